@@ -1,0 +1,108 @@
+"""What a drafter is, and how draft logits become proposed nodes.
+
+Knows how draws are made so that verification can trust them. Refuses to know where logits come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from draftwood.depth import DepthController
+from draftwood.forest import Forest
+from draftwood.sampling import Penalties, SamplingParams, Streams, draw_distinct, draw_iid, warp
+from draftwood.session import Run, Session
+from draftwood.verify.coupled import perturb
+
+
+@dataclass(slots=True)
+class Proposer:
+    """Turns draft logits into children: drawn from q = T∘draft, or, where the target's choice is deterministic, the best.
+
+    Greedy decoding proposes the draft's top tokens; coupled verification the top of log q plus the target's own noise;
+    both are point masses. Otherwise draws follow q with or without replacement, and q is kept for verification.
+    """
+
+    params: SamplingParams
+    streams: Streams
+    vocab_size: int  # of the target
+    end: frozenset[int]  # tokens that end a sequence: never extended
+    penalties: Penalties | None = None
+    coupled: bool = False
+
+    def __call__(
+        self, forest: Forest, nodes: Sequence[int], logits: Tensor, count: int, replacement: bool
+    ) -> list[int]:
+        """Append up to `count` children below each node; logits [len(nodes), V_draft]. Returns the children, distinct."""
+        logits = self._fit(logits)
+        if self.penalties is not None:
+            logits = self.penalties(logits, forest, nodes)
+        children: list[int] = []
+        if self.params.greedy or self.coupled:
+            if not self.params.greedy:
+                positions = [forest.position(node) + 1 for node in nodes]
+                logits = perturb(warp(logits, self.params).log(), positions, self.streams)
+            for node, row in zip(nodes, self._best(logits, count), strict=True):
+                children += [forest.propose(node, [token], None)[0] for token in row]
+            return children
+        q = warp(logits, self.params)
+        if count == 1:
+            replacement = True
+        drawn = (draw_iid if replacement else draw_distinct)(q, count, self.streams)
+        for row, (node, tokens) in enumerate(zip(nodes, drawn, strict=True)):
+            children += forest.propose(node, tokens, q[row], replacement)
+        return children if replacement is False else list(dict.fromkeys(children))
+
+    def _fit(self, logits: Tensor) -> Tensor:
+        """Cut or pad [n, V_draft] to the target's vocabulary: padded vocabularies may differ."""
+        extra = self.vocab_size - logits.shape[-1]
+        if extra == 0:
+            return logits
+        if extra < 0:
+            return logits[..., : self.vocab_size]
+        return torch.nn.functional.pad(logits, (0, extra), value=-torch.inf)
+
+    @staticmethod
+    def _best(logits: Tensor, count: int) -> list[list[int]]:
+        """The `count` largest possible tokens of each row, best first; of equals the first, as argmax has it."""
+        if count == 1:
+            return [[token] for token in logits.argmax(-1).tolist()]
+        best = logits.topk(min(count, logits.shape[-1]), -1)
+        return [
+            [token for token, value in zip(tokens, values, strict=True) if value > float("-inf")]
+            for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+
+class Drafter(Protocol):
+    """Appends nodes below the roots of a forest, yielding the model runs that it needs."""
+
+    sessions: list[Session]
+
+    def draft(
+        self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
+    ) -> Generator[Run, Tensor, None]:
+        """Draft at most `limit` layers; `depth` is asked before each."""
+
+    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
+        """Follow the verdict, as `Session.commit`."""
+
+
+@dataclass(slots=True)
+class NoDrafter:
+    """Appends nothing: plain decoding through the same loop."""
+
+    sessions: list[Session] = field(default_factory=list)
+
+    def draft(
+        self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
+    ) -> Generator[Run, Tensor, None]:
+        return
+        yield  # a generator that yields nothing
+
+    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
+        pass

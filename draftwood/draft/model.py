@@ -1,0 +1,57 @@
+"""Drafting with draft models: chains, k-configuration trees and expansions, one or several models.
+
+A chain is the tree 1,1,1,...; MCSD's k-configuration and SpecInfer's expansion configuration are widths per layer.
+Knows which nodes each model extends. Refuses to know verification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from draftwood.depth import DepthController, Growth
+from draftwood.draft.base import Proposer
+from draftwood.forest import Forest
+from draftwood.session import Run, Session
+
+
+@dataclass(slots=True)
+class ModelDrafter:
+    """Each draft model grows its own tree of `widths[l]` children per node in layer l; equal sequences are one node.
+
+    The last width repeats when the depth controller asks for more layers. With several models (SpecInfer's merge-based
+    trees) a node's children are the draws of the first model, then of the second, ...
+    """
+
+    sessions: list[Session]
+    widths: Sequence[int]
+    replacement: bool = True
+
+    def draft(
+        self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
+    ) -> Generator[Run, Tensor, None]:
+        frontiers = [forest.roots for _ in self.sessions]
+        growth = Growth(0)
+        layer = 0
+        while layer < limit and depth.deeper(growth):
+            width = self.widths[min(layer, len(self.widths) - 1)]
+            shown: list[int] = []
+            logits = None
+            for i, session in enumerate(self.sessions):
+                nodes = [node for node in frontiers[i] if forest.token[node] not in propose.end]
+                if nodes and forest.position(nodes[0]) < session.model.context:
+                    logits = yield Run(session, forest, nodes)
+                    frontiers[i] = propose(forest, nodes, logits, width, self.replacement)
+                else:
+                    frontiers[i] = []
+                shown += frontiers[i]
+            if not shown:
+                break
+            layer += 1
+            growth = Growth(layer, shown, logits if "logits" in depth.needs else None)
+
+    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
+        for session in self.sessions:
+            session.commit(trunk, kept, forest)

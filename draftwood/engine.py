@@ -1,0 +1,358 @@
+"""Load once; then generate, stream and batch with any method.
+
+Knows models, tokenizers and requests. Refuses to know how decoding works (decode.py) and how forwards are batched
+(executor.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeAlias
+
+import torch
+
+from draftwood import config
+from draftwood.decode import Request, rounds
+from draftwood.errors import ConfigurationError, ModelError, RequestError
+from draftwood.executor import Decoding, drive, drive_together
+from draftwood.methods import Method
+from draftwood.models import checkpoint
+from draftwood.models.base import CausalModel
+from draftwood.models.cache import Cache
+from draftwood.models.tokenizer import Tokenizer
+from draftwood.sampling import SamplingParams, Streams
+from draftwood.session import Session
+from draftwood.text import Ending
+from draftwood.trace import GenerationResult, Metrics, Round
+
+ModelSource: TypeAlias = str | Path | CausalModel
+MethodSpec: TypeAlias = str | Mapping[str, Any] | Method
+Prompt: TypeAlias = str | Sequence[int]
+
+EMBEDDED = Path(str(files("draftwood") / "models" / "embedded"))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """News of one round: text that became certain and the tokens emitted. The last event carries the result."""
+
+    text: str
+    tokens: list[int]
+    kinds: list[str]
+    logprobs: list[float]
+    round: Round
+    result: GenerationResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A checked request."""
+
+    prompt: list[int]
+    method: Method
+    params: SamplingParams
+    max_new_tokens: int
+    seed: int
+    stop: tuple[str, ...]
+    top_logprobs: int
+    end_tokens: frozenset[int]
+    cancelled: Callable[[], bool] | None
+
+
+@dataclass(slots=True)
+class _Work:
+    """One request under way and what has been collected of it."""
+
+    request: Request
+    plan: _Plan
+    news: list[Round] = field(default_factory=list)
+    metrics: Metrics = field(default_factory=Metrics)
+    began: float = 0.0
+
+    def start(self) -> Decoding[Round]:
+        """The decoding of this request; its clock starts here."""
+        self.began = perf_counter()
+        return rounds(self.request)
+
+    def note(self, news: Round) -> None:
+        self.news.append(news)
+        self.metrics.add(news)
+
+    def result(self) -> GenerationResult:
+        self.metrics.seconds = perf_counter() - self.began
+        self.metrics.peak_slots = self.request.target.peak
+        news, ending = self.news, self.request.ending
+        return GenerationResult(
+            text=ending.text,
+            tokens=[token for r in news for token in r.tokens],
+            logprobs=[value for r in news for value in r.logprobs],
+            warped_logprobs=[value for r in news for value in r.warped_logprobs],
+            top_logprobs=[value for r in news for value in r.top_logprobs],
+            kinds=[kind for r in news for kind in r.kinds],
+            finish_reason=ending.reason or "cancelled",
+            metrics=self.metrics,
+            rounds=news,
+            prompt_tokens=self.request.prompt,
+            seed=self.plan.seed,
+            method=self.plan.method.as_dict(),
+            sampling=self.request.params.model_dump(mode="json"),
+            lossless=self.plan.method.lossless,
+        )
+
+
+class Engine:
+    """A target model, draft models and a tokenizer, ready to decode. Made by `draftwood.load`."""
+
+    def __init__(
+        self,
+        target: CausalModel,
+        drafts: Sequence[CausalModel] = (),
+        tokenizer: Tokenizer | None = None,
+        end_tokens: frozenset[int] = frozenset(),
+        names: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.target = target
+        self.drafts = list(drafts)
+        self.tokenizer = tokenizer
+        self.end_tokens = end_tokens
+        self.names = dict(names or {})
+        self._caches: dict[int, Cache] = {}
+
+    def generate(
+        self,
+        prompt: Prompt,
+        method: MethodSpec | None = None,
+        sampling: SamplingParams | Mapping[str, Any] | None = None,
+        max_new_tokens: int = 128,
+        seed: int = 0,
+        stop: str | Sequence[str] = (),
+        top_logprobs: int = 0,
+        ignore_eos: bool = False,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> GenerationResult:
+        """Decode one prompt (text or token ids).
+
+        `method` is a name, {"name": ..., option: value} or a Method; default: `speculative` with a draft model, else
+        `autoregressive`. `sampling` holds temperature (0 = greedy), top_k, top_p, ...; see SamplingParams. The same
+        seed gives the same text. `cancelled` is asked once per round. Output ends at EOS, at a stop string, after
+        `max_new_tokens` or where the context ends.
+        """
+        work = self._begin(
+            self._plan(prompt, method, sampling, max_new_tokens, seed, stop, top_logprobs, ignore_eos, cancelled)
+        )
+        for news in drive(work.start()):
+            work.note(news)
+        return work.result()
+
+    def stream(self, prompt: Prompt, **options: Any) -> Iterator[StreamEvent]:
+        """As `generate`, round by round; bad input is refused at once. Closing the iterator cancels the request."""
+        return self._stream(self._begin(self._plan(prompt, **options)))
+
+    def _stream(self, work: _Work) -> Iterator[StreamEvent]:
+        for news in drive(work.start()):
+            work.note(news)
+            ending = work.request.ending
+            result = None if ending.reason is None else work.result()
+            yield StreamEvent(ending.news(), news.tokens, news.kinds, news.logprobs, news, result)
+
+    def batch(
+        self, prompts: Sequence[Prompt | Mapping[str, Any]], concurrency: int = 8, **options: Any
+    ) -> list[GenerationResult]:
+        """Decode many prompts, at most `concurrency` at once, one padded forward per model and step.
+
+        A prompt may be a mapping {"prompt": ..., option: value} that overrides the common options, so methods, seeds
+        and limits may differ. A request's text does not depend on the others in the batch. Bad input is refused
+        before any work is done.
+        """
+        if concurrency < 1:
+            raise RequestError(f"concurrency is {concurrency}, but at least one request must run at a time")
+        plans = [
+            self._plan(**{**options, **(entry if isinstance(entry, Mapping) else {"prompt": entry})})
+            for entry in prompts
+        ]
+        works: dict[int, _Work] = {}
+
+        def start(index: int) -> Decoding[Round]:
+            works[index] = self._begin(plans[index])
+            return works[index].start()
+
+        results: dict[int, GenerationResult] = {}
+        for index, news in drive_together([partial(start, index) for index in range(len(plans))], concurrency):
+            works[index].note(news)
+            if works[index].request.ending.reason is not None:
+                results[index] = works.pop(index).result()
+        return [results[index] for index in range(len(plans))]
+
+    def method(self, spec: MethodSpec | None = None) -> Method:
+        """The method that a specification means here; refuses one that needs other draft models than there are."""
+        if spec is None:
+            spec = "speculative" if self.drafts else "autoregressive"
+        method = Method.parse(spec)
+        fewest, most = method.draft_models
+        if len(self.drafts) < fewest:
+            raise ConfigurationError(
+                f"method {method.name} needs a draft model; name one with --draft, or load(target, draft=...)"
+            )
+        if fewest and len(self.drafts) > most:
+            raise ConfigurationError(
+                f"method {method.name} works with {most} draft model, but {len(self.drafts)} were loaded; "
+                "load one, or use specinfer"
+            )
+        return method
+
+    def tokens(self, prompt: Prompt) -> list[int]:
+        """Ids of a prompt, checked."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError("this engine has no tokenizer; give the prompt as token ids")
+            tokens = self.tokenizer.encode(prompt) if prompt else []
+        else:
+            tokens = [int(token) for token in prompt]
+        if not tokens:
+            raise RequestError("the prompt is empty; give at least one token of text")
+        bad = [token for token in tokens if not 0 <= token < self.target.vocab_size]
+        if bad:
+            raise RequestError(
+                f"the prompt has token id {bad[0]}, but the target's ids go from 0 to {self.target.vocab_size - 1}"
+            )
+        if len(tokens) >= self.target.context:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens, but the target's context holds {self.target.context} with the "
+                "output; shorten the prompt"
+            )
+        return tokens
+
+    def _plan(
+        self,
+        prompt: Prompt,
+        method: MethodSpec | None = None,
+        sampling: SamplingParams | Mapping[str, Any] | None = None,
+        max_new_tokens: int = 128,
+        seed: int = 0,
+        stop: str | Sequence[str] = (),
+        top_logprobs: int = 0,
+        ignore_eos: bool = False,
+        cancelled: Callable[[], bool] | None = None,
+    ) -> _Plan:
+        """Check everything; nothing is allocated yet."""
+        params = (
+            sampling
+            if isinstance(sampling, SamplingParams)
+            else config.parse(SamplingParams, sampling or {}, "sampling")
+        )
+        bias = [token for token in params.logit_bias if not 0 <= token < self.target.vocab_size]
+        if bias:
+            raise ConfigurationError(
+                f"sampling: logit_bias names token {bias[0]}, but ids go from 0 to {self.target.vocab_size - 1}"
+            )
+        tokens = self.tokens(prompt)
+        if max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens is {max_new_tokens}, but at least one token must be asked for")
+        if top_logprobs < 0:
+            raise RequestError(f"top_logprobs is {top_logprobs}, but cannot be negative")
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if "" in stops:
+            raise RequestError("a stop string is empty; leave it out")
+        if stops and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, and this engine has none")
+        return _Plan(
+            tokens,
+            self.method(method),
+            params,
+            min(max_new_tokens, self.target.context - len(tokens)),
+            seed,
+            stops,
+            top_logprobs,
+            frozenset() if ignore_eos else self.end_tokens,
+            cancelled,
+        )
+
+    def _begin(self, plan: _Plan) -> _Work:
+        """Take cache rows and build the method's parts."""
+        count = plan.method.draft_models[1]
+        sessions = [Session(model, self._cache(model), "draft") for model in self.drafts[:count]]
+        drafter, verify, depth = plan.method.build(sessions)
+        ending = Ending(
+            plan.max_new_tokens,
+            plan.end_tokens,
+            plan.stop,
+            None if self.tokenizer is None else self.tokenizer.stream(),
+            plan.cancelled,
+        )
+        target = Session(self.target, self._cache(self.target))
+        request = Request(
+            plan.prompt,
+            target,
+            drafter,
+            verify,
+            depth,
+            plan.params,
+            Streams(plan.seed),
+            ending,
+            plan.top_logprobs,
+        )
+        return _Work(request, plan)
+
+    def _cache(self, model: CausalModel) -> Cache:
+        """The cache of a model, made when it is first needed and shared by all requests."""
+        cache = self._caches.get(id(model))
+        if cache is None:
+            cache = self._caches[id(model)] = model.new_cache(1, min(256, model.context + 64))
+        return cache
+
+
+def load(
+    target: ModelSource | None = None,
+    draft: ModelSource | Sequence[ModelSource] | None = None,
+    dtype: str | torch.dtype = "float32",
+    device: str | torch.device | None = None,
+    tokenizer: Tokenizer | str | Path | None = None,
+) -> Engine:
+    """An engine from checkpoint directories, hub ids or model objects.
+
+    Without a target the embedded pair is loaded (its draft too, unless `draft` names another). `device` defaults to
+    CUDA where there is one. Models may have differently padded vocabularies, but must share a tokenizer.
+    """
+    place = torch.device(device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu"))
+    if target is None:
+        target = EMBEDDED / "target"
+        draft = EMBEDDED / "draft" if draft is None else draft
+    sources = [] if draft is None else list(draft) if isinstance(draft, list | tuple) else [draft]
+    words = tokenizer if tokenizer is None or isinstance(tokenizer, Tokenizer) else Tokenizer.load(Path(tokenizer))
+    end: frozenset[int] = frozenset()
+    model, directory = _model(target, dtype, place)
+    if directory is not None:
+        words = words or Tokenizer.load(directory)
+        end = checkpoint.end_tokens(directory)
+    drafts = []
+    for source in sources:
+        drafted, where = _model(source, dtype, place)
+        if where is not None and words is not None and not Tokenizer.load(where).agrees_with(words):
+            raise ModelError(
+                f"target {target} and draft {source} have different tokenizers, so their tokens mean different text; "
+                "use a draft of the same family"
+            )
+        drafts.append(drafted)
+    names = {"target": _name(target), "draft": [_name(source) for source in sources], "dtype": str(dtype)}
+    return Engine(model, drafts, words, end, names)
+
+
+def _model(source: ModelSource, dtype: str | torch.dtype, device: torch.device) -> tuple[CausalModel, Path | None]:
+    """A model and the directory it came from (None for an object)."""
+    if isinstance(source, str | Path):
+        directory = checkpoint.locate(source)
+        return checkpoint.load(directory, dtype, device), directory
+    if not isinstance(source, CausalModel):
+        raise ModelError(f"{type(source).__name__} is not a model: see draftwood.models.base.CausalModel")
+    return source, None
+
+
+def _name(source: ModelSource) -> str:
+    if isinstance(source, str | Path):
+        return "embedded" if Path(source).parent == EMBEDDED else str(source)
+    return type(source).__name__

@@ -1,0 +1,205 @@
+"""Answers model runs: one request at a time, or many requests in one padded forward per model.
+
+Knows batching and the clock around a forward. Refuses to know trees, sampling and what a run is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from time import perf_counter
+from typing import TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+from draftwood.models.base import Batch
+from draftwood.session import Job, Run
+
+News = TypeVar("News")
+Decoding: TypeAlias = Generator[Run | News, Tensor | None, None]  # decoding code: yields runs and news, is sent answers
+
+
+def execute(runs: Sequence[Run]) -> list[Tensor]:
+    """Answer runs that share a model: logits [n, V] (or hidden [n, D]) each, from one padded forward per layer range.
+
+    The seconds of a forward are shared out evenly among the sessions in it.
+    """
+    answers: dict[int, Tensor] = {}
+    todo = list(range(len(runs)))
+    while todo:
+        jobs = {i: runs[i].session.prepare(runs[i]) for i in todo}
+        for layers in sorted({(job.start, job.stop) for job in jobs.values()}):
+            members = [i for i in todo if (jobs[i].start, jobs[i].stop) == layers]
+            for i, output in zip(members, _forward([jobs[i] for i in members]), strict=True):
+                if jobs[i].last:
+                    answers[i] = output
+        todo = [i for i in todo if i not in answers]
+    return [answers[i] for i in range(len(runs))]
+
+
+def _forward(jobs: list[Job]) -> list[Tensor]:
+    """One forward for jobs of one model and layer range; one answer per job."""
+    session = jobs[0].session
+    model, cache = session.model, session.cache
+    batch, places = (_single(jobs[0]), None) if len(jobs) == 1 else _padded(jobs)
+    cuda = model.device.type == "cuda"
+    if cuda:
+        torch.cuda.synchronize(model.device)
+    began = perf_counter()
+    output = model.forward(batch, cache)
+    if cuda:
+        torch.cuda.synchronize(model.device)
+    seconds = (perf_counter() - began) / len(jobs)
+    partial = batch.stop is not None
+    outputs = []
+    row = 0
+    for i, job in enumerate(jobs):
+        job.session.seconds += seconds
+        job.session.forwards += 1
+        if partial:
+            hidden = output[0] if places is None else output[places[i], : len(job.slots)]
+            job.session.store(job, hidden)
+            outputs.append(hidden[job.wanted])
+        else:
+            job.session.store(job, None)
+            outputs.append(output[row : row + len(job.wanted)])
+            row += len(job.wanted)
+    return outputs
+
+
+def _single(job: Job) -> Batch:
+    """A batch of one job, without padding."""
+    cache, row = job.session.cache, job.session.row
+    base = row * cache.capacity
+    n = len(job.slots)
+    table = torch.tensor([job.tokens, job.positions, [base + slot for slot in job.slots]], device=job.session.model.device)
+    everything = len(job.wanted) == n and job.wanted == list(range(n))
+    last = job.stop == job.session.model.n_layers
+    return Batch(
+        table[0:1],
+        table[1:2],
+        table[2],
+        slice(row, row + 1),
+        job.span,
+        None if job.mask is None else job.mask[None],
+        None if everything or not last else torch.tensor(job.wanted, device=table.device),
+        job.start,
+        None if last else job.stop,
+        None if job.hidden is None else job.hidden[None],
+    )
+
+
+def _padded(jobs: list[Job]) -> tuple[Batch, list[int]]:
+    """One batch over the contiguous cache rows that cover the jobs; idle rows and short jobs are padded."""
+    session = jobs[0].session
+    model, cache = session.model, session.cache
+    device = model.device
+    rows = [job.session.row for job in jobs]
+    low, high = min(rows), max(rows) + 1
+    width = max(len(job.slots) for job in jobs)
+    span = max(job.span for job in jobs)
+    scratch = cache.capacity - 1
+    tokens = [[0] * width for _ in range(low, high)]
+    positions = [[0] * width for _ in range(low, high)]
+    slots = [[row * cache.capacity + scratch] * width for row in range(low, high)]
+    mask = torch.zeros(high - low, width, span, dtype=torch.bool, device=device)
+    mask[:, :, 0] = True  # padding attends to something, so that its softmax is finite
+    wanted: list[int] = []
+    places: list[int] = []
+    hidden = None
+    for job, row in zip(jobs, rows, strict=True):
+        place, n = row - low, len(job.slots)
+        places.append(place)
+        tokens[place][:n] = job.tokens
+        positions[place][:n] = job.positions
+        slots[place][:n] = [row * cache.capacity + slot for slot in job.slots]
+        if job.mask is None:
+            mask[place, 0, : job.span] = True
+        else:
+            mask[place, :n, : job.span] = job.mask
+        wanted.extend(place * width + cell for cell in job.wanted)
+        if job.hidden is not None:
+            if hidden is None:
+                hidden = job.hidden.new_zeros(high - low, width, job.hidden.shape[-1])
+            hidden[place, :n] = job.hidden
+    table = torch.tensor([tokens, positions, slots], device=device)
+    last = jobs[0].stop == model.n_layers
+    batch = Batch(
+        table[0],
+        table[1],
+        table[2].flatten(),
+        slice(low, high),
+        span,
+        mask,
+        torch.tensor(wanted, device=device) if last else None,
+        jobs[0].start,
+        None if last else jobs[0].stop,
+        hidden,
+    )
+    return batch, places
+
+
+def drive(decoding: Decoding[News]) -> Iterator[News]:
+    """Run one request: answer its model runs one by one and pass its news on."""
+    try:
+        with torch.inference_mode():
+            wish = next(decoding)
+        while True:
+            if isinstance(wish, Run):
+                with torch.inference_mode():
+                    wish = decoding.send(execute((wish,))[0])
+            else:
+                yield wish
+                with torch.inference_mode():
+                    wish = next(decoding)
+    except StopIteration:
+        return
+    finally:
+        decoding.close()
+
+
+def drive_together(decodings: Iterable[Callable[[], Decoding[News]]], limit: int) -> Iterator[tuple[int, News]]:
+    """Run many requests, at most `limit` at once: yields (index of the request, its news).
+
+    Each step first answers the runs on draft models; when nobody waits for a draft any more, one padded forward of
+    the target serves all. A request that ends makes room for the next one.
+    """
+    waiting = enumerate(decodings)
+    active: dict[int, Decoding[News]] = {}
+    wishes: dict[int, Run] = {}
+
+    def step(index: int, answer: Tensor | None) -> Iterator[News]:
+        """Let one request go on until it wishes for a model again."""
+        try:
+            with torch.inference_mode():
+                wish = next(active[index]) if answer is None else active[index].send(answer)
+            while not isinstance(wish, Run):
+                yield wish
+                with torch.inference_mode():
+                    wish = next(active[index])
+            wishes[index] = wish
+        except StopIteration:
+            del active[index]
+
+    try:
+        while True:
+            while len(active) < limit and (entry := next(waiting, None)) is not None:
+                index, make = entry
+                active[index] = make()
+                for news in step(index, None):
+                    yield index, news
+            if not active:
+                return
+            ready = [i for i, run in wishes.items() if run.session.role != "target"] or list(wishes)
+            groups: dict[tuple[int, int | None], list[int]] = {}
+            for i in sorted(ready):
+                groups.setdefault((id(wishes[i].session.cache), wishes[i].upto), []).append(i)
+            for members in groups.values():
+                with torch.inference_mode():
+                    answers = execute([wishes.pop(i) for i in members])
+                for i, answer in zip(members, answers, strict=True):
+                    for news in step(i, answer):
+                        yield i, news
+    finally:
+        for decoding in active.values():
+            decoding.close()

@@ -1,0 +1,49 @@
+"""What a model is to the rest of the system, and what one forward is told.
+
+Anything with these members plugs in: the configurable decoder, a tabular function, an adapter. Knows no forest and
+no request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from draftwood.models.cache import Cache
+
+
+@dataclass(slots=True)
+class Batch:
+    """One forward pass: B rows of the cache, Q cells (tokens) in each, padded where a row has fewer."""
+
+    tokens: Tensor  # [B, Q] int64
+    positions: Tensor  # [B, Q] int64, place in the sequence, 0-based
+    slots: Tensor  # [B * Q] int64, flat slots that receive the cells' keys and values
+    rows: slice  # the B cache rows that are read
+    span: int  # attention reads the slots [0, span) of each row
+    mask: Tensor | None  # [B, Q, span] bool, True = may be attended; None = every cell sees the whole span
+    wanted: Tensor | None  # [n] int64, flat cells whose logits are asked for; None = all
+    start: int = 0  # layers [start, stop) are computed
+    stop: int | None = None  # None = to the end, with logits
+    hidden: Tensor | None = None  # [B, Q, D] output of layer start - 1, where start > 0
+
+
+@runtime_checkable
+class CausalModel(Protocol):
+    """A next-token model over slots.
+
+    `forward` writes the cells' keys and values, then returns logits [n, vocab_size] of the wanted cells (float32, or
+    float64 where the model computes in it), or hidden states [B, Q, D] when `batch.stop` ends below the last layer.
+    """
+
+    vocab_size: int
+    context: int
+    n_layers: int
+    device: torch.device
+
+    def new_cache(self, rows: int, capacity: int) -> Cache: ...
+
+    def forward(self, batch: Batch, cache: Cache) -> Tensor: ...

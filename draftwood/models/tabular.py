@@ -1,0 +1,82 @@
+"""A model that is a function: prefix -> distribution. For tests, and for checking one's own decoding ideas exactly.
+
+Plugs in wherever a model does. Its cache holds tokens and positions instead of keys and values, and a cell's prefix is
+what its mask lets it see, so that wrong slots, masks or positions change the output.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from draftwood.models.base import Batch
+from draftwood.models.cache import Cache
+
+
+class TabularModel:
+    """Next-token probabilities from `law(prefix)`, a sequence of `vocab_size` non-negative numbers (any sum).
+
+    Computes in float64. `n_layers` > 1 pretends to have layers, so that layer ranges can be tested: hidden states carry
+    the token through.
+    """
+
+    def __init__(
+        self,
+        law: Callable[[tuple[int, ...]], Sequence[float]],
+        vocab_size: int,
+        context: int = 4096,
+        n_layers: int = 1,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        self.law = law
+        self.vocab_size = vocab_size
+        self.context = context
+        self.n_layers = n_layers
+        self.dtype = dtype
+        self.device = torch.device("cpu")
+        self._rows: dict[tuple[int, ...], Tensor] = {}
+
+    @classmethod
+    def random(
+        cls, vocab_size: int, seed: int, order: int | None = None, sharpness: float = 1.0, **options: int
+    ) -> TabularModel:
+        """A fixed random model: each prefix (its last `order` tokens, None = all) has its own distribution."""
+
+        def law(prefix: tuple[int, ...]) -> list[float]:
+            seen = prefix if order is None else prefix[len(prefix) - min(order, len(prefix)) :]
+            rng = random.Random(f"{seed}:{seen}")
+            return [rng.expovariate(1.0) ** sharpness for _ in range(vocab_size)]
+
+        return cls(law, vocab_size, **options)
+
+    def new_cache(self, rows: int, capacity: int) -> Cache:
+        """Two numbers per slot: token and position."""
+        return Cache([(2,)], torch.int64, self.device, rows, capacity)
+
+    def forward(self, batch: Batch, cache: Cache) -> Tensor:
+        tokens = batch.tokens if batch.hidden is None else batch.hidden[..., 0].to(torch.int64)
+        cache.write(0, batch.slots, torch.stack((tokens.flatten(), batch.positions.flatten()), -1))
+        if batch.stop is not None and batch.stop < self.n_layers:
+            return tokens[..., None].to(self.dtype)
+        table = cache.read(0, batch.rows, batch.span).tolist()  # [B][span][2]
+        count, width = batch.tokens.shape
+        cells = range(count * width) if batch.wanted is None else batch.wanted.tolist()
+        masks = None if batch.mask is None else batch.mask.tolist()
+        out = []
+        for cell in cells:
+            row, column = divmod(cell, width)
+            slots = table[row] if masks is None else [s for s, seen in zip(table[row], masks[row][column]) if seen]
+            slots = sorted(slots, key=lambda slot: slot[1])
+            if [slot[1] for slot in slots] != list(range(len(slots))):
+                raise AssertionError(f"a cell sees the positions {[slot[1] for slot in slots]}: masks or slots are wrong")
+            out.append(self._log_law(tuple(slot[0] for slot in slots)))
+        return torch.stack(out) if out else torch.empty(0, self.vocab_size, dtype=self.dtype)
+
+    def _log_law(self, prefix: tuple[int, ...]) -> Tensor:
+        row = self._rows.get(prefix)
+        if row is None:
+            row = self._rows[prefix] = torch.tensor(self.law(prefix), dtype=self.dtype).log()
+        return row

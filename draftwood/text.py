@@ -1,0 +1,92 @@
+"""Where a text ends and which part of it may be shown: EOS, limits, stop strings across token borders.
+
+Knows tokens and strings. Refuses to know models and methods; the loop asks it once per round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class TextDecoder(Protocol):
+    """Incremental detokenisation: feed one id, get the text that is complete by now."""
+
+    def step(self, token: int) -> str: ...
+
+
+@dataclass(slots=True)
+class Ending:
+    """Follows one request's output and says where it ends.
+
+    `text` is everything before a stop string; `shown` counts its characters that may be streamed already: a tail
+    that could still become a stop string is held back.
+    """
+
+    max_new_tokens: int
+    end: frozenset[int]
+    stop: Sequence[str] = ()
+    decoder: TextDecoder | None = None
+    cancelled: Callable[[], bool] | None = None
+    text: str = ""
+    count: int = 0
+    reason: str | None = None
+    _streamed: int = field(init=False, default=0)
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.max_new_tokens - self.count
+
+    def feed(self, tokens: Sequence[int]) -> int:
+        """Take a round's tokens; how many of them belong to the output. `reason` is set when the text has ended."""
+        for kept, token in enumerate(tokens, 1):
+            self.count += 1
+            if token in self.end:
+                self.reason = "eos"
+                return kept
+            if self.decoder is not None:
+                piece = self.decoder.step(token)
+                if piece:
+                    before = len(self.text)
+                    self.text += piece
+                    if self.stop and self._cut(before):
+                        self.reason = "stop"
+                        return kept
+            if self.count >= self.max_new_tokens:
+                self.reason = "length"
+                return kept
+        if self.cancelled is not None and self.cancelled():
+            self.reason = "cancelled"
+        return len(tokens)
+
+    def news(self) -> str:
+        """Text that became certain since the last call."""
+        safe = len(self.text)
+        if self.reason is None:
+            safe -= self._held_back()
+        piece = self.text[self._streamed : safe]
+        self._streamed = max(self._streamed, safe)
+        return piece
+
+    def _cut(self, before: int) -> bool:
+        """Cut the text at the first stop string that ends after place `before`; whether there was one."""
+        found = []
+        for stop in self.stop:
+            place = self.text.find(stop, max(0, before - len(stop) + 1))
+            if place >= 0:
+                found.append(place)
+        if found:
+            self.text = self.text[: min(found)]
+        return bool(found)
+
+    def _held_back(self) -> int:
+        """Length of the longest tail that is a proper beginning of a stop string."""
+        longest = 0
+        for stop in self.stop:
+            for length in range(min(len(stop) - 1, len(self.text)), longest, -1):
+                if self.text.endswith(stop[:length]):
+                    longest = length
+                    break
+        return longest

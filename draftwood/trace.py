@@ -1,0 +1,200 @@
+"""What happened: rounds, and the one definition of every metric.
+
+Pure data. Refuses to know models and methods.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+TopLogprobs = list[tuple[int, float]]
+
+
+@dataclass(slots=True)
+class Round:
+    """One drafting phase and one target forward. Seconds of forwards are model time only; see `Metrics` for sums."""
+
+    position: int  # place in the sequence of the round's (first) root
+    tokens: list[int]  # emitted
+    logprobs: list[float]  # of the emitted tokens, under the target's untouched softmax
+    warped_logprobs: list[float]  # the same under T∘p, the distribution that is decoded
+    top_logprobs: list[TopLogprobs]  # most probable tokens before warping, where asked for
+    drafted: int  # distinct draft nodes
+    draws: int  # draws, with multiplicity
+    accepted: int  # drafts among the emitted tokens
+    depth_accepted: int  # depth of the accepted path, before EOS, stop strings and limits cut it
+    attempted: int  # positions at which drafts were verified: depth_accepted, plus one when all children failed
+    draft_seconds: float  # forwards of draft models
+    verify_seconds: float  # forwards of the target
+    sampling_seconds: float  # warping, drawing, accepting
+    other_seconds: float  # bookkeeping
+    target_rows: float
+    draft_rows: float
+    draft_forwards: int
+    forest_token: list[int]  # the round's nodes
+    forest_parent: list[int]
+    forest_path: list[int]  # accepted path, the root first
+    roots: list[int]
+
+    @property
+    def kinds(self) -> list[str]:
+        """'accepted', 'corrected' (after a rejection), 'bonus' (all drafts accepted) or 'plain', per emitted token."""
+        if not self.drafted:
+            last = "plain"
+        else:
+            last = "corrected" if self.attempted > self.depth_accepted else "bonus"
+        return ["accepted"] * self.accepted + [last] * (len(self.tokens) - self.accepted)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the round that is accounted for."""
+        return self.draft_seconds + self.verify_seconds + self.sampling_seconds + self.other_seconds
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Sums and ratios over the rounds of one request."""
+
+    rounds: int = 0
+    emitted: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    depth_accepted: int = 0
+    attempted: int = 0
+    attempted_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    sampling_seconds: float = 0.0
+    other_seconds: float = 0.0
+    target_rows: float = 0.0
+    draft_rows: float = 0.0
+    draft_forwards: int = 0
+    seconds: float = 0.0  # wall time of the request
+    first_round_seconds: float = 0.0  # contains the prompt's forward
+    peak_slots: int = 0  # most cache slots that the target held at once
+
+    def add(self, news: Round) -> None:
+        """Count one round."""
+        if self.rounds == 0:
+            self.first_round_seconds = news.seconds
+        self.rounds += 1
+        self.emitted += len(news.tokens)
+        for name in (
+            "drafted",
+            "accepted",
+            "depth_accepted",
+            "attempted",
+            "draft_seconds",
+            "verify_seconds",
+            "sampling_seconds",
+            "other_seconds",
+            "target_rows",
+            "draft_rows",
+            "draft_forwards",
+        ):
+            setattr(self, name, getattr(self, name) + getattr(news, name))
+        while len(self.attempted_at) < news.attempted:
+            self.attempted_at.append(0)
+            self.accepted_at.append(0)
+        for depth in range(news.attempted):
+            self.attempted_at[depth] += 1
+            self.accepted_at[depth] += depth < news.depth_accepted
+
+    @property
+    def tau(self) -> float:
+        """Tokens emitted per target forward."""
+        return self.emitted / self.rounds if self.rounds else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over drafted tokens (v_d of EESD App. D); 0 when nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def alpha(self) -> float:
+        """Chance that verification goes on at a position where there were drafts; 0 when nothing was drafted."""
+        return self.depth_accepted / self.attempted if self.attempted else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """The same, separately for the first, second, ... drafted position."""
+        return [a / n for a, n in zip(self.accepted_at, self.attempted_at, strict=True)]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Emitted tokens per second of wall time, the prompt's forward included."""
+        return self.emitted / self.seconds if self.seconds else 0.0
+
+    @property
+    def draft_cost_ratio(self) -> float:
+        """c = seconds of a draft forward over seconds of a target forward; 0 without a draft model."""
+        if not self.draft_forwards or not self.verify_seconds:
+            return 0.0
+        return (self.draft_seconds / self.draft_forwards) / (self.verify_seconds / self.rounds)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every field and ratio, ready for JSON."""
+        names = [name for name in self.__dataclass_fields__ if name not in ("attempted_at", "accepted_at")]
+        values = {name: getattr(self, name) for name in names}
+        for name in (
+            "tau",
+            "acceptance_rate",
+            "alpha",
+            "acceptance_by_position",
+            "tokens_per_second",
+            "draft_cost_ratio",
+        ):
+            values[name] = getattr(self, name)
+        return values
+
+
+@dataclass(slots=True)
+class GenerationResult:
+    """What one request produced. `tokens` are the generated ids only; `text` excludes a stop string that was met."""
+
+    text: str
+    tokens: list[int]
+    logprobs: list[float]  # per token, under the target before warping
+    warped_logprobs: list[float]  # per token, under T∘p
+    top_logprobs: list[TopLogprobs]  # per token, where asked for
+    kinds: list[str]  # per token: accepted, corrected, bonus, plain
+    finish_reason: str  # eos, stop, length, cancelled
+    metrics: Metrics
+    rounds: list[Round]
+    prompt_tokens: list[int]
+    seed: int
+    method: dict[str, Any]
+    sampling: dict[str, Any]
+    lossless: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as plain data (rounds in short form), ready for JSON."""
+        return {
+            "text": self.text,
+            "tokens": self.tokens,
+            "finish_reason": self.finish_reason,
+            "logprobs": self.logprobs,
+            "warped_logprobs": self.warped_logprobs,
+            "top_logprobs": self.top_logprobs,
+            "kinds": self.kinds,
+            "prompt_tokens": self.prompt_tokens,
+            "seed": self.seed,
+            "method": self.method,
+            "sampling": self.sampling,
+            "lossless": self.lossless,
+            "metrics": self.metrics.as_dict(),
+            "rounds": [
+                {
+                    "position": r.position,
+                    "tokens": r.tokens,
+                    "drafted": r.drafted,
+                    "draws": r.draws,
+                    "accepted": r.accepted,
+                    "kinds": r.kinds,
+                    "seconds": r.seconds,
+                }
+                for r in self.rounds
+            ],
+        }

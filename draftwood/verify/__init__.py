@@ -1,0 +1,25 @@
+"""Verification rules: pure maths on small arrays, no model and no cache."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from draftwood.forest import Forest, Verdict
+from draftwood.sampling import Penalties, SamplingParams, Streams
+from draftwood.verify.coupled import Coupled
+from draftwood.verify.tree import Rejection
+
+__all__ = ["Coupled", "Rejection", "Verifier"]
+
+
+class Verifier(Protocol):
+    """Chooses the next roots from the target's logits [nodes, V] of the forest's fresh nodes; pure but for `streams`."""
+
+    name: str
+    lossless: bool
+
+    def __call__(
+        self, forest: Forest, logits: Tensor, params: SamplingParams, penalties: Penalties | None, streams: Streams
+    ) -> Verdict: ...
