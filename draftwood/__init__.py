@@ -1,11 +1,15 @@
 """draftwood: language models decode faster by speculation, and nothing is lost."""
 
-from draftwood.engine import Engine, StreamEvent, load
-from draftwood.errors import ConfigurationError, DraftwoodError, ModelError, NonFiniteError, RequestError
-from draftwood.methods import METHODS, Method
-from draftwood.models.tabular import TabularModel
-from draftwood.sampling import SamplingParams
-from draftwood.trace import GenerationResult, Metrics, Round
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from draftwood.engine import Engine, StreamEvent, load
+    from draftwood.errors import ConfigurationError, DraftwoodError, ModelError, NonFiniteError, RequestError
+    from draftwood.methods import METHODS, Method
+    from draftwood.models.tabular import TabularModel
+    from draftwood.sampling import SamplingParams
+    from draftwood.trace import GenerationResult, Metrics, Round
 
 __version__ = "0.1.0"
 
@@ -26,3 +30,25 @@ __all__ = [
     "TabularModel",
     "load",
 ]
+
+_HOMES = {
+    "engine": ("Engine", "StreamEvent", "load"),
+    "errors": ("ConfigurationError", "DraftwoodError", "ModelError", "NonFiniteError", "RequestError"),
+    "methods": ("METHODS", "Method"),
+    "models.tabular": ("TabularModel",),
+    "sampling": ("SamplingParams",),
+    "trace": ("GenerationResult", "Metrics", "Round"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: `draftwood --help` does not wait for torch."""
+    for module, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(import_module(f"draftwood.{module}"), name)
+            return value
+    raise AttributeError(f"module 'draftwood' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

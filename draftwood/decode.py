@@ -67,7 +67,8 @@ def rounds(request: Request) -> Decoding[Round]:
             request.depth.start(streams)
             yield from drafter.draft(forest, request.depth, ending.remaining - 1, propose)
             drafted = perf_counter()
-            logits: Tensor = yield Run(target, forest, range(forest.fresh, len(forest)))
+            logits = yield Run(target, forest, range(forest.fresh, len(forest)))
+            assert logits is not None
             answered = perf_counter()
             verdict = request.verify(forest, logits, request.params, penalties, streams)
             judged = perf_counter()
@@ -136,9 +137,7 @@ def _record(
     )
 
 
-def _logprobs(
-    logits: Tensor, rows: list[int], tokens: list[int], top: int
-) -> tuple[list[float], list[TopLogprobs]]:
+def _logprobs(logits: Tensor, rows: list[int], tokens: list[int], top: int) -> tuple[list[float], list[TopLogprobs]]:
     """Log-probabilities of `tokens` under the softmax of the rows that predict them, and the `top` best of each row."""
     chosen = logits[: len(rows)] if rows == list(range(len(rows))) else logits[rows]
     values = torch.log_softmax(chosen, -1)

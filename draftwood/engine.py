@@ -151,9 +151,10 @@ class Engine:
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[StreamEvent]:
         """As `generate`, round by round; bad input is refused at once. Closing the iterator cancels the request."""
-        return self._stream(self._begin(self._plan(prompt, **options)))
+        return self._stream(self._plan(prompt, **options))
 
-    def _stream(self, work: _Work) -> Iterator[StreamEvent]:
+    def _stream(self, plan: _Plan) -> Iterator[StreamEvent]:
+        work = self._begin(plan)  # here, so that an iterator that is never started holds nothing
         for news in drive(work.start()):
             work.note(news)
             ending = work.request.ending
@@ -322,7 +323,9 @@ def load(
     if target is None:
         target = EMBEDDED / "target"
         draft = EMBEDDED / "draft" if draft is None else draft
-    sources = [] if draft is None else list(draft) if isinstance(draft, list | tuple) else [draft]
+    sources: list[ModelSource] = []
+    if draft is not None:
+        sources = list(draft) if isinstance(draft, Sequence) and not isinstance(draft, str) else [draft]
     words = tokenizer if tokenizer is None or isinstance(tokenizer, Tokenizer) else Tokenizer.load(Path(tokenizer))
     end: frozenset[int] = frozenset()
     model, directory = _model(target, dtype, place)

@@ -72,7 +72,8 @@ def _single(job: Job) -> Batch:
     cache, row = job.session.cache, job.session.row
     base = row * cache.capacity
     n = len(job.slots)
-    table = torch.tensor([job.tokens, job.positions, [base + slot for slot in job.slots]], device=job.session.model.device)
+    flat = [base + slot for slot in job.slots]
+    table = torch.tensor([job.tokens, job.positions, flat], device=job.session.model.device)
     everything = len(job.wanted) == n and job.wanted == list(range(n))
     last = job.stop == job.session.model.n_layers
     return Batch(

@@ -59,7 +59,7 @@ class Forest:
         return node
 
     def propose(self, parent: int, tokens: list[int], q: Tensor | None, replacement: bool = True) -> list[int]:
-        """Append the draws `tokens` from q [V] (None: point masses) below `parent`; returns their nodes in drawn order."""
+        """Append the draws `tokens` from q [V] (None: point masses) below `parent`; returns their nodes as drawn."""
         nodes = [self.add(parent, token) for token in tokens]
         self.proposals.setdefault(parent, []).append(Proposal(q, nodes, replacement))
         return nodes

@@ -7,7 +7,7 @@ and verification rules.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -60,7 +60,9 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
     """
     if params.greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    probs = torch.softmax(logits if params.temperature == 1 else logits / params.temperature, -1)
+    if params.temperature != 1:  # the largest becomes 0 first, so that no temperature overflows
+        logits = (logits - logits.amax(-1, keepdim=True)) / params.temperature
+    probs = torch.softmax(logits, -1)
     threshold = None
     if 0 < params.top_k < probs.shape[-1]:
         top = probs.topk(params.top_k, -1).values  # [..., k], descending
@@ -79,6 +81,18 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
         return probs
     probs = torch.where(probs >= threshold, probs, 0.0)
     return probs / probs.sum(-1, keepdim=True)
+
+
+def warp_beams(scores: Tensor, logits: Tensor, params: SamplingParams, mode: Literal["joint", "token"]) -> Tensor:
+    """p_beam of DSBD Eq. 1 over beams and tokens: scores [A], logits [A, V] -> probabilities [A, V] that sum to 1.
+
+    `scores` are the beams' joint log-likelihoods. "joint" warps the joint of beam and token, T∘norm(p(x)·p(v|x)), as
+    the paper does; "token" warps each beam's conditional first, as Hugging Face does: norm(p(x)·T∘p(v|x)).
+    """
+    if mode == "token":
+        return torch.softmax(scores, -1)[:, None] * warp(logits, params)
+    joint = scores[:, None] + torch.log_softmax(logits, -1)
+    return warp(joint.flatten(), params).view_as(joint)
 
 
 def _nucleus(top: Tensor, mass: Tensor | float) -> Tensor:

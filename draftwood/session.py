@@ -21,7 +21,7 @@ from draftwood.models.cache import Cache
 
 @dataclass(slots=True)
 class Run:
-    """What decoding code yields when it needs a model: the answer is logits [len(nodes), V], rows in the order of `nodes`.
+    """What decoding code yields when it needs a model: the answer is logits [len(nodes), V], one row per node.
 
     With `upto` = N, layers [0, N) are computed and the answer is hidden states [len(nodes), D]; a later run resumes
     at N from what the session kept. Ancestors and trunk tokens that the model has not seen are computed on the way.
@@ -35,7 +35,7 @@ class Run:
 
 @dataclass(slots=True)
 class Job:
-    """The cells of one session that one forward computes: layers [start, stop) of tokens at slots, and what they may see."""
+    """The cells of one session that one forward computes: layers [start, stop) of tokens at slots, what they see."""
 
     session: Session
     tokens: list[int]
@@ -103,7 +103,7 @@ class Session:
         """The next forward that a run needs. Cells at different levels need several; `store` says when it is done."""
         forest, stop = run.forest, self.model.n_layers if run.upto is None else run.upto
         cells = self._cells(forest, run.nodes, stop)
-        levels = [self._level[slot] if slot in self._level else 0 for slot in (cell[2] for cell in cells)]
+        levels = [self._level.get(cell[2], 0) for cell in cells]
         start, last = 0, True
         if levels and max(levels) > 0:  # resume: bring the lowest cells up to the next level first
             start = min(levels)
@@ -145,7 +145,7 @@ class Session:
             self._hidden[slot] = hidden[i]
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
-        """Follow `advance`: nodes of `trunk` become trunk, `kept` stay as nodes 0, 1, ...; every other slot is free again."""
+        """Follow `advance`: `trunk` nodes become trunk, `kept` stay as nodes 0, 1, ...; every other slot is free."""
         slots, self._node_slot = self._node_slot, {}
         for node in trunk:
             if node not in slots:
@@ -236,7 +236,7 @@ class Session:
         return self._top - 1
 
     def _mask(self, forest: Forest, nodes: list[int], slots: list[int]) -> Tensor | None:
-        """Which slots each cell may see [Q, span]: the trunk before it, its ancestors, itself. None: one cell sees all."""
+        """Which slots each cell sees [Q, span]: the trunk before it, its ancestors, itself. None: one cell sees all."""
         count, span, trunk_slot = len(nodes), self._top, self._trunk_slot
         first = nodes[0]
         # a chain that ends the used slots in order needs no bookkeeping: it is the tail of a causal mask

@@ -40,10 +40,8 @@ class Round:
     @property
     def kinds(self) -> list[str]:
         """'accepted', 'corrected' (after a rejection), 'bonus' (all drafts accepted) or 'plain', per emitted token."""
-        if not self.drafted:
-            last = "plain"
-        else:
-            last = "corrected" if self.attempted > self.depth_accepted else "bonus"
+        failed = self.attempted > self.depth_accepted
+        last = "plain" if not self.drafted else "corrected" if failed else "bonus"
         return ["accepted"] * self.accepted + [last] * (len(self.tokens) - self.accepted)
 
     @property

@@ -18,7 +18,7 @@ from draftwood.trace import Round
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What has been drafted when a controller is asked: layers so far, the last layer's nodes and their probabilities."""
+    """What has been drafted when a controller is asked: layers so far, the last layer's nodes and logits."""
 
     depth: int
     nodes: Sequence[int] = ()

@@ -21,7 +21,7 @@ from draftwood.verify.coupled import perturb
 
 @dataclass(slots=True)
 class Proposer:
-    """Turns draft logits into children: drawn from q = T∘draft, or, where the target's choice is deterministic, the best.
+    """Turns draft logits into children: drawn from q = T∘draft, or the best where the target's choice is deterministic.
 
     Greedy decoding proposes the draft's top tokens; coupled verification the top of log q plus the target's own noise;
     both are point masses. Otherwise draws follow q with or without replacement, and q is kept for verification.
@@ -37,7 +37,7 @@ class Proposer:
     def __call__(
         self, forest: Forest, nodes: Sequence[int], logits: Tensor, count: int, replacement: bool
     ) -> list[int]:
-        """Append up to `count` children below each node; logits [len(nodes), V_draft]. Returns the children, distinct."""
+        """Append up to `count` children below each node; logits [len(nodes), V_draft]. Returns them, distinct."""
         logits = self._fit(logits)
         if self.penalties is not None:
             logits = self.penalties(logits, forest, nodes)
@@ -46,8 +46,8 @@ class Proposer:
             if not self.params.greedy:
                 positions = [forest.position(node) + 1 for node in nodes]
                 logits = perturb(warp(logits, self.params).log(), positions, self.streams)
-            for node, row in zip(nodes, self._best(logits, count), strict=True):
-                children += [forest.propose(node, [token], None)[0] for token in row]
+            for node, tokens in zip(nodes, self._best(logits, count), strict=True):
+                children += forest.propose(node, tokens, None)
             return children
         q = warp(logits, self.params)
         if count == 1:
@@ -55,7 +55,7 @@ class Proposer:
         drawn = (draw_iid if replacement else draw_distinct)(q, count, self.streams)
         for row, (node, tokens) in enumerate(zip(nodes, drawn, strict=True)):
             children += forest.propose(node, tokens, q[row], replacement)
-        return children if replacement is False else list(dict.fromkeys(children))
+        return list(dict.fromkeys(children))
 
     def _fit(self, logits: Tensor) -> Tensor:
         """Cut or pad [n, V_draft] to the target's vocabulary: padded vocabularies may differ."""

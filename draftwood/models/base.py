@@ -42,7 +42,9 @@ class CausalModel(Protocol):
     vocab_size: int
     context: int
     n_layers: int
-    device: torch.device
+
+    @property
+    def device(self) -> torch.device: ...
 
     def new_cache(self, rows: int, capacity: int) -> Cache: ...
 

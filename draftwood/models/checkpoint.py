@@ -1,14 +1,14 @@
 """Hugging Face directories and hub ids to decoders, and back.
 
-Knows config.json, safetensors and each family's names. Never runs code from a checkpoint and never unpickles.
+Knows safetensors, their index and where a directory comes from; refuses to know what a family's keys and tensors are
+called (families.py). Never runs code from a checkpoint and never unpickles.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwood.errors import ModelError, did_you_mean
-from draftwood.models.decoder import ACTIVATIONS, Decoder, DecoderConfig, RopeScaling, rotary_table
+from draftwood.models.decoder import Decoder, rotary_table
+from draftwood.models.families import FAMILIES, LLAMA_NAMES, Family
+from draftwood.models.files import read_json
 
 DTYPES = {
     "float32": torch.float32,
@@ -26,92 +28,32 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
-
-
-@dataclass(frozen=True)
-class Family:
-    """One model family: how its config.json becomes a DecoderConfig and which tensors make up each parameter.
-
-    `names` maps a parameter to the checkpoint's tensors, concatenated along dimension 0; {i} is the layer.
-    """
-
-    config: Callable[[dict[str, Any]], DecoderConfig]
-    names: dict[str, tuple[str, ...]]
-
-
-LLAMA_NAMES: dict[str, tuple[str, ...]] = {
-    "embed.weight": ("model.embed_tokens.weight",),
-    "norm": ("model.norm.weight",),
-    "head.weight": ("lm_head.weight",),
-    "layers.{i}.attention_norm": ("model.layers.{i}.input_layernorm.weight",),
-    "layers.{i}.mlp_norm": ("model.layers.{i}.post_attention_layernorm.weight",),
-    "layers.{i}.qkv.weight": tuple(f"model.layers.{{i}}.self_attn.{x}_proj.weight" for x in "qkv"),
-    "layers.{i}.qkv.bias": tuple(f"model.layers.{{i}}.self_attn.{x}_proj.bias" for x in "qkv"),
-    "layers.{i}.o.weight": ("model.layers.{i}.self_attn.o_proj.weight",),
-    "layers.{i}.o.bias": ("model.layers.{i}.self_attn.o_proj.bias",),
-    "layers.{i}.gate_up.weight": tuple(f"model.layers.{{i}}.mlp.{x}_proj.weight" for x in ("gate", "up")),
-    "layers.{i}.gate_up.bias": tuple(f"model.layers.{{i}}.mlp.{x}_proj.bias" for x in ("gate", "up")),
-    "layers.{i}.down.weight": ("model.layers.{i}.mlp.down_proj.weight",),
-    "layers.{i}.down.bias": ("model.layers.{i}.mlp.down_proj.bias",),
-}
-
-
-def _llama_config(raw: dict[str, Any]) -> DecoderConfig:
-    """LlamaConfig in the spelling of transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters); class defaults."""
-    heads = int(raw.get("num_attention_heads", 32))
-    hidden = int(raw.get("hidden_size", 4096))
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "linear", "llama3"):
-        raise ModelError(f"rotary scaling {kind!r} is not supported; supported are default, linear and llama3")
-    activation = raw.get("hidden_act", "silu")
-    if activation not in ACTIVATIONS:
-        raise ModelError(f"activation {activation!r} is not supported" + did_you_mean(activation, ACTIVATIONS))
-    context = int(raw.get("max_position_embeddings", 2048))
-    return DecoderConfig(
-        vocab_size=int(raw.get("vocab_size", 32000)),
-        hidden_size=hidden,
-        intermediate_size=int(raw.get("intermediate_size", 11008)),
-        num_hidden_layers=int(raw.get("num_hidden_layers", 32)),
-        num_attention_heads=heads,
-        num_key_value_heads=int(raw.get("num_key_value_heads") or heads),
-        head_dim=int(raw.get("head_dim") or hidden // heads),
-        max_position_embeddings=context,
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10000.0))),
-        rope_scaling=RopeScaling(
-            kind,
-            float(rope.get("factor", 1.0)),
-            float(rope.get("low_freq_factor", 1.0)),
-            float(rope.get("high_freq_factor", 4.0)),
-            int(rope.get("original_max_position_embeddings", context)),
-        ),
-        hidden_act=activation,
-        qkv_bias=bool(raw.get("attention_bias", False)),
-        o_bias=bool(raw.get("attention_bias", False)),
-        mlp_bias=bool(raw.get("mlp_bias", False)),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-    )
-
-
-FAMILIES: dict[str, Family] = {"llama": Family(_llama_config, LLAMA_NAMES)}
+STORED = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes that hold plain weights
 
 
 def locate(source: str | Path) -> Path:
-    """The directory of a checkpoint: a local one, or a hub id fetched (safetensors and JSON only) into the hub's cache."""
+    """The directory of a checkpoint: a local one, or a hub id fetched into the hub's cache (no code, no pickles)."""
     path = Path(source).expanduser()
     if path.is_dir():
         return path
     text = str(source)
-    if path.exists() or text.count("/") != 1 or text.startswith((".", "/", "~")):
-        raise ModelError(f"{source} is not a directory; give a Hugging Face checkpoint directory or a hub id (owner/name)")
+    if path.exists() or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text, re.ASCII):
+        raise ModelError(
+            f"{source} is not a directory; give a Hugging Face checkpoint directory or a hub id (owner/name)"
+        )
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(text, allow_patterns=["*.json", "*.safetensors"]))
+        return Path(
+            snapshot_download(
+                text,
+                allow_patterns=["*.json", "*.jinja", "*.safetensors"],
+                ignore_patterns=["*/*", "consolidated*"],  # other formats of the same weights
+            )
+        )
     except Exception as error:  # the hub client raises many kinds; the sentence is the same
         raise ModelError(
-            f"{source} is neither a directory here nor a model that the hub gives: {type(error).__name__}; "
+            f"{source} is neither a directory here nor a model that the hub gives ({type(error).__name__}); "
             "check the path, or the hub id and the network"
         ) from error
 
@@ -121,112 +63,172 @@ def read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
         raise ModelError(f"{directory} has no config.json; give a Hugging Face checkpoint directory")
-    try:
-        raw = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise ModelError(f"{path} does not hold a JSON object")
-    return raw
+    return read_json(path)
 
 
 def end_tokens(directory: Path) -> frozenset[int]:
     """Ids that end a text: generation_config.json's eos_token_id, else config.json's."""
     for name in ("generation_config.json", "config.json"):
         path = directory / name
-        if path.is_file():
-            ids = json.loads(path.read_text("utf-8")).get("eos_token_id")
-            if ids is not None:
-                return frozenset(ids if isinstance(ids, list) else [ids])
+        ids = read_json(path).get("eos_token_id") if path.is_file() else None
+        if ids is not None:
+            found = ids if isinstance(ids, list) else [ids]
+            if not all(isinstance(token, int) for token in found):
+                raise ModelError(f"{path}: eos_token_id is {ids!r}, but must be a token id or a list of them")
+            return frozenset(found)
     return frozenset()
 
 
 def load(source: str | Path, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu") -> Decoder:
-    """A decoder from a directory or hub id, ready for inference, in the given dtype on the given device."""
+    """A decoder from a directory or hub id, ready for inference, in the given dtype on the given device.
+
+    dtype "auto" is the one that config.json names, else the one that the weights are stored in.
+    """
     directory = locate(source)
     raw = read_config(directory)
-    kind = str(raw.get("model_type", ""))
+    kind = str(raw.get("model_type") or "unnamed")
     if kind not in FAMILIES:
-        raise ModelError(f"{directory}: architecture {kind or 'unnamed'!r} is not supported" + did_you_mean(kind, FAMILIES))
+        raise ModelError(f"{directory}: architecture {kind!r} is not supported" + did_you_mean(kind, FAMILIES))
+    if raw.get("quantization_config"):
+        raise ModelError(
+            f"{directory} holds quantised weights, which are not supported; give the checkpoint they came from"
+        )
+    place = torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError("device cuda is asked for, but PyTorch finds no CUDA device here; use device cpu")
     family = FAMILIES[kind]
-    config = family.config(raw)
-    wanted = dtype if isinstance(dtype, torch.dtype) else DTYPES.get(dtype)
-    if wanted is None:
-        raise ModelError(f"dtype {dtype!r} is unknown" + did_you_mean(str(dtype), DTYPES))
+    try:
+        config = family.config(raw)
+    except ModelError as error:
+        raise ModelError(f"{directory / 'config.json'}: {error}") from None
     with torch.device("meta"):
         model = Decoder(config)
     with ExitStack() as stack:
         tensors = _Tensors(directory, stack)
-        if not config.tie_word_embeddings and "lm_head.weight" not in tensors.place:
-            raise ModelError(
-                f"{directory}: tensor lm_head.weight is missing; set tie_word_embeddings in config.json if the head is tied"
-            )
+        if dtype == "auto":
+            dtype = str(raw.get("dtype") or raw.get("torch_dtype") or tensors.dtype())
+        wanted = DTYPES.get(str(dtype).removeprefix("torch."))
+        if wanted is None:
+            raise ModelError(f"dtype {str(dtype)!r} is not supported" + did_you_mean(str(dtype), [*DTYPES, "auto"]))
+        if raw.get("tie_word_embeddings") is None and not tensors.has(family.names["head.weight"][0]):
+            model.head.weight = model.embed.weight  # no head of its own can only mean the embeddings
         state = {}
-        for name, parameter in model.named_parameters():
-            state[name] = _assemble(tensors, family, name, parameter.shape).to(device=device, dtype=wanted)
-    if config.tie_word_embeddings:
-        state["head.weight"] = state["embed.weight"]
-    model.load_state_dict(state, assign=True)
-    if config.tie_word_embeddings:
+        for name, parameter in model.named_parameters():  # a tied head is no parameter of its own
+            state[name] = _assemble(tensors, family, name, parameter.shape, wanted, place)
+    tied = model.head.weight is model.embed.weight
+    model.load_state_dict(state, strict=not tied, assign=True)
+    if tied:
         model.head.weight = model.embed.weight
     cos, sin = rotary_table(config)
-    model.cos, model.sin = cos.to(device, wanted), sin.to(device, wanted)
+    model.cos, model.sin = cos.to(place, wanted), sin.to(place, wanted)
     return model.eval().requires_grad_(False)
 
 
 class _Tensors:
-    """The tensors of all safetensors files of a directory, opened lazily."""
+    """The tensors of a directory's safetensors files, mapped into memory and read when asked for."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
-        files = sorted(directory.glob("*.safetensors"))
-        if not files:
-            pickled = [*directory.glob("*.bin"), *directory.glob("*.pt"), *directory.glob("*.pth")]
-            hint = " (pickled weights are never loaded: convert them to safetensors)" if pickled else ""
-            raise ModelError(f"{directory} has no .safetensors file{hint}")
-        index = directory / "model.safetensors.index.json"
-        if index.is_file():
-            missing = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()) - {f.name for f in files})
-            if missing:
-                raise ModelError(f"{directory}: the index names {missing[0]}, which is not there; fetch the missing file")
-        self.place: dict[str, tuple[Any, Path]] = {}
-        for path in files:
+        self.directory = directory
+        self._place: dict[str, tuple[Any, Path]] = {}
+        for path in _weight_files(directory):
             try:
                 handle = stack.enter_context(safe_open(str(path), "pt"))
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"{path} is damaged or truncated ({error}); fetch it again") from error
             for name in handle.keys():  # noqa: SIM118 - not a dictionary
-                self.place[name] = (handle, path)
-        self.directory = directory
+                self._place[name] = (handle, path)
 
-    def get(self, name: str) -> tuple[Tensor, Path]:
-        if name not in self.place:
-            raise ModelError(f"{self.directory}: tensor {name} is missing from the checkpoint")
-        handle, path = self.place[name]
-        return handle.get_tensor(name), path
+    def has(self, name: str) -> bool:
+        return name in self._place
+
+    def dtype(self) -> str:
+        """Safetensors' name of the first tensor's dtype, in PyTorch's words."""
+        for name, (handle, _) in self._place.items():
+            stored = str(handle.get_slice(name).get_dtype())
+            return stored.replace("BF", "bfloat").replace("F", "float")
+        return "float32"
+
+    def shape(self, name: str) -> tuple[list[int], Path]:
+        """Shape and file of a tensor that must be there and must hold plain weights."""
+        if name not in self._place:
+            raise ModelError(
+                f"{self.directory}: tensor {name} is missing; fetch the checkpoint again, or correct config.json"
+            )
+        handle, path = self._place[name]
+        stored = handle.get_slice(name)
+        if stored.get_dtype() not in STORED:
+            raise ModelError(
+                f"{path}: tensor {name} is stored as {stored.get_dtype()}, but quantised weights are not read"
+            )
+        return list(stored.get_shape()), path
+
+    def read(self, name: str) -> Tensor:
+        """A view of the mapped file; copy it before the file is closed."""
+        tensor: Tensor = self._place[name][0].get_tensor(name)
+        return tensor
 
 
-def _assemble(tensors: _Tensors, family: Family, name: str, shape: torch.Size) -> Tensor:
-    """One parameter from its tensors, concatenated; shapes are checked."""
+def _weight_files(directory: Path) -> list[Path]:
+    """model.safetensors, else the files that the index names, else all: Hugging Face's order, so the same weights."""
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise ModelError(f"{index} has no weight_map from tensors to files; fetch it again")
+        files = [directory / name for name in sorted(set(weight_map.values()))]
+        for path in files:
+            if not path.is_file():
+                raise ModelError(
+                    f"{directory}: the index names {path.name}, which is not there; fetch the missing file"
+                )
+        return files
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        pickled = [*directory.glob("*.bin"), *directory.glob("*.pt"), *directory.glob("*.pth")]
+        hint = (
+            "pickled weights are never loaded: convert them to safetensors"
+            if pickled
+            else "give a checkpoint with weights"
+        )
+        raise ModelError(f"{directory} has no .safetensors file; {hint}")
+    return files
+
+
+def _assemble(
+    tensors: _Tensors, family: Family, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """One parameter from its tensors, concatenated; each is copied once, from the mapped file to its final place."""
     layer, pattern = "", name
     if name.startswith("layers."):
         layer = name.split(".")[1]
         pattern = name.replace(f"layers.{layer}.", "layers.{i}.", 1)
-    parts, path = [], tensors.directory
-    for source in family.names[pattern]:
-        part, path = tensors.get(source.format(i=layer))
-        parts.append(part)
-    made = parts[0] if len(parts) == 1 else torch.cat(parts)
-    if made.shape != shape:
-        raise ModelError(
-            f"{path}: tensor {family.names[pattern][0].format(i=layer)} gives shape {list(made.shape)} "
-            f"where config.json asks for {list(shape)}"
-        )
+    sources = [source.format(i=layer) for source in family.names[pattern]]
+    found = [tensors.shape(source) for source in sources]
+    rows = sum(part[0] if part else 0 for part, _ in found)
+    for source, (part, path) in zip(sources, found, strict=True):
+        if [rows, *part[1:]] != list(shape):
+            what = f"{list(shape)}" if len(sources) == 1 else f"{list(shape)} for {len(sources)} tensors together"
+            raise ModelError(
+                f"{path}: tensor {source} has shape {part}, but config.json asks for {what}; "
+                "the weights and the config do not belong together"
+            )
+    made = torch.empty(shape, dtype=dtype, device=device)
+    offset = 0
+    for source, (part, _) in zip(sources, found, strict=True):
+        made[offset : offset + part[0]].copy_(tensors.read(source))
+        offset += part[0]
     return made
 
 
 def save(model: Decoder, directory: Path, dtype: torch.dtype | None = None, **extra: Any) -> None:
     """Write a decoder as a Hugging Face directory of the Llama family; `extra` goes into config.json."""
     c = model.config
+    if c.qkv_bias != c.o_bias:
+        raise ModelError(
+            "the Llama family has biases in all of q, k, v and o or in none; this model cannot be saved as one"
+        )
     directory.mkdir(parents=True, exist_ok=True)
     rope: dict[str, Any] = {"rope_theta": c.rope_theta, "rope_type": c.rope_scaling.kind}
     if c.rope_scaling.kind != "default":
@@ -251,7 +253,7 @@ def save(model: Decoder, directory: Path, dtype: torch.dtype | None = None, **ex
         "hidden_act": c.hidden_act,
         "attention_bias": c.qkv_bias,
         "mlp_bias": c.mlp_bias,
-        "tie_word_embeddings": c.tie_word_embeddings,
+        "tie_word_embeddings": model.head.weight is model.embed.weight,
         "dtype": str(dtype or model.dtype).removeprefix("torch."),
         **extra,
     }
@@ -267,6 +269,6 @@ def save(model: Decoder, directory: Path, dtype: torch.dtype | None = None, **ex
         pattern = name.replace(f"layers.{layer}.", "layers.{i}.", 1) if layer else name
         sources = [source.format(i=layer) for source in LLAMA_NAMES[pattern]]
         lengths = list(sizes.values()) if len(sources) == 3 else [parameter.shape[0] // len(sources)] * len(sources)
-        for source, part in zip(sources, parameter.detach().split(lengths), strict=True):
+        for source, part in zip(sources, torch.split(parameter.detach(), lengths), strict=True):
             out[source] = part.to("cpu", dtype or model.dtype).clone().contiguous()
     save_file(out, directory / "model.safetensors", metadata={"format": "pt"})

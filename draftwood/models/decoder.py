@@ -7,6 +7,7 @@ subclass; what a family needs beyond the present knobs becomes a knob.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -50,13 +51,17 @@ class DecoderConfig:
     tie_word_embeddings: bool = False
 
 
-ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu}
 
 
 def rotary_table(config: DecoderConfig) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines [context, 1, head_dim] in float64; the sign of rotate-half is folded into the sines."""
+    """Cosines and signed sines [context, 1, head_dim] in float32; the sign of rotate-half is folded into the sines.
+
+    Frequencies and angles are rounded to float32 in every dtype, as they were when the published models were trained:
+    at position 100,000 exact angles would be 0.005 off.
+    """
     half = config.head_dim // 2
-    frequency = config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)  # [half]
+    frequency = 1 / config.rope_theta ** (torch.arange(half, dtype=torch.float32) / half)  # [half]
     scaling = config.rope_scaling
     if scaling.kind == "linear":
         frequency = frequency / scaling.factor
@@ -65,7 +70,7 @@ def rotary_table(config: DecoderConfig) -> tuple[Tensor, Tensor]:
         smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
         smooth = smooth.clamp(0, 1)
         frequency = (1 - smooth) * frequency / scaling.factor + smooth * frequency
-    angle = torch.arange(config.max_position_embeddings, dtype=torch.float64)[:, None] * frequency
+    angle = torch.arange(config.max_position_embeddings, dtype=torch.float32)[:, None] * frequency
     cos, sin = angle.cos(), angle.sin()
     return torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
 
@@ -89,7 +94,9 @@ class Block(nn.Module):
             c.rms_norm_eps,
         )
         self.attention_norm = nn.Parameter(torch.ones(c.hidden_size))
-        self.qkv = nn.Linear(c.hidden_size, (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim, c.qkv_bias)
+        self.qkv = nn.Linear(
+            c.hidden_size, (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim, c.qkv_bias
+        )
         self.o = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, c.o_bias)
         self.mlp_norm = nn.Parameter(torch.ones(c.hidden_size))
         self.gate_up = nn.Linear(c.hidden_size, 2 * c.intermediate_size, c.mlp_bias)
@@ -97,7 +104,14 @@ class Block(nn.Module):
         self.activation = ACTIVATIONS[c.hidden_act]
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, layer: int, batch: Batch | None, cache: Cache | None
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | None,
+        layer: int,
+        batch: Batch | None,
+        cache: Cache | None,
     ) -> Tensor:
         b, n, width = x.shape
         normed = F.rms_norm(x, (width,), self.attention_norm, self.eps)
@@ -119,11 +133,15 @@ class Block(nn.Module):
         )  # [B, heads, Q, head_dim]
         x = x + self.o(attended.transpose(1, 2).reshape(b, n, -1))
         gate, up = self.gate_up(F.rms_norm(x, (width,), self.mlp_norm, self.eps)).chunk(2, -1)
-        return x + self.down(self.activation(gate) * up)
+        out: Tensor = x + self.down(self.activation(gate) * up)
+        return out
 
 
 class Decoder(nn.Module):
     """A decoder-only transformer of the Llama shape; see `draftwood.models.base.CausalModel` for `forward`."""
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -169,7 +187,7 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: hidden [n, D] -> logits [n, V], in float32 unless the model is float64."""
-        out = self.head(F.rms_norm(hidden, (hidden.shape[-1],), self.norm, self.config.rms_norm_eps))
+        out: Tensor = self.head(F.rms_norm(hidden, (hidden.shape[-1],), self.norm, self.config.rms_norm_eps))
         return out if out.dtype == torch.float64 else out.float()
 
     def train_forward(self, tokens: Tensor) -> Tensor:
@@ -178,4 +196,5 @@ class Decoder(nn.Module):
         cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         for layer in self.layers:
             x = layer(x, cos, sin, None, 0, None, None)
-        return self.head(F.rms_norm(x, (x.shape[-1],), self.norm, self.config.rms_norm_eps))
+        out: Tensor = self.head(F.rms_norm(x, (x.shape[-1],), self.norm, self.config.rms_norm_eps))
+        return out

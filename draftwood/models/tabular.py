@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ class TabularModel:
 
     @classmethod
     def random(
-        cls, vocab_size: int, seed: int, order: int | None = None, sharpness: float = 1.0, **options: int
+        cls, vocab_size: int, seed: int, order: int | None = None, sharpness: float = 1.0, **options: Any
     ) -> TabularModel:
         """A fixed random model: each prefix (its last `order` tokens, None = all) has its own distribution."""
 
@@ -68,10 +69,16 @@ class TabularModel:
         out = []
         for cell in cells:
             row, column = divmod(cell, width)
-            slots = table[row] if masks is None else [s for s, seen in zip(table[row], masks[row][column]) if seen]
+            slots = (
+                table[row]
+                if masks is None
+                else [s for s, seen in zip(table[row], masks[row][column], strict=True) if seen]
+            )
             slots = sorted(slots, key=lambda slot: slot[1])
             if [slot[1] for slot in slots] != list(range(len(slots))):
-                raise AssertionError(f"a cell sees the positions {[slot[1] for slot in slots]}: masks or slots are wrong")
+                raise AssertionError(
+                    f"a cell sees the positions {[slot[1] for slot in slots]}: masks or slots are wrong"
+                )
             out.append(self._log_law(tuple(slot[0] for slot in slots)))
         return torch.stack(out) if out else torch.empty(0, self.vocab_size, dtype=self.dtype)
 

@@ -5,13 +5,15 @@ Loading runs no code from a checkpoint: only the `tokenizers` file format is rea
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
-from tokenizers.decoders import DecodeStream
 
 from draftwood.errors import ModelError
+from draftwood.models.files import read_json
+
+INCOMPLETE = "\ufffd"  # what a decoder shows for bytes that are not a whole character (yet)
 
 
 class Tokenizer:
@@ -30,11 +32,12 @@ class Tokenizer:
             raise ModelError(f"{directory} has no tokenizer.json; save the tokenizer with the model (fast format)")
         try:
             backend = Backend.from_file(str(path))
-        except Exception as error:
-            raise ModelError(f"{path} is not a readable tokenizer file: {error}") from error
-        config_path = directory / "tokenizer_config.json"
-        config = json.loads(config_path.read_text("utf-8")) if config_path.is_file() else {}
-        return cls(backend, str(directory), config)
+        except Exception as error:  # the library raises plain Exception
+            raise ModelError(f"{path} is not a readable tokenizer file ({error}); fetch or save it again") from error
+        backend.no_truncation()  # a file may carry the limits of the run that saved it
+        backend.no_padding()
+        config = directory / "tokenizer_config.json"
+        return cls(backend, str(directory), read_json(config) if config.is_file() else {})
 
     @property
     def size(self) -> int:
@@ -50,26 +53,50 @@ class Tokenizer:
         """Ids of a text, with the special tokens that the tokenizer itself adds (such as a beginning-of-text token)."""
         return list(self.backend.encode(text).ids)
 
-    def decode(self, tokens: list[int], skip_special: bool = True) -> str:
-        """Text of ids."""
-        return str(self.backend.decode(tokens, skip_special_tokens=skip_special))
+    def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
+        """Text of ids; ids that only pad the model's vocabulary have none."""
+        return str(self.backend.decode(list(tokens), skip_special_tokens=skip_special))
 
     def agrees_with(self, other: Tokenizer) -> bool:
-        """Whether the same text has the same ids in both: equal vocabularies, added tokens included."""
+        """Whether each id stands for the same text in both: equal vocabularies, added tokens included.
+
+        Merges may differ: only the target's tokenizer reads text, drafts are handed ids.
+        """
         return self.backend.get_vocab(True) == other.backend.get_vocab(True)
 
     def stream(self) -> TokenStream:
         """A decoder that is fed one id at a time."""
-        return TokenStream(self.backend)
+        return TokenStream(self)
 
 
 class TokenStream:
-    """Incremental detokenisation; text appears once its characters are complete."""
+    """Incremental detokenisation; text appears once its characters are complete.
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._stream = DecodeStream(skip_special_tokens=True)
+    An id's text depends on its neighbours (spaces at the start, characters of several ids), so a window of ids is
+    decoded: those of the last piece, then the new ones. The pieces join to the decoded whole; only bytes that turn out
+    to be no character at all may look different.
+    """
+
+    LONGEST = 64  # new ids that may wait for the end of a character; more are no text
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        self._old = 0  # ids of the window whose text was given out
+        self._shown = 0  # characters of the window's text that were given out
 
     def step(self, token: int) -> str:
         """Text that this id completes; empty while a character is incomplete."""
-        return self._stream.step(self._backend, token) or ""
+        self._window.append(token)
+        text = self._tokenizer.decode(self._window)
+        if text.endswith(INCOMPLETE) and len(self._window) - self._old <= self.LONGEST:
+            text = text.rstrip(INCOMPLETE)
+            piece = text[self._shown :]
+            self._shown += len(piece)
+            return piece
+        piece = text[self._shown :]
+        if piece:  # a special token without text is no context for the next one
+            del self._window[: self._old]
+            self._old = len(self._window)
+            self._shown = len(self._tokenizer.decode(self._window))
+        return piece

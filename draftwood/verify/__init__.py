@@ -15,7 +15,7 @@ __all__ = ["Coupled", "Rejection", "Verifier"]
 
 
 class Verifier(Protocol):
-    """Chooses the next roots from the target's logits [nodes, V] of the forest's fresh nodes; pure but for `streams`."""
+    """Chooses the next roots from the target's logits [n, V] of the forest's fresh nodes; pure but for `streams`."""
 
     name: str
     lossless: bool

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from draftwood.forest import Forest, Proposal, Verdict
@@ -17,7 +16,7 @@ from draftwood.sampling import Penalties, SamplingParams, Streams, draw, warp
 
 
 def acceptance(p: float, q: float) -> float:
-    """min(1, p(x)/q(x)): the chance to accept a draw of chance q where p is wanted (spec: p over q, DSBD §3.1 inverts it)."""
+    """min(1, p(x)/q(x)): the chance to accept a draw of chance q where p is wanted (DSBD §3.1 misprints q/p')."""
     return 1.0 if p >= q else p / q
 
 

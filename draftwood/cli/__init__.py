@@ -1,0 +1,1 @@
+"""The command line. Knows flags, terminals and exit codes; nothing below imports it."""

@@ -1,0 +1,159 @@
+"""`draftwood generate`: decode one prompt, and show which tokens were drafted, corrected or a bonus."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from draftwood.cli import flags
+
+if TYPE_CHECKING:
+    from draftwood.engine import Engine, StreamEvent
+    from draftwood.trace import GenerationResult
+
+
+def generate(
+    prompt: flags.PromptArgument = None,
+    prompt_file: flags.PromptFile = None,
+    max_new_tokens: flags.MaxNewTokens = 128,
+    stop: flags.Stop = None,
+    ignore_eos: flags.IgnoreEos = False,
+    target: flags.Target = None,
+    draft: flags.Draft = None,
+    dtype: flags.Dtype = "float32",
+    device: flags.Device = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            "--method",
+            metavar="NAME",
+            help="How to decode, see 'draftwood methods'; file:PATH reads name and options from JSON or YAML. "
+            "Default: speculative with a draft model, else autoregressive.",
+            rich_help_panel=flags.METHOD,
+            show_default=False,
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option of the method, such as gamma=6 or tree=4,2,2,1. Repeatable.",
+            rich_help_panel=flags.METHOD,
+            show_default=False,
+        ),
+    ] = None,
+    seed: flags.Seed = 0,
+    temperature: flags.Temperature = 1.0,
+    top_k: flags.TopK = 0,
+    top_p: flags.TopP = 1.0,
+    min_p: flags.MinP = 0.0,
+    repetition_penalty: flags.RepetitionPenalty = 1.0,
+    presence_penalty: flags.PresencePenalty = 0.0,
+    frequency_penalty: flags.FrequencyPenalty = 0.0,
+    logit_bias: flags.LogitBias = None,
+    top_logprobs: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="With --json: the N most probable tokens at each place.", rich_help_panel=flags.OUTPUT
+        ),
+    ] = 0,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream/--no-stream",
+            help="Show text as it becomes certain, or all at the end.",
+            rich_help_panel=flags.OUTPUT,
+        ),
+    ] = True,
+    color: flags.Color = None,
+    json: flags.Json = False,
+) -> None:
+    """Decode one prompt.
+
+    On a terminal the text is coloured by where each token came from: a draft that was [green]accepted[/green], a
+    token [magenta underline]corrected[/magenta underline] after a rejection, a [bold cyan]bonus[/bold cyan] token
+    after an accepted draft, or a plain one. In a pipe, standard output carries exactly the text; the summary line is
+    on standard error. Ctrl-C keeps what was generated so far.
+    """
+    from draftwood.cli.interrupt import Interrupt
+    from draftwood.cli.rendering import as_json
+
+    # what can be refused is refused before a model is loaded
+    text = flags.prompt_text(prompt, prompt_file)
+    models = flags.ModelFlags(target, draft, dtype, device)
+    chosen = flags.method(method, settings, models.drafts)
+    params = flags.sampling(
+        logit_bias,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+    )
+    engine = models.load()
+    with Interrupt() as interrupt:
+        events = engine.stream(
+            text,
+            method=chosen,
+            sampling=params,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            stop=stop or (),
+            top_logprobs=top_logprobs,
+            ignore_eos=ignore_eos,
+            cancelled=interrupt.wanted,
+        )
+        if json:
+            result = [event.result for event in events][-1]
+            assert result is not None  # the last event carries it
+            print(as_json(_document(engine, result)))
+        else:
+            result = _show(engine, events if stream else _at_once(events), color)
+    if result.finish_reason == "cancelled":
+        sys.exit(130)
+
+
+def _document(engine: Engine, result: GenerationResult) -> dict[str, object]:
+    from draftwood import __version__
+
+    models = {**engine.names, "device": str(engine.target.device)}
+    return {"draftwood": __version__, "models": models, **result.as_dict()}
+
+
+def _at_once(events: Iterator[StreamEvent]) -> Iterator[StreamEvent]:
+    """All events as one, at the end."""
+    seen = list(events)
+    yield replace(
+        seen[-1],
+        text="".join(event.text for event in seen),
+        tokens=[token for event in seen for token in event.tokens],
+        kinds=[kind for event in seen for kind in event.kinds],
+    )
+
+
+def _show(engine: Engine, events: Iterator[StreamEvent], color: bool | None) -> GenerationResult:
+    """The text on stdout; legend and summary on stderr, so that a pipe carries the text alone."""
+    from draftwood.cli.rendering import Painter, colourful, flow, legend, summary
+
+    assert engine.tokenizer is not None  # every checkpoint directory has one
+    painter = Painter(sys.stdout, engine.tokenizer.stream(), colourful(sys.stdout, color))
+    result: GenerationResult | None = None
+    try:
+        for event in events:
+            painter.show(event.text, event.tokens, event.kinds)
+            result = event.result
+    finally:
+        painter.close()
+    assert result is not None
+    print(file=sys.stderr)
+    if painter.colour:
+        print(legend(painter.kinds, colourful(sys.stderr, color)), file=sys.stderr)
+    print(flow(summary(result), sys.stderr), file=sys.stderr)
+    return result

@@ -1,0 +1,136 @@
+"""`draftwood`: finds the sub-command, turns every foreseen failure into one sentence, and sets the exit code.
+
+Importing this module, and `draftwood --help`, import no torch: a command's module is imported when it is called for
+and imports what it needs when it runs.
+
+Exit codes: 0 done, 2 a bad flag or a DraftwoodError, 130 interrupted, 141 the reader of the pipe went away.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from draftwood import __version__
+from draftwood.errors import ConfigurationError, DraftwoodError, did_you_mean
+
+BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+
+COMMANDS = {  # name -> module:function, in the order of the help page
+    "generate": "draftwood.cli.generate:generate",
+    "compare": "draftwood.cli.compare:compare",
+    "methods": "draftwood.cli.methods:methods",
+    "env": "draftwood.cli.env:env",
+}
+
+HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
+
+
+class LazyCommands(TyperGroup):
+    """Sub-commands that are imported when they are asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, name = COMMANDS[cmd_name].partition(":")
+        function: Callable[..., Any] = getattr(import_module(module), name)
+        alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        alone.command(cmd_name, context_settings=HELP_FLAGS)(function)
+        return typer.main.get_command(alone)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
+            raise ConfigurationError(f"there is no command {args[0]!r}" + did_you_mean(args[0], COMMANDS))
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=LazyCommands,
+    add_completion=False,
+    invoke_without_command=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings=HELP_FLAGS,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"draftwood {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def draftwood(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Language models decode faster by speculation, exactly.
+
+    Without --target, commands use the pair of small models that comes with draftwood.
+    """
+    if context.invoked_subcommand is None:
+        context.get_help()  # prints it
+
+
+def run(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line (default: the process's own arguments) and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character is no reason to stop
+            stream.reconfigure(errors="replace")
+    try:
+        command = typer.main.get_command(app)
+        code = command.main(None if arguments is None else list(arguments), "draftwood", standalone_mode=False)
+        sys.stdout.flush()
+    except DraftwoodError as error:
+        _fail(str(error), BAD_INPUT)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
+        sys.exit(BROKEN_PIPE)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _fail(f"{error.filename}: {error.strerror}", BAD_INPUT)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", INTERRUPTED)
+    except Exception as error:
+        sentence = _usage_error(error)
+        if sentence is None:
+            raise  # a bug: its traceback is the report
+        _fail(sentence, BAD_INPUT)
+    if code == INTERRUPTED:  # typer's word for a KeyboardInterrupt
+        _fail("interrupted", INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _usage_error(error: Exception) -> str | None:
+    """What is wrong with the flags, if that is what the error says.
+
+    Asked by its shape, not its class: typer has its own copy of click in newer versions.
+    """
+    describe = getattr(error, "format_message", None)
+    if describe is None:
+        return None
+    option = getattr(error, "option_name", None)
+    if option is not None and hasattr(error, "possibilities"):
+        known = {flag for param in error.ctx.command.params for flag in param.opts} if error.ctx else set()
+        return f"there is no option {option}" + (did_you_mean(option, known) if known else "")
+    sentence = str(describe()).strip().rstrip(".")
+    return sentence[:1].lower() + sentence[1:]
+
+
+def _fail(sentence: str, code: int) -> NoReturn:
+    """One line on stderr, then out."""
+    if code == INTERRUPTED:
+        print(file=sys.stderr)  # after the terminal's ^C
+    print("error: " + " ".join(sentence.split()), file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,204 @@
+"""How results look: coloured tokens, the summary line, percentages, tables and JSON.
+
+Knows terminals. Refuses to know flags and engines.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.style import Style
+
+if TYPE_CHECKING:
+    from draftwood.text import TextDecoder
+    from draftwood.trace import GenerationResult, Metrics
+
+# Apart for the colour-blind too: corrections are underlined, bonus tokens bold.
+KIND_STYLES = {
+    "accepted": Style.parse("green"),
+    "corrected": Style.parse("magenta underline"),
+    "bonus": Style.parse("bold cyan"),
+    "plain": Style.null(),
+}
+DIM = Style.parse("dim")
+SEPARATOR = " · "
+
+# A model's text must not steer the terminal: control characters are shown as pictures, but for line feeds and tabs.
+PICTURES = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
+PICTURES |= {code: "\ufffd" for code in range(0x80, 0xA0)}
+
+
+def colourful(stream: TextIO, wanted: bool | None) -> bool:
+    """Whether to colour what is written to `stream`: the flag decides, else the terminal and NO_COLOR."""
+    if wanted is not None:
+        return wanted
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def console(wanted: bool | None = None, stderr: bool = False) -> Console:
+    """A console for tables and progress; without colour it writes no escape codes at all."""
+    stream = sys.stderr if stderr else sys.stdout
+    coloured = colourful(stream, wanted)
+    return Console(
+        file=stream,
+        color_system="auto" if coloured and stream.isatty() else "standard" if coloured else None,
+        force_terminal=True if coloured else None,
+        no_color=not coloured,
+        highlight=False,
+    )
+
+
+def paint(text: str, style: Style, colour: bool) -> str:
+    """`text` in a style, if there is colour."""
+    return style.render(text, color_system=ColorSystem.STANDARD) if colour and text else text
+
+
+@dataclass(slots=True)
+class Painter:
+    """Writes text to a stream as it becomes certain, each token in the colour of its kind.
+
+    The engine says which text is certain; this only knows which token each piece of it came from. So text behind a
+    stop string, or one that may still become a stop string, is never written.
+    """
+
+    stream: TextIO
+    decoder: TextDecoder
+    colour: bool
+    kinds: Counter[str] = field(init=False, default_factory=Counter)
+    _waiting: list[tuple[str, str]] = field(init=False, default_factory=list)  # (text, kind) not yet certain
+    _line_open: bool = field(init=False, default=False)
+
+    def show(self, text: str, tokens: Sequence[int], kinds: Sequence[str]) -> None:
+        """Take the tokens of a round and write `text`, what became certain by them."""
+        self.kinds.update(kinds)
+        for token, kind in zip(tokens, kinds, strict=True):
+            piece = self.decoder.step(token)
+            if piece:
+                self._waiting.append((piece, kind))
+        painted = []
+        while text:
+            piece, kind = self._waiting.pop(0) if self._waiting else (text, "plain")
+            if len(piece) > len(text):
+                self._waiting.insert(0, (piece[len(text) :], kind))
+                piece = piece[: len(text)]
+            painted.append(self._paint(piece, kind))
+            text = text[len(piece) :]
+        if painted:
+            self.stream.write("".join(painted))
+            self.stream.flush()
+            self._line_open = not painted[-1].endswith("\n")
+
+    def _paint(self, piece: str, kind: str) -> str:
+        if self.stream.isatty():
+            piece = piece.translate(PICTURES)
+        return paint(piece, KIND_STYLES[kind], self.colour)
+
+    def close(self) -> None:
+        """End the last line on a terminal; a pipe gets exactly the text."""
+        if self._line_open and self.stream.isatty():
+            self.stream.write("\n")
+            self._line_open = False
+        self.stream.flush()
+
+
+def legend(kinds: Mapping[str, int], colour: bool) -> str:
+    """'green 12 accepted · ...': what the colours of a text mean, with counts of tokens."""
+    return SEPARATOR.join(
+        paint(f"{kinds[kind]} {kind}", style, colour) for kind, style in KIND_STYLES.items() if kinds.get(kind)
+    )
+
+
+def summary(result: GenerationResult) -> list[str]:
+    """The parts of the line that closes a generation."""
+    metrics = result.metrics
+    count = len(result.tokens)
+    parts = [
+        f"{count} token{'s' * (count != 1)} in {metrics.seconds:.2f} s",
+        f"{metrics.tokens_per_second:.1f} tokens/s",
+        f"tau {metrics.tau:.2f}",
+        f"acceptance {percent(metrics.acceptance_rate)}" if metrics.drafted else "nothing drafted",
+        " ".join(f"{name} {percent(share)}" for name, share in time_split(metrics).items()),
+        f"finish {result.finish_reason}",
+        method_label(result.method),
+        f"seed {result.seed}",
+        "lossless" if result.lossless else "not lossless",
+    ]
+    return parts
+
+
+def flow(parts: Sequence[str], stream: TextIO) -> str:
+    """Parts with separators; on a terminal lines break between parts only."""
+    if not stream.isatty():
+        return SEPARATOR.join(parts)
+    width = shutil.get_terminal_size().columns
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(SEPARATOR) + len(part) <= width:
+            lines[-1] += SEPARATOR + part
+        else:
+            lines.append(part)
+    return "\n".join(lines)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f}%"
+
+
+def time_split(metrics: Metrics) -> dict[str, float]:
+    """Shares of draft forwards, target forwards, sampling and the rest in the time that rounds took."""
+    seconds = {
+        "draft": metrics.draft_seconds,
+        "verify": metrics.verify_seconds,
+        "sampling": metrics.sampling_seconds,
+        "other": metrics.other_seconds,
+    }
+    total = sum(seconds.values())
+    return {name: value / total if total else 0.0 for name, value in seconds.items()}
+
+
+def method_label(method: Mapping[str, Any]) -> str:
+    """Name and the options that differ from the method's defaults: 'speculative gamma=6'."""
+    from draftwood.methods import METHODS
+
+    name = str(method["name"])
+    usual = METHODS[name].model_construct().model_dump(mode="json") if name in METHODS else {}
+    options = [
+        f"{key}={option_text(value)}"
+        for key, value in method.items()
+        if key != "name" and (key not in usual or value != usual[key])
+    ]
+    return " ".join([name, *options])
+
+
+def option_text(value: Any) -> str:
+    """A value as --set takes it: 4,2,2,1 and true."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(option_text, value))
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return str(value)
+
+
+def as_json(value: Any) -> str:
+    """One JSON document, without NaN and infinities: those are null."""
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return value

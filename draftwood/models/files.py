@@ -1,0 +1,24 @@
+"""JSON files of a checkpoint directory. Knows how to say which file is wrong and how; refuses to know their meaning."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from draftwood.errors import ModelError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; raises ModelError with one sentence."""
+    try:
+        values = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError too
+        raise ModelError(f"{path} is not valid JSON ({error}); fetch or write it again") from error
+    except OSError as error:
+        raise ModelError(
+            f"{path} cannot be read ({error.strerror or error}); check the file and its permissions"
+        ) from error
+    if not isinstance(values, dict):
+        raise ModelError(f"{path} holds a JSON {type(values).__name__}, not an object; fetch or write it again")
+    return values

@@ -1,0 +1,89 @@
+"""The exact output law of plain decoding on tabular models, and how far samples are from it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from enumeration import slow_penalties, slow_warp
+
+from draftwood import SamplingParams, TabularModel
+
+Output = tuple[int, ...]
+
+
+def step_law(model: TabularModel, prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> list[float]:
+    """Next-token probabilities [V] of plain decoding, from the model's law and the slow warper."""
+    logits = [math.log(w) if w > 0 else -math.inf for w in model.law((*prompt, *output))]
+    return slow_warp(slow_penalties(logits, prompt, output, params), params)
+
+
+def exact_law(
+    model: TabularModel,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    max_new_tokens: int,
+    end: Iterable[int] = (),
+) -> dict[Output, float]:
+    """Every possible output and its probability."""
+    ends = frozenset(end)
+    law: dict[Output, float] = {}
+    todo: list[tuple[Output, float]] = [((), 1.0)]
+    while todo:
+        output, chance = todo.pop()
+        if len(output) == max_new_tokens or (output and output[-1] in ends):
+            law[output] = chance
+            continue
+        for token, p in enumerate(step_law(model, prompt, output, params)):
+            if p > 0:
+                todo.append(((*output, token), chance * p))
+    return law
+
+
+def total_variation(a: dict[Output, float], b: dict[Output, float]) -> float:
+    """Half the sum of absolute differences."""
+    return 0.5 * math.fsum(abs(a.get(x, 0.0) - b.get(x, 0.0)) for x in a.keys() | b.keys())
+
+
+def frequencies(samples: Iterable[Output]) -> dict[Output, float]:
+    """Relative frequencies of samples."""
+    counts = Counter(samples)
+    return {x: n / counts.total() for x, n in counts.items()}
+
+
+def sampled(law: dict[Output, float], count: int, seed: int) -> dict[Output, float]:
+    """Relative frequencies of `count` ideal samples: what noise alone looks like."""
+    outputs = list(law)
+    return frequencies(random.Random(seed).choices(outputs, [law[x] for x in outputs], k=count))
+
+
+def surplus(samples: Sequence[Output], law: dict[Output, float]) -> float:
+    """Pearson's chi-square of samples against a law, in standard deviations above its mean.
+
+    Outputs expected fewer than 5 times are pooled. An output of probability zero makes it infinite.
+    """
+    counts = Counter(samples)
+    if any(output not in law for output in counts):
+        return math.inf
+    cells: list[tuple[float, int]] = []
+    rare_expected, rare_count = 0.0, 0
+    for output, chance in law.items():
+        expected = chance * len(samples)
+        if expected < 5:
+            rare_expected, rare_count = rare_expected + expected, rare_count + counts[output]
+        else:
+            cells.append((expected, counts[output]))
+    if rare_expected >= 5:
+        cells.append((rare_expected, rare_count))
+    freedom = len(cells) - 1
+    statistic = sum((n - expected) ** 2 / expected for expected, n in cells)
+    return (statistic - freedom) / math.sqrt(2 * freedom)
+
+
+def follows(samples: Sequence[Output], law: dict[Output, float], plain: Sequence[dict[Output, float]]) -> bool:
+    """Whether samples follow a law: chi-square within 5 deviations, total variation at the level of two plain runs."""
+    noise = total_variation(plain[0], plain[1])
+    distance = total_variation(frequencies(samples), plain[0])
+    return surplus(samples, law) < 5 and distance <= 1.25 * noise + 0.005

@@ -1,0 +1,246 @@
+"""Whole generations follow plain decoding's law: by enumeration for tiny cases, by 20,000 samples for every combination.
+
+The law of plain decoding is enumerated from the tabular model itself, with a warper written independently.
+"""
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from enumeration import EnumeratedRandomness
+from tabular import Output, exact_law, follows, frequencies, sampled, surplus, total_variation
+from torch import Tensor
+
+from draftwood import METHODS, Engine, SamplingParams, TabularModel
+from draftwood.draft.base import Proposer
+from draftwood.methods import Speculative
+from draftwood.sampling import Streams, warp
+from draftwood.verify import Rejection, tree
+
+PROMPT = [1, 2, 1, 2]
+VOCAB, LENGTH, END = 4, 4, frozenset({0})
+COUNT = 20_000
+TARGET = TabularModel.random(VOCAB, seed=11, order=4)
+DRAFTS = [TabularModel.random(VOCAB, seed=12, order=3), TabularModel.random(VOCAB, seed=13, order=2)]
+
+METHOD_CELLS: dict[str, tuple[dict[str, Any], int]] = {
+    "autoregressive": ({"name": "autoregressive"}, 0),
+    "speculative": ({"name": "speculative", "gamma": 3}, 1),
+    "specinfer": ({"name": "specinfer", "expansion": [3, 2, 1]}, 1),
+    "specinfer-2": ({"name": "specinfer", "expansion": [2, 2, 1]}, 2),
+    "mcsd-iid": ({"name": "mcsd", "tree": [4, 2], "replacement": True}, 1),
+    "mcsd-distinct": ({"name": "mcsd", "tree": [3, 2, 2], "replacement": False}, 1),
+    "lookup": ({"name": "lookup", "min_ngram": 1, "max_ngram": 3, "gamma": 3}, 0),
+}
+WARPS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "top_k": {"temperature": 1.3, "top_k": 3},
+    "top_p": {"temperature": 0.8, "top_p": 0.85},
+    "min_p": {"min_p": 0.25},
+    "penalties": {
+        "repetition_penalty": 1.4,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.5,
+        "logit_bias": {0: -0.7, 3: 0.6},
+    },
+}
+CELLS = [
+    (method, verify, warped, concurrency)
+    for method, verify, warped, concurrency in itertools.product(
+        METHOD_CELLS, ("rejection", "coupled"), WARPS, (1, 4)
+    )
+]
+EVERYDAY = {
+    ("autoregressive", "rejection", "penalties", 1),
+    ("autoregressive", "coupled", "top_p", 4),
+    ("speculative", "rejection", "plain", 4),
+    ("speculative", "rejection", "penalties", 1),
+    ("speculative", "coupled", "top_k", 1),
+    ("specinfer", "rejection", "top_p", 4),
+    ("specinfer-2", "rejection", "plain", 1),
+    ("specinfer-2", "rejection", "penalties", 4),
+    ("mcsd-iid", "rejection", "min_p", 1),
+    ("mcsd-distinct", "rejection", "top_k", 4),
+    ("mcsd-distinct", "rejection", "penalties", 1),
+    ("lookup", "rejection", "plain", 4),
+    ("lookup", "coupled", "penalties", 1),
+}
+
+
+def generations(
+    method: dict[str, Any], drafts: int, sampling: dict[str, Any], concurrency: int, first_seed: int
+) -> list[Output]:
+    """COUNT outputs under consecutive seeds."""
+    engine = Engine(TARGET, DRAFTS[:drafts], end_tokens=END)
+    params = SamplingParams(**sampling)
+    options: dict[str, Any] = {"method": method, "sampling": params, "max_new_tokens": LENGTH}
+    seeds = range(first_seed, first_seed + COUNT)
+    if concurrency == 1:
+        return [tuple(engine.generate(PROMPT, seed=seed, **options).tokens) for seed in seeds]
+    requests = [{"prompt": PROMPT, "seed": seed} for seed in seeds]
+    return [tuple(result.tokens) for result in engine.batch(requests, concurrency=concurrency, **options)]
+
+
+@functools.cache
+def plain_law(warped: str) -> dict[Output, float]:
+    return exact_law(TARGET, PROMPT, SamplingParams(**WARPS[warped]), LENGTH, END)
+
+
+@functools.cache
+def ideal_runs(warped: str) -> list[dict[Output, float]]:
+    """Two runs of ideal samples of plain decoding: their distance is the noise level."""
+    return [sampled(plain_law(warped), COUNT, seed) for seed in (1, 2)]
+
+
+@functools.cache
+def plain_runs(warped: str) -> list[dict[Output, float]]:
+    """Two runs of the engine's own plain decoding."""
+    return [
+        frequencies(generations({"name": "autoregressive"}, 0, WARPS[warped], 1, first_seed))
+        for first_seed in (10**6, 2 * 10**6)
+    ]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(cell, id="-".join(map(str, cell)), marks=[] if cell in EVERYDAY else [pytest.mark.slow])
+        for cell in CELLS
+    ],
+)
+def test_generations_follow_plain_decoding(cell: tuple[str, str, str, int]) -> None:
+    """20,000 generations against the exact law (chi-square) and against plain samples (total variation)."""
+    method, verify, warped, concurrency = cell
+    options, drafts = METHOD_CELLS[method]
+    samples = generations({**options, "verify": verify}, drafts, WARPS[warped], concurrency, 0)
+    law = plain_law(warped)
+    assert surplus(samples, law) < 5
+    assert follows(samples, law, ideal_runs(warped))
+    if cell not in EVERYDAY:
+        assert follows(samples, law, plain_runs(warped))
+
+
+def test_the_law_is_a_law() -> None:
+    """The reference itself: it sums to one, ends early at the end token and depends on the warp."""
+    laws = [plain_law(warped) for warped in WARPS]
+    for law in laws:
+        assert sum(law.values()) == pytest.approx(1, abs=1e-12)
+        assert any(len(output) < LENGTH for output in law)
+        assert all(0 not in output[:-1] for output in law)
+    for a, b in itertools.combinations(laws, 2):
+        assert total_variation(a, b) > 0.05
+
+
+# -- the check has power: wrong methods fail it ----------------------------------------------------------------------
+
+
+class _Biased(Speculative):
+    name: ClassVar[str] = "biased"
+
+
+def biased_samples(monkeypatch: pytest.MonkeyPatch, verifier: Rejection, sampling: dict[str, Any]) -> list[Output]:
+    monkeypatch.setitem(METHODS, "biased", _Biased)
+    monkeypatch.setattr(_Biased, "verifier", lambda self: verifier)
+    return generations({"name": "biased", "gamma": 3}, 1, sampling, 1, 0)
+
+
+def test_check_finds_the_ratio_the_wrong_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spec §9.1."""
+    monkeypatch.setattr(tree, "acceptance", lambda p, q: min(1.0, q / p) if p > 0 else 1.0)
+    samples = biased_samples(monkeypatch, Rejection(), {})
+    assert surplus(samples, plain_law("plain")) > 50
+    assert total_variation(frequencies(samples), plain_law("plain")) > 0.05
+
+
+def test_check_finds_acceptance_with_the_noise_of_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
+    uniform = Streams.uniform
+    draft_again = Streams(0)
+
+    class Shared(Rejection):
+        def __call__(self, forest: Any, logits: Tensor, params: Any, penalties: Any, streams: Streams) -> Any:
+            draft_again.__init__(streams.seed)
+            draft_again.at(len(forest.trunk))
+            return super().__call__(forest, logits, params, penalties, draft_again)
+
+    monkeypatch.setattr(Streams, "uniform", lambda streams, purpose: uniform(streams, "draft"))
+    assert surplus(biased_samples(monkeypatch, Shared(), {}), plain_law("plain")) > 50
+
+
+def test_check_finds_drafts_that_were_not_warped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """q as verified is top-k's; the draws were made from q before top-k... and the other way round."""
+    call = Proposer.__call__
+
+    def unwarped(self: Proposer, forest: Any, nodes: Sequence[int], logits: Tensor, count: int, replacement: bool) -> Any:
+        children = call(self, forest, nodes, logits, count, replacement)
+        for row, node in enumerate(nodes):
+            for proposal in forest.proposals[node]:
+                proposal.q = torch.softmax(logits[row] / self.params.temperature, -1)
+        return children
+
+    monkeypatch.setattr(Proposer, "__call__", unwarped)
+    samples = biased_samples(monkeypatch, Rejection(), WARPS["top_k"])
+    assert surplus(samples, plain_law("top_k")) > 50
+
+
+def test_check_finds_a_baseline_warped_unlike_the_method() -> None:
+    """Temperature applied twice, and a warp that only one side has."""
+    options, drafts = METHOD_CELLS["speculative"]
+    samples = generations(options, drafts, {"temperature": 1.3 * 1.3, "top_k": 3}, 1, 0)
+    assert surplus(samples, plain_law("top_k")) > 50
+
+
+# -- exact: the engine under enumerated randomness -------------------------------------------------------------------
+
+ENUMERATED = [
+    ("autoregressive", {}, 0, 3, 4),
+    ("speculative", {"gamma": 2}, 1, 3, 3),
+    ("speculative", {"gamma": 3}, 1, 2, 4),
+    ("specinfer", {"expansion": [2, 1]}, 1, 2, 3),
+    ("specinfer", {"expansion": [1, 1]}, 2, 2, 3),
+    ("mcsd", {"tree": [2, 1], "replacement": True}, 1, 3, 2),
+    ("mcsd", {"tree": [2, 2], "replacement": True}, 1, 2, 3),
+    ("mcsd", {"tree": [2, 1], "replacement": False}, 1, 3, 3),
+    ("mcsd", {"tree": [3, 2], "replacement": False}, 1, 3, 2),
+    ("lookup", {"min_ngram": 1}, 0, 3, 4),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "drafts", "vocab", "length"), ENUMERATED, ids=str)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.5, "top_k": 2, "presence_penalty": 0.5}], ids=["plain", "warped"])
+def test_engine_law_is_exact(
+    name: str,
+    options: dict[str, Any],
+    drafts: int,
+    vocab: int,
+    length: int,
+    sampling: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every random number that the engine asks for is enumerated: the law of its output is plain decoding's, to 1e-12."""
+    target = TabularModel.random(vocab, seed=21)
+    engine = Engine(target, [TabularModel.random(vocab, seed=22 + i) for i in range(drafts)], end_tokens=END)
+    params = SamplingParams(**sampling)
+    prompt = [1, 1]
+    randomness = EnumeratedRandomness(monkeypatch)
+    law = randomness.law_of(
+        lambda: tuple(
+            engine.generate(prompt, {"name": name, **options}, params, max_new_tokens=length).tokens
+        )
+    )
+    plain = exact_law(target, prompt, params, length, END)
+    assert law.keys() == plain.keys()
+    assert all(abs(law[output] - chance) < 1e-12 for output, chance in plain.items())
+
+
+def test_warp_of_the_reference_is_the_packages() -> None:
+    """Both laws above rest on the same warp: compare the two implementations on the models used here."""
+    for sampling in WARPS.values():
+        params = SamplingParams(**{k: v for k, v in sampling.items() if k in ("temperature", "top_k", "top_p", "min_p")})
+        for prefix in itertools.product(range(VOCAB), repeat=2):
+            logits = torch.tensor(TARGET.law(prefix), dtype=torch.float64).log()
+            (law,) = [exact_law(TabularModel(lambda _, w=logits.exp().tolist(): w, VOCAB), [0], params, 1)]
+            for token, p in enumerate(warp(logits, params).tolist()):
+                assert law.get((token,), 0.0) == pytest.approx(p, abs=1e-12)

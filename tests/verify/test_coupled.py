@@ -1,0 +1,102 @@
+"""Gumbel-coupled verification: the choice at a position is a function of p, the seed and the position alone."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from draftwood import Engine, SamplingParams, TabularModel
+from draftwood.forest import plant
+from draftwood.sampling import Streams
+from draftwood.verify import Coupled
+
+TARGET = TabularModel.random(5, seed=1, order=2, sharpness=2)
+
+
+def resembling(seed: int) -> TabularModel:
+    """A draft model that agrees with the target to a degree."""
+    noise = TabularModel.random(5, seed)
+    return TabularModel(lambda prefix: [a + b for a, b in zip(TARGET.law(prefix), noise.law(prefix), strict=True)], 5)
+
+
+DRAFTS = [resembling(2), resembling(3)]
+METHODS = [
+    ({"name": "speculative", "gamma": 3}, 1),
+    ({"name": "specinfer", "expansion": [2, 2]}, 1),
+    ({"name": "specinfer", "expansion": [2, 1, 1]}, 2),
+    ({"name": "mcsd", "tree": [3, 2], "replacement": True}, 1),
+    ({"name": "mcsd", "tree": [4, 2], "replacement": False}, 1),
+    ({"name": "lookup", "min_ngram": 1}, 0),
+]
+SAMPLINGS = [
+    {},
+    {"temperature": 0.7, "top_k": 3},
+    {"top_p": 0.8},
+    {"min_p": 0.3},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2, "logit_bias": {1: 0.5}},
+    {"temperature": 0.0},
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=lambda s: "+".join(s) or "plain")
+@pytest.mark.parametrize(("method", "drafts"), METHODS, ids=lambda m: m["name"] if isinstance(m, dict) else str(m))
+def test_text_under_a_seed_does_not_depend_on_the_drafter(
+    method: dict[str, object], drafts: int, sampling: dict[str, object]
+) -> None:
+    engine = Engine(TARGET, DRAFTS[:drafts], end_tokens=frozenset({0}))
+    options = {"sampling": sampling, "max_new_tokens": 12}
+    accepted = 0
+    for seed in range(25):
+        prompt = [1, 2, seed % 5, seed // 5, 1, 2]
+        plain = engine.generate(prompt, {"name": "autoregressive", "verify": "coupled"}, seed=seed, **options)
+        result = engine.generate(prompt, {**method, "verify": "coupled"}, seed=seed, **options)
+        assert result.tokens == plain.tokens
+        assert result.finish_reason == plain.finish_reason
+        assert result.logprobs == pytest.approx(plain.logprobs)
+        assert result.warped_logprobs == pytest.approx(plain.warped_logprobs)
+        accepted += result.metrics.accepted
+    assert accepted > 10  # speculation did happen
+
+
+def test_rejection_text_does_depend_on_the_drafter() -> None:
+    """The property is that of coupling, not of easy models."""
+    engine = Engine(TARGET, DRAFTS[:1])
+    plain = [engine.generate([1], "autoregressive", seed=seed, max_new_tokens=6).tokens for seed in range(20)]
+    drafted = [engine.generate([1], "speculative", seed=seed, max_new_tokens=6).tokens for seed in range(20)]
+    assert plain != drafted
+
+
+def test_choices_follow_p() -> None:
+    """argmax(log p + Gumbel noise) is distributed as p, over seeds and over positions; impossible tokens never come."""
+    p = torch.tensor([0.5, 0.0, 0.3, 0.15, 0.05], dtype=torch.float64)
+    forest = plant([0])
+    logits = p.log()[None]
+    count = 20_000
+    over_seeds = Counter(
+        Coupled()(forest, logits, SamplingParams(), None, Streams(seed)).token[0] for seed in range(count)
+    )
+    streams = Streams(7)
+    over_positions: Counter[int] = Counter()
+    for position in range(count):
+        forest.trunk = [0] * position
+        streams.at(position)
+        over_positions[Coupled()(forest, logits, SamplingParams(), None, streams).token[0]] += 1
+    for counts in (over_seeds, over_positions):
+        assert counts[1] == 0
+        statistic = sum((counts[x] - count * float(p[x])) ** 2 / (count * float(p[x])) for x in (0, 2, 3, 4))
+        assert statistic < 3 + 5 * math.sqrt(6)
+
+
+def test_nodes_at_one_position_share_noise() -> None:
+    """Siblings predict the same position: with equal logits they choose the same token."""
+    forest = plant([0])
+    for token in range(4):
+        forest.propose(0, [token], None)
+    streams = Streams(3)
+    logits = torch.zeros(5, 50, dtype=torch.float64)
+    first = streams.gumbel(1, 50, torch.device("cpu"))
+    verdict = Coupled()(forest, logits, SamplingParams(), None, streams)
+    assert verdict.token == [int(first.argmax())]
+    assert not torch.equal(first, streams.gumbel(2, 50, torch.device("cpu")))
+    assert torch.equal(first, Streams(3).gumbel(1, 50, torch.device("cpu")))
