@@ -70,9 +70,7 @@ def loop_overhead(engine: draftwood.Engine, prompts: list[list[int]], repeats: i
         expected = bare_greedy(engine.target, prompt, count)
         synchronise()
         t1 = perf_counter()
-        got = engine.generate(
-            prompt, "autoregressive", {"temperature": 0}, max_new_tokens=count, ignore_eos=True
-        )
+        got = engine.generate(prompt, "autoregressive", {"temperature": 0}, max_new_tokens=count, ignore_eos=True)
         synchronise()
         t2 = perf_counter()
         if got.tokens != expected:
@@ -109,7 +107,7 @@ def round_overhead(engine: draftwood.Engine, prompts: list[list[int]], repeats: 
 
 
 def speed_ups(engine: draftwood.Engine, per_domain: int) -> list[dict[str, Any]]:
-    """Each method against plain decoding on the same prompt and seed, interleaved; one row per domain and temperature."""
+    """Each method against plain decoding, same prompt and seed, interleaved; one row per domain and temperature."""
     rows = []
     assert engine.tokenizer is not None
     for temperature in (0.0, 1.0):

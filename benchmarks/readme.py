@@ -22,8 +22,8 @@ def engine_table(result: dict[str, Any]) -> str:
         f"Embedded pair, {env['dtype']}, {env['threads']} thread of {env['processor']}, torch {env['torch']}, "
         f"{env['date']}; medians, ratios inside one run, held-out prompts.",
         "",
-        f"- Plain decoding through the loop takes {ratio['median']:.3f}x the time of a bare hand-written loop over the same "
-        f"decoder (95% interval {ratio['low']:.3f} to {ratio['high']:.3f}).",
+        f"- Plain decoding through the loop takes {ratio['median']:.3f}x the time of a bare hand-written loop over "
+        f"the same decoder (95% interval {ratio['low']:.3f} to {ratio['high']:.3f}).",
         f"- What is not a model forward takes {share['speculative T=0']['median']:.1%} (greedy) and "
         f"{share['speculative T=1']['median']:.1%} (temperature 1) of a round for a chain of 4, "
         f"{share['mcsd T=1']['median']:.1%} for the tree 3,2,1,1.",

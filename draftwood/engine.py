@@ -282,7 +282,7 @@ class Engine:
             plan.max_new_tokens,
             plan.end_tokens,
             plan.stop,
-            None if self.tokenizer is None else self.tokenizer.stream(),
+            None if self.tokenizer is None else self.tokenizer.stream(plan.prompt),
             plan.cancelled,
         )
         target = Session(self.target, self._cache(self.target))
@@ -319,7 +319,7 @@ def load(
     Without a target the embedded pair is loaded (its draft too, unless `draft` names another). `device` defaults to
     CUDA where there is one. Models may have differently padded vocabularies, but must share a tokenizer.
     """
-    place = torch.device(device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = _place(device)
     if target is None:
         target = EMBEDDED / "target"
         draft = EMBEDDED / "draft" if draft is None else draft
@@ -341,8 +341,19 @@ def load(
                 "use a draft of the same family"
             )
         drafts.append(drafted)
-    names = {"target": _name(target), "draft": [_name(source) for source in sources], "dtype": str(dtype)}
+    used = str(getattr(model, "dtype", dtype)).removeprefix("torch.")
+    names = {"target": _name(target), "draft": [_name(source) for source in sources], "dtype": used}
     return Engine(model, drafts, words, end, names)
+
+
+def _place(device: str | torch.device | None) -> torch.device:
+    """The device to load on, checked."""
+    try:
+        place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:  # an unknown name; a build without CUDA; an index too high
+        raise ConfigurationError(f"device {str(device)!r} is not there; use cpu, or one that torch sees") from error
+    return place
 
 
 def _model(source: ModelSource, dtype: str | torch.dtype, device: torch.device) -> tuple[CausalModel, Path | None]:

@@ -114,9 +114,10 @@ class Session:
         node_of = [cell[0] for cell in cells]
         index = {node: i for i, node in enumerate(node_of)}
         slots = [cell[2] for cell in cells]
+        largest = self.model.vocab_size - 1  # a draft without a padded token of the target reads its last one instead
         job = Job(
             self,
-            [cell[1] for cell in cells],
+            [min(cell[1], largest) for cell in cells],
             [cell[3] for cell in cells],
             slots,
             node_of,

@@ -175,7 +175,9 @@ def slow_warp(logits: Sequence[float], params: SamplingParams) -> list[float]:
     return [probs[i] / total if i in alive else 0.0 for i in range(len(probs))]
 
 
-def slow_penalties(logits: Sequence[float], prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> list[float]:
+def slow_penalties(
+    logits: Sequence[float], prompt: Sequence[int], output: Sequence[int], params: SamplingParams
+) -> list[float]:
     """Penalties and bias for one path, counted from scratch."""
     edited = []
     for token, logit in enumerate(logits):

@@ -1,4 +1,4 @@
-"""Whole generations follow plain decoding's law: by enumeration for tiny cases, by 20,000 samples for every combination.
+"""Whole generations follow plain decoding's law: by enumeration for tiny cases, by samples for every combination.
 
 The law of plain decoding is enumerated from the tabular model itself, with a warper written independently.
 """
@@ -17,12 +17,12 @@ from torch import Tensor
 from draftwood import METHODS, Engine, SamplingParams, TabularModel
 from draftwood.draft.base import Proposer
 from draftwood.methods import Speculative
-from draftwood.sampling import Streams, warp
+from draftwood.sampling import Streams
 from draftwood.verify import Rejection, tree
 
 PROMPT = [1, 2, 1, 2]
 VOCAB, LENGTH, END = 4, 4, frozenset({0})
-COUNT = 20_000
+COUNT, FEW = 20_000, 5_000  # generations where the check must pass, and where it must fail
 TARGET = TabularModel.random(VOCAB, seed=11, order=4)
 DRAFTS = [TabularModel.random(VOCAB, seed=12, order=3), TabularModel.random(VOCAB, seed=13, order=2)]
 
@@ -49,35 +49,36 @@ WARPS: dict[str, dict[str, Any]] = {
 }
 CELLS = [
     (method, verify, warped, concurrency)
-    for method, verify, warped, concurrency in itertools.product(
-        METHOD_CELLS, ("rejection", "coupled"), WARPS, (1, 4)
-    )
+    for method, verify, warped, concurrency in itertools.product(METHOD_CELLS, ("rejection", "coupled"), WARPS, (1, 4))
 ]
 EVERYDAY = {
     ("autoregressive", "rejection", "penalties", 1),
-    ("autoregressive", "coupled", "top_p", 4),
     ("speculative", "rejection", "plain", 4),
-    ("speculative", "rejection", "penalties", 1),
     ("speculative", "coupled", "top_k", 1),
     ("specinfer", "rejection", "top_p", 4),
     ("specinfer-2", "rejection", "plain", 1),
     ("specinfer-2", "rejection", "penalties", 4),
     ("mcsd-iid", "rejection", "min_p", 1),
     ("mcsd-distinct", "rejection", "top_k", 4),
-    ("mcsd-distinct", "rejection", "penalties", 1),
+    ("mcsd-distinct", "rejection", "plain", 1),
     ("lookup", "rejection", "plain", 4),
-    ("lookup", "coupled", "penalties", 1),
+    ("lookup", "coupled", "top_p", 1),
 }
 
 
 def generations(
-    method: dict[str, Any], drafts: int, sampling: dict[str, Any], concurrency: int, first_seed: int
+    method: dict[str, Any],
+    drafts: int,
+    sampling: dict[str, Any],
+    concurrency: int = 1,
+    first_seed: int = 0,
+    count: int = COUNT,
 ) -> list[Output]:
-    """COUNT outputs under consecutive seeds."""
+    """`count` outputs under consecutive seeds."""
     engine = Engine(TARGET, DRAFTS[:drafts], end_tokens=END)
     params = SamplingParams(**sampling)
     options: dict[str, Any] = {"method": method, "sampling": params, "max_new_tokens": LENGTH}
-    seeds = range(first_seed, first_seed + COUNT)
+    seeds = range(first_seed, first_seed + count)
     if concurrency == 1:
         return [tuple(engine.generate(PROMPT, seed=seed, **options).tokens) for seed in seeds]
     requests = [{"prompt": PROMPT, "seed": seed} for seed in seeds]
@@ -115,7 +116,7 @@ def test_generations_follow_plain_decoding(cell: tuple[str, str, str, int]) -> N
     """20,000 generations against the exact law (chi-square) and against plain samples (total variation)."""
     method, verify, warped, concurrency = cell
     options, drafts = METHOD_CELLS[method]
-    samples = generations({**options, "verify": verify}, drafts, WARPS[warped], concurrency, 0)
+    samples = generations({**options, "verify": verify}, drafts, WARPS[warped], concurrency)
     law = plain_law(warped)
     assert surplus(samples, law) < 5
     assert follows(samples, law, ideal_runs(warped))
@@ -144,14 +145,14 @@ class _Biased(Speculative):
 def biased_samples(monkeypatch: pytest.MonkeyPatch, verifier: Rejection, sampling: dict[str, Any]) -> list[Output]:
     monkeypatch.setitem(METHODS, "biased", _Biased)
     monkeypatch.setattr(_Biased, "verifier", lambda self: verifier)
-    return generations({"name": "biased", "gamma": 3}, 1, sampling, 1, 0)
+    return generations({"name": "biased", "gamma": 3}, 1, sampling, count=FEW)
 
 
 def test_check_finds_the_ratio_the_wrong_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spec §9.1."""
     monkeypatch.setattr(tree, "acceptance", lambda p, q: min(1.0, q / p) if p > 0 else 1.0)
     samples = biased_samples(monkeypatch, Rejection(), {})
-    assert surplus(samples, plain_law("plain")) > 50
+    assert surplus(samples, plain_law("plain")) > 15
     assert total_variation(frequencies(samples), plain_law("plain")) > 0.05
 
 
@@ -166,14 +167,16 @@ def test_check_finds_acceptance_with_the_noise_of_drafting(monkeypatch: pytest.M
             return super().__call__(forest, logits, params, penalties, draft_again)
 
     monkeypatch.setattr(Streams, "uniform", lambda streams, purpose: uniform(streams, "draft"))
-    assert surplus(biased_samples(monkeypatch, Shared(), {}), plain_law("plain")) > 50
+    assert surplus(biased_samples(monkeypatch, Shared(), {}), plain_law("plain")) > 15
 
 
 def test_check_finds_drafts_that_were_not_warped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """q as verified is top-k's; the draws were made from q before top-k... and the other way round."""
+    """Draws follow q after top-k, but the verifier is told q before it."""
     call = Proposer.__call__
 
-    def unwarped(self: Proposer, forest: Any, nodes: Sequence[int], logits: Tensor, count: int, replacement: bool) -> Any:
+    def unwarped(
+        self: Proposer, forest: Any, nodes: Sequence[int], logits: Tensor, count: int, replacement: bool
+    ) -> Any:
         children = call(self, forest, nodes, logits, count, replacement)
         for row, node in enumerate(nodes):
             for proposal in forest.proposals[node]:
@@ -182,34 +185,38 @@ def test_check_finds_drafts_that_were_not_warped(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Proposer, "__call__", unwarped)
     samples = biased_samples(monkeypatch, Rejection(), WARPS["top_k"])
-    assert surplus(samples, plain_law("top_k")) > 50
+    assert surplus(samples, plain_law("top_k")) > 15
 
 
 def test_check_finds_a_baseline_warped_unlike_the_method() -> None:
     """Temperature applied twice, and a warp that only one side has."""
     options, drafts = METHOD_CELLS["speculative"]
-    samples = generations(options, drafts, {"temperature": 1.3 * 1.3, "top_k": 3}, 1, 0)
-    assert surplus(samples, plain_law("top_k")) > 50
+    samples = generations(options, drafts, {"temperature": 1.3 * 1.3, "top_k": 3}, count=FEW)
+    assert surplus(samples, plain_law("top_k")) > 15
 
 
 # -- exact: the engine under enumerated randomness -------------------------------------------------------------------
 
-ENUMERATED = [
-    ("autoregressive", {}, 0, 3, 4),
-    ("speculative", {"gamma": 2}, 1, 3, 3),
-    ("speculative", {"gamma": 3}, 1, 2, 4),
-    ("specinfer", {"expansion": [2, 1]}, 1, 2, 3),
-    ("specinfer", {"expansion": [1, 1]}, 2, 2, 3),
-    ("mcsd", {"tree": [2, 1], "replacement": True}, 1, 3, 2),
-    ("mcsd", {"tree": [2, 2], "replacement": True}, 1, 2, 3),
-    ("mcsd", {"tree": [2, 1], "replacement": False}, 1, 3, 3),
-    ("mcsd", {"tree": [3, 2], "replacement": False}, 1, 3, 2),
-    ("lookup", {"min_ngram": 1}, 0, 3, 4),
+ENUMERATED = [  # method, its options, draft models, vocabulary, tokens
+    ("autoregressive", {}, 0, 4, 5),
+    ("speculative", {"gamma": 2}, 1, 4, 4),
+    ("speculative", {"gamma": 3}, 1, 3, 5),
+    ("specinfer", {"expansion": [2, 1]}, 1, 4, 3),
+    ("specinfer", {"expansion": [2, 2]}, 1, 3, 4),
+    ("specinfer", {"expansion": [1, 1]}, 2, 3, 3),
+    ("specinfer", {"expansion": [2, 1]}, 2, 3, 3),
+    ("mcsd", {"tree": [3, 1], "replacement": True}, 1, 3, 3),
+    ("mcsd", {"tree": [2, 2], "replacement": False}, 1, 3, 4),
+    ("mcsd", {"tree": [3, 2], "replacement": False}, 1, 3, 3),
+    ("mcsd", {"tree": [4, 1], "replacement": False}, 1, 3, 4),
+    ("lookup", {"min_ngram": 1}, 0, 4, 5),
 ]
 
 
 @pytest.mark.parametrize(("name", "options", "drafts", "vocab", "length"), ENUMERATED, ids=str)
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.5, "top_k": 2, "presence_penalty": 0.5}], ids=["plain", "warped"])
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 1.5, "top_k": 2, "presence_penalty": 0.5}], ids=["plain", "warped"]
+)
 def test_engine_law_is_exact(
     name: str,
     options: dict[str, Any],
@@ -219,28 +226,15 @@ def test_engine_law_is_exact(
     sampling: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every random number that the engine asks for is enumerated: the law of its output is plain decoding's, to 1e-12."""
+    """Every random number that the engine asks for is enumerated: its output has plain decoding's law, to 1e-12."""
     target = TabularModel.random(vocab, seed=21)
     engine = Engine(target, [TabularModel.random(vocab, seed=22 + i) for i in range(drafts)], end_tokens=END)
     params = SamplingParams(**sampling)
     prompt = [1, 1]
     randomness = EnumeratedRandomness(monkeypatch)
     law = randomness.law_of(
-        lambda: tuple(
-            engine.generate(prompt, {"name": name, **options}, params, max_new_tokens=length).tokens
-        )
+        lambda: tuple(engine.generate(prompt, {"name": name, **options}, params, max_new_tokens=length).tokens)
     )
     plain = exact_law(target, prompt, params, length, END)
     assert law.keys() == plain.keys()
     assert all(abs(law[output] - chance) < 1e-12 for output, chance in plain.items())
-
-
-def test_warp_of_the_reference_is_the_packages() -> None:
-    """Both laws above rest on the same warp: compare the two implementations on the models used here."""
-    for sampling in WARPS.values():
-        params = SamplingParams(**{k: v for k, v in sampling.items() if k in ("temperature", "top_k", "top_p", "min_p")})
-        for prefix in itertools.product(range(VOCAB), repeat=2):
-            logits = torch.tensor(TARGET.law(prefix), dtype=torch.float64).log()
-            (law,) = [exact_law(TabularModel(lambda _, w=logits.exp().tolist(): w, VOCAB), [0], params, 1)]
-            for token, p in enumerate(warp(logits, params).tolist()):
-                assert law.get((token,), 0.0) == pytest.approx(p, abs=1e-12)

@@ -1,5 +1,6 @@
 """Random streams: uniform, independent between purposes, and functions of (seed, position, purpose, counter) alone."""
 
+import itertools
 import math
 
 import pytest
@@ -40,7 +41,7 @@ def test_numbers_are_uniform(purpose: str, along: str) -> None:
         values.append(streams.uniform(purpose))
     assert chi_square(histogram(values, 64)) < 5
     pairs = [0] * 256
-    for a, b in zip(values, values[1:], strict=False):
+    for a, b in itertools.pairwise(values):
         pairs[int(a * 16) * 16 + int(b * 16)] += 1
     assert chi_square(pairs) < 5
 

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from draftwood.world import DOMAINS, SPLITS, Document, documents, score
+from draftwood.world import DOMAINS, EXERCISES, SPLITS, Document, documents, score
 from draftwood.world.document import split_of
 from draftwood.world.library import modules
 from draftwood.world.score import run_query
@@ -20,7 +20,7 @@ def take(domain: str, split: str, count: int, seed: int = 0) -> list[Document]:
     return list(itertools.islice(documents(domain, split, seed), count))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("domain", (*DOMAINS, *EXERCISES))
 def test_no_held_out_text_or_prompt_occurs_in_train(domain: str) -> None:
     train = take(domain, "train", 4000) + take(domain, "train", 4000, seed=1)
     held_out = take(domain, "held-out", 1000) + take(domain, "held-out", 1000, seed=1)
@@ -42,9 +42,9 @@ def test_splits_are_decided_by_the_words_alone() -> None:
     assert 0.04 < share < 0.09
 
 
-def digest(domains: tuple[str, ...] = DOMAINS) -> str:
+def digest() -> str:
     state = hashlib.blake2b()
-    for domain in domains:
+    for domain in (*DOMAINS, *EXERCISES):
         for split in SPLITS:
             for document in itertools.islice(documents(domain, split, 7), 40):
                 state.update(repr(document).encode())
@@ -68,7 +68,7 @@ def test_seeds_differ() -> None:
     assert take("qa", "train", 5, 0) != take("qa", "train", 5, 1)
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("domain", (*DOMAINS, *EXERCISES))
 def test_a_completion_begins_with_white_space_after_a_prompt_that_ends_without(domain: str) -> None:
     for document in take(domain, "train", 300):
         assert document.prompt and not document.prompt[-1].isspace()

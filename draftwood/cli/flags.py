@@ -72,29 +72,29 @@ Temperature: TypeAlias = Annotated[
     float,
     typer.Option(
         metavar="T",
-        help="0 is greedy decoding, 1 samples from the target as it is.",
+        help="0: greedy; 1: the target as it is.",
         rich_help_panel=SAMPLING,
     ),
 ]
 TopK: TypeAlias = Annotated[
-    int, typer.Option(metavar="K", help="Sample among the K most probable tokens; 0: all.", rich_help_panel=SAMPLING)
+    int, typer.Option(metavar="K", help="Keep the K most probable; 0: all.", rich_help_panel=SAMPLING)
 ]
 TopP: TypeAlias = Annotated[
     float,
-    typer.Option(metavar="P", help="Sample among the tokens that make up mass P; 1: all.", rich_help_panel=SAMPLING),
+    typer.Option(metavar="P", help="Keep probability mass P; 1: all.", rich_help_panel=SAMPLING),
 ]
 MinP: TypeAlias = Annotated[
     float,
-    typer.Option(metavar="P", help="Drop tokens below P times the most probable one.", rich_help_panel=SAMPLING),
+    typer.Option(metavar="P", help="Drop below P times the largest.", rich_help_panel=SAMPLING),
 ]
 RepetitionPenalty: TypeAlias = Annotated[
-    float, typer.Option(metavar="X", help="Above 1: tokens seen before are less likely.", rich_help_panel=SAMPLING)
+    float, typer.Option(metavar="X", help="Above 1: seen tokens count less.", rich_help_panel=SAMPLING)
 ]
 PresencePenalty: TypeAlias = Annotated[
-    float, typer.Option(metavar="X", help="Subtracted once from tokens in the output.", rich_help_panel=SAMPLING)
+    float, typer.Option(metavar="X", help="Subtracted from seen tokens.", rich_help_panel=SAMPLING)
 ]
 FrequencyPenalty: TypeAlias = Annotated[
-    float, typer.Option(metavar="X", help="Subtracted per occurrence in the output.", rich_help_panel=SAMPLING)
+    float, typer.Option(metavar="X", help="The same, per occurrence.", rich_help_panel=SAMPLING)
 ]
 LogitBias: TypeAlias = Annotated[
     list[str] | None,
@@ -115,15 +115,16 @@ Stop: TypeAlias = Annotated[
     ),
 ]
 IgnoreEos: TypeAlias = Annotated[
-    bool, typer.Option("--ignore-eos", help="Go on after the end-of-text token.", rich_help_panel=LIMITS)
+    bool, typer.Option("--ignore-eos", metavar="", help="Go on after the end-of-text token.", rich_help_panel=LIMITS)
 ]
 Json: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document and nothing else.", rich_help_panel=OUTPUT)
+    bool, typer.Option("--json", metavar="", help="Print one JSON document and nothing else.", rich_help_panel=OUTPUT)
 ]
 Color: TypeAlias = Annotated[
     bool | None,
     typer.Option(
         "--color/--no-color",
+        metavar="",
         help="Default: colour on a terminal, unless NO_COLOR is set.",
         rich_help_panel=OUTPUT,
         show_default=False,

@@ -66,6 +66,7 @@ def generate(
         bool,
         typer.Option(
             "--stream/--no-stream",
+            metavar="",
             help="Show text as it becomes certain, or all at the end.",
             rich_help_panel=flags.OUTPUT,
         ),
@@ -75,10 +76,12 @@ def generate(
 ) -> None:
     """Decode one prompt.
 
-    On a terminal the text is coloured by where each token came from: a draft that was [green]accepted[/green], a
-    token [magenta underline]corrected[/magenta underline] after a rejection, a [bold cyan]bonus[/bold cyan] token
-    after an accepted draft, or a plain one. In a pipe, standard output carries exactly the text; the summary line is
-    on standard error. Ctrl-C keeps what was generated so far.
+    On a terminal the colours say where each token came from: a draft that was
+    [green]accepted[/green], [magenta underline]corrected[/magenta underline] after a rejection, \
+a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
+
+    In a pipe, standard output carries exactly the text. The summary is always on
+    standard error. Ctrl-C keeps what was generated so far.
     """
     from draftwood.cli.interrupt import Interrupt
     from draftwood.cli.rendering import as_json

@@ -3,7 +3,7 @@
 Importing this module, and `draftwood --help`, import no torch: a command's module is imported when it is called for
 and imports what it needs when it runs.
 
-Exit codes: 0 done, 2 a bad flag or a DraftwoodError, 130 interrupted, 141 the reader of the pipe went away.
+Exit codes: 0 done, 1 the reader of the pipe went away, 2 a bad flag or a DraftwoodError, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from draftwood import __version__
 from draftwood.errors import ConfigurationError, DraftwoodError, did_you_mean
 
-BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
+BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 1
 
 COMMANDS = {  # name -> module:function, in the order of the help page
     "generate": "draftwood.cli.generate:generate",
@@ -79,7 +79,7 @@ def draftwood(
     Without --target, commands use the pair of small models that comes with draftwood.
     """
     if context.invoked_subcommand is None:
-        context.get_help()  # prints it
+        typer.echo(context.get_help())  # typer prints the coloured one itself and returns an empty text
 
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -122,8 +122,9 @@ def _usage_error(error: Exception) -> str | None:
         return None
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):
-        known = {flag for param in error.ctx.command.params for flag in param.opts} if error.ctx else set()
-        return f"there is no option {option}" + (did_you_mean(option, known) if known else "")
+        context: Any = getattr(error, "ctx", None)
+        known = [flag for parameter in context.command.params for flag in parameter.opts] if context else []
+        return f"there is no option {option}" + did_you_mean(option, [flag for flag in known if flag.startswith("--")])
     sentence = str(describe()).strip().rstrip(".")
     return sentence[:1].lower() + sentence[1:]
 

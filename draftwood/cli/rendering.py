@@ -15,9 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
+from rich import box
 from rich.color import ColorSystem
 from rich.console import Console
 from rich.style import Style
+from rich.table import Table
 
 if TYPE_CHECKING:
     from draftwood.text import TextDecoder
@@ -33,7 +35,7 @@ KIND_STYLES = {
 DIM = Style.parse("dim")
 SEPARATOR = " · "
 
-# A model's text must not steer the terminal: control characters are shown as pictures, but for line feeds and tabs.
+# Control characters are shown as pictures, but for line feeds and tabs.
 PICTURES = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
 PICTURES |= {code: "\ufffd" for code in range(0x80, 0xA0)}
 
@@ -56,6 +58,11 @@ def console(wanted: bool | None = None, stderr: bool = False) -> Console:
         no_color=not coloured,
         highlight=False,
     )
+
+
+def visible(text: str) -> str:
+    """A text that cannot steer the terminal."""
+    return text.translate(PICTURES)
 
 
 def paint(text: str, style: Style, colour: bool) -> str:
@@ -100,7 +107,7 @@ class Painter:
 
     def _paint(self, piece: str, kind: str) -> str:
         if self.stream.isatty():
-            piece = piece.translate(PICTURES)
+            piece = visible(piece)
         return paint(piece, KIND_STYLES[kind], self.colour)
 
     def close(self) -> None:
@@ -168,16 +175,13 @@ def time_split(metrics: Metrics) -> dict[str, float]:
 
 def method_label(method: Mapping[str, Any]) -> str:
     """Name and the options that differ from the method's defaults: 'speculative gamma=6'."""
-    from draftwood.methods import METHODS
+    from draftwood.methods import METHODS, Method
 
     name = str(method["name"])
     usual = METHODS[name].model_construct().model_dump(mode="json") if name in METHODS else {}
-    options = [
-        f"{key}={option_text(value)}"
-        for key, value in method.items()
-        if key != "name" and (key not in usual or value != usual[key])
-    ]
-    return " ".join([name, *options])
+    keys = [key for key in method if key != "name" and (key not in usual or method[key] != usual[key])]
+    keys.sort(key=lambda key: key in Method.model_fields)  # the method's own options first
+    return " ".join([name, *(f"{key}={option_text(method[key])}" for key in keys)])
 
 
 def option_text(value: Any) -> str:
@@ -187,6 +191,11 @@ def option_text(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return str(value)
+
+
+def simple_table() -> Table:
+    """An empty table in the one style of all commands: no frame, two spaces between columns."""
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
 
 
 def as_json(value: Any) -> str:

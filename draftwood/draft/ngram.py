@@ -31,11 +31,7 @@ class NgramDrafter:
     ) -> Generator[Run, Tensor, None]:
         trunk, (node,) = forest.trunk, forest.roots
         self._index(trunk)
-        recent = (
-            [*trunk[len(trunk) + 1 - self.max_ngram :], forest.token[node]]
-            if self.max_ngram > 1
-            else [forest.token[node]]
-        )
+        recent = [*trunk[max(0, len(trunk) + 1 - self.max_ngram) :], forest.token[node]]
         start = self._match(recent)
         layer = 0
         while start is not None and layer < limit and depth.deeper(Growth(layer, (node,))):

@@ -33,10 +33,9 @@ STORED = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes that 
 
 def locate(source: str | Path) -> Path:
     """The directory of a checkpoint: a local one, or a hub id fetched into the hub's cache (no code, no pickles)."""
-    path = Path(source).expanduser()
-    if path.is_dir():
+    text, path = str(source), Path(source).expanduser()
+    if text and path.is_dir():
         return path
-    text = str(source)
     if path.exists() or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text, re.ASCII):
         raise ModelError(
             f"{source} is not a directory; give a Hugging Face checkpoint directory or a hub id (owner/name)"
@@ -115,6 +114,7 @@ def load(source: str | Path, dtype: str | torch.dtype = "float32", device: str |
         state = {}
         for name, parameter in model.named_parameters():  # a tied head is no parameter of its own
             state[name] = _assemble(tensors, family, name, parameter.shape, wanted, place)
+        _refuse_leftovers(tensors, family, config.num_hidden_layers)
     tied = model.head.weight is model.embed.weight
     model.load_state_dict(state, strict=not tied, assign=True)
     if tied:
@@ -130,6 +130,7 @@ class _Tensors:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.directory = directory
         self._place: dict[str, tuple[Any, Path]] = {}
+        self.used: set[str] = set()
         for path in _weight_files(directory):
             try:
                 handle = stack.enter_context(safe_open(str(path), "pt"))
@@ -164,6 +165,7 @@ class _Tensors:
 
     def read(self, name: str) -> Tensor:
         """A view of the mapped file; copy it before the file is closed."""
+        self.used.add(name)
         tensor: Tensor = self._place[name][0].get_tensor(name)
         return tensor
 
@@ -207,19 +209,31 @@ def _assemble(
     sources = [source.format(i=layer) for source in family.names[pattern]]
     found = [tensors.shape(source) for source in sources]
     rows = sum(part[0] if part else 0 for part, _ in found)
-    for source, (part, path) in zip(sources, found, strict=True):
-        if [rows, *part[1:]] != list(shape):
-            what = f"{list(shape)}" if len(sources) == 1 else f"{list(shape)} for {len(sources)} tensors together"
-            raise ModelError(
-                f"{path}: tensor {source} has shape {part}, but config.json asks for {what}; "
-                "the weights and the config do not belong together"
-            )
+    if any([rows, *part[1:]] != list(shape) for part, _ in found):
+        which = ", ".join(f"{source} {part}" for source, (part, _) in zip(sources, found, strict=True))
+        raise ModelError(
+            f"{found[0][1]}: tensor {which} does not fit config.json, which asks for {list(shape)}"
+            f"{' together' if len(sources) > 1 else ''}; the weights and the config do not belong together"
+        )
     made = torch.empty(shape, dtype=dtype, device=device)
     offset = 0
     for source, (part, _) in zip(sources, found, strict=True):
         made[offset : offset + part[0]].copy_(tensors.read(source))
         offset += part[0]
     return made
+
+
+def _refuse_leftovers(tensors: _Tensors, family: Family, layers: int) -> None:
+    """Parameters of the family that lie in the checkpoint unread: the config forgets them, so logits would be off."""
+    for pattern, sources in family.names.items():
+        for i in range(layers if "{i}" in pattern else 0):  # a head beside tied embeddings is no contradiction
+            for source in sources:
+                name = source.format(i=i)
+                if tensors.has(name) and name not in tensors.used:
+                    raise ModelError(
+                        f"{tensors.directory}: config.json does not ask for tensor {name}, which the checkpoint has; "
+                        "correct the config (attention_bias, mlp_bias)"
+                    )
 
 
 def save(model: Decoder, directory: Path, dtype: torch.dtype | None = None, **extra: Any) -> None:

@@ -64,9 +64,9 @@ class Tokenizer:
         """
         return self.backend.get_vocab(True) == other.backend.get_vocab(True)
 
-    def stream(self) -> TokenStream:
-        """A decoder that is fed one id at a time."""
-        return TokenStream(self)
+    def stream(self, context: Sequence[int] = ()) -> TokenStream:
+        """A decoder that is fed one id at a time; its text continues that of the ids in `context`."""
+        return TokenStream(self, context)
 
 
 class TokenStream:
@@ -79,11 +79,13 @@ class TokenStream:
 
     LONGEST = 64  # new ids that may wait for the end of a character; more are no text
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    CONTEXT = 8  # ids before the first that decide whether it begins with a space
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._window: list[int] = []
-        self._old = 0  # ids of the window whose text was given out
-        self._shown = 0  # characters of the window's text that were given out
+        self._window = list(context[-self.CONTEXT :])
+        self._old = len(self._window)  # ids of the window whose text was given out
+        self._shown = len(tokenizer.decode(self._window).rstrip(INCOMPLETE))  # its characters that were given out
 
     def step(self, token: int) -> str:
         """Text that this id completes; empty while a character is incomplete."""

@@ -1,58 +1,33 @@
-"""A tiny target with a draft, and what is wrong with them in other ways; the command line run in this process."""
+"""A tiny target with a draft, and the command line run in this process."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+import tiny_models
 
 from draftwood.cli.main import run
-from draftwood.models import checkpoint
-from draftwood.models.decoder import Decoder, DecoderConfig
-
-CONTEXT = 64
-EOS = 256
-
-
-def byte_tokenizer(extra: Sequence[str] = ()) -> Tokenizer:
-    """One token for each byte, then an end token and `extra` tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<eos>", *extra])
-    return tokenizer
-
-
-def make_checkpoint(directory: Path, layers: int, seed: int, tokenizer: Tokenizer) -> Path:
-    """A random decoder of width 32; its letters are likelier than other bytes, so that its text can be read."""
-    torch.manual_seed(seed)
-    model = Decoder(DecoderConfig(tokenizer.get_vocab_size(), 32, 48, layers, 2, 1, 16, CONTEXT))
-    checkpoint.save(model, directory, eos_token_id=EOS)
-    tokenizer.save(str(directory / "tokenizer.json"))
-    return directory
 
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("models") / "target", 2, 1, byte_tokenizer())
+    return tiny_models.write(tmp_path_factory.mktemp("models") / "target", seed=1)
 
 
 @pytest.fixture(scope="session")
 def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("models") / "draft", 1, 2, byte_tokenizer())
+    return tiny_models.write(tmp_path_factory.mktemp("models") / "draft", seed=2)
 
 
 @pytest.fixture(scope="session")
-def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A draft with one token more, so with another tokenizer."""
-    return make_checkpoint(tmp_path_factory.mktemp("models") / "stranger", 1, 3, byte_tokenizer(["<sep>"]))
+def pair(target: Path, draft: Path) -> list[str]:
+    """The flags that load both."""
+    return ["--target", str(target), "--draft", str(draft)]
 
 
 @pytest.fixture
@@ -67,8 +42,13 @@ class Outcome(NamedTuple):
     err: str
 
     @property
-    def document(self) -> dict:
-        return json.loads(self.out)
+    def document(self) -> Any:
+        """Standard output as the one JSON document that it must be; NaN and infinities are refused."""
+
+        def refuse(constant: str) -> None:
+            raise ValueError(f"{constant} is not JSON")
+
+        return json.loads(self.out, parse_constant=refuse)
 
 
 Command = Callable[..., Outcome]
@@ -76,7 +56,7 @@ Command = Callable[..., Outcome]
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run `draftwood ...` in this process."""
+    """Run `draftwood ...` in this process, its output captured as by a pipe."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("NO_COLOR", raising=False)
 
@@ -85,6 +65,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
             run([str(argument) for argument in arguments])
         code = left.value.code
         captured = capsys.readouterr()
-        return Outcome(code if isinstance(code, int) else 0, captured.out, captured.err)
+        assert isinstance(code, int)
+        return Outcome(code, captured.out, captured.err)
 
     return call

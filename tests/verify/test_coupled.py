@@ -56,7 +56,7 @@ def test_text_under_a_seed_does_not_depend_on_the_drafter(
         assert result.logprobs == pytest.approx(plain.logprobs)
         assert result.warped_logprobs == pytest.approx(plain.warped_logprobs)
         accepted += result.metrics.accepted
-    assert accepted > 10  # speculation did happen
+    assert accepted > 3  # speculation did happen
 
 
 def test_rejection_text_does_depend_on_the_drafter() -> None:

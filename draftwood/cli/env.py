@@ -1,0 +1,154 @@
+"""`draftwood env`: what a bug report needs to say about the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftwood.cli import flags
+
+if TYPE_CHECKING:
+    import torch
+
+PACKAGES = (
+    "torch",
+    "safetensors",
+    "tokenizers",
+    "huggingface_hub",
+    "pydantic",
+    "numpy",
+    "typer",
+    "rich",
+    "transformers",
+)
+
+
+def env(color: flags.Color = None, json: flags.Json = False) -> None:
+    """Show versions, devices and the embedded pair, for bug reports."""
+    from draftwood.cli.rendering import as_json, console
+
+    facts = collect()
+    if json:
+        print(as_json(facts))
+    else:
+        _show(facts, console(color).print)
+
+
+def collect() -> dict[str, Any]:
+    """Everything, as plain data."""
+    import torch
+
+    from draftwood import __version__
+
+    return {
+        "draftwood": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "memory_gib": _memory(),
+        "devices": [_device(device) for device in _devices()],
+        "embedded": _embedded(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text("utf-8", "replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _memory() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (AttributeError, ValueError, OSError):
+        return None  # not every system says
+
+
+def _devices() -> list[torch.device]:
+    import torch
+
+    found = [torch.device("cpu")]
+    found += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        found.append(torch.device("mps"))
+    return found
+
+
+def _device(device: torch.device) -> dict[str, Any]:
+    """A device's name, and the dtypes in which it multiplies matrices."""
+    import torch
+
+    from draftwood.models.checkpoint import DTYPES
+
+    def works(dtype: torch.dtype) -> bool:
+        try:
+            square = torch.ones(2, 2, dtype=dtype, device=device)
+            return bool((square @ square).float().sum() == 8)
+        except (RuntimeError, TypeError):
+            return False
+
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return {"device": str(device), "name": name, "dtypes": [name for name, dtype in DTYPES.items() if works(dtype)]}
+
+
+def _embedded() -> dict[str, Any]:
+    """Parameters and bytes of the shipped models; None where one is not there."""
+    from safetensors import safe_open
+
+    from draftwood.engine import EMBEDDED
+
+    sizes: dict[str, Any] = {}
+    for role in ("target", "draft"):
+        files = sorted((EMBEDDED / role).glob("*.safetensors"))
+        parameters = 0
+        for file in files:
+            with safe_open(str(file), "pt") as tensors:
+                for key in tensors.keys():  # noqa: SIM118 - not a dictionary
+                    size = 1
+                    for extent in tensors.get_slice(key).get_shape():
+                        size *= extent
+                    parameters += size
+        size = sum(file.stat().st_size for file in files)
+        sizes[role] = {"parameters": parameters, "bytes": size} if files else None
+    return sizes
+
+
+def _show(facts: dict[str, Any], show: Callable[..., Any]) -> None:
+    from rich.table import Table
+
+    made = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    made.add_column(style="cyan", no_wrap=True)
+    made.add_column(overflow="fold")
+    made.add_row("draftwood", facts["draftwood"])
+    made.add_row("python", f"{facts['python']} ({sys.implementation.name})")
+    for package, found in facts["packages"].items():
+        made.add_row(package, found or "not installed")
+    made.add_row("system", facts["system"])
+    made.add_row("cpu", f"{facts['cpu']}, {facts['cores']} cores, {facts['torch_threads']} torch threads")
+    if facts["memory_gib"] is not None:
+        made.add_row("memory", f"{facts['memory_gib']:g} GiB")
+    for device in facts["devices"]:
+        name = f"{device['name']}: " if device["name"] else ""
+        made.add_row(device["device"], name + ", ".join(device["dtypes"]))
+    for role, size in facts["embedded"].items():
+        text = f"{size['parameters']:,} parameters, {size['bytes'] / 2**20:.1f} MiB" if size else "not there"
+        made.add_row(f"embedded {role}", text)
+    show(made)

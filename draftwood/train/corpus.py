@@ -1,0 +1,107 @@
+"""Documents packed into rows of tokens, ready for training.
+
+A row begins with the beginning of a document and never cuts one that fits, so
+training sees what inference sees: a document from position 0, or one after
+another with the end-of-sequence token between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from draftwood.train.tokenizer import end_token
+from draftwood.world import Split, documents
+
+# Shares of the tokens, not of the documents.
+SHARES = {
+    "stories": 0.09,
+    "qa": 0.28,
+    "sql": 0.25,
+    "math": 0.07,
+    "summaries": 0.06,
+    "code": 0.03,
+    "library": 0.08,
+    "retellings": 0.14,
+}
+
+# Documents that wait for a row with room for them.
+_WAITING = 48
+
+
+def _encoded(tokenizer: Tokenizer, domain: str, split: Split, seed: int, batch: int = 256) -> Iterator[list[int]]:
+    """Yield token lists of a domain without end; a domain that ends starts again."""
+    eos = end_token(tokenizer)
+    while True:
+        texts: list[str] = []
+        for document in documents(domain, split, seed):
+            texts.append(document.text)
+            if len(texts) == batch:
+                for encoding in tokenizer.encode_batch(texts):
+                    yield [*encoding.ids, eos]
+                texts = []
+        for encoding in tokenizer.encode_batch(texts):
+            yield [*encoding.ids, eos]
+        seed += 1_000_000
+
+
+def _mixed(tokenizer: Tokenizer, split: Split, seed: int) -> Iterator[list[int]]:
+    """Yield documents of all domains; each time of the one furthest behind its share."""
+    sources = {domain: _encoded(tokenizer, domain, split, seed) for domain in SHARES}
+    given = dict.fromkeys(SHARES, 0.0)
+    while True:
+        domain = min(SHARES, key=lambda name: given[name] / SHARES[name])
+        tokens = next(sources[domain])
+        given[domain] += len(tokens)
+        yield tokens
+
+
+def pack(
+    tokenizer: Tokenizer, split: Split, rows: int, context: int, seed: int
+) -> np.ndarray[tuple[int, int], np.dtype[np.uint16]]:
+    """Return ``rows`` rows of ``context`` tokens, filled best fit first.
+
+    What stays free at the end of a row is filled with end-of-sequence tokens.
+    A document longer than a row is cut.
+    """
+    eos = end_token(tokenizer)
+    packed = np.full((rows, context), eos, dtype=np.uint16)
+    source = _mixed(tokenizer, split, seed)
+    waiting = [next(source) for _ in range(_WAITING)]
+    for row in packed:
+        # The oldest document opens the row, so none waits for ever.
+        tokens = waiting.pop(0)[:context]
+        at = 0
+        while True:
+            row[at : at + len(tokens)] = tokens
+            at += len(tokens)
+            waiting.append(next(source))
+            fits = [i for i, one in enumerate(waiting) if len(one) <= context - at]
+            if not fits:
+                break
+            # First fit while there is much room, best fit at the end: long
+            # documents must not crowd the beginnings of the rows.
+            roomy = context - at > context // 3
+            chosen = fits[0] if roomy else max(fits, key=lambda i: len(waiting[i]))
+            tokens = waiting.pop(chosen)
+    return packed
+
+
+def packed_rows(
+    tokenizer: Tokenizer, directory: Path, split: Split, rows: int, context: int, seed: int
+) -> np.ndarray[tuple[int, int], np.dtype[np.uint16]]:
+    """Return the packed rows of a directory, packing them first where missing.
+
+    Memory-mapped uint16 of shape [rows, context].
+    """
+    path = directory / f"{split}-{context}-{rows}-{seed}.npy"
+    if not path.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial.npy")
+        np.save(partial, pack(tokenizer, split, rows, context, seed))
+        partial.replace(path)
+    loaded: np.ndarray[tuple[int, int], np.dtype[np.uint16]] = np.load(path, mmap_mode="r")
+    return loaded

@@ -1,0 +1,82 @@
+"""Which parameter gets which optimizer, and the learning rate of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Warm-up, a constant rate, then a linear fall to zero.
+
+    The constant part lets a run be shortened or lengthened when it is resumed:
+    only the last part depends on where the run ends.
+    """
+
+    peak: float
+    warmup: int
+    decay_from: int
+    steps: int
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        if step < self.warmup:
+            return self.peak * (step + 1) / self.warmup
+        if step >= self.decay_from:
+            return self.peak * (self.steps - step) / max(1, self.steps - self.decay_from)
+        return self.peak
+
+
+class Optimizers:
+    """Muon for the matrices of the layers, AdamW for embeddings and norms.
+
+    Muon is scaled so that one learning rate serves both.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers." in n]
+        rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "layers." not in n]
+        self._names = {p: n for n, p in model.named_parameters()}
+        self._both: tuple[torch.optim.Optimizer, ...] = (
+            torch.optim.Muon(
+                matrices,
+                lr=0.0,
+                momentum=0.95,
+                nesterov=True,
+                weight_decay=0.05,
+                adjust_lr_fn="match_rms_adamw",
+            ),
+            torch.optim.AdamW(rest, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0),
+        )
+
+    def step(self, rate: float) -> None:
+        """Make one step at a learning rate and drop the gradients."""
+        for optimizer in self._both:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the state as named tensors, ready for safetensors."""
+        return {
+            f"{name}:{key}": value
+            for optimizer in self._both
+            for parameter, name in self._names.items()
+            for key, value in optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over the state of a run that was broken off."""
+        for optimizer in self._both:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    prefix = f"{self._names[parameter]}:"
+                    for key, value in state.items():
+                        if key.startswith(prefix):
+                            optimizer.state[parameter][key.removeprefix(prefix)] = value.clone()

@@ -1,0 +1,140 @@
+"""Each foreseen mistake is one sentence on stderr that names the fix, and exit code 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny_models
+import torch
+from conftest import Command, Outcome
+from safetensors.torch import load_file, save_file
+
+
+def refused(outcome: Outcome) -> str:
+    """The sentence, after checking its form."""
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert outcome.err.startswith("error: ") and outcome.err.count("\n") == 1
+    return outcome.err.removeprefix("error: ").rstrip("\n")
+
+
+FLAGS = [  # (flags, what the sentence must say)
+    (["--set", "gama=4"], "method speculative has no option 'gama' (did you mean 'gamma'?)"),
+    (["--set", "gamma"], "--set takes key=value, not 'gamma'"),
+    (["--set", "=4"], "--set takes key=value, not '=4'"),
+    (["--set", "gamma=-1"], "option 'gamma' is -1, but input should be greater than or equal to 0"),
+    (["--set", "gamma=many"], "option 'gamma' is 'many', but input should be a valid integer"),
+    (["--method", "mcsd", "--set", "tree=4,0"], "is 0, but input should be greater than or equal to 1"),
+    (["--method", "mcsd", "--set", "tree=wide"], "a configuration is whole numbers with commas between"),
+    (["--method", "specualtive"], "there is no method 'specualtive' (did you mean 'speculative'?)"),
+    (["--method", "file:nowhere.json"], "method file nowhere.json does not exist"),
+    (["--dtype", "float31"], "'float31'"),
+    (["--device", "abacus"], "device 'abacus' is not there"),
+    (["--temprature", "1"], "there is no option --temprature (did you mean '--temperature'?)"),
+    (["--seed", "x"], "invalid value for '--seed'"),
+    (["--temperature", "-1"], "option 'temperature' is -1.0"),
+    (["--temperature", "nan"], "option 'temperature' is nan"),
+    (["--top-p", "0"], "option 'top_p' is 0.0"),
+    (["--logit-bias", "7"], "--logit-bias takes ID=X, such as 42=-5, not '7'"),
+    (["--logit-bias", "999=1"], "logit_bias names token 999"),
+    (["--max-new-tokens", "0"], "max_new_tokens is 0"),
+    (["--stop", ""], "a stop string is empty"),
+    (["--prompt-file", "somewhere.txt"], "not both"),
+    (["again"], "unexpected extra argument"),
+]
+
+
+@pytest.mark.parametrize(("flags", "sentence"), FLAGS, ids=[" ".join(flags) for flags, _ in FLAGS])
+def test_bad_flags(command: Command, pair: list[str], flags: list[str], sentence: str) -> None:
+    assert sentence in refused(command("generate", "x", *pair, *flags))
+
+
+def test_missing_prompt(command: Command, pair: list[str]) -> None:
+    assert "--prompt-file" in refused(command("generate", *pair))
+
+
+def test_empty_prompt(command: Command, pair: list[str]) -> None:
+    assert refused(command("generate", "", *pair)) == "the prompt is empty; give at least one token of text"
+
+
+def test_prompt_file_that_is_not_there(command: Command, pair: list[str]) -> None:
+    assert "nowhere.txt cannot be read" in refused(command("generate", *pair, "--prompt-file", "nowhere.txt"))
+
+
+def test_prompt_that_is_no_text(command: Command, pair: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "prompt"
+    file.write_bytes(b"\xff\xfe")
+    assert "not valid UTF-8" in refused(command("generate", *pair, "--prompt-file", file))
+    assert "not valid UTF-8" in refused(command("generate", b"\xff".decode("utf-8", "surrogateescape"), *pair))
+
+
+def test_prompt_longer_than_the_context(command: Command, pair: list[str]) -> None:
+    sentence = refused(command("generate", "x" * tiny_models.CONTEXT, *pair))
+    assert f"context holds {tiny_models.CONTEXT}" in sentence and "shorten the prompt" in sentence
+
+
+def test_missing_directory(command: Command) -> None:
+    assert "./nowhere is not a directory" in refused(command("generate", "x", "--target", "./nowhere"))
+
+
+def test_directory_without_safetensors(command: Command, copy_of_target: Path) -> None:
+    (copy_of_target / "model.safetensors").unlink()
+    assert "has no .safetensors file" in refused(command("generate", "x", "--target", copy_of_target))
+
+
+def test_unknown_architecture(command: Command, copy_of_target: Path) -> None:
+    path = copy_of_target / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "abacus"}))
+    sentence = refused(command("generate", "x", "--target", copy_of_target))
+    assert "architecture 'abacus' is not supported" in sentence and "llama" in sentence
+
+
+def test_different_tokenizers(command: Command, target: Path, tmp_path: Path) -> None:
+    stranger = tiny_models.write(tmp_path / "stranger", seed=3, extra=["<sep>"])
+    assert "different tokenizers" in refused(command("generate", "x", "--target", target, "--draft", stranger))
+
+
+@pytest.mark.parametrize("method", ["speculative", "mcsd", "specinfer"])
+def test_method_without_its_draft(command: Command, target: Path, method: str) -> None:
+    assert "--draft" in refused(command("generate", "x", "--target", target, "--method", method))
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("method", ["autoregressive", "speculative", "mcsd"])
+def test_nan_in_the_logits(
+    command: Command, draft: Path, copy_of_target: Path, method: str, temperature: float
+) -> None:
+    path = copy_of_target / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.norm.weight"][0] = torch.nan
+    save_file(tensors, path, metadata={"format": "pt"})
+    models = ["--target", copy_of_target, "--draft", draft]
+    sentence = refused(command("generate", "x", *models, "--method", method, "--temperature", temperature))
+    assert "NaN" in sentence
+
+
+def test_unknown_command(command: Command) -> None:
+    assert refused(command("genrate", "x")) == "there is no command 'genrate' (did you mean 'generate'?)"
+
+
+COMPARISONS = [
+    (["--methods", "lookup,mscd"], "there is no method 'mscd' (did you mean 'mcsd'?)"),
+    (["--methods", "lookup", "--set", "gama=3"], "none of the methods has this option (did you mean 'gamma'?)"),
+    (["--methods", "lookup", "--set", "mcsd.tree=2"], "'mcsd' is not among the methods"),
+    (["--methods", "speculative:gamma=-1"], "option 'gamma' is -1"),
+    (["--methods", "speculative:gamma"], "takes key=value"),
+    (["--repeat", "0"], "--repeat 1 or more"),
+    (["--temperature", "-1"], "option 'temperature' is -1.0"),
+]
+
+
+@pytest.mark.parametrize(("flags", "sentence"), COMPARISONS, ids=[" ".join(flags) for flags, _ in COMPARISONS])
+def test_bad_comparisons(command: Command, pair: list[str], flags: list[str], sentence: str) -> None:
+    assert sentence in refused(command("compare", "x", *pair, *flags))
+
+
+def test_compare_refuses_a_missing_draft_before_it_runs(command: Command, target: Path) -> None:
+    sentence = refused(command("compare", "x", "--target", target, "--methods", "lookup,speculative"))
+    assert "speculative needs a draft model" in sentence

@@ -1,0 +1,110 @@
+"""The frame of the command line: help without torch, version, lazy imports, exit codes of the process."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_models
+from conftest import Command
+
+import draftwood
+from draftwood.cli import main
+from draftwood.cli.compare import compare
+from draftwood.cli.generate import generate
+from draftwood.sampling import SamplingParams
+
+
+def test_help_imports_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from draftwood.cli.main import run\n"
+        "try: run(['--help'])\n"
+        "except SystemExit as left: print(left.code, 'torch' in sys.modules, 'pydantic' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 False False"
+    assert all(name in done.stdout for name in main.COMMANDS)
+
+
+def test_no_arguments_show_the_help(command: Command) -> None:
+    bare, asked = command(), command("--help")
+    assert bare.code == asked.code == 0
+    assert bare.out == asked.out and "generate" in bare.out
+    assert not bare.err
+
+
+@pytest.mark.parametrize("name", main.COMMANDS)
+def test_every_command_has_help_within_80_columns(command: Command, name: str) -> None:
+    shown = command(name, "--help")
+    assert shown.code == 0 and f"draftwood {name}" in shown.out
+    assert max(map(len, shown.out.splitlines())) <= 80
+
+
+def test_version(command: Command) -> None:
+    assert command("--version").out == f"draftwood {draftwood.__version__}\n"
+
+
+def test_the_module_runs() -> None:
+    done = subprocess.run([sys.executable, "-m", "draftwood", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"draftwood {draftwood.__version__}\n"
+
+
+def test_defaults_are_those_of_the_library() -> None:
+    library = {name: field.default for name, field in SamplingParams.model_fields.items() if name != "logit_bias"}
+    for function, changed in ((generate, {}), (compare, {"temperature": 0.0})):
+        parameters = inspect.signature(function).parameters
+        assert {name: parameters[name].default for name in library} == {**library, **changed}
+    engine = inspect.signature(draftwood.Engine.generate).parameters
+    for name in ("max_new_tokens", "seed", "top_logprobs", "ignore_eos"):
+        assert inspect.signature(generate).parameters[name].default == engine[name].default
+
+
+def test_interrupt_keeps_what_was_generated(tmp_path: Path) -> None:
+    long = tiny_models.write(tmp_path / "long", seed=1, context=100_000)
+    arguments = ["generate", "x", "--target", str(long), "--max-new-tokens", "90000", "--ignore-eos"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "draftwood", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # it may be ignored where the tests run
+    )
+    assert process.stdout is not None and process.stderr is not None
+    first = process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert first and "finish cancelled" in errors.decode()
+    assert "Traceback" not in errors.decode()
+    count = int(errors.decode().split(" tokens in ")[0])
+    assert 1 <= count < 90000
+    assert len((first + rest).decode(errors="ignore")) <= count
+
+
+def test_interrupt_while_loading(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(self: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("draftwood.cli.flags.ModelFlags.load", interrupted)
+    outcome = command("generate", "x")
+    assert outcome.code == 130
+    assert outcome.out == "" and outcome.err.strip() == "error: interrupted"
+
+
+def test_a_reader_that_goes_away_is_no_bug(tmp_path: Path) -> None:
+    long = tiny_models.write(tmp_path / "long", seed=1, context=20_000)
+    arguments = ["generate", "x", "--target", str(long), "--max-new-tokens", "19000", "--ignore-eos"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "draftwood", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    errors = process.stderr.read().decode()
+    process.stderr.close()
+    assert process.wait(60) == 1
+    assert "Traceback" not in errors and "Exception" not in errors

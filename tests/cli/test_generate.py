@@ -1,0 +1,172 @@
+"""`draftwood generate`: the exact text in a pipe, colours on a terminal, one JSON document; every flag arrives."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_models
+from conftest import Command
+
+import draftwood
+from draftwood.engine import Engine
+
+PROMPT = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def engine(pair: list[str]) -> Engine:
+    return draftwood.load(pair[1], pair[3])
+
+
+def test_a_pipe_gets_exactly_the_text(command: Command, pair: list[str], engine: Engine) -> None:
+    shown = command("generate", PROMPT, *pair, "--seed", 5, "--max-new-tokens", 30)
+    expected = engine.generate(PROMPT, seed=5, max_new_tokens=30)
+    assert shown.code == 0
+    assert shown.out == expected.text
+    assert command("generate", PROMPT, *pair, "--seed", 5, "--max-new-tokens", 30, "--no-stream").out == expected.text
+
+
+def test_the_summary_closes_on_stderr(command: Command, pair: list[str], engine: Engine) -> None:
+    shown = command("generate", PROMPT, *pair, "--seed", 5, "--max-new-tokens", 30, "--set", "gamma=3")
+    result = engine.generate(PROMPT, {"name": "speculative", "gamma": 3}, seed=5, max_new_tokens=30)
+    (line,) = shown.err.split("\n")[1:-1]
+    parts = line.split(" · ")
+    assert parts[0].startswith(f"{len(result.tokens)} tokens in ")
+    assert parts[1].endswith(" tokens/s")
+    assert parts[2:4] == [f"tau {result.metrics.tau:.2f}", f"acceptance {100 * result.metrics.acceptance_rate:.0f}%"]
+    names, shares = parts[4].split()[::2], [int(share.rstrip("%")) for share in parts[4].split()[1::2]]
+    assert names == ["draft", "verify", "sampling", "other"] and 98 <= sum(shares) <= 102
+    assert parts[5:] == [f"finish {result.finish_reason}", "speculative gamma=3", "seed 5", "lossless"]
+
+
+def test_one_json_document(command: Command, pair: list[str], engine: Engine) -> None:
+    shown = command("generate", PROMPT, *pair, "--json", "--seed", 5, "--max-new-tokens", 20, "--top-logprobs", 3)
+    assert shown.err == ""
+    document = shown.document
+    result = engine.generate(PROMPT, seed=5, max_new_tokens=20, top_logprobs=3)
+    expected = json.loads(json.dumps(result.as_dict()))
+    assert {"draftwood", "models", *expected} == set(document)
+    timed = {"metrics", "rounds"}
+    assert {key: document[key] for key in expected if key not in timed} == {
+        key: value for key, value in expected.items() if key not in timed
+    }
+    assert document["metrics"]["tau"] == result.metrics.tau
+    assert document["draftwood"] == draftwood.__version__
+    models = {"target": pair[1], "draft": [pair[3]], "dtype": "float32", "device": str(engine.target.device)}
+    assert document["models"] == models
+    assert all(len(best) == 3 for best in document["top_logprobs"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "options"),
+    [
+        (["--temperature", "0"], {"sampling": {"temperature": 0.0}}),
+        (["--temperature", "0.5", "--top-k", "7"], {"sampling": {"temperature": 0.5, "top_k": 7}}),
+        (["--top-p", "0.6", "--min-p", "0.02"], {"sampling": {"top_p": 0.6, "min_p": 0.02}}),
+        (
+            ["--repetition-penalty", "1.3", "--presence-penalty", "0.5", "--frequency-penalty", "0.25"],
+            {"sampling": {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.25}},
+        ),
+        (["--logit-bias", "65=2.5", "--logit-bias", "66=-1"], {"sampling": {"logit_bias": {65: 2.5, 66: -1.0}}}),
+        (["--stop", "a", "--stop", "e"], {"stop": ["a", "e"]}),
+        (["--ignore-eos"], {"ignore_eos": True}),
+        (["--method", "mcsd", "--set", "tree=3,2"], {"method": {"name": "mcsd", "tree": (3, 2)}}),
+        (["--method", "lookup", "--set", "gamma=3"], {"method": {"name": "lookup", "gamma": 3}}),
+        (["--set", "verify=coupled"], {"method": {"name": "speculative", "verify": "coupled"}}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_flags_arrive(
+    command: Command, pair: list[str], engine: Engine, flags: list[str], options: dict[str, object]
+) -> None:
+    document = command("generate", PROMPT, *pair, "--json", "--seed", 2, *flags).document
+    expected = engine.generate(PROMPT, seed=2, **options)  # type: ignore[arg-type]
+    assert document["tokens"] == expected.tokens
+    assert document["sampling"] == json.loads(json.dumps(expected.sampling))
+    assert document["method"] == json.loads(json.dumps(expected.method))
+    assert document["finish_reason"] == expected.finish_reason
+
+
+def test_a_stop_string_is_not_shown(command: Command, pair: list[str]) -> None:
+    whole = command("generate", PROMPT, *pair, "--seed", 3, "--ignore-eos").out
+    cut = whole[20:22]
+    assert command("generate", PROMPT, *pair, "--seed", 3, "--ignore-eos", "--stop", cut).out == whole.split(cut)[0]
+
+
+def test_without_a_draft_decoding_is_plain(command: Command, target: Path) -> None:
+    document = command("generate", PROMPT, "--target", target, "--json").document
+    assert document["method"]["name"] == "autoregressive"
+    assert set(document["kinds"]) == {"plain"}
+
+
+def test_several_drafts(command: Command, pair: list[str], target: Path) -> None:
+    document = command("generate", PROMPT, *pair, "--draft", target, "--method", "specinfer", "--json").document
+    assert document["models"]["draft"] == [pair[3], str(target)]
+    assert document["metrics"]["tau"] > 2  # the second draft is the target itself
+
+
+def test_method_file(command: Command, pair: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "best.json"
+    file.write_text(json.dumps({"name": "mcsd", "tree": [2, 2], "replacement": True}))
+    document = command("generate", PROMPT, *pair, "--method", f"file:{file}", "--set", "tree=3", "--json").document
+    assert document["method"] == {"name": "mcsd", "tree": [3], "replacement": True, "verify": "rejection"}
+
+
+def test_prompt_from_stdin_and_file(
+    command: Command, pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = command("generate", PROMPT, *pair).out
+    monkeypatch.setattr("sys.stdin", io.StringIO(PROMPT + "\n"))
+    assert command("generate", "-", *pair).out == asked
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT + "\n\n")
+    prompt = command("generate", "--prompt-file", file, *pair, "--json").document["prompt_tokens"]
+    assert prompt == tiny_models.byte_tokenizer().encode(PROMPT + "\n").ids  # one line break is the file's own
+
+
+def test_colour_can_be_forced_and_refused(command: Command, pair: list[str]) -> None:
+    plain = command("generate", PROMPT, *pair)
+    coloured = command("generate", PROMPT, *pair, "--color")
+    assert "\x1b[" not in plain.out + plain.err
+    assert "\x1b[" in coloured.out
+    assert "accepted" in coloured.err and "corrected" in coloured.err  # the legend
+
+
+def on_a_terminal(arguments: list[str], **environment: str) -> str:
+    """What a terminal of 80 columns receives on stdout and stderr together."""
+    ours, theirs = pty.openpty()
+    variables = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
+    variables |= {"TERM": "xterm-256color", "COLUMNS": "80", **environment}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "draftwood", *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=variables
+    )
+    os.close(theirs)
+    received = b""
+    while True:
+        try:
+            chunk = os.read(ours, 4096)
+        except OSError:  # Linux: the other side is closed
+            break
+        if not chunk:
+            break
+        received += chunk
+    os.close(ours)
+    assert process.wait(60) == 0
+    return received.decode()
+
+
+def test_on_a_terminal(pair: list[str]) -> None:
+    arguments = ["generate", PROMPT, *pair, "--max-new-tokens", "20", "--temperature", "0"]
+    coloured = on_a_terminal(arguments)
+    assert "\x1b[32m" in coloured or "\x1b[4;35m" in coloured
+    assert "corrected" in coloured and "finish length" in coloured
+    plain = on_a_terminal(arguments, NO_COLOR="1")
+    assert "\x1b" not in plain
+    assert max(map(len, plain.splitlines()[1:])) <= 80

@@ -1,0 +1,67 @@
+"""`draftwood methods` and `draftwood env` say what is there."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+import torch
+from conftest import Command
+
+import draftwood
+from draftwood.methods import METHODS, Method
+
+
+def test_every_method_is_listed(command: Command) -> None:
+    shown = command("methods")
+    assert shown.code == 0
+    assert max(map(len, shown.out.splitlines())) <= 80
+    assert all(name in shown.out for name in METHODS)
+
+
+def test_methods_as_json(command: Command) -> None:
+    found = {entry["name"]: entry for entry in command("methods", "--json").document}
+    assert list(found) == list(METHODS)
+    for name, entry in found.items():
+        assert entry["lossless"] is Method.parse(name).lossless
+        assert entry["draft_models"] == list(METHODS[name].draft_models)
+        assert {option["name"] for option in entry["options"]} == set(METHODS[name].model_fields)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_defaults_that_are_shown_are_the_defaults(command: Command, name: str) -> None:
+    entry = command("methods", name, "--json").document
+    assert {option["name"]: option["default"] for option in entry["options"]} == {
+        key: value for key, value in Method.parse(name).as_dict().items() if key != "name"
+    }
+    shown = command("methods", name).out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert all(option["name"] in shown for option in entry["options"])
+
+
+def test_types_of_options(command: Command) -> None:
+    entry = command("methods", "mcsd", "--json").document
+    assert {option["name"]: option["type"] for option in entry["options"]} == {
+        "tree": "integer ≥ 1, ...",
+        "replacement": "true or false",
+        "verify": "rejection or coupled",
+    }
+
+
+def test_unknown_method(command: Command) -> None:
+    shown = command("methods", "mscd")
+    assert shown.code == 2
+    assert shown.err == "error: there is no method 'mscd' (did you mean 'mcsd'?)\n"
+
+
+def test_env(command: Command) -> None:
+    facts = command("env", "--json").document
+    assert facts["draftwood"] == draftwood.__version__
+    assert facts["python"] == platform.python_version()
+    assert facts["packages"]["torch"] == torch.__version__
+    assert facts["torch_threads"] == torch.get_num_threads()
+    assert facts["devices"][0]["device"] == "cpu" and "float32" in facts["devices"][0]["dtypes"]
+    assert set(facts["embedded"]) == {"target", "draft"}
+    shown = command("env")
+    assert shown.code == 0
+    assert all(word in shown.out for word in (torch.__version__, "embedded target", "cores"))

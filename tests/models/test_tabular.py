@@ -1,0 +1,112 @@
+"""The tabular model is what its law says, and it notices wrong slots, masks and positions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from draftwood.executor import execute
+from draftwood.forest import TRUNK, Forest, plant
+from draftwood.models.base import Batch, CausalModel
+from draftwood.models.tabular import TabularModel
+from draftwood.session import Run, Session
+
+
+def counting(prefix: tuple[int, ...]) -> list[float]:
+    """Unnormalised weights that tell every prefix from every other."""
+    return [1.0 + sum(prefix), 2.0 + len(prefix), 3.0 + (prefix[-1] if prefix else 0)]
+
+
+def law_of(logits: torch.Tensor) -> list[float]:
+    return torch.softmax(logits, -1).tolist()
+
+
+def expected(prefix: list[int]) -> list[float]:
+    weights = counting(tuple(prefix))
+    return [weight / sum(weights) for weight in weights]
+
+
+def tree() -> Forest:
+    forest = plant([1, 0, 2])
+    a, b = forest.propose(forest.roots[0], [0, 2], None)
+    forest.propose(b, [1, 0], None)
+    forest.propose(a, [2], None)
+    return forest
+
+
+def test_each_node_gets_the_law_of_its_own_path() -> None:
+    model = TabularModel(counting, 3)
+    assert isinstance(model, CausalModel)
+    forest = tree()
+    session = Session(model, model.new_cache(1, 4))  # too small: the cache grows on the way
+    logits = execute([Run(session, forest, range(len(forest)))])[0]
+    assert logits.dtype == torch.float64 and logits.shape == (len(forest), 3)
+    for node, row in enumerate(logits):
+        assert law_of(row) == pytest.approx(expected(forest.sequence(node)), abs=1e-15)
+
+
+def test_layer_ranges_carry_the_token_through() -> None:
+    model = TabularModel(counting, 3, n_layers=4)
+    forest = tree()
+    session = Session(model, model.new_cache(1, 16))
+    nodes = range(len(forest))
+    hidden = execute([Run(session, forest, nodes, upto=2)])[0]
+    assert hidden[:, 0].tolist() == forest.token
+    logits = execute([Run(session, forest, nodes)])[0]
+    assert law_of(logits[-1]) == pytest.approx(expected(forest.sequence(len(forest) - 1)), abs=1e-15)
+    assert session.rows == pytest.approx(len(forest.trunk) + len(forest))  # no layer is computed twice
+
+
+def batch(mask: list[list[bool]] | None, positions: list[int], tokens: list[int]) -> Batch:
+    n = len(tokens)
+    grid = None if mask is None else torch.tensor([mask])
+    return Batch(torch.tensor([tokens]), torch.tensor([positions]), torch.arange(n), slice(0, 1), n, grid, None)
+
+
+@pytest.mark.parametrize(
+    ("mask", "positions"),
+    [
+        ([[True, False], [False, True]], [0, 1]),  # the second cell does not see the first
+        ([[True, True], [True, True]], [0, 0]),  # two cells at one position
+        ([[True, False], [True, True]], [0, 2]),  # a position is skipped
+        ([[True, False], [True, True]], [1, 2]),  # the sequence does not begin at 0
+    ],
+)
+def test_a_wrong_mask_or_position_is_noticed(mask: list[list[bool]], positions: list[int]) -> None:
+    model = TabularModel(counting, 3)
+    with pytest.raises(AssertionError, match="masks or slots are wrong"):
+        model.forward(batch(mask, positions, [1, 2]), model.new_cache(1, 8))
+
+
+def test_no_mask_means_that_the_whole_span_is_seen() -> None:
+    model = TabularModel(counting, 3)
+    logits = model.forward(batch(None, [0], [2]), model.new_cache(1, 8))
+    assert law_of(logits[0]) == pytest.approx(expected([2]), abs=1e-15)
+
+
+def test_impossible_tokens_have_logit_minus_infinity() -> None:
+    model = TabularModel(lambda prefix: [0.0, 1.0, 3.0], 3)
+    logits = model.forward(batch(None, [0], [1]), model.new_cache(1, 8))
+    assert logits[0, 0] == float("-inf") and law_of(logits[0]) == pytest.approx([0, 0.25, 0.75])
+
+
+def test_random_models_are_fixed_by_their_seed() -> None:
+    def row(seed: int, prefix: tuple[int, ...], order: int | None = None, sharpness: float = 1.0) -> list[float]:
+        return list(TabularModel.random(5, seed, order, sharpness).law(prefix))
+
+    assert row(1, (2, 3)) == row(1, (2, 3))
+    assert row(1, (2, 3)) != row(2, (2, 3))
+    assert row(1, (2, 3)) != row(1, (4, 3))
+    assert row(1, (2, 3), order=1) == row(1, (4, 3), order=1) != row(1, (4, 2), order=1)
+    assert row(1, (2, 3), order=0) == row(1, (), order=0)
+    assert row(1, (2,), sharpness=2.0) == pytest.approx([weight**2 for weight in row(1, (2,))])
+    assert all(weight > 0 for weight in row(1, ()))
+
+
+def test_options_of_a_random_model() -> None:
+    model = TabularModel.random(5, 0, context=7, n_layers=3, dtype=torch.float32)
+    assert (model.vocab_size, model.context, model.n_layers) == (5, 7, 3)
+    forest = Forest(trunk=[])
+    forest.add(TRUNK, 4)
+    logits = execute([Run(Session(model, model.new_cache(1, 8)), forest, [0])])[0]
+    assert logits.dtype == torch.float32

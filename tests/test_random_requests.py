@@ -1,0 +1,220 @@
+"""Random requests of every kind on tabular models: what must hold for each of them, alone and in a batch."""
+
+import math
+import random
+from typing import Any
+
+from enumeration import slow_penalties, slow_warp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pytest import approx
+
+from draftwood import Engine, GenerationResult, SamplingParams, TabularModel
+
+LETTERS = "abcdef"
+ALONE, TOGETHER = 700, 130  # examples; a batch has one to five requests
+
+
+class LetterTokenizer:
+    """Token i is the i-th letter."""
+
+    def stream(self) -> "LetterTokenizer":
+        return self
+
+    def step(self, token: int) -> str:
+        return LETTERS[token]
+
+
+def model(vocab: int, seed: int, zeros: float = 0.0, order: int | None = None, context: int = 4096) -> TabularModel:
+    """A random model; each token is impossible with chance `zeros`, but never all of them."""
+
+    def law(prefix: tuple[int, ...]) -> list[float]:
+        seen = prefix if order is None else prefix[max(0, len(prefix) - order) :]
+        rng = random.Random(f"{seed}:{seen}")
+        weights = [0.0 if rng.random() < zeros else rng.expovariate(1.0) for _ in range(vocab)]
+        return weights if any(weights) else [1.0] * vocab
+
+    return TabularModel(law, vocab, context)
+
+
+WIDTHS = st.lists(st.integers(1, 4), min_size=1, max_size=3)
+VERIFY = st.sampled_from(["rejection", "coupled"])
+ONE_DRAFT = st.one_of(
+    st.fixed_dictionaries({"name": st.just("autoregressive"), "verify": VERIFY}),
+    st.fixed_dictionaries({"name": st.just("speculative"), "gamma": st.integers(0, 6), "verify": VERIFY}),
+    st.fixed_dictionaries({"name": st.just("specinfer"), "expansion": WIDTHS, "verify": VERIFY}),
+    st.fixed_dictionaries({"name": st.just("mcsd"), "tree": WIDTHS, "replacement": st.booleans(), "verify": VERIFY}),
+    st.builds(
+        lambda gamma, low, more, verify: {
+            "name": "lookup",
+            "gamma": gamma,
+            "min_ngram": low,
+            "max_ngram": low + more,
+            "verify": verify,
+        },
+        st.integers(0, 6),
+        st.integers(1, 2),
+        st.integers(0, 6),
+        VERIFY,
+    ),
+)
+METHODS = {
+    1: ONE_DRAFT,
+    2: st.one_of(
+        st.fixed_dictionaries({"name": st.just("specinfer"), "expansion": WIDTHS, "verify": VERIFY}),
+        st.fixed_dictionaries({"name": st.just("lookup"), "min_ngram": st.just(1), "verify": VERIFY}),
+    ),
+}
+SAMPLINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.sampled_from([0.0, 0.0, 0.3, 0.9, 2.0]),
+        "top_k": st.integers(0, 6),
+        "top_p": st.floats(0.1, 1.0),
+        "min_p": st.floats(0.0, 0.6),
+        "repetition_penalty": st.sampled_from([0.7, 1.2, 2.0]),
+        "presence_penalty": st.sampled_from([-0.6, 0.5]),
+        "frequency_penalty": st.sampled_from([-0.3, 0.4]),
+        "logit_bias": st.dictionaries(st.integers(0, 1), st.sampled_from([-2.0, 0.7]), max_size=2),
+    },
+)
+
+
+@st.composite
+def engines(draw: st.DrawFn) -> Engine:
+    """Target, one or two drafts (their vocabulary may be padded differently), end tokens, tight contexts."""
+    vocab = draw(st.integers(2, 5))
+    seed = draw(st.integers(0, 10**6))
+    context = draw(st.sampled_from([14, 4096]))
+    target = model(vocab, seed, draw(st.sampled_from([0.0, 0.4])), draw(st.sampled_from([None, 1, 2])), context)
+    drafts = []
+    for i in range(draw(st.integers(1, 2))):
+        if draw(st.integers(0, 3)) == 0:
+            drafts.append(target)  # always accepted
+        else:
+            padding = draw(st.sampled_from([0, 0, 0, -1, 1])) if vocab > 2 else 0
+            zeros = 0.4 if padding == 0 and draw(st.booleans()) else 0.0
+            drafts.append(model(vocab + padding, seed + 1 + i, zeros, None, draw(st.sampled_from([10, 4096]))))
+    end = frozenset(draw(st.sets(st.integers(0, vocab - 1), max_size=1)))
+    return Engine(target, drafts, LetterTokenizer(), end)  # type: ignore[arg-type]
+
+
+@st.composite
+def requests(draw: st.DrawFn, engine: Engine) -> dict[str, Any]:
+    vocab = engine.target.vocab_size
+    return {
+        "prompt": draw(st.lists(st.integers(0, vocab - 1), min_size=1, max_size=12)),
+        "method": draw(METHODS[len(engine.drafts)]),
+        "sampling": draw(SAMPLINGS),
+        "max_new_tokens": draw(st.integers(1, 14)),
+        "seed": draw(st.integers(-(2**70), 2**70)),
+        "stop": draw(st.lists(st.text(LETTERS[:vocab], min_size=1, max_size=3), max_size=2)),
+        "ignore_eos": draw(st.sampled_from([False, False, True])),
+        "top_logprobs": draw(st.sampled_from([0, 2])),
+    }
+
+
+def check(engine: Engine, request: dict[str, Any], result: GenerationResult) -> None:
+    """Everything that holds for any request by itself."""
+    prompt, tokens = request["prompt"], result.tokens
+    limit = min(request["max_new_tokens"], engine.target.context - len(prompt))
+    end = frozenset() if request["ignore_eos"] else engine.end_tokens
+    text = "".join(LETTERS[token] for token in tokens)
+
+    # where it ends
+    assert 1 <= len(tokens) <= limit
+    assert not end & set(tokens[:-1])
+    ended = tokens[-1] in end
+    stopped = not ended and any(stop in text for stop in request["stop"])
+    assert result.finish_reason == ("eos" if ended else "stop" if stopped else "length")
+    if result.finish_reason == "length":
+        assert len(tokens) == limit
+    if stopped:
+        assert not any(stop in text[:-1] for stop in request["stop"])
+        assert result.text == text[: min(text.find(stop) for stop in request["stop"] if stop in text)]
+    else:
+        assert result.text == (text[:-1] if ended else text)
+
+    # what is told about each token
+    params = SamplingParams(**request["sampling"])
+    assert len(result.logprobs) == len(result.warped_logprobs) == len(result.kinds) == len(tokens)
+    assert len(result.top_logprobs) == (len(tokens) if request["top_logprobs"] else 0)
+    assert isinstance(engine.target, TabularModel)
+    for i, token in enumerate(tokens):
+        law = engine.target.law((*prompt, *tokens[:i]))
+        assert result.logprobs[i] == approx(math.log(law[token] / math.fsum(law)), abs=1e-9)
+        logits = [math.log(weight) if weight else -math.inf for weight in law]
+        warped = slow_warp(slow_penalties(logits, prompt, tokens[:i], params), params)
+        assert warped[token] > 0
+        assert result.warped_logprobs[i] == approx(math.log(warped[token]), abs=1e-5)
+        if request["top_logprobs"]:
+            best = sorted(range(len(law)), key=lambda x: (-law[x], x))[:2]
+            chances = [math.exp(value) for _, value in result.top_logprobs[i]]
+            assert chances == approx([law[x] / math.fsum(law) for x in best])
+
+    # rounds and sums
+    rounds, metrics = result.rounds, result.metrics
+    assert [token for news in rounds for token in news.tokens] == tokens
+    assert metrics.rounds == len(rounds) and metrics.emitted == len(tokens)
+    done = 0
+    for news in rounds:
+        assert news.position == len(prompt) - 1 + done
+        assert 0 <= news.depth_accepted <= limit - done - 1  # nothing is drafted that could not be emitted
+        assert news.attempted - news.depth_accepted in (0, 1)
+        assert news.depth_accepted <= news.drafted <= news.draws or news.drafted == news.draws == 0
+        assert news.accepted == min(news.depth_accepted, len(news.tokens))
+        last = news is rounds[-1]
+        assert len(news.tokens) == news.depth_accepted + 1 or (last and len(news.tokens) <= news.depth_accepted)
+        assert len(news.forest_token) == len(news.forest_parent) == 1 + news.drafted
+        done += len(news.tokens)
+    assert metrics.accepted == sum(news.accepted for news in rounds) == result.kinds.count("accepted")
+    assert metrics.drafted == sum(news.drafted for news in rounds)
+    assert metrics.emitted == metrics.accepted + sum(len(news.tokens) > news.accepted for news in rounds)
+    assert metrics.target_rows == len(prompt) - 1 + metrics.rounds + metrics.drafted
+    assert sum(metrics.accepted_at) == metrics.depth_accepted and sum(metrics.attempted_at) == metrics.attempted
+    assert metrics.peak_slots <= len(prompt) + len(tokens) + max(news.drafted for news in rounds)
+    assert result.lossless
+
+
+def deterministic(request: dict[str, Any]) -> bool:
+    """Whether the method promises the text of plain decoding itself, not only its law."""
+    return request["sampling"].get("temperature") == 0 or request["method"]["verify"] == "coupled"
+
+
+def all_rows_are_free(engine: Engine) -> bool:
+    return all(sorted(cache._free_rows) == list(range(cache.rows)) for cache in engine._caches.values())
+
+
+@settings(max_examples=ALONE, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_a_request_alone(data: st.DataObject) -> None:
+    engine = data.draw(engines())
+    request = data.draw(requests(engine))
+    result = engine.generate(**request)
+    check(engine, request, result)
+    assert engine.generate(**request).tokens == result.tokens
+    if deterministic(request):
+        plain = engine.generate(
+            **{**request, "method": {"name": "autoregressive", "verify": request["method"]["verify"]}}
+        )
+        assert plain.tokens == result.tokens
+        assert plain.finish_reason == result.finish_reason
+    assert all_rows_are_free(engine)
+
+
+@settings(
+    max_examples=TOGETHER, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+@given(st.data())
+def test_requests_in_a_batch(data: st.DataObject) -> None:
+    """Each request of a batch is what it is alone, whatever the others are and however many run at once."""
+    engine = data.draw(engines())
+    batch = data.draw(st.lists(requests(engine), min_size=2, max_size=5))
+    results = engine.batch(batch, concurrency=data.draw(st.integers(1, 5)))
+    assert len(results) == len(batch)
+    for request, result in zip(batch, results, strict=True):
+        check(engine, request, result)
+        alone = engine.generate(**request)
+        assert (result.tokens, result.kinds, result.text) == (alone.tokens, alone.kinds, alone.text)
+        assert result.logprobs == alone.logprobs and result.seed == request["seed"]
+    assert all_rows_are_free(engine)
