@@ -18,7 +18,7 @@ from draftwood.draft import Drafter, Proposer
 from draftwood.errors import NonFiniteError
 from draftwood.executor import Decoding
 from draftwood.forest import Forest, Verdict, advance, plant
-from draftwood.sampling import Penalties, SamplingParams, Streams
+from draftwood.sampling import Penalties, SamplingParams, Streams, warp
 from draftwood.session import Run, Session
 from draftwood.text import Ending
 from draftwood.trace import Round, TopLogprobs
@@ -75,7 +75,7 @@ def rounds(request: Request) -> Decoding[Round]:
             trunk, kept, grown = advance(forest, verdict)
             target.commit(trunk, kept, forest)
             drafter.commit(trunk, kept, forest)
-            news = _record(forest, verdict, trunk, logits, request, position)
+            news = _record(forest, verdict, trunk, logits, request, penalties, position)
             after = _spent(target, drafter)
             news.draft_seconds = after[0] - before[0]
             news.draft_rows = after[1] - before[1]
@@ -102,13 +102,27 @@ def _spent(target: Session, drafter: Drafter) -> tuple[float, float, int, float,
 
 
 def _record(
-    forest: Forest, verdict: Verdict, path: list[int], logits: Tensor, request: Request, position: int
+    forest: Forest,
+    verdict: Verdict,
+    path: list[int],
+    logits: Tensor,
+    request: Request,
+    penalties: Penalties | None,
+    position: int,
 ) -> Round:
     """The round's record; feeds its tokens to the request's ending, which may cut them."""
     emitted = [forest.token[node] for node in path[1:]] + verdict.token
-    logprobs, top = _logprobs(logits, [node - forest.fresh for node in path], emitted, request.top_logprobs)
+    rows = [node - forest.fresh for node in path]
+    logits = logits[: len(rows)] if rows == list(range(len(rows))) else logits[rows]  # of the emitted tokens
+    raw = torch.log_softmax(logits, -1)
+    logprobs = raw.gather(-1, torch.tensor(emitted, device=raw.device)[:, None])[:, 0].tolist()
     if any(map(math.isnan, logprobs)):
         raise NonFiniteError("the target's logits contain NaN; check the checkpoint, or load it with dtype float32")
+    top, warped_top = [], []
+    if request.top_logprobs:
+        edited = logits if penalties is None else penalties(logits, forest, path)
+        top = _best(raw, request.top_logprobs)
+        warped_top = _best(warp(edited, request.params).log(), request.top_logprobs)
     count = request.ending.feed(emitted)
     depth = len(path) - 1
     proposals = forest.proposals
@@ -118,6 +132,7 @@ def _record(
         logprobs=logprobs[:count],
         warped_logprobs=verdict.warped[:count],
         top_logprobs=top[:count],
+        warped_top_logprobs=warped_top[:count],
         drafted=len(forest) - forest.fresh - len(forest.roots),
         draws=sum(len(proposal.nodes) for made in proposals.values() for proposal in made),
         accepted=min(depth, count),
@@ -137,13 +152,8 @@ def _record(
     )
 
 
-def _logprobs(logits: Tensor, rows: list[int], tokens: list[int], top: int) -> tuple[list[float], list[TopLogprobs]]:
-    """Log-probabilities of `tokens` under the softmax of the rows that predict them, and the `top` best of each row."""
-    chosen = logits[: len(rows)] if rows == list(range(len(rows))) else logits[rows]
-    values = torch.log_softmax(chosen, -1)
-    picked = values.gather(-1, torch.tensor(tokens, device=values.device)[:, None])[:, 0].tolist()
-    if not top:
-        return picked, []
-    best = values.topk(min(top, values.shape[-1]), -1)
+def _best(log_probs: Tensor, count: int) -> list[TopLogprobs]:
+    """The `count` most probable tokens of each row [n, V] with their log-probabilities, impossible ones left out."""
+    best = log_probs.topk(min(count, log_probs.shape[-1]), -1)
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return picked, [list(zip(ids, logs, strict=True)) for ids, logs in pairs]
+    return [[(i, value) for i, value in zip(ids, values, strict=True) if value > -math.inf] for ids, values in pairs]

@@ -93,6 +93,7 @@ class _Work:
             logprobs=[value for r in news for value in r.logprobs],
             warped_logprobs=[value for r in news for value in r.warped_logprobs],
             top_logprobs=[value for r in news for value in r.top_logprobs],
+            warped_top_logprobs=[value for r in news for value in r.warped_top_logprobs],
             kinds=[kind for r in news for kind in r.kinds],
             finish_reason=ending.reason or "cancelled",
             metrics=self.metrics,

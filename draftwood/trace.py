@@ -20,6 +20,7 @@ class Round:
     logprobs: list[float]  # of the emitted tokens, under the target's untouched softmax
     warped_logprobs: list[float]  # the same under T∘p, the distribution that is decoded
     top_logprobs: list[TopLogprobs]  # most probable tokens before warping, where asked for
+    warped_top_logprobs: list[TopLogprobs]  # and after warping
     drafted: int  # distinct draft nodes
     draws: int  # draws, with multiplicity
     accepted: int  # drafts among the emitted tokens
@@ -156,7 +157,8 @@ class GenerationResult:
     tokens: list[int]
     logprobs: list[float]  # per token, under the target before warping
     warped_logprobs: list[float]  # per token, under T∘p
-    top_logprobs: list[TopLogprobs]  # per token, where asked for
+    top_logprobs: list[TopLogprobs]  # per token, before warping, where asked for
+    warped_top_logprobs: list[TopLogprobs]  # per token, under T∘p
     kinds: list[str]  # per token: accepted, corrected, bonus, plain
     finish_reason: str  # eos, stop, length, cancelled
     metrics: Metrics
@@ -176,6 +178,7 @@ class GenerationResult:
             "logprobs": self.logprobs,
             "warped_logprobs": self.warped_logprobs,
             "top_logprobs": self.top_logprobs,
+            "warped_top_logprobs": self.warped_top_logprobs,
             "kinds": self.kinds,
             "prompt_tokens": self.prompt_tokens,
             "seed": self.seed,

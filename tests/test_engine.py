@@ -41,6 +41,9 @@ def test_log_probabilities_are_the_targets_before_and_after_warping() -> None:
             assert warped == pytest.approx(math.log(law[token] / 0.8))
             assert [token for token, _ in top] == [0, 1]
             assert [value for _, value in top] == pytest.approx([math.log(0.5), math.log(0.3)])
+        for top in result.warped_top_logprobs:
+            assert [token for token, _ in top] == [0, 1]
+            assert [value for _, value in top] == pytest.approx([math.log(0.625), math.log(0.375)])
 
 
 def test_the_same_seed_gives_the_same_text_and_another_seed_another(engine: Engine) -> None:

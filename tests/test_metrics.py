@@ -15,6 +15,7 @@ def round_(tokens: list[int], drafted: int, depth: int, attempted: int, **given:
         "logprobs": [-1.0] * len(tokens),
         "warped_logprobs": [-1.0] * len(tokens),
         "top_logprobs": [],
+        "warped_top_logprobs": [],
         "draws": drafted,
         "accepted": min(depth, len(tokens)),
         "draft_seconds": 0.2,

@@ -18,7 +18,7 @@ ALONE, TOGETHER = 700, 130  # examples; a batch has one to five requests
 class LetterTokenizer:
     """Token i is the i-th letter."""
 
-    def stream(self) -> "LetterTokenizer":
+    def stream(self, context: object = ()) -> "LetterTokenizer":
         return self
 
     def step(self, token: int) -> str:

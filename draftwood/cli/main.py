@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -122,11 +123,19 @@ def _usage_error(error: Exception) -> str | None:
         return None
     option = getattr(error, "option_name", None)
     if option is not None and hasattr(error, "possibilities"):
-        context: Any = getattr(error, "ctx", None)
-        known = [flag for parameter in context.command.params for flag in parameter.opts] if context else []
-        return f"there is no option {option}" + did_you_mean(option, [flag for flag in known if flag.startswith("--")])
+        return f"there is no option {option}" + _nearest_flag(option, getattr(error, "ctx", None))
     sentence = str(describe()).strip().rstrip(".")
     return sentence[:1].lower() + sentence[1:]
+
+
+def _nearest_flag(option: str, context: Any) -> str:
+    """Which flag may have been meant; a command has too many to list them all."""
+    known = [flag for parameter in context.command.params for flag in parameter.opts] if context else []
+    near = get_close_matches(option, [flag for flag in known if flag.startswith("--")], 1)
+    if near:
+        return f" (did you mean {near[0]!r}?)"
+    where = context.command_path if context else "draftwood"
+    return f"; see {where} --help (a prompt that begins with - goes behind --)"
 
 
 def _fail(sentence: str, code: int) -> NoReturn:

@@ -115,6 +115,13 @@ def test_nan_in_the_logits(
     assert "NaN" in sentence
 
 
+def test_prompt_that_looks_like_a_flag(command: Command, pair: list[str]) -> None:
+    assert "draftwood generate --help (a prompt that begins with - goes behind --)" in refused(
+        command("generate", "-5 degrees", *pair)
+    )
+    assert command("generate", *pair, "--", "-5 degrees").code == 0
+
+
 def test_unknown_command(command: Command) -> None:
     assert refused(command("genrate", "x")) == "there is no command 'genrate' (did you mean 'generate'?)"
 

@@ -76,7 +76,7 @@ def test_interrupt_keeps_what_was_generated(tmp_path: Path) -> None:
     assert process.stdout is not None and process.stderr is not None
     first = process.stdout.read(1)
     process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=60)
+    rest, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert first and "finish cancelled" in errors.decode()
     assert "Traceback" not in errors.decode()
@@ -106,5 +106,5 @@ def test_a_reader_that_goes_away_is_no_bug(tmp_path: Path) -> None:
     process.stdout.close()
     errors = process.stderr.read().decode()
     process.stderr.close()
-    assert process.wait(60) == 1
+    assert process.wait(300) == 1
     assert "Traceback" not in errors and "Exception" not in errors

@@ -15,6 +15,7 @@ import tiny_models
 from conftest import Command
 
 import draftwood
+from draftwood.cli.main import run
 from draftwood.engine import Engine
 
 PROMPT = "Once upon a time"
@@ -139,13 +140,15 @@ def test_colour_can_be_forced_and_refused(command: Command, pair: list[str]) -> 
     assert "accepted" in coloured.err and "corrected" in coloured.err  # the legend
 
 
-def on_a_terminal(arguments: list[str], **environment: str) -> str:
-    """What a terminal of 80 columns receives on stdout and stderr together."""
+def test_on_a_terminal(pair: list[str]) -> None:
     ours, theirs = pty.openpty()
     variables = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
-    variables |= {"TERM": "xterm-256color", "COLUMNS": "80", **environment}
     process = subprocess.Popen(
-        [sys.executable, "-m", "draftwood", *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=variables
+        [sys.executable, "-m", "draftwood", "generate", PROMPT, *pair, "--max-new-tokens", "20"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=variables | {"TERM": "xterm-256color", "COLUMNS": "80"},
     )
     os.close(theirs)
     received = b""
@@ -158,15 +161,30 @@ def on_a_terminal(arguments: list[str], **environment: str) -> str:
             break
         received += chunk
     os.close(ours)
-    assert process.wait(60) == 0
-    return received.decode()
+    assert process.wait(300) == 0
+    shown = received.decode()
+    assert "\x1b[32m" in shown or "\x1b[4;35m" in shown
+    assert "corrected" in shown and "finish length" in shown
 
 
-def test_on_a_terminal(pair: list[str]) -> None:
-    arguments = ["generate", PROMPT, *pair, "--max-new-tokens", "20", "--temperature", "0"]
-    coloured = on_a_terminal(arguments)
-    assert "\x1b[32m" in coloured or "\x1b[4;35m" in coloured
-    assert "corrected" in coloured and "finish length" in coloured
-    plain = on_a_terminal(arguments, NO_COLOR="1")
-    assert "\x1b" not in plain
-    assert max(map(len, plain.splitlines()[1:])) <= 80
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_no_color_on_a_terminal(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    for variable, flag, coloured in (("", [], True), ("1", [], False), ("", ["--no-color"], False)):
+        monkeypatch.setenv("NO_COLOR", variable)
+        out, err = Terminal(), Terminal()
+        with monkeypatch.context() as patched, pytest.raises(SystemExit) as left:
+            patched.setattr(sys, "stdout", out)
+            patched.setattr(sys, "stderr", err)
+            run(["generate", PROMPT, *pair, "--max-new-tokens", "20", "--seed", "5", *flag])
+        assert left.value.code == 0
+        assert ("\x1b" in out.getvalue()) is ("\x1b" in err.getvalue()) is coloured
+        if not coloured:
+            assert out.getvalue().endswith("\n")  # the prompt of the shell begins a new line
+            assert "accepted" not in err.getvalue()  # no colours, no legend
+            assert len(err.getvalue().splitlines()) > 1 and max(map(len, err.getvalue().splitlines())) <= 80
