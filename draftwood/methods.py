@@ -157,8 +157,8 @@ class Lookup(Method):
     summary = "n-grams of prompt and output as drafts; needs no draft model"
 
     gamma: Gamma = 6
-    max_ngram: Annotated[int, Field(ge=1, le=16)] = 4
-    min_ngram: Annotated[int, Field(ge=1, le=16)] = 2
+    max_ngram: Annotated[int, Field(ge=1, le=16, description="longest match that is looked for, in tokens")] = 4
+    min_ngram: Annotated[int, Field(ge=1, le=16, description="shortest match that is good enough")] = 2
 
     @model_validator(mode="after")
     def _ordered(self) -> Lookup:

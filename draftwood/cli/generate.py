@@ -118,7 +118,7 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
             assert result is not None  # the last event carries it
             print(as_json(_document(engine, result)))
         else:
-            result = _show(engine, events if stream else _at_once(events), color)
+            result = _show(engine, engine.tokens(text), events if stream else _at_once(events), color)
     if result.finish_reason == "cancelled":
         sys.exit(130)
 
@@ -141,12 +141,12 @@ def _at_once(events: Iterator[StreamEvent]) -> Iterator[StreamEvent]:
     )
 
 
-def _show(engine: Engine, events: Iterator[StreamEvent], color: bool | None) -> GenerationResult:
+def _show(engine: Engine, prompt: list[int], events: Iterator[StreamEvent], color: bool | None) -> GenerationResult:
     """The text on stdout; legend and summary on stderr, so that a pipe carries the text alone."""
     from draftwood.cli.rendering import Painter, colourful, flow, legend, summary
 
     assert engine.tokenizer is not None  # every checkpoint directory has one
-    painter = Painter(sys.stdout, engine.tokenizer.stream(), colourful(sys.stdout, color))
+    painter = Painter(sys.stdout, engine.tokenizer.stream(prompt), colourful(sys.stdout, color))
     result: GenerationResult | None = None
     try:
         for event in events:

@@ -18,13 +18,16 @@ from tokenizers import Tokenizer
 
 from draftwood.models.checkpoint import save
 from draftwood.models.decoder import DecoderConfig
-from draftwood.train.corpus import packed_rows
+from draftwood.train.corpus import OPENING_SHARES, packed_rows
 from draftwood.train.monitor import Monitor
 from draftwood.train.optim import Schedule
 from draftwood.train.run import Run
 from draftwood.train.tokenizer import end_token, save_tokenizer, train_tokenizer
 
 CONTEXT = 512
+
+# Rows of 128 tokens packed for the opening.
+OPENING_ROWS = 20_000
 
 
 def shape(role: str, vocab_size: int) -> DecoderConfig:
@@ -69,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--rows", type=int, default=100_000, help="rows of 256 tokens to pack")
     options.add_argument("--long-rows", type=int, default=40_000, help="rows of 512 to pack")
     options.add_argument("--long-from", type=int, help="first step with rows of 512 tokens")
+    options.add_argument("--opening", type=int, nargs=2, default=(0, 0), help="first and end step on exercises")
     options.add_argument("--measure-every", type=int, default=250)
     options.add_argument("--save-every", type=int, default=250)
     options.add_argument("--seed", type=int, default=0)
@@ -103,7 +107,9 @@ def main(arguments: list[str] | None = None) -> None:
         say = partial(bar.console.print, soft_wrap=True, highlight=False)
         task = bar.add_task(options.role, total=options.steps, completed=run.progress.step)
         while run.progress.step < options.steps:
-            if run.progress.step >= long_from:
+            if options.opening[0] <= run.progress.step < options.opening[1]:
+                rows = packed_rows(tokenizer, short, "train", OPENING_ROWS, 128, seed + 20, OPENING_SHARES)
+            elif run.progress.step >= long_from:
                 rows = packed_rows(tokenizer, short, "train", options.long_rows, 512, seed + 10)
             else:
                 rows = packed_rows(tokenizer, short, "train", options.rows, 256, seed)

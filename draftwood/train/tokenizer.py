@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from draftwood.world import DOMAINS, EXERCISES, documents, names
+from draftwood.world import DOMAINS, documents, names
 from draftwood.world.tables import SCHEMAS
 
 EOS = "<|eos|>"
@@ -47,7 +47,7 @@ def _words() -> list[str]:
 
 
 def _sample(count: int) -> Iterator[str]:
-    for domain in (*DOMAINS, *EXERCISES):
+    for domain in (*DOMAINS, "retellings"):
         for document in itertools.islice(documents(domain, "train", seed=1), count):
             yield document.text
     for word in _words():

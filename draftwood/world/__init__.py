@@ -15,7 +15,7 @@ from draftwood.world.document import SPLITS, Document, Split
 from draftwood.world.functions import functions
 from draftwood.world.library import library
 from draftwood.world.questions import questions
-from draftwood.world.retellings import retellings
+from draftwood.world.retellings import chants, retellings
 from draftwood.world.score import score
 from draftwood.world.stories import stories
 from draftwood.world.summaries import summaries
@@ -36,9 +36,9 @@ _WRITERS: dict[str, Callable[[Split, int], Iterator[Document]]] = {
 DOMAINS: tuple[str, ...] = tuple(_WRITERS)
 
 # Training sees these too; they stand for no use of the model and are not measured.
-EXERCISES: tuple[str, ...] = ("retellings",)
+EXERCISES: tuple[str, ...] = ("retellings", "chants")
 
-_WRITERS["retellings"] = retellings
+_WRITERS |= {"retellings": retellings, "chants": chants}
 
 
 def documents(domain: str, split: Split, seed: int = 0) -> Iterator[Document]:
