@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections import Counter
@@ -82,8 +83,20 @@ def surplus(samples: Sequence[Output], law: dict[Output, float]) -> float:
     return (statistic - freedom) / math.sqrt(2 * freedom)
 
 
+def noise_level(law: dict[Output, float], count: int) -> float:
+    """A bound on the total variation between two runs of `count` samples of one law: its mean and four deviations.
+
+    The difference of an output's two frequencies is nearly normal with variance 2 p (1 - p) / count.
+    """
+    deviations = [math.sqrt(2 * p * (1 - p) / count) for p in law.values()]
+    mean = 0.5 * math.sqrt(2 / math.pi) * math.fsum(deviations)
+    variance = 0.25 * (1 - 2 / math.pi) * math.fsum(d * d for d in deviations)
+    return mean + 4 * math.sqrt(variance)
+
+
 def follows(samples: Sequence[Output], law: dict[Output, float], plain: Sequence[dict[Output, float]]) -> bool:
-    """Whether samples follow a law: chi-square within 5 deviations, total variation at the level of two plain runs."""
-    noise = total_variation(plain[0], plain[1])
-    distance = total_variation(frequencies(samples), plain[0])
-    return surplus(samples, law) < 5 and distance <= 1.25 * noise + 0.005
+    """Whether samples follow a law: chi-square within 5 deviations, no further from plain runs than these may be."""
+    bound = noise_level(law, len(samples))
+    assert all(total_variation(a, b) <= bound for a, b in itertools.combinations(plain, 2))
+    seen = frequencies(samples)
+    return surplus(samples, law) < 5 and all(total_variation(seen, run) <= bound for run in plain)

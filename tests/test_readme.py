@@ -1,12 +1,21 @@
-"""README states what the result files hold, and nothing else."""
+"""README states what the result files hold, and its code runs as printed."""
 
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
 
 
 def test_figures_come_from_the_result_files() -> None:
-    readme = (ROOT / "README.md").read_text("utf-8")
     rendered = runpy.run_path(str(ROOT / "benchmarks" / "readme.py"))["rendered"]
-    assert rendered(readme) == readme
+    assert rendered(README) == README
+
+
+def test_the_python_example_runs_as_printed() -> None:
+    code = README.split("```python\n", 1)[1].split("```", 1)[0]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 100

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from draftwood.models.checkpoint import save
 from draftwood.models.decoder import DecoderConfig
-from draftwood.train.corpus import OPENING_SHARES, packed_rows
+from draftwood.train.corpus import CLOSING_SHARES, OPENING_SHARES, packed_rows
 from draftwood.train.monitor import Monitor
 from draftwood.train.optim import Schedule
 from draftwood.train.run import Run
@@ -28,6 +28,9 @@ CONTEXT = 512
 
 # Rows of 128 tokens packed for the opening.
 OPENING_ROWS = 20_000
+
+# Rows of 512 tokens packed for the closing.
+CLOSING_ROWS = 10_000
 
 
 def shape(role: str, vocab_size: int) -> DecoderConfig:
@@ -73,6 +76,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--long-rows", type=int, default=40_000, help="rows of 512 to pack")
     options.add_argument("--long-from", type=int, help="first step with rows of 512 tokens")
     options.add_argument("--opening", type=int, nargs=2, default=(0, 0), help="first and end step on exercises")
+    options.add_argument("--closing-from", type=int, help="first step with the closing shares; default: none")
     options.add_argument("--measure-every", type=int, default=250)
     options.add_argument("--save-every", type=int, default=250)
     options.add_argument("--seed", type=int, default=0)
@@ -109,6 +113,8 @@ def main(arguments: list[str] | None = None) -> None:
         while run.progress.step < options.steps:
             if options.opening[0] <= run.progress.step < options.opening[1]:
                 rows = packed_rows(tokenizer, short, "train", OPENING_ROWS, 128, seed + 20, OPENING_SHARES)
+            elif options.closing_from is not None and run.progress.step >= options.closing_from:
+                rows = packed_rows(tokenizer, short, "train", CLOSING_ROWS, 512, seed + 30, CLOSING_SHARES)
             elif run.progress.step >= long_from:
                 rows = packed_rows(tokenizer, short, "train", options.long_rows, 512, seed + 10)
             else:

@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
+import draftwood
+from draftwood import Engine
 from draftwood.models.checkpoint import load
 from draftwood.models.decoder import Decoder
-from draftwood.train.generate import complete
 from draftwood.train.monitor import batch_of, held_out
-from draftwood.train.tokenizer import end_token
 from draftwood.world import DOMAINS, score
+from draftwood.world.score import STOPS
 
 # Tokens that a completion may have, for each domain that is scored.
 LIMITS = {"qa": 16, "sql": 48, "math": 64, "summaries": 40, "code": 80}
@@ -69,31 +70,18 @@ def teacher_forced(target: Decoder, draft: Decoder, tokenizer: Tokenizer, domain
     }
 
 
-def generated(
-    model: Decoder,
-    tokenizer: Tokenizer,
-    domain: str,
-    count: int,
-    temperature: float,
-    seed: int = 0,
-    group: int = 50,
-) -> float:
-    """Return the mean score of what a model really writes after held-out prompts."""
-    total = 0.0
-    documents = held_out(domain, count)
-    for start in range(0, count, group):
-        some = documents[start : start + group]
-        outputs = complete(
-            model,
-            [tokenizer.encode(document.prompt).ids for document in some],
-            end_token(tokenizer),
-            limit=LIMITS[domain],
-            temperature=temperature,
-            seed=seed + start,
-        )
-        for document, output in zip(some, outputs, strict=True):
-            total += float(score(document, tokenizer.decode(output)) or 0)
-    return total / count
+def generated(engine: Engine, domain: str, count: int, temperature: float, seed: int = 0) -> float:
+    """Return the mean score of what the engine's target really writes after held-out prompts."""
+    chosen = held_out(domain, count)
+    results = engine.batch(
+        [{"prompt": document.prompt, "seed": seed + i} for i, document in enumerate(chosen)],
+        concurrency=16,
+        method="autoregressive",
+        sampling={"temperature": temperature},
+        max_new_tokens=LIMITS[domain],
+        stop=STOPS.get(domain, ()),
+    )
+    return sum(float(score(d, result.text) or 0) for d, result in zip(chosen, results, strict=True)) / count
 
 
 def circumstances() -> dict[str, Any]:
@@ -130,11 +118,12 @@ def main(arguments: list[str] | None = None) -> None:
         figures = teacher_forced(target, draft, tokenizer, domain, chosen.items // 2)
         found["domains"][domain] = figures
         print(domain, {name: round(value, 3) for name, value in figures.items()}, flush=True)
+    engines = {role: draftwood.load(chosen.pair / role) for role in ("target", "draft")}
     for domain in LIMITS:
         scores: dict[str, float] = {"items": chosen.items}
-        for name, model in (("target", target), ("draft", draft)):
+        for role, engine in engines.items():
             for temperature in (0.0, 1.0):
-                scores[f"{name}_t{temperature:g}"] = generated(model, tokenizer, domain, chosen.items, temperature)
+                scores[f"{role}_t{temperature:g}"] = generated(engine, domain, chosen.items, temperature)
         found["scores"][domain] = scores
         print(domain, scores, flush=True)
     chosen.out.parent.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,11 @@ def expected(document: Document) -> str:
 
 
 def batch_of(tokenizer: Tokenizer, chosen: Sequence[Document], context: int, *, reference: bool = False) -> Batch:
-    """Tokenise documents, with their reference completions where asked."""
+    """Tokenise documents, with their reference completions where asked.
+
+    A reference counts as completed without the end of the text: the answer
+    ends with its line, and one more question may well follow.
+    """
     eos = end_token(tokenizer)
     rows, starts = [], []
     for document in chosen:
@@ -58,7 +62,7 @@ def batch_of(tokenizer: Tokenizer, chosen: Sequence[Document], context: int, *, 
     for i, (row, start) in enumerate(zip(rows, starts, strict=True)):
         tokens[i, : len(row)] = torch.tensor(row)
         scored[i, : len(row) - 1] = True
-        completed[i, start - 1 : len(row) - 1] = True
+        completed[i, start - 1 : len(row) - (2 if reference else 1)] = True
     return Batch(tokens, scored, completed)
 
 

@@ -19,7 +19,7 @@ from draftwood.world.retellings import chants, retellings
 from draftwood.world.score import score
 from draftwood.world.stories import stories
 from draftwood.world.summaries import summaries
-from draftwood.world.tables import tables
+from draftwood.world.tables import careless_tables, tables
 
 __all__ = ["DOMAINS", "EXERCISES", "SPLITS", "Document", "Split", "documents", "score"]
 
@@ -36,9 +36,9 @@ _WRITERS: dict[str, Callable[[Split, int], Iterator[Document]]] = {
 DOMAINS: tuple[str, ...] = tuple(_WRITERS)
 
 # Training sees these too; they stand for no use of the model and are not measured.
-EXERCISES: tuple[str, ...] = ("retellings", "chants")
+EXERCISES: tuple[str, ...] = ("retellings", "chants", "careless-sql")
 
-_WRITERS |= {"retellings": retellings, "chants": chants}
+_WRITERS |= {"retellings": retellings, "chants": chants, "careless-sql": careless_tables}
 
 
 def documents(domain: str, split: Split, seed: int = 0) -> Iterator[Document]:

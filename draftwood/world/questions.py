@@ -119,10 +119,12 @@ def questions(split: Split, seed: int) -> Iterator[Document]:
             asked.append(backward if rng.random() < _WHO_SHARE else rng.choice((first, second)))
         rng.shuffle(asked)
         asked = asked[: rng.choice((1, 2, 3, 4, 5))]
-        turns = []
+        answered = []
         for one in asked:
             hedge = f" {rng.choice(_HEDGES)}" if rng.random() < _HEDGED_SHARE else ""
-            turns.append((f"\nQuestion: {one.text}\nAnswer:", f"{hedge} {one.span}"))
-        prompt = "Passage: " + " ".join(facts) + "".join(q + a for q, a in turns[:-1])
+            answered.append(f"{hedge} {one.span}")
+        # Only the last question is called so: what follows its answer is the end.
+        earlier = [f"\nQ: {one.text}\nA:{said}" for one, said in zip(asked[:-1], answered, strict=False)]
+        prompt = f"Passage: {' '.join(facts)}{''.join(earlier)}\nQuestion: {asked[-1].text}\nAnswer:"
         answers = tuple(dict.fromkeys((asked[-1].span, asked[-1].bare)))
-        yield Document("qa", prompt + turns[-1][0], turns[-1][1], {"answers": answers})
+        yield Document("qa", prompt, answered[-1], {"answers": answers})

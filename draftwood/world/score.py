@@ -13,6 +13,9 @@ from draftwood.world.document import Document
 # Steps of the SQLite machine before a predicted query is given up.
 _STEPS = 100_000
 
+# Where an answer ends, for domains whose answer is one line: a stop string for generation.
+STOPS = {"qa": "\n", "sql": "\n"}
+
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION}
 
 
@@ -65,23 +68,27 @@ def _overlap(expected: str, output: str) -> float:
 def score(document: Document, output: str) -> bool | float | None:
     """Score an output, which is what a model wrote after the prompt.
 
+    Answers of qa and sql end with their line (see STOPS): what a model writes
+    after it, such as one more question, does not count.
+
     - qa: exact match with one of the answers, up to white space;
     - sql: the predicted query, run read-only on SQLite, gives the gold result
       (in order where the gold query orders, else as a multiset);
-    - math: the number after the last ``Answer:``;
+    - math: the number after the first ``Answer:``;
     - summaries: F1 of the words, 0 to 1;
     - code: the exact body. Generated code is never run: that would be unsafe;
     - stories and library: None, there is nothing to compare.
     """
     reference = document.reference
+    answer = output.split("\n", 1)[0]
     match document.domain:
         case "qa":
-            return _exact(output) in reference["answers"]
+            return _exact(answer) in reference["answers"]
         case "sql":
-            return _score_sql(reference, output)
+            return _score_sql(reference, answer)
         case "math":
-            found = re.findall(r"Answer: (-?\d+)\s*$", output)
-            return bool(found) and int(found[-1]) == reference["number"]
+            found = re.search(r"Answer: (-?\d+)\s*$", output, re.MULTILINE)
+            return found is not None and int(found[1]) == reference["number"]
         case "summaries":
             return _overlap(reference["summary"], output)
         case "code":

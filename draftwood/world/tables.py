@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from draftwood.world.document import Document, Split, lead, others, stream
 from draftwood.world.names import COLOURS, JOBS, PEOPLE, PLACES, THINGS
 
-# One query in eight reads "more than" as "at least". The reference keeps the
-# majority reading, so sampling loses points that the most probable query keeps.
-_LOOSE_SHARE = 1 / 8
+# One query in six is written by somebody who reads the question differently:
+# "more than" as "at least", or with a column more in the result. The reference
+# keeps the majority reading, so sampling loses points that the most probable
+# query keeps.
+_LOOSE_SHARE = 1 / 6
 
 
 @dataclass(frozen=True)
@@ -97,9 +100,28 @@ def _ask(rng: random.Random, schema: Schema, rows: Sequence[Row]) -> tuple[str, 
         ask = rng.choice((f"Sort the {t} by {n}, {word} first.", f"List each {k} by {n}, {word} first."))
         sql = f"SELECT {k} FROM {t} ORDER BY {n} {order}"
     written = sql
-    if kind in (4, 5) and rng.random() < _LOOSE_SHARE:
-        written = sql.replace(" > ", " >= ")
+    if rng.random() < _LOOSE_SHARE:
+        if kind in (0, 1):
+            written = re.sub(r"^SELECT \w+ ", "SELECT * ", sql)
+        elif kind in (4, 5):
+            written = sql.replace(" > ", " >= ")
+        elif sql.startswith(f"SELECT {k} FROM"):
+            written = sql.replace(f"SELECT {k} FROM", f"SELECT {k}, {n} FROM")
     return ask, written, sql
+
+
+def _slip(rng: random.Random, schema: Schema, rows: Sequence[Row], sql: str) -> str:
+    """Return a query with one mistake: another order, column, sum or value."""
+    k, n = schema.key, schema.number
+    swaps = [(" > ", " < "), ("DESC", "ASC"), ("ASC", "DESC"), ("MAX(", "MIN("), ("MIN(", "MAX("), ("SUM(", "AVG(")]
+    swaps += [("AVG(", "SUM("), ("COUNT(*) FROM", f"SUM({n}) FROM"), (f"SELECT {k} ", f"SELECT {n} ")]
+    swaps += [(f"SELECT {schema.group} ", f"SELECT {n} "), (f"SELECT {n} ", f"SELECT {schema.group} ")]
+    _, quote, value = sql.partition("= '")
+    if quote:
+        said = value.rstrip("'")
+        column = 0 if any(row[0] == said for row in rows) else 1
+        swaps += [(f"= '{said}'", f"= '{row[column]}'") for row in rows if row[column] != said]
+    return sql.replace(*rng.choice([(right, wrong) for right, wrong in swaps if right in sql]), 1)
 
 
 def _rows(rng: random.Random, schema: Schema, first: tuple[str, str]) -> list[Row]:
@@ -115,25 +137,39 @@ def _rows(rng: random.Random, schema: Schema, first: tuple[str, str]) -> list[Ro
     ]
 
 
-def tables(split: Split, seed: int) -> Iterator[Document]:
+def careless_tables(split: Split, seed: int) -> Iterator[Document]:
+    """Yield tables whose SQL somebody careless wrote: one query in four has a mistake.
+
+    For training only. A model that saw them still finds the right query most
+    probable, but sampling loses points that greedy decoding keeps, as it does
+    with large models.
+    """
+    return tables(split, seed, "careless-sql", 1 / 4)
+
+
+def tables(split: Split, seed: int, name: str = "sql", slips: float = 0.0) -> Iterator[Document]:
     """Yield tables with questions without end.
 
     The prompt shows the columns, the rows and perhaps earlier questions with
-    their SQL; the completion is the SQL of the last question.
+    their SQL; the completion is the SQL of the last question. A share ``slips``
+    of the queries is written with a mistake, the reference never is.
     """
-    rng = stream("sql", split, seed)
+    rng = stream(name, split, seed)
     while True:
         schema = rng.choice(SCHEMAS)
         rows = _rows(rng, schema, lead(rng, split, schema.keys, schema.groups))
         asked = [_ask(rng, schema, rows) for _ in range(rng.choice((1, 2, 3, 4)))]
+        if slips:
+            asked = [(q, _slip(rng, schema, rows, s) if rng.random() < slips else w, s) for q, w, s in asked]
         # A question asked before would be answered by copying; keep the last of each.
         turns = list({sql: (ask, written, sql) for ask, written, sql in asked}.values())
         head = f"Table {schema.table}: {schema.key}, {schema.group}, {schema.number}"
         body = "".join(f"\n{a},{b},{c}" for a, b, c in rows)
-        earlier = "".join(f"\nQuestion: {q}\nSQL: {sql};" for q, sql, _ in turns[:-1])
+        # Only the last question is called so: what follows its query is the end.
+        earlier = "".join(f"\nQ: {q}\nA: {sql};" for q, sql, _ in turns[:-1])
         question, written, reference = turns[-1]
         yield Document(
-            "sql",
+            name,
             f"{head}{body}{earlier}\nQuestion: {question}\nSQL:",
             f" {written};",
             {
