@@ -7,7 +7,7 @@ keys and values, drivers (executor.py) answer the runs.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 import torch
@@ -120,7 +120,9 @@ def _record(
         raise NonFiniteError("the target's logits contain NaN; check the checkpoint, or load it with dtype float32")
     top, warped_top = [], []
     if request.top_logprobs:
-        edited = logits if penalties is None else penalties(logits, forest, path)
+        edited = logits
+        if penalties is not None:  # with the trunk as it was: by now it has grown by the path
+            edited = penalties(logits, replace(forest, trunk=forest.trunk[:position]), path)
         top = _best(raw, request.top_logprobs)
         warped_top = _best(warp(edited, request.params).log(), request.top_logprobs)
     count = request.ending.feed(emitted)

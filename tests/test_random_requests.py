@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Iterable
 from typing import Any
 
 from enumeration import slow_penalties, slow_warp
@@ -114,6 +115,16 @@ def requests(draw: st.DrawFn, engine: Engine) -> dict[str, Any]:
     }
 
 
+def log(chance: float) -> float:
+    return math.log(chance) if chance else -math.inf
+
+
+def best_two(chances: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """The two most probable tokens with their log-probabilities, impossible ones left out."""
+    possible = [(value, -token) for token, value in chances if value > -math.inf]
+    return {-token: value for value, token in sorted(possible, reverse=True)[:2]}
+
+
 def check(engine: Engine, request: dict[str, Any], result: GenerationResult) -> None:
     """Everything that holds for any request by itself."""
     prompt, tokens = request["prompt"], result.tokens
@@ -138,7 +149,9 @@ def check(engine: Engine, request: dict[str, Any], result: GenerationResult) -> 
     # what is told about each token
     params = SamplingParams(**request["sampling"])
     assert len(result.logprobs) == len(result.warped_logprobs) == len(result.kinds) == len(tokens)
-    assert len(result.top_logprobs) == (len(tokens) if request["top_logprobs"] else 0)
+    assert (
+        len(result.top_logprobs) == len(result.warped_top_logprobs) == (len(tokens) if request["top_logprobs"] else 0)
+    )
     assert isinstance(engine.target, TabularModel)
     for i, token in enumerate(tokens):
         law = engine.target.law((*prompt, *tokens[:i]))
@@ -148,9 +161,9 @@ def check(engine: Engine, request: dict[str, Any], result: GenerationResult) -> 
         assert warped[token] > 0
         assert result.warped_logprobs[i] == approx(math.log(warped[token]), abs=1e-5)
         if request["top_logprobs"]:
-            best = sorted(range(len(law)), key=lambda x: (-law[x], x))[:2]
-            chances = [math.exp(value) for _, value in result.top_logprobs[i]]
-            assert chances == approx([law[x] / math.fsum(law) for x in best])
+            chances = [weight / math.fsum(law) for weight in law]
+            assert best_two(result.top_logprobs[i]) == approx(best_two(enumerate(map(log, chances))))
+            assert best_two(result.warped_top_logprobs[i]) == approx(best_two(enumerate(map(log, warped))), abs=1e-5)
 
     # rounds and sums
     rounds, metrics = result.rounds, result.metrics

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -163,7 +164,7 @@ class LetterTokenizer:
     def encode(self, text: str) -> list[int]:
         return [Letters.PIECES.index(letter) for letter in text]
 
-    def stream(self) -> Letters:
+    def stream(self, context: Sequence[int] = ()) -> Letters:
         return Letters()
 
 
