@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from contextlib import ExitStack
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwood.errors import ModelError, did_you_mean
-from draftwood.models.decoder import Decoder, rotary_table
-from draftwood.models.families import FAMILIES, LLAMA_NAMES, Family
+from draftwood.models.decoder import Decoder
+from draftwood.models.families import FAMILIES, Family
 from draftwood.models.files import read_json
 
 DTYPES = {
@@ -104,6 +105,9 @@ def load(source: str | Path, dtype: str | torch.dtype = "float32", device: str |
         model = Decoder(config)
     with ExitStack() as stack:
         tensors = _Tensors(directory, stack)
+        bare = family.without_prefix()
+        if not tensors.has(family.names["embed.weight"][0]) and tensors.has(bare.names["embed.weight"][0]):
+            family = bare
         if dtype == "auto":
             dtype = str(raw.get("dtype") or raw.get("torch_dtype") or tensors.dtype())
         wanted = DTYPES.get(str(dtype).removeprefix("torch."))
@@ -119,8 +123,7 @@ def load(source: str | Path, dtype: str | torch.dtype = "float32", device: str |
     model.load_state_dict(state, strict=not tied, assign=True)
     if tied:
         model.head.weight = model.embed.weight
-    cos, sin = rotary_table(config)
-    model.cos, model.sin = cos.to(place, wanted), sin.to(place, wanted)
+    model.make_tables(place, wanted)
     return model.eval().requires_grad_(False)
 
 
@@ -208,6 +211,9 @@ def _assemble(
         pattern = name.replace(f"layers.{layer}.", "layers.{i}.", 1)
     sources = [source.format(i=layer) for source in family.names[pattern]]
     found = [tensors.shape(source) for source in sources]
+    turned = pattern in family.transposed
+    if turned:
+        found = [(part[::-1], path) for part, path in found]
     rows = sum(part[0] if part else 0 for part, _ in found)
     if any([rows, *part[1:]] != list(shape) for part, _ in found):
         which = ", ".join(f"{source} {part}" for source, (part, _) in zip(sources, found, strict=True))
@@ -218,7 +224,8 @@ def _assemble(
     made = torch.empty(shape, dtype=dtype, device=device)
     offset = 0
     for source, (part, _) in zip(sources, found, strict=True):
-        made[offset : offset + part[0]].copy_(tensors.read(source))
+        place = made[offset : offset + part[0]]
+        (place.T if turned else place).copy_(tensors.read(source))  # unnamed, or two would be held at once
         offset += part[0]
     return made
 
@@ -232,7 +239,7 @@ def _refuse_leftovers(tensors: _Tensors, family: Family, layers: int) -> None:
                 if tensors.has(name) and name not in tensors.used:
                     raise ModelError(
                         f"{tensors.directory}: config.json does not ask for tensor {name}, which the checkpoint has; "
-                        "correct the config (attention_bias, mlp_bias)"
+                        "correct the config (attention_bias, mlp_bias, enable_bias)"
                     )
 
 
@@ -243,7 +250,6 @@ def save(model: Decoder, directory: Path, dtype: torch.dtype | None = None, **ex
         raise ModelError(
             "the Llama family has biases in all of q, k, v and o or in none; this model cannot be saved as one"
         )
-    directory.mkdir(parents=True, exist_ok=True)
     rope: dict[str, Any] = {"rope_theta": c.rope_theta, "rope_type": c.rope_scaling.kind}
     if c.rope_scaling.kind != "default":
         rope["factor"] = c.rope_scaling.factor
@@ -269,9 +275,14 @@ def save(model: Decoder, directory: Path, dtype: torch.dtype | None = None, **ex
         "mlp_bias": c.mlp_bias,
         "tie_word_embeddings": model.head.weight is model.embed.weight,
         "dtype": str(dtype or model.dtype).removeprefix("torch."),
-        **extra,
     }
-    (directory / "config.json").write_text(json.dumps(raw, indent=2) + "\n", "utf-8")
+    llama = FAMILIES["llama"]
+    said = replace(llama.config(raw), tie_word_embeddings=c.tie_word_embeddings)
+    if said != c:
+        knobs = ", ".join(key.name for key in fields(c) if getattr(c, key.name) != getattr(said, key.name))
+        raise ModelError(f"the Llama family has no word for this model's {knobs}; it cannot be saved as one")
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps({**raw, **extra}, indent=2) + "\n", "utf-8")
     sizes = {
         "q": c.num_attention_heads * c.head_dim,
         "k": c.num_key_value_heads * c.head_dim,
@@ -281,7 +292,7 @@ def save(model: Decoder, directory: Path, dtype: torch.dtype | None = None, **ex
     for name, parameter in model.named_parameters():
         layer = name.split(".")[1] if name.startswith("layers.") else ""
         pattern = name.replace(f"layers.{layer}.", "layers.{i}.", 1) if layer else name
-        sources = [source.format(i=layer) for source in LLAMA_NAMES[pattern]]
+        sources = [source.format(i=layer) for source in llama.names[pattern]]
         lengths = list(sizes.values()) if len(sources) == 3 else [parameter.shape[0] // len(sources)] * len(sources)
         for source, part in zip(sources, torch.split(parameter.detach(), lengths), strict=True):
             out[source] = part.to("cpu", dtype or model.dtype).clone().contiguous()

@@ -76,7 +76,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def rms_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    return F.rms_norm(x, weight.shape, weight, eps)
+    return torch.rms_norm(x, weight.shape, weight, eps)
 
 
 def rms_offset_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -276,7 +276,7 @@ class Decoder(nn.Module):
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.head.weight = self.embed.weight
-        windows = config.windows or (0,) * config.num_hidden_layers
+        windows = config.windows[: self.n_layers] or (0,) * self.n_layers
         self.windows = sorted(set(windows))  # one kind of layer each
         self.kinds = [self.windows.index(window) for window in windows]  # kind of each layer
         for name in ("cos", "sin", "local_cos", "local_sin"):
@@ -326,7 +326,7 @@ class Decoder(nn.Module):
         if self.config.embedding_scale != 1:  # rounded to the dtype first, as it was when the models were trained
             x = x * torch.tensor(self.config.embedding_scale, dtype=x.dtype)
         if self.position is not None:
-            x = x + self.position(positions + self.config.position_offset)
+            x = x + self.position(positions + self.config.position_offset if self.config.position_offset else positions)
         return x
 
     def _view(self, window: int, batch: Batch, cache: Cache, dtype: torch.dtype) -> View:

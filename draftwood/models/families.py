@@ -1,48 +1,43 @@
 """Model families: how each one's config.json becomes a DecoderConfig and what its tensors are called.
 
-A family is a table entry. Knows the keys, the defaults and the names; refuses to know files and tensors.
+A family is a table entry. Knows the keys, the defaults of transformers' classes and the names; refuses to know files
+and tensors. What a config asks for and the decoder cannot do is refused, never guessed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from draftwood.errors import ModelError, did_you_mean
 from draftwood.models.decoder import ACTIVATIONS, DecoderConfig, RopeScaling
+from draftwood.models.names import GEMMA_2, GEMMA_3, GPT_2, LLAMA, OPT, PHI_3, QWEN_3, Names
+
+Raw = dict[str, Any]  # config.json
 
 
 @dataclass(frozen=True)
 class Family:
     """One model family: how its config.json becomes a DecoderConfig and which tensors make up each parameter.
 
-    `names` maps a parameter to the checkpoint's tensors, concatenated along dimension 0; {i} is the layer.
+    `prefix` is a beginning of the names that some checkpoints of the family lack. Parameters in `transposed` are
+    stored [in, out].
     """
 
-    config: Callable[[dict[str, Any]], DecoderConfig]
-    names: dict[str, tuple[str, ...]]
+    config: Callable[[Raw], DecoderConfig]
+    names: Names
+    prefix: str = ""
+    transposed: frozenset[str] = frozenset()
+
+    def without_prefix(self) -> Family:
+        """The same family for checkpoints whose names lack the prefix."""
+        bare = {key: tuple(name.removeprefix(self.prefix) for name in names) for key, names in self.names.items()}
+        return replace(self, names=bare, prefix="")
 
 
-LLAMA_NAMES: dict[str, tuple[str, ...]] = {
-    "embed.weight": ("model.embed_tokens.weight",),
-    "norm": ("model.norm.weight",),
-    "head.weight": ("lm_head.weight",),
-    "layers.{i}.attention_norm": ("model.layers.{i}.input_layernorm.weight",),
-    "layers.{i}.mlp_norm": ("model.layers.{i}.post_attention_layernorm.weight",),
-    "layers.{i}.qkv.weight": tuple(f"model.layers.{{i}}.self_attn.{x}_proj.weight" for x in "qkv"),
-    "layers.{i}.qkv.bias": tuple(f"model.layers.{{i}}.self_attn.{x}_proj.bias" for x in "qkv"),
-    "layers.{i}.o.weight": ("model.layers.{i}.self_attn.o_proj.weight",),
-    "layers.{i}.o.bias": ("model.layers.{i}.self_attn.o_proj.bias",),
-    "layers.{i}.gate_up.weight": tuple(f"model.layers.{{i}}.mlp.{x}_proj.weight" for x in ("gate", "up")),
-    "layers.{i}.gate_up.bias": tuple(f"model.layers.{{i}}.mlp.{x}_proj.bias" for x in ("gate", "up")),
-    "layers.{i}.down.weight": ("model.layers.{i}.mlp.down_proj.weight",),
-    "layers.{i}.down.bias": ("model.layers.{i}.mlp.down_proj.bias",),
-}
-
-
-def _whole(raw: dict[str, Any], key: str, default: int) -> int:
+def _whole(raw: Raw, key: str, default: int) -> int:
     """A positive whole number of config.json; absent or null means the family's default."""
     value = default if raw.get(key) is None else raw[key]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -50,7 +45,7 @@ def _whole(raw: dict[str, Any], key: str, default: int) -> int:
     return value
 
 
-def _number(raw: dict[str, Any], key: str, default: float | None) -> float:
+def _number(raw: Raw, key: str, default: float | None) -> float:
     """A positive number of config.json; with no default it must be there."""
     value = default if raw.get(key) is None else raw[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
@@ -58,29 +53,44 @@ def _number(raw: dict[str, Any], key: str, default: float | None) -> float:
     return float(value)
 
 
-def _flag(raw: dict[str, Any], key: str, default: bool) -> bool:
+def _flag(raw: Raw, key: str, default: bool) -> bool:
     value = default if raw.get(key) is None else raw[key]
     if not isinstance(value, bool):
         raise ModelError(f"{key} is {value!r}, but must be true or false")
     return value
 
 
-def _rope(raw: dict[str, Any], context: int) -> tuple[float, RopeScaling]:
-    """Base and scaling, in the spelling of transformers 4 (rope_theta, rope_scaling) or 5 (rope_parameters)."""
+def _only(raw: Raw, key: str, *values: object) -> None:
+    """Refuse a setting that the decoder has no knob for, except some values, absence and null."""
+    if raw.get(key) is not None and raw[key] not in values:
+        instead = f"only {values[0]!r}" if values else "leave it out"
+        raise ModelError(f"{key} {raw[key]!r} is not supported for this family; {instead}")
+
+
+def _activation(raw: Raw, key: str, default: str) -> str:
+    activation = default if raw.get(key) is None else raw[key]
+    if activation not in ACTIVATIONS:
+        raise ModelError(f"activation {activation!r} is not supported" + did_you_mean(str(activation), ACTIVATIONS))
+    return str(activation)
+
+
+def _rope_object(raw: Raw) -> Raw:
+    """The rotary settings in the spelling of transformers 5 (rope_parameters) or 4 (rope_scaling)."""
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         raise ModelError(f"rope_parameters is {rope!r}, but must be an object")
-    theta = _number(rope, "rope_theta", _number(raw, "rope_theta", 10000.0))
+    return rope
+
+
+def _scaling(rope: Raw, context: int) -> RopeScaling:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
         raise ModelError(f"rotary scaling {kind!r} is not supported; supported are default, linear and llama3")
-    if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor")) not in (None, 1):
-        raise ModelError("partial_rotary_factor is not supported for this family")
     if kind == "default":
-        return theta, RopeScaling()
+        return RopeScaling()
     if kind == "linear":
-        return theta, RopeScaling(kind, _number(rope, "factor", None))
-    return theta, RopeScaling(
+        return RopeScaling(kind, _number(rope, "factor", None))
+    return RopeScaling(
         kind,
         _number(rope, "factor", None),
         _number(rope, "low_freq_factor", None),
@@ -89,41 +99,267 @@ def _rope(raw: dict[str, Any], context: int) -> tuple[float, RopeScaling]:
     )
 
 
-def _llama_config(raw: dict[str, Any]) -> DecoderConfig:
-    """LlamaConfig; absent keys have the values of its class."""
-    heads = _whole(raw, "num_attention_heads", 32)
-    kv_heads = _whole(raw, "num_key_value_heads", heads)
-    hidden = _whole(raw, "hidden_size", 4096)
-    head_dim = _whole(raw, "head_dim", max(1, hidden // heads))
+def _rope(raw: Raw, context: int) -> Raw:
+    """Base and scaling; rope_theta may lie beside the other rotary settings."""
+    rope = _rope_object(raw)
+    if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor")) not in (None, 1):
+        raise ModelError("partial_rotary_factor is not supported for this family")
+    return {
+        "rope_theta": _number(rope, "rope_theta", _number(raw, "rope_theta", 10000.0)),
+        "rope_scaling": _scaling(rope, context),
+    }
+
+
+def _shape(
+    raw: Raw, vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int | None, head_dim: int | None
+) -> Raw:
+    """Sizes in Llama's spelling; numbers are what absent keys mean.
+
+    A null num_key_value_heads, or one whose default is None, means one for each attention head; a head_dim without
+    default is hidden_size // num_attention_heads.
+    """
+    heads = _whole(raw, "num_attention_heads", heads)
+    null = "num_key_value_heads" in raw and raw["num_key_value_heads"] is None
+    kv_heads = _whole(raw, "num_key_value_heads", heads if kv_heads is None or null else kv_heads)
+    hidden = _whole(raw, "hidden_size", hidden)
+    head_dim = _whole(raw, "head_dim", head_dim or max(1, hidden // heads))
     if heads % kv_heads or head_dim % 2:
         raise ModelError(
             f"{heads} attention heads, {kv_heads} key/value heads and head_dim {head_dim} do not fit together; "
             "the first must be a multiple of the second, and the third even"
         )
-    activation = raw.get("hidden_act", "silu")
-    if activation not in ACTIVATIONS:
-        raise ModelError(f"activation {activation!r} is not supported" + did_you_mean(str(activation), ACTIVATIONS))
-    context = _whole(raw, "max_position_embeddings", 2048)
-    theta, scaling = _rope(raw, context)
+    return {
+        "vocab_size": _whole(raw, "vocab_size", vocab),
+        "hidden_size": hidden,
+        "intermediate_size": _whole(raw, "intermediate_size", inner),
+        "num_hidden_layers": _whole(raw, "num_hidden_layers", layers),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+    }
+
+
+def _llama_like(
+    raw: Raw, shape: Raw, context: int, eps: float = 1e-6, activation: str = "silu", tied: bool = False
+) -> Raw:
+    """What the families that descend from Llama say alike, besides the shape."""
+    context = _whole(raw, "max_position_embeddings", context)
+    return {
+        **shape,
+        **_rope(raw, context),
+        "max_position_embeddings": context,
+        "rms_norm_eps": _number(raw, "rms_norm_eps", eps),
+        "hidden_act": _activation(raw, "hidden_act", activation),
+        "tie_word_embeddings": _flag(raw, "tie_word_embeddings", tied),
+    }
+
+
+def _attention_bias(raw: Raw) -> Raw:
     bias = _flag(raw, "attention_bias", False)
+    return {"qkv_bias": bias, "o_bias": bias}
+
+
+def _window(raw: Raw, default: int | None) -> int:
+    """Width of the sliding window, 0 where there is none: null, unlike an absent key, switches it off."""
+    if "sliding_window" in raw and raw["sliding_window"] is None:
+        return 0
+    return 0 if "sliding_window" not in raw and default is None else _whole(raw, "sliding_window", default or 0)
+
+
+def _windows(raw: Raw, layers: int, window: int, sliding: Callable[[int], bool]) -> tuple[int, ...]:
+    """The window of each layer, from layer_types, else from the family's rule."""
+    types = raw.get("layer_types")
+    if types is None:
+        types = ["sliding_attention" if sliding(layer) else "full_attention" for layer in range(layers)]
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(types, list) or len(types) < layers or any(kind not in known for kind in types):
+        raise ModelError(f"layer_types is {types!r}, but must name {' or '.join(known)} for each of {layers} layers")
+    if "sliding_attention" in types[:layers] and not window:
+        raise ModelError("layer_types asks for sliding_attention, but sliding_window is not set")
+    return tuple(window if kind == "sliding_attention" else 0 for kind in types[:layers])
+
+
+def _llama(raw: Raw) -> DecoderConfig:
+    shape = _shape(raw, 32000, 4096, 11008, 32, 32, None, None)
+    mlp_bias = _flag(raw, "mlp_bias", False)
+    return DecoderConfig(**_llama_like(raw, shape, 2048), **_attention_bias(raw), mlp_bias=mlp_bias)
+
+
+def _mistral(raw: Raw) -> DecoderConfig:
+    shape = _shape(raw, 32000, 4096, 14336, 32, 32, 8, None)
+    _only(raw, "layer_types")  # transformers ignores the key here and asks for another class
+    windows = (_window(raw, 4096),) * shape["num_hidden_layers"]
+    return DecoderConfig(**_llama_like(raw, shape, 4096 * 32), windows=windows)
+
+
+def _qwen_windows(raw: Raw, layers: int) -> tuple[int, ...]:
+    window = _window(raw, 4096) if _flag(raw, "use_sliding_window", False) else 0
+    first = raw.get("max_window_layers", 28)
+    if isinstance(first, bool) or not isinstance(first, int):
+        raise ModelError(f"max_window_layers is {first!r}, but must be a whole number")
+    return _windows(raw, layers, window, lambda layer: window > 0 and layer >= first)
+
+
+def _qwen2(raw: Raw) -> DecoderConfig:
+    shape = _shape(raw, 151936, 4096, 22016, 32, 32, 32, None)
+    windows = _qwen_windows(raw, shape["num_hidden_layers"])
+    return DecoderConfig(**_llama_like(raw, shape, 32768), qkv_bias=True, windows=windows)
+
+
+def _qwen3(raw: Raw) -> DecoderConfig:
+    shape = _shape(raw, 151936, 4096, 22016, 32, 32, 32, 128)
+    windows = _qwen_windows(raw, shape["num_hidden_layers"])
+    return DecoderConfig(**_llama_like(raw, shape, 32768), **_attention_bias(raw), qk_norm=True, windows=windows)
+
+
+def _phi3(raw: Raw) -> DecoderConfig:
+    shape = _shape(raw, 32064, 3072, 8192, 32, 32, None, None)
+    rope = dict(_rope_object(raw))
+    factor = _number(rope, "partial_rotary_factor", _number(raw, "partial_rotary_factor", 1.0))
+    rotated = int(shape["head_dim"] * factor)
+    if factor > 1 or rotated < 2 or rotated % 2:
+        raise ModelError(
+            f"partial_rotary_factor {factor} rotates {rotated} of {shape['head_dim']} components of a head, "
+            "but must rotate an even number of them"
+        )
+    whole = {key: value for key, value in raw.items() if key not in ("partial_rotary_factor", "rope_scaling")}
+    whole["rope_parameters"] = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}
     return DecoderConfig(
-        vocab_size=_whole(raw, "vocab_size", 32000),
-        hidden_size=hidden,
-        intermediate_size=_whole(raw, "intermediate_size", 11008),
-        num_hidden_layers=_whole(raw, "num_hidden_layers", 32),
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=context,
-        rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        hidden_act=activation,
-        qkv_bias=bias,
-        o_bias=bias,
-        mlp_bias=_flag(raw, "mlp_bias", False),
-        tie_word_embeddings=_flag(raw, "tie_word_embeddings", False),
+        **_llama_like(whole, shape, 4096, 1e-5),
+        rotary_dim=None if rotated == shape["head_dim"] else rotated,
+        windows=(_window(raw, None),) * shape["num_hidden_layers"],
     )
 
 
-FAMILIES: dict[str, Family] = {"llama": Family(_llama_config, LLAMA_NAMES)}
+def _gemma(raw: Raw) -> DecoderConfig:
+    shape = _shape(raw, 256000, 3072, 24576, 28, 16, 16, 256)
+    _only(raw, "use_bidirectional_attention", False)
+    tanh = "gelu_pytorch_tanh"
+    # the first releases say gelu and mean its tanh approximation
+    act = {"hidden_act": tanh} if raw.get("hidden_act") == "gelu" else {}
+    return DecoderConfig(
+        **_llama_like({**raw, **act}, shape, 8192, activation=tanh, tied=True),
+        **_attention_bias(raw),
+        norm="rms_offset",
+        embedding_scale=shape["hidden_size"] ** 0.5,
+    )
+
+
+def _gemma_late(raw: Raw, shape: Raw, context: int) -> Raw:
+    """What Gemma 2 and 3 say alike."""
+    _only(raw, "use_bidirectional_attention", False)
+    activation = _activation(raw, "hidden_activation", "gelu_pytorch_tanh")
+    return {
+        **_llama_like({**raw, "hidden_act": activation}, shape, context, tied=True),
+        **_attention_bias(raw),
+        "norm": "rms_offset",
+        "sandwich": True,
+        "embedding_scale": shape["hidden_size"] ** 0.5,
+        "attention_scale": _number(raw, "query_pre_attn_scalar", 256) ** -0.5,
+    }
+
+
+def _cap(raw: Raw, key: str, default: float | None) -> float | None:
+    """A softcap: null, unlike an absent key, switches it off."""
+    return _number(raw, key, None) if raw.get(key) is not None else None if key in raw else default
+
+
+def _gemma2(raw: Raw) -> DecoderConfig:
+    shape = _shape(raw, 256000, 2304, 9216, 26, 8, 4, 256)
+    return DecoderConfig(
+        **_gemma_late(raw, shape, 8192),
+        windows=_windows(raw, shape["num_hidden_layers"], _window(raw, 4096), lambda layer: layer % 2 == 0),
+        attention_softcap=_cap(raw, "attn_logit_softcapping", 50.0),
+        logit_softcap=_cap(raw, "final_logit_softcapping", 30.0),
+    )
+
+
+def _gemma3(raw: Raw) -> DecoderConfig:
+    """Rotary settings lie in one object per layer type, or in the flat keys of transformers 4."""
+    shape = _shape(raw, 262208, 2304, 9216, 26, 8, 4, 256)
+    _only(raw, "attn_logit_softcapping")  # transformers reads the key and does not use it
+    pattern = _whole(raw, "sliding_window_pattern", 6)
+    rope = _rope_object({"rope_parameters": raw.get("rope_parameters")})
+    kinds: list[Raw] = []
+    for kind, key, base in (
+        ("full_attention", "rope_theta", 1_000_000.0),
+        ("sliding_attention", "rope_local_base_freq", 10000.0),
+    ):
+        part = rope.get(kind) or {}
+        if not isinstance(part, dict):
+            raise ModelError(f"rope_parameters of {kind} is {part!r}, but must be an object")
+        kinds.append({**part, "rope_theta": _number(part, "rope_theta", _number(raw, key, base))})
+    if rope and not rope.keys() <= {"full_attention", "sliding_attention"}:
+        raise ModelError("rope_parameters must hold full_attention and sliding_attention, each with its own settings")
+    whole, local = kinds
+    whole = {**whole, **_rope_object({"rope_scaling": raw.get("rope_scaling")})}
+    _only(local, "rope_type", "default")
+    return DecoderConfig(
+        **_gemma_late({**raw, "rope_parameters": whole}, shape, 131072),
+        qk_norm=True,
+        windows=_windows(raw, shape["num_hidden_layers"], _window(raw, 4096), lambda layer: (layer + 1) % pattern != 0),
+        local_rope_theta=local["rope_theta"],
+        logit_softcap=_cap(raw, "final_logit_softcapping", None),
+    )
+
+
+def _opt(raw: Raw) -> DecoderConfig:
+    """Pre-norm models with embeddings as wide as the layers; OPT-350m is neither."""
+    _only(raw, "do_layer_norm_before", True)
+    _only(raw, "_remove_final_layer_norm", False)
+    _only(raw, "layer_norm_elementwise_affine", True)
+    shape = _shape({**raw, "num_key_value_heads": None, "head_dim": None}, 50272, 768, 3072, 12, 12, None, None)
+    _only(raw, "word_embed_proj_dim", shape["hidden_size"])
+    bias = _flag(raw, "enable_bias", True)
+    return DecoderConfig(
+        **{**shape, "intermediate_size": _whole(raw, "ffn_dim", 3072)},
+        max_position_embeddings=_whole(raw, "max_position_embeddings", 2048),
+        rms_norm_eps=1e-5,
+        hidden_act=_activation(raw, "activation_function", "relu"),
+        qkv_bias=bias,
+        o_bias=bias,
+        mlp_bias=bias,
+        tie_word_embeddings=_flag(raw, "tie_word_embeddings", True),
+        norm="layer",
+        gated=False,
+        position_offset=2,  # the first two rows are of no position
+    )
+
+
+def _gpt2(raw: Raw) -> DecoderConfig:
+    _only(raw, "scale_attn_weights", True)
+    _only(raw, "scale_attn_by_inverse_layer_idx", False)
+    _only(raw, "add_cross_attention", False)
+    hidden = _whole(raw, "n_embd", 768)
+    names = {"num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "vocab_size": "vocab_size"}
+    spelled = {name: raw.get(key) for name, key in names.items()}
+    shape = _shape({**spelled, "hidden_size": hidden}, 50257, 768, 3072, 12, 12, None, None)
+    return DecoderConfig(
+        **{**shape, "intermediate_size": _whole(raw, "n_inner", 4 * hidden)},
+        max_position_embeddings=_whole(raw, "n_positions", 1024),
+        rms_norm_eps=_number(raw, "layer_norm_epsilon", 1e-5),
+        hidden_act=_activation(raw, "activation_function", "gelu_new"),
+        qkv_bias=True,
+        o_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=_flag(raw, "tie_word_embeddings", True),
+        norm="layer",
+        gated=False,
+        position_offset=0,
+    )
+
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(_llama, LLAMA),
+    "mistral": Family(_mistral, LLAMA),
+    "qwen2": Family(_qwen2, LLAMA),
+    "qwen3": Family(_qwen3, QWEN_3),
+    "phi3": Family(_phi3, PHI_3),
+    "gemma": Family(_gemma, LLAMA),
+    "gemma2": Family(_gemma2, GEMMA_2),
+    "gemma3_text": Family(_gemma3, GEMMA_3),
+    "opt": Family(_opt, OPT, "model."),
+    "gpt2": Family(
+        _gpt2, GPT_2, "transformer.", frozenset(f"layers.{{i}}.{x}.weight" for x in ("qkv", "o", "up", "down"))
+    ),
+}

@@ -1,0 +1,86 @@
+"""What each family's checkpoints call the decoder's parameters.
+
+A table maps a parameter to the checkpoint's tensors, concatenated along dimension 0; {i} is the layer. A parameter
+that a table has and a config does not ask for is optional in the family.
+"""
+
+from __future__ import annotations
+
+Names = dict[str, tuple[str, ...]]
+
+LLAMA: Names = {
+    "embed.weight": ("model.embed_tokens.weight",),
+    "norm": ("model.norm.weight",),
+    "head.weight": ("lm_head.weight",),
+    "layers.{i}.attention_norm": ("model.layers.{i}.input_layernorm.weight",),
+    "layers.{i}.mlp_norm": ("model.layers.{i}.post_attention_layernorm.weight",),
+    "layers.{i}.qkv.weight": tuple(f"model.layers.{{i}}.self_attn.{x}_proj.weight" for x in "qkv"),
+    "layers.{i}.qkv.bias": tuple(f"model.layers.{{i}}.self_attn.{x}_proj.bias" for x in "qkv"),
+    "layers.{i}.o.weight": ("model.layers.{i}.self_attn.o_proj.weight",),
+    "layers.{i}.o.bias": ("model.layers.{i}.self_attn.o_proj.bias",),
+    "layers.{i}.gate_up.weight": tuple(f"model.layers.{{i}}.mlp.{x}_proj.weight" for x in ("gate", "up")),
+    "layers.{i}.gate_up.bias": tuple(f"model.layers.{{i}}.mlp.{x}_proj.bias" for x in ("gate", "up")),
+    "layers.{i}.down.weight": ("model.layers.{i}.mlp.down_proj.weight",),
+    "layers.{i}.down.bias": ("model.layers.{i}.mlp.down_proj.bias",),
+}
+
+_HEAD_NORMS: Names = {
+    "layers.{i}.q_norm": ("model.layers.{i}.self_attn.q_norm.weight",),
+    "layers.{i}.k_norm": ("model.layers.{i}.self_attn.k_norm.weight",),
+}
+
+QWEN_3: Names = {**LLAMA, **_HEAD_NORMS}
+
+PHI_3: Names = {
+    **LLAMA,
+    "layers.{i}.qkv.weight": ("model.layers.{i}.self_attn.qkv_proj.weight",),
+    "layers.{i}.qkv.bias": ("model.layers.{i}.self_attn.qkv_proj.bias",),
+    "layers.{i}.gate_up.weight": ("model.layers.{i}.mlp.gate_up_proj.weight",),
+    "layers.{i}.gate_up.bias": ("model.layers.{i}.mlp.gate_up_proj.bias",),
+}
+
+GEMMA_2: Names = {
+    **LLAMA,
+    "layers.{i}.post_attention_norm": ("model.layers.{i}.post_attention_layernorm.weight",),
+    "layers.{i}.mlp_norm": ("model.layers.{i}.pre_feedforward_layernorm.weight",),
+    "layers.{i}.post_mlp_norm": ("model.layers.{i}.post_feedforward_layernorm.weight",),
+}
+
+GEMMA_3: Names = {**GEMMA_2, **_HEAD_NORMS}
+
+
+def _both(parameter: str, *modules: str) -> Names:
+    """Weight and bias of a linear layer made of the given modules."""
+    return {f"{parameter}.{x}": tuple(f"{module}.{x}" for module in modules) for x in ("weight", "bias")}
+
+
+def _layer_norm(parameter: str, module: str) -> Names:
+    return {parameter: (f"{module}.weight",), f"{parameter}_bias": (f"{module}.bias",)}
+
+
+_OPT_LAYER = "model.decoder.layers.{i}"
+OPT: Names = {
+    "embed.weight": ("model.decoder.embed_tokens.weight",),
+    "position.weight": ("model.decoder.embed_positions.weight",),
+    "head.weight": ("lm_head.weight",),
+    **_layer_norm("norm", "model.decoder.final_layer_norm"),
+    **_layer_norm("layers.{i}.attention_norm", f"{_OPT_LAYER}.self_attn_layer_norm"),
+    **_layer_norm("layers.{i}.mlp_norm", f"{_OPT_LAYER}.final_layer_norm"),
+    **_both("layers.{i}.qkv", *(f"{_OPT_LAYER}.self_attn.{x}_proj" for x in "qkv")),
+    **_both("layers.{i}.o", f"{_OPT_LAYER}.self_attn.out_proj"),
+    **_both("layers.{i}.up", f"{_OPT_LAYER}.fc1"),
+    **_both("layers.{i}.down", f"{_OPT_LAYER}.fc2"),
+}
+
+GPT_2: Names = {
+    "embed.weight": ("transformer.wte.weight",),
+    "position.weight": ("transformer.wpe.weight",),
+    "head.weight": ("lm_head.weight",),
+    **_layer_norm("norm", "transformer.ln_f"),
+    **_layer_norm("layers.{i}.attention_norm", "transformer.h.{i}.ln_1"),
+    **_layer_norm("layers.{i}.mlp_norm", "transformer.h.{i}.ln_2"),
+    **_both("layers.{i}.qkv", "transformer.h.{i}.attn.c_attn"),
+    **_both("layers.{i}.o", "transformer.h.{i}.attn.c_proj"),
+    **_both("layers.{i}.up", "transformer.h.{i}.mlp.c_fc"),
+    **_both("layers.{i}.down", "transformer.h.{i}.mlp.c_proj"),
+}
