@@ -27,6 +27,7 @@ COMMANDS = {  # name -> module:function, in the order of the help page
     "generate": "draftwood.cli.generate:generate",
     "compare": "draftwood.cli.compare:compare",
     "methods": "draftwood.cli.methods:methods",
+    "grow": "draftwood.cli.grow:grow",
     "env": "draftwood.cli.env:env",
 }
 

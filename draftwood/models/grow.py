@@ -1,0 +1,314 @@
+"""Function-preserving growth: the same next-token distributions from a decoder of a larger shape.
+
+So wall-clock speed-ups can be measured with real acceptance behaviour and the compute of a published model's shape.
+Knows shapes, layers and the files of the result, of the Llama family only; what the single weights become is for
+replicas.py to know.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from draftwood.errors import ConfigurationError, ModelError, did_you_mean
+from draftwood.models.checkpoint import DTYPES
+from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.families import FAMILIES
+from draftwood.models.replicas import Copies, maker
+
+SHARD_BYTES = 2 * 10**9
+
+# What a decoder of the Llama family may have beyond its shape; all else must be at its default.
+FAMILY_KNOBS = (
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "hidden_act",
+    "qkv_bias",
+    "o_bias",
+    "mlp_bias",
+    "tie_word_embeddings",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What growth changes."""
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+
+    @staticmethod
+    def of(config: DecoderConfig) -> Shape:
+        return Shape(
+            config.num_hidden_layers,
+            config.hidden_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.intermediate_size,
+        )
+
+
+def grow(
+    model: Decoder,
+    layers: int,
+    width: int,
+    *,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    intermediate: int | None = None,
+    keep_first: int = 2,
+    seed: int = 0,
+) -> Decoder:
+    """A decoder of `layers` layers and width `width` that computes what `model` computes, head untied.
+
+    Widening is exact up to rounding where `width` is a multiple of the model's; added layers and left-over channels
+    move logits by about 1e-7. Heads keep their dimension. By default heads, key/value heads and hidden units grow as
+    the width does, heads in their groups. Added layers come after the first `keep_first`, which early exits may use.
+    Raises ConfigurationError for an impossible shape, ModelError for a model outside the Llama family.
+    """
+    growth = Growth.plan(model, layers, width, heads, kv_heads, intermediate, keep_first, seed)
+    with torch.device("meta"):
+        grown = Decoder(growth.config)
+    state = {name: make(model.dtype).to(model.device) for name, _, make in growth.parameters(model)}
+    grown.load_state_dict(state, assign=True)
+    grown.make_tables(model.device, model.dtype)
+    return grown.eval().requires_grad_(False)
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A checked wish: which shape, and where the added layers and the noise come from."""
+
+    before: DecoderConfig
+    config: DecoderConfig  # of the grown decoder
+    keep_first: int
+    seed: int
+
+    @staticmethod
+    def plan(
+        model: Decoder,
+        layers: int,
+        width: int,
+        heads: int | None = None,
+        kv_heads: int | None = None,
+        intermediate: int | None = None,
+        keep_first: int = 2,
+        seed: int = 0,
+    ) -> Growth:
+        """Fill in what is left open, and refuse what cannot be."""
+        c = model.config
+        _refuse_other_families(c)
+        if layers < c.num_hidden_layers:
+            raise ConfigurationError(f"the model has {c.num_hidden_layers} layers, so it cannot grow to {layers}")
+        if width < c.hidden_size:
+            raise ConfigurationError(f"the model is {c.hidden_size} wide, so it cannot grow to width {width}")
+        if keep_first < 0:
+            raise ConfigurationError(f"keep_first is {keep_first}, but cannot be negative")
+        group = c.num_attention_heads // c.num_key_value_heads
+        if kv_heads is None:
+            in_groups = c.num_key_value_heads * width // c.hidden_size
+            kv_heads = in_groups if heads is None else math.gcd(heads, in_groups)
+            if heads is not None and kv_heads < c.num_key_value_heads:
+                kv_heads = heads
+        heads = group * kv_heads if heads is None else heads
+        intermediate = c.intermediate_size * width // c.hidden_size if intermediate is None else intermediate
+        if kv_heads < c.num_key_value_heads or heads < c.num_attention_heads or heads % kv_heads:
+            raise ConfigurationError(
+                f"{heads} heads over {kv_heads} key/value heads cannot hold the model's {c.num_attention_heads} over "
+                f"{c.num_key_value_heads}; give no fewer of each, the first a multiple of the second"
+            )
+        if intermediate < c.intermediate_size:
+            raise ConfigurationError(
+                f"the model has {c.intermediate_size} hidden units in each MLP, so it cannot grow to {intermediate}"
+            )
+        for source, slots in enumerate(_slots(heads, kv_heads, c)):
+            if slots < group:
+                raise ConfigurationError(
+                    f"{heads} heads over {kv_heads} key/value heads leave {slots} that read key/value head {source}, "
+                    f"but the model has {group}; give more heads, or fewer key/value heads"
+                )
+        whole = width - width % c.hidden_size
+        config = replace(
+            c,
+            num_hidden_layers=layers,
+            hidden_size=width,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            intermediate_size=intermediate,
+            rms_norm_eps=c.rms_norm_eps * whole / width,  # the silent channels thin out the mean square
+            tie_word_embeddings=False,
+        )
+        return Growth(c, config, min(keep_first, c.num_hidden_layers), seed)
+
+    def parameters(self, model: Decoder) -> Iterator[tuple[str, torch.Size, Callable[[torch.dtype], Tensor]]]:
+        """Name, shape and maker of every parameter of the grown decoder, in the order of its layers."""
+        with torch.device("meta"):
+            grown = Decoder(self.config)
+        shapes = {name: parameter.shape for name, parameter in grown.named_parameters()}
+        added = self.config.num_hidden_layers - self.before.num_hidden_layers
+        sources = dict(model.named_parameters()) | {"head.weight": model.head.weight}
+        copies = Copies.of(self.before, self.config)
+        for name, shape in sorted(shapes.items(), key=lambda item: _order(item[0])):
+            known, fresh = name, False
+            if name.startswith("layers."):
+                _, index, rest = name.split(".", 2)
+                layer = int(index)
+                fresh = self.keep_first <= layer < self.keep_first + added
+                model_layer = max(0, self.keep_first - 1) if fresh else layer - added * (layer >= self.keep_first)
+                known = f"layers.{model_layer}.{rest}"
+            yield name, shape, maker(copies, name, sources[known].detach(), fresh, self.seed)
+
+
+def write(
+    model: Decoder,
+    directory: Path,
+    growth: Growth,
+    raw: dict[str, Any],
+    dtype: str = "float32",
+    source: str = "",
+    advance: Callable[[int], None] = lambda count: None,
+) -> dict[str, Any]:
+    """Grow `model` tensor by tensor into a checkpoint directory of the Llama family, in shards of `SHARD_BYTES`.
+
+    `raw` is the source's config.json, whose other keys are kept; the new one says what was grown (`grown_from`) and
+    is returned. `advance` hears how many weights were made. A directory that exists must be empty; what was
+    written is removed when the writing fails.
+    """
+    if dtype not in ("float32", "bfloat16", "float64"):
+        hint = "; its range ends above the silent weights" if dtype == "float16" else did_you_mean(dtype, DTYPES)
+        raise ConfigurationError(f"dtype {dtype!r} is not for grown models{hint}")
+    if raw.get("model_type") != "llama":
+        raise ModelError(f"only the Llama family can be grown, not {raw.get('model_type')!r}")
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigurationError(f"{directory} is there already and not an empty directory; give a new one")
+    written: list[Path] = []
+    existed = directory.exists()
+    config = _config_json(model, growth, raw, dtype, source)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _write_shards(model, directory, growth, DTYPES[dtype], written, advance)
+        written.append(directory / "config.json")  # last: without it nothing loads what is unfinished
+        written[-1].write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        if not existed:
+            with suppress(OSError):
+                directory.rmdir()
+        raise
+    return config
+
+
+def _config_json(model: Decoder, growth: Growth, raw: dict[str, Any], dtype: str, source: str) -> dict[str, Any]:
+    c = growth.config
+    origin: dict[str, Any] = {
+        "source": source,
+        **asdict(Shape.of(growth.before)),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "keep_first": growth.keep_first,
+        "seed": growth.seed,
+    }
+    if "grown_from" in raw:
+        origin["grown_from"] = raw["grown_from"]
+    kept = {key: value for key, value in raw.items() if key not in ("torch_dtype", "grown_from", "pretraining_tp")}
+    return kept | {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_hidden_layers": c.num_hidden_layers,
+        "num_attention_heads": c.num_attention_heads,
+        "num_key_value_heads": c.num_key_value_heads,
+        "head_dim": c.head_dim,
+        "rms_norm_eps": c.rms_norm_eps,
+        "tie_word_embeddings": False,
+        "dtype": dtype,
+        "grown_from": origin,
+    }
+
+
+def _write_shards(
+    model: Decoder,
+    directory: Path,
+    growth: Growth,
+    dtype: torch.dtype,
+    written: list[Path],
+    advance: Callable[[int], None],
+) -> None:
+    """Whole parameters, as many as fit, to a file each; with several files an index as Hugging Face writes it."""
+    parameters = list(growth.parameters(model))
+    shards: list[list[Any]] = []
+    room = 0
+    for parameter in parameters:
+        size = parameter[1].numel() * dtype.itemsize
+        if size > room:
+            shards.append([])
+            room = SHARD_BYTES
+        shards[-1].append(parameter)
+        room -= size
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        file = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        tensors: dict[str, Tensor] = {}
+        for name, shape, make in shard:
+            for part, tensor in _named_parts(name, make(dtype), growth.config):
+                tensors[part], weight_map[part] = tensor, file
+            advance(shape.numel())
+        written.append(directory / file)
+        save_file(tensors, written[-1], metadata={"format": "pt"})
+    if len(shards) > 1:
+        total = sum(shape.numel() for _, shape, _ in parameters) * dtype.itemsize
+        written.append(directory / "model.safetensors.index.json")
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        written[-1].write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+
+
+def _named_parts(name: str, tensor: Tensor, config: DecoderConfig) -> Iterator[tuple[str, Tensor]]:
+    """A parameter as the tensors that the Llama family calls it."""
+    layer = name.split(".")[1] if name.startswith("layers.") else ""
+    pattern = name.replace(f"layers.{layer}.", "layers.{i}.", 1) if layer else name
+    names = FAMILIES["llama"].names[pattern]
+    lengths = [tensor.shape[0] // len(names)] * len(names)
+    if len(names) == 3:
+        lengths = [n * config.head_dim for n in _qkv_heads(config)]
+    for part, piece in zip(names, torch.split(tensor, lengths), strict=True):
+        yield part.format(i=layer), piece
+
+
+def _qkv_heads(config: DecoderConfig) -> tuple[int, int, int]:
+    return config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads
+
+
+def _order(name: str) -> tuple[int, int]:
+    """Embeddings, layers, norm, head."""
+    if name.startswith("layers."):
+        return 1, int(name.split(".")[1])
+    return {"embed.weight": (0, 0), "norm": (2, 0)}.get(name, (3, 0))
+
+
+def _refuse_other_families(config: DecoderConfig) -> None:
+    shape = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    heads = ("num_attention_heads", "num_key_value_heads", "head_dim")
+    plain = DecoderConfig(**{name: getattr(config, name) for name in (*shape, *heads, *FAMILY_KNOBS)})
+    if plain != config:
+        odd = [key.name for key in fields(config) if getattr(config, key.name) != getattr(plain, key.name)]
+        raise ModelError(f"only the Llama family can be grown, and it has no {', '.join(odd)}")
+
+
+def _slots(heads: int, kv_heads: int, before: DecoderConfig) -> list[int]:
+    """How many grown heads read a replica of each of the model's key/value heads."""
+    known = before.num_key_value_heads
+    return [heads // kv_heads * len(range(source, kv_heads, known)) for source in range(known)]
