@@ -1,4 +1,4 @@
-"""Writes README's table of measured figures from benchmarks/results, so that no figure is typed by hand.
+"""Writes the measured figures of README and of the model card from benchmarks/results: no figure is typed by hand.
 
 Run: python benchmarks/readme.py
 """
@@ -6,11 +6,11 @@ Run: python benchmarks/readme.py
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-BEGIN, END = "<!-- engine table -->", "<!-- end of engine table -->"
 SHOWN = ("speculative", "specinfer", "mcsd", "lookup", "coupled")
 
 
@@ -47,14 +47,64 @@ def engine_table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def rendered(readme: str) -> str:
-    """README with its table made anew."""
-    result = json.loads((ROOT / "benchmarks" / "results" / "engine.json").read_text("utf-8"))
-    head, rest = readme.split(BEGIN, 1)
-    _, tail = rest.split(END, 1)
-    return f"{head}{BEGIN}\n{engine_table(result)}\n{END}{tail}"
+def acceptance_table(result: dict[str, Any]) -> str:
+    """Markdown of the teacher-forced figures of draftwood.train.evaluate, a row per domain."""
+    names = ("perplexity_target", "perplexity_draft", "acceptance", "agreement")
+    names += ("acceptance_completion", "agreement_completion")
+    lines = [
+        "| domain | target perplexity | draft perplexity | acceptance | agreement | acceptance, completions "
+        "| agreement, completions |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for domain, row in result["domains"].items():
+        cells = [f"{row[name]:.2f}" if name.startswith("perplexity") else f"{row[name]:.3f}" for name in names]
+        lines.append(f"| {domain} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+MEASURES = {
+    "qa": "exact match",
+    "sql": "execution accuracy",
+    "math": "final number",
+    "summaries": "F1 of words",
+    "code": "exact body",
+}
+
+
+def score_table(result: dict[str, Any]) -> str:
+    """Markdown of the scores of what the models write, a row per domain."""
+    lines = [
+        "| | items | target, greedy | target, T = 1 | draft, greedy | draft, T = 1 |",
+        "|---|---|---|---|---|---|",
+    ]
+    for domain, row in result["scores"].items():
+        cells = [f"{row[name]:.1%}" for name in ("target_t0", "target_t1", "draft_t0", "draft_t1")]
+        lines.append(f"| {domain}: {MEASURES[domain]} | {row['items']} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+# where each table stands: document -> (marker, result file, how it is written)
+TABLES: dict[str, list[tuple[str, str, Callable[[dict[str, Any]], str]]]] = {
+    "README.md": [("engine table", "engine.json", engine_table)],
+    "draftwood/models/embedded/README.md": [
+        ("acceptance", "embedded-pair.json", acceptance_table),
+        ("scores", "embedded-pair.json", score_table),
+    ],
+}
+
+
+def rendered(document: str) -> str:
+    """A document with its tables made anew."""
+    text = (ROOT / document).read_text("utf-8")
+    for marker, file, table in TABLES[document]:
+        begin, end = f"<!-- {marker} -->", f"<!-- end of {marker} -->"
+        result = json.loads((ROOT / "benchmarks" / "results" / file).read_text("utf-8"))
+        head, rest = text.split(begin, 1)
+        _, tail = rest.split(end, 1)
+        text = f"{head}{begin}\n{table(result)}\n{end}{tail}"
+    return text
 
 
 if __name__ == "__main__":
-    path = ROOT / "README.md"
-    path.write_text(rendered(path.read_text("utf-8")), "utf-8")
+    for document in TABLES:
+        (ROOT / document).write_text(rendered(document), "utf-8")

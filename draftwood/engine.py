@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from time import perf_counter
@@ -30,10 +31,11 @@ from draftwood.session import Session
 from draftwood.text import Ending
 from draftwood.trace import GenerationResult, Metrics, Round
 
-ModelSource: TypeAlias = str | Path | CausalModel
+ModelSource: TypeAlias = str | Path | CausalModel | Any  # Any: a transformers model object
 MethodSpec: TypeAlias = str | Mapping[str, Any] | Method
 Prompt: TypeAlias = str | Sequence[int]
 
+THROUGH_TRANSFORMERS = "hf:"  # prefix of a source
 EMBEDDED = Path(str(files("draftwood") / "models" / "embedded"))
 
 
@@ -313,12 +315,13 @@ def load(
     draft: ModelSource | Sequence[ModelSource] | None = None,
     dtype: str | torch.dtype = "float32",
     device: str | torch.device | None = None,
-    tokenizer: Tokenizer | str | Path | None = None,
+    tokenizer: Tokenizer | str | Path | Any = None,
 ) -> Engine:
     """An engine from checkpoint directories, hub ids or model objects.
 
     Without a target the embedded pair is loaded (its draft too, unless `draft` names another). `device` defaults to
-    CUDA where there is one. Models may have differently padded vocabularies, but must share a tokenizer.
+    CUDA where there is one. Models may have differently padded vocabularies, but must share a tokenizer. A source that
+    begins with "hf:", and a transformers model object, run through transformers (extra hf); a tokenizer object of transformers is taken too.
     """
     place = _place(device)
     if target is None:
@@ -327,12 +330,17 @@ def load(
     sources: list[ModelSource] = []
     if draft is not None:
         sources = list(draft) if isinstance(draft, Sequence) and not isinstance(draft, str) else [draft]
-    words = tokenizer if tokenizer is None or isinstance(tokenizer, Tokenizer) else Tokenizer.load(Path(tokenizer))
+    words = Tokenizer.load(Path(tokenizer)) if isinstance(tokenizer, str | Path) else tokenizer
+    if words is not None and not isinstance(words, Tokenizer):
+        words = _adapter().wrap_tokenizer(words)
     end: frozenset[int] = frozenset()
     model, directory = _model(target, dtype, place)
     if directory is not None:
         words = words or Tokenizer.load(directory)
         end = checkpoint.end_tokens(directory)
+    else:
+        words = words or getattr(model, "tokenizer", None)
+        end = getattr(model, "end_tokens", end)
     drafts = []
     for source in sources:
         drafted, where = _model(source, dtype, place)
@@ -359,12 +367,25 @@ def _place(device: str | torch.device | None) -> torch.device:
 
 def _model(source: ModelSource, dtype: str | torch.dtype, device: torch.device) -> tuple[CausalModel, Path | None]:
     """A model and the directory it came from (None for an object)."""
+    if isinstance(source, str) and source.startswith(THROUGH_TRANSFORMERS):
+        directory = checkpoint.locate(source.removeprefix(THROUGH_TRANSFORMERS))
+        return _adapter().load(directory, dtype, device), directory
     if isinstance(source, str | Path):
         directory = checkpoint.locate(source)
         return checkpoint.load(directory, dtype, device), directory
+    if any(base.__name__ == "PreTrainedModel" for base in type(source).__mro__):  # without importing transformers
+        return _adapter().HuggingFaceModel(source), None
     if not isinstance(source, CausalModel):
         raise ModelError(f"{type(source).__name__} is not a model: see draftwood.models.base.CausalModel")
     return source, None
+
+
+def _adapter() -> Any:
+    """models/hf.py, imported when a transformers object or source is given."""
+    try:
+        return import_module("draftwood.models.hf")
+    except ImportError as error:
+        raise ConfigurationError(f"{error}; running models through transformers needs the extra draftwood[hf]") from error
 
 
 def _name(source: ModelSource) -> str:
