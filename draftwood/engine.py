@@ -321,7 +321,8 @@ def load(
 
     Without a target the embedded pair is loaded (its draft too, unless `draft` names another). `device` defaults to
     CUDA where there is one. Models may have differently padded vocabularies, but must share a tokenizer. A source that
-    begins with "hf:", and a transformers model object, run through transformers (extra hf); a tokenizer object of transformers is taken too.
+    begins with "hf:", and a transformers model object, run through transformers (extra hf), whose fast tokenizers are
+    taken too.
     """
     place = _place(device)
     if target is None:
@@ -385,7 +386,9 @@ def _adapter() -> Any:
     try:
         return import_module("draftwood.models.hf")
     except ImportError as error:
-        raise ConfigurationError(f"{error}; running models through transformers needs the extra draftwood[hf]") from error
+        raise ConfigurationError(
+            f"{error}; running models through transformers needs the extra draftwood[hf]"
+        ) from error
 
 
 def _name(source: ModelSource) -> str:

@@ -88,7 +88,10 @@ def load(source: str | Path, dtype: str | torch.dtype = "float32", device: str |
     raw = read_config(directory)
     kind = str(raw.get("model_type") or "unnamed")
     if kind not in FAMILIES:
-        raise ModelError(f"{directory}: architecture {kind!r} is not supported" + did_you_mean(kind, FAMILIES))
+        raise ModelError(
+            f"{directory}: architecture {kind!r} is not supported{did_you_mean(kind, FAMILIES)}; "
+            f"with transformers installed, hf:{source} may run it"
+        )
     if raw.get("quantization_config"):
         raise ModelError(
             f"{directory} holds quantised weights, which are not supported; give the checkpoint they came from"

@@ -49,7 +49,7 @@ class _Attention:
 
 @dataclass
 class _Facts:
-    """What the first forward of a model tells: key and value shape of each layer that keeps them, and the vocabulary."""
+    """What a model's first forward tells: key and value shape of each layer that keeps them, and the vocabulary."""
 
     tails: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
     vocab_size: int = 0
@@ -164,8 +164,8 @@ class HuggingFaceModel:
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         if batch.start > 0 or (batch.stop is not None and batch.stop < self.n_layers):
             raise ModelError(
-                f"a model that runs through transformers ({self.kind}) computes all of its layers at once; methods that "
-                "need layer ranges (early exit) need a family of draftwood's own decoder"
+                f"a model that runs through transformers ({self.kind}) computes all of its layers at once; methods "
+                "that need layer ranges (early exit) need a family of draftwood's own decoder"
             )
         if self.model.training:
             raise ModelError("the transformers model is in training mode; call model.eval() before decoding")
@@ -211,7 +211,8 @@ class HuggingFaceModel:
         """A first forward of two tokens, for the shapes."""
         facts = _Facts()
         tokens = torch.tensor([[0, 1]], device=self.device)
-        batch = Batch(tokens, tokens, tokens[0], slice(0, 1), 2, torch.ones(1, 2, 2, device=self.device).tril() > 0, None)
+        causal = torch.ones(1, 2, 2, device=self.device).tril() > 0
+        batch = Batch(tokens, tokens, tokens[0], slice(0, 1), 2, causal, None)
         cache = Cache([()], torch.int64, self.device, 1, 4)
         with torch.no_grad():
             out = self.model(
@@ -255,9 +256,15 @@ class HuggingFaceModel:
             worst = off if not off <= worst else worst
 
         scratch = cache.capacity - 1
-        rows = [list(range(length)), [*range(length - 2), scratch, scratch]]
+        whole = list(range(length))
         causal = torch.ones(2, length, length).tril() > 0
-        out = self._run(cache, [first, [*second, 0, 0]], [list(range(length)), [*range(length - 2), 0, 0]], rows, causal)
+        out = self._run(
+            cache,
+            [first, [*second, 0, 0]],
+            [whole, [*whole[:-2], 0, 0]],
+            [whole, [*whole[:-2], scratch, scratch]],
+            causal,
+        )
         compare(out[:length], first)
         compare(out[length : 2 * length - 2], second)
         # two branches of two tokens, siblings in the wrong order of slots, beside a row that waits
@@ -265,11 +272,14 @@ class HuggingFaceModel:
         tree = torch.zeros(2, 4, n + 4) > 0
         tree[0, :, :n] = True
         for cell, seen in enumerate(([n + 1], [n], [n + 1, n + 3], [n, n + 2])):
-            tree[0, cell, [n + s - n for s in seen]] = True
+            tree[0, cell, seen] = True
         tree[1, :, 0] = True
-        waiting = [scratch] * 4
         out = self._run(
-            cache, [[a, b, c, d], [0] * 4], [[n, n, n + 1, n + 1], [0] * 4], [[n + 1, n, n + 3, n + 2], waiting], tree
+            cache,
+            [[a, b, c, d], [0] * 4],
+            [[n, n, n + 1, n + 1], [0] * 4],
+            [[n + 1, n, n + 3, n + 2], [scratch] * 4],
+            tree,
         )
         compare(out[[0, 2]], [*first, a, c])
         compare(out[[1, 3]], [*first, b, d])
@@ -403,4 +413,5 @@ def load(
         raise ModelError(
             f"{source}: transformers cannot load it as a causal model ({reason[0] if reason else type(error).__name__})"
         ) from error
-    return HuggingFaceModel(model.to(device).eval().requires_grad_(False))
+    model.to(device=torch.device(device))
+    return HuggingFaceModel(model.eval().requires_grad_(False))
