@@ -143,16 +143,12 @@ def _padded(jobs: list[Job]) -> tuple[Batch, list[int]]:
 def drive(decoding: Decoding[News]) -> Iterator[News]:
     """Run one request: answer its model runs one by one and pass its news on."""
     try:
-        with torch.inference_mode():
-            wish = next(decoding)
         while True:
-            if isinstance(wish, Run):
-                with torch.inference_mode():
+            with torch.inference_mode():  # never around a yield: it would leak into the caller
+                wish = next(decoding)
+                while isinstance(wish, Run):
                     wish = decoding.send(execute((wish,))[0])
-            else:
-                yield wish
-                with torch.inference_mode():
-                    wish = next(decoding)
+            yield wish
     except StopIteration:
         return
     finally:

@@ -80,20 +80,17 @@ class Metrics:
             self.first_round_seconds = news.seconds
         self.rounds += 1
         self.emitted += len(news.tokens)
-        for name in (
-            "drafted",
-            "accepted",
-            "depth_accepted",
-            "attempted",
-            "draft_seconds",
-            "verify_seconds",
-            "sampling_seconds",
-            "other_seconds",
-            "target_rows",
-            "draft_rows",
-            "draft_forwards",
-        ):
-            setattr(self, name, getattr(self, name) + getattr(news, name))
+        self.drafted += news.drafted
+        self.accepted += news.accepted
+        self.depth_accepted += news.depth_accepted
+        self.attempted += news.attempted
+        self.draft_seconds += news.draft_seconds
+        self.verify_seconds += news.verify_seconds
+        self.sampling_seconds += news.sampling_seconds
+        self.other_seconds += news.other_seconds
+        self.target_rows += news.target_rows
+        self.draft_rows += news.draft_rows
+        self.draft_forwards += news.draft_forwards
         while len(self.attempted_at) < news.attempted:
             self.attempted_at.append(0)
             self.accepted_at.append(0)
