@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from checkpoints import VOCAB, byte_tokenizer, mirror
+from checkpoints import VOCAB, byte_level, write
 from torch import Tensor
 from transformers import GPTNeoXForCausalLM, PreTrainedModel
 
@@ -19,6 +21,7 @@ from draftwood.errors import ConfigurationError, ModelError, RequestError
 from draftwood.executor import execute
 from draftwood.forest import TRUNK, Forest
 from draftwood.hugging_face import custom_generate
+from draftwood.models import checkpoint
 from draftwood.models.base import Batch, CausalModel
 from draftwood.models.hf import HuggingFaceModel
 from draftwood.session import Run, Session
@@ -76,7 +79,7 @@ def forest(prompt: list[int], nodes: list[tuple[int, int]]) -> Forest:
     """A forest of (token, parent) nodes on a trunk."""
     planted = Forest(list(prompt))
     for token, parent in nodes:
-        planted.add(token, parent)
+        planted.add(parent, token)
     return planted
 
 
@@ -101,9 +104,7 @@ def test_logits_are_those_of_transformers(family: str) -> None:
     later = forest([*PROMPT, 30, 66], [(11, TRUNK), (80, 0), (81, TRUNK)])
     wide = forest([*PROMPT[:4], 3], [(token, token - 21) for token in range(20, 40)])
     answers = execute([Run(two, wide, [19]), Run(one, later, [2, 1])])
-    torch.testing.assert_close(
-        answers[0][0], truth(model, [*PROMPT[:4], 3, *range(20, 40)])[-1], atol=1e-4, rtol=0
-    )
+    torch.testing.assert_close(answers[0][0], truth(model, [*PROMPT[:4], 3, *range(20, 40)])[-1], atol=1e-4, rtol=0)
     expected = torch.stack([truth(model, [*PROMPT, 30, 66, *path])[-1] for path in ([81], [11, 80])])
     torch.testing.assert_close(answers[1], expected, atol=1e-4, rtol=0)
 
@@ -126,9 +127,10 @@ def test_greedy_text_is_that_of_generate(family: str) -> None:
     assert accepted > 0
 
 
-def test_own_decoder_drafts_for_a_transformers_target() -> None:
+def test_own_decoder_drafts_for_a_transformers_target(tmp_path: Path) -> None:
     target = build("StableLm")
-    engine = draftwood.load(target, draft=mirror())
+    write(tmp_path)
+    engine = draftwood.load(target, draft=checkpoint.load(tmp_path))
     alone = engine.generate(PROMPT, "autoregressive", {"temperature": 0}, max_new_tokens=12, ignore_eos=True)
     for method in ("speculative", "mcsd"):
         assert engine.generate(PROMPT, method, {"temperature": 0}, max_new_tokens=12, ignore_eos=True).tokens == (
@@ -199,16 +201,14 @@ def test_layer_ranges_are_refused() -> None:
 
 
 def test_directories_load_through_transformers(tmp_path: Path) -> None:
-    model = build("GPTNeoX")
+    model = build("GPTNeoX", vocab_size=270)
     model.save_pretrained(tmp_path)
-    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    byte_level().save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(ModelError, match=r"architecture 'gpt_neox' is not supported.*hf:.* may run it"):
         draftwood.load(str(tmp_path))
     engine = draftwood.load(f"hf:{tmp_path}", draft=f"hf:{tmp_path}", device="cpu")
     result = engine.generate("one two", sampling={"temperature": 0}, max_new_tokens=12, ignore_eos=True)
-    plain = model.generate(
-        torch.tensor([result.prompt_tokens]), do_sample=False, max_new_tokens=12, eos_token_id=None
-    )
+    plain = model.generate(torch.tensor([result.prompt_tokens]), do_sample=False, max_new_tokens=12, eos_token_id=None)
     assert result.tokens == plain[0, len(result.prompt_tokens) :].tolist()
     assert engine.end_tokens == {2} and result.metrics.tau > 2
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
@@ -256,8 +256,8 @@ def test_generate_refuses_what_is_not_served() -> None:
 
 
 def test_tokenizer_objects_and_others() -> None:
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
-    engine = draftwood.load(build("GPTNeoX"), tokenizer=fast)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level())
+    engine = draftwood.load(build("GPTNeoX", vocab_size=270), tokenizer=fast)
     assert engine.tokens("one two") == fast.encode("one two")
     with pytest.raises(ModelError, match="not a fast tokenizer"):
         draftwood.load(build("GPTNeoX"), tokenizer=object())
@@ -266,9 +266,21 @@ def test_tokenizer_objects_and_others() -> None:
 
 
 def test_importing_draftwood_does_not_import_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "import sys, draftwood; draftwood.load(draftwood.TabularModel.random(4, 0)); print('transformers' in sys.modules)"
+    code = (
+        "import sys, draftwood; draftwood.load(draftwood.TabularModel.random(4, 0)); "
+        "print('transformers' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
     monkeypatch.delitem(sys.modules, "draftwood.models.hf")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigurationError, match=r"needs the extra draftwood\[hf\]"):
         draftwood.load("hf:" + str(Path(__file__).parent))
+
+
+def test_example_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "hugging_face.py"))
+    printed = capsys.readouterr().out
+    texts = dict(re.findall(r"^(\w+) +tau [\d.]+ (\[.+\])$", printed, re.MULTILINE))
+    assert list(texts) == ["autoregressive", "speculative", "mcsd"]
+    assert len(set(texts.values())) == 1
+    assert printed.endswith("the same sequences: True\n")
