@@ -49,7 +49,7 @@ def collect() -> dict[str, Any]:
         "draftwood": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: _version(name) for name in PACKAGES} | {"torch": torch.__version__},  # names its build
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
