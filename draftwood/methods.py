@@ -6,6 +6,7 @@ method; refuses to know how they work.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -61,9 +62,9 @@ class Method(BaseModel):
         Field(description="rejection sampling, or Gumbel-coupled: the same text under a seed with and without drafts"),
     ] = "rejection"
 
+    @abstractmethod
     def build(self, drafts: list[Session]) -> Parts:
         """Parts for one request; `drafts` are sessions on the draft models."""
-        raise NotImplementedError
 
     def verifier(self) -> Verifier:
         return Coupled() if self.verify == "coupled" else Rejection()
