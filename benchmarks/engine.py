@@ -47,14 +47,13 @@ def bare_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
         n = len(prompt)
         places = torch.arange(n, device=device)
         mask = torch.ones(1, n, n, dtype=torch.bool, device=device).tril()
-        last = torch.tensor([n - 1], device=device)
         tokens = torch.tensor([prompt], device=device)
-        logits = model(Batch(tokens, places[None], places, slice(0, 1), n, mask, last), cache)
+        logits = model(Batch(tokens, places[None], places[None], slice(0, 1), n, mask, slice(n - 1, n)), cache)
         out = [int(logits.argmax())]
         for place in range(n, n + count - 1):
-            at = torch.tensor([place], device=device)
+            at = torch.tensor([[place]], device=device)
             token = torch.tensor([[out[-1]]], device=device)
-            logits = model(Batch(token, at[None], at, slice(0, 1), place + 1, None, None), cache)
+            logits = model(Batch(token, at, at, slice(0, 1), place + 1, None, slice(None)), cache)
             out.append(int(logits.argmax()))
     return out
 

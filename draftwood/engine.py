@@ -25,6 +25,8 @@ from draftwood.methods import Method
 from draftwood.models import checkpoint
 from draftwood.models.base import CausalModel
 from draftwood.models.cache import Cache
+from draftwood.models.chat import Message
+from draftwood.models.compiled import Compiled
 from draftwood.models.tokenizer import Tokenizer
 from draftwood.sampling import SamplingParams, Streams
 from draftwood.session import Session
@@ -33,7 +35,7 @@ from draftwood.trace import GenerationResult, Metrics, Round
 
 ModelSource: TypeAlias = str | Path | CausalModel | Any  # Any: a transformers model object
 MethodSpec: TypeAlias = str | Mapping[str, Any] | Method
-Prompt: TypeAlias = str | Sequence[int]
+Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]  # text, token ids, or a conversation
 
 THROUGH_TRANSFORMERS = "hf:"  # prefix of a source
 EMBEDDED = Path(str(files("draftwood") / "models" / "embedded"))
@@ -138,7 +140,10 @@ class Engine:
         ignore_eos: bool = False,
         cancelled: Callable[[], bool] | None = None,
     ) -> GenerationResult:
-        """Decode one prompt (text or token ids).
+        """Decode one prompt: text, token ids, or a conversation, which is a list of messages with role and content.
+
+        The checkpoint's chat template makes a prompt of a conversation, up to where the assistant's reply begins;
+        `tokenizer.chat` gives token ids likewise and takes the template's variables.
 
         `method` is a name, {"name": ..., option: value} or a Method; default: `speculative` with a draft model, else
         `autoregressive`. `sampling` holds temperature (0 = greedy), top_k, top_p, ...; see SamplingParams. The same
@@ -211,12 +216,13 @@ class Engine:
 
     def tokens(self, prompt: Prompt) -> list[int]:
         """Ids of a prompt, checked."""
-        if isinstance(prompt, str):
+        text = isinstance(prompt, str)
+        parts: Any = prompt
+        if text or isinstance(next(iter(prompt), None), Mapping):
             if self.tokenizer is None:
                 raise RequestError("this engine has no tokenizer; give the prompt as token ids")
-            tokens = self.tokenizer.encode(prompt) if prompt else []
-        else:
-            tokens = [int(token) for token in prompt]
+            parts = (self.tokenizer.encode if text else self.tokenizer.chat)(parts) if prompt else []
+        tokens = [int(part) for part in parts]
         if not tokens:
             raise RequestError("the prompt is empty; give at least one token of text")
         bad = [token for token in tokens if not 0 <= token < self.target.vocab_size]
@@ -315,6 +321,8 @@ def load(
     draft: ModelSource | Sequence[ModelSource] | None = None,
     dtype: str | torch.dtype = "float32",
     device: str | torch.device | None = None,
+    quantize: str | None = None,
+    compile: bool = False,
     tokenizer: Tokenizer | str | Path | Any = None,
 ) -> Engine:
     """An engine from checkpoint directories, hub ids or model objects.
@@ -322,7 +330,9 @@ def load(
     Without a target the embedded pair is loaded (its draft too, unless `draft` names another). `device` defaults to
     CUDA where there is one. Models may have differently padded vocabularies, but must share a tokenizer. A source that
     begins with "hf:", and a transformers model object, run through transformers (extra hf), whose fast tokenizers are
-    taken too.
+    taken too. On a CPU, `quantize="int8"` holds weights in a quarter of float32's bytes, which changes what the model
+    says a little; methods stay exact to the model so changed. `compile` runs forwards of few cells through
+    torch.compile, which takes a C++ compiler, and tens of seconds the first time on a machine.
     """
     place = _place(device)
     if target is None:
@@ -335,16 +345,17 @@ def load(
     if words is not None and not isinstance(words, Tokenizer):
         words = _adapter().wrap_tokenizer(words)
     end: frozenset[int] = frozenset()
-    model, directory = _model(target, dtype, place)
+    how = _How(dtype, place, quantize, compile)
+    model, directory = _model(target, how)
     if directory is not None:
-        words = words or Tokenizer.load(directory)
+        words = words or Tokenizer.load(directory, _name(target))
         end = checkpoint.end_tokens(directory)
     else:
         words = words or getattr(model, "tokenizer", None)
         end = getattr(model, "end_tokens", end)
     drafts = []
     for source in sources:
-        drafted, where = _model(source, dtype, place)
+        drafted, where = _model(source, how)
         if where is not None and words is not None and not Tokenizer.load(where).agrees_with(words):
             raise ModelError(
                 f"target {target} and draft {source} have different tokenizers, so their tokens mean different text; "
@@ -352,7 +363,9 @@ def load(
             )
         drafts.append(drafted)
     used = str(getattr(model, "dtype", dtype)).removeprefix("torch.")
-    names = {"target": _name(target), "draft": [_name(source) for source in sources], "dtype": used}
+    names: dict[str, Any] = {"target": _name(target), "draft": [_name(source) for source in sources], "dtype": used}
+    names |= {"quantize": quantize} if quantize else {}
+    names |= {"compiled": True} if compile else {}
     return Engine(model, drafts, words, end, names)
 
 
@@ -366,14 +379,31 @@ def _place(device: str | torch.device | None) -> torch.device:
     return place
 
 
-def _model(source: ModelSource, dtype: str | torch.dtype, device: torch.device) -> tuple[CausalModel, Path | None]:
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How checkpoints are to be loaded."""
+
+    dtype: str | torch.dtype
+    device: torch.device
+    quantize: str | None
+    compile: bool
+
+
+def _model(source: ModelSource, how: _How) -> tuple[CausalModel, Path | None]:
     """A model and the directory it came from (None for an object)."""
-    if isinstance(source, str) and source.startswith(THROUGH_TRANSFORMERS):
+    own = isinstance(source, str | Path) and not str(source).startswith(THROUGH_TRANSFORMERS)
+    if not own and (how.quantize or how.compile):
+        option = "quantize" if how.quantize else "compile"
+        raise ConfigurationError(
+            f"{option} is for checkpoints that draftwood's own decoder loads, not for {_name(source)}; leave it out"
+        )
+    if isinstance(source, str) and not own:
         directory = checkpoint.locate(source.removeprefix(THROUGH_TRANSFORMERS))
-        return _adapter().load(directory, dtype, device), directory
+        return _adapter().load(directory, how.dtype, how.device), directory
     if isinstance(source, str | Path):
         directory = checkpoint.locate(source)
-        return checkpoint.load(directory, dtype, device), directory
+        decoder = checkpoint.load(directory, how.dtype, how.device, how.quantize, packed=not how.compile)
+        return Compiled(decoder) if how.compile else decoder, directory
     if any(base.__name__ == "PreTrainedModel" for base in type(source).__mro__):  # without importing transformers
         return _adapter().HuggingFaceModel(source), None
     if not isinstance(source, CausalModel):

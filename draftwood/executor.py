@@ -41,7 +41,7 @@ def _forward(jobs: list[Job]) -> list[Tensor]:
     """One forward for jobs of one model and layer range; one answer per job."""
     session = jobs[0].session
     model, cache = session.model, session.cache
-    batch, places = (_single(jobs[0]), None) if len(jobs) == 1 else _padded(jobs)
+    batch, places = (_single(jobs[0]), [0]) if len(jobs) == 1 else _padded(jobs)
     cuda = model.device.type == "cuda"
     if cuda:
         torch.cuda.synchronize(model.device)
@@ -53,11 +53,11 @@ def _forward(jobs: list[Job]) -> list[Tensor]:
     partial = batch.stop is not None
     outputs = []
     row = 0
-    for i, job in enumerate(jobs):
+    for place, job in zip(places, jobs, strict=True):
         job.session.seconds += seconds
         job.session.forwards += 1
         if partial:
-            hidden = output[0] if places is None else output[places[i], : len(job.slots)]
+            hidden = output[place, : len(job.slots)]
             job.session.store(job, hidden)
             outputs.append(hidden[job.wanted])
         else:
@@ -68,25 +68,36 @@ def _forward(jobs: list[Job]) -> list[Tensor]:
 
 
 def _single(job: Job) -> Batch:
-    """A batch of one job, without padding."""
-    cache, row = job.session.cache, job.session.row
-    base = row * cache.capacity
-    n = len(job.slots)
-    flat = [base + slot for slot in job.slots]
-    table = torch.tensor([job.tokens, job.positions, flat], device=job.session.model.device)
-    everything = len(job.wanted) == n and job.wanted == list(range(n))
-    last = job.stop == job.session.model.n_layers
+    """A batch of one job; its last cell is repeated where the model wants more cells."""
+    session = job.session
+    model, row, n = session.model, session.row, len(job.slots)
+    more = model.cells(n) - n
+    tokens, positions, slots, mask, hidden = job.tokens, job.positions, job.slots, job.mask, job.hidden
+    if more > 0:
+        tokens = tokens + tokens[-1:] * more
+        positions = positions + positions[-1:] * more
+        slots = slots + [session.cache.capacity - 1] * more
+        if mask is not None:
+            mask = torch.cat((mask, mask[-1:].expand(more, -1)))
+        if hidden is not None:
+            hidden = torch.cat((hidden, hidden[-1:].expand(more, -1)))
+    table = torch.tensor([[tokens], [positions], [slots]], device=model.device)
+    last = job.stop == model.n_layers
+    count = len(job.wanted)
+    tail = n - count
+    # mostly the last cells are asked for, or all of them
+    ordered = tail >= 0 and job.wanted == list(range(tail, n))
     return Batch(
-        table[0:1],
-        table[1:2],
+        table[0],
+        table[1],
         table[2],
         slice(row, row + 1),
         job.span,
-        None if job.mask is None else job.mask[None],
-        None if everything or not last else torch.tensor(job.wanted, device=table.device),
+        None if mask is None else mask[None],
+        slice(tail, n) if ordered or not last else torch.tensor(job.wanted, device=table.device),
         job.start,
         None if last else job.stop,
-        None if job.hidden is None else job.hidden[None],
+        None if hidden is None else hidden[None],
     )
 
 
@@ -97,12 +108,12 @@ def _padded(jobs: list[Job]) -> tuple[Batch, list[int]]:
     device = model.device
     rows = [job.session.row for job in jobs]
     low, high = min(rows), max(rows) + 1
-    width = max(len(job.slots) for job in jobs)
+    width = model.cells(max(len(job.slots) for job in jobs))
     span = max(job.span for job in jobs)
     scratch = cache.capacity - 1
     tokens = [[0] * width for _ in range(low, high)]
     positions = [[0] * width for _ in range(low, high)]
-    slots = [[row * cache.capacity + scratch] * width for row in range(low, high)]
+    slots = [[scratch] * width for _ in range(low, high)]
     mask = torch.zeros(high - low, width, span, dtype=torch.bool, device=device)
     mask[:, :, 0] = True  # padding attends to something, so that its softmax is finite
     wanted: list[int] = []
@@ -113,7 +124,7 @@ def _padded(jobs: list[Job]) -> tuple[Batch, list[int]]:
         places.append(place)
         tokens[place][:n] = job.tokens
         positions[place][:n] = job.positions
-        slots[place][:n] = [row * cache.capacity + slot for slot in job.slots]
+        slots[place][:n] = job.slots
         if job.mask is None:
             mask[place, 0, : job.span] = True
         else:
@@ -128,11 +139,11 @@ def _padded(jobs: list[Job]) -> tuple[Batch, list[int]]:
     batch = Batch(
         table[0],
         table[1],
-        table[2].flatten(),
+        table[2],
         slice(low, high),
         span,
         mask,
-        torch.tensor(wanted, device=device) if last else None,
+        torch.tensor(wanted, device=device) if last else slice(None),
         jobs[0].start,
         None if last else jobs[0].stop,
         hidden,

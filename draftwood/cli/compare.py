@@ -33,6 +33,8 @@ def compare(
     draft: flags.Draft = None,
     dtype: flags.Dtype = "float32",
     device: flags.Device = None,
+    quantize: flags.Quantize = None,
+    compile: flags.Compile = False,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -81,7 +83,7 @@ def compare(
     text = flags.prompt_text(prompt, prompt_file)
     if repeat < 1 or warmup < 0:
         raise RequestError("compare needs --repeat 1 or more and --warmup 0 or more")
-    models = flags.ModelFlags(target, draft, dtype, device)
+    models = flags.ModelFlags(target, draft, dtype, device, quantize, compile)
     names = methods if methods is not None else USUAL if models.drafts else USUAL_WITHOUT_DRAFT
     entries = [Entry(method) for method in parse_methods(names, settings or ())]
     params = flags.sampling(

@@ -16,7 +16,7 @@ import typer
 from draftwood.errors import ConfigurationError, RequestError
 
 if TYPE_CHECKING:
-    from draftwood.engine import Engine
+    from draftwood.engine import Engine, Prompt
     from draftwood.methods import Method
     from draftwood.sampling import SamplingParams
 
@@ -33,6 +33,21 @@ PromptFile: TypeAlias = Annotated[
         help="Read the prompt from a file. As with -, one line break at its end is dropped.",
         rich_help_panel=LIMITS,
         show_default=False,
+    ),
+]
+Chat: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        metavar="",
+        help="The prompt is a user's message: put it into the checkpoint's chat template.",
+        rich_help_panel=LIMITS,
+    ),
+]
+System: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT", help="With --chat: the system message before it.", rich_help_panel=LIMITS, show_default=False
     ),
 ]
 Target: TypeAlias = Annotated[
@@ -55,6 +70,24 @@ Draft: TypeAlias = Annotated[
 ]
 Dtype: TypeAlias = Annotated[
     str, typer.Option(metavar="TYPE", help="float32, bfloat16, float16 or float64.", rich_help_panel=MODELS)
+]
+Quantize: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="int8: a quarter of float32's bytes, faster on CPUs; the model's answers change a little.",
+        rich_help_panel=MODELS,
+        show_default=False,
+    ),
+]
+Compile: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        metavar="",
+        help="torch.compile for small models; slow to start, needs a C++ compiler.",
+        rich_help_panel=MODELS,
+    ),
 ]
 Device: TypeAlias = Annotated[
     str | None,
@@ -140,6 +173,8 @@ class ModelFlags:
     draft: Sequence[str] | None
     dtype: str
     device: str | None
+    quantize: str | None = None
+    compile: bool = False
 
     @property
     def drafts(self) -> int:
@@ -149,7 +184,8 @@ class ModelFlags:
     def load(self) -> Engine:
         from draftwood.engine import load
 
-        return load(self.target, list(self.draft) if self.draft else None, self.dtype, self.device)
+        drafts = list(self.draft) if self.draft else None
+        return load(self.target, drafts, self.dtype, self.device, self.quantize, self.compile)
 
 
 def prompt_text(argument: str | None, file: Path | None) -> str:
@@ -171,6 +207,16 @@ def prompt_text(argument: str | None, file: Path | None) -> str:
     if not text:
         raise RequestError("the prompt is empty; give at least one token of text")
     return text
+
+
+def conversation(text: str, chat: bool, system: str | None) -> Prompt:
+    """The prompt as it is; with --chat as a user's message, after the system's if there is one."""
+    if not chat:
+        if system is not None:
+            raise RequestError("--system is a message of a conversation; give --chat too")
+        return text
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, {"role": "user", "content": text}]
 
 
 def _without_line_end(text: str) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 def generate(
     prompt: flags.PromptArgument = None,
     prompt_file: flags.PromptFile = None,
+    chat: flags.Chat = False,
+    system: flags.System = None,
     max_new_tokens: flags.MaxNewTokens = 128,
     stop: flags.Stop = None,
     ignore_eos: flags.IgnoreEos = False,
@@ -26,6 +28,8 @@ def generate(
     draft: flags.Draft = None,
     dtype: flags.Dtype = "float32",
     device: flags.Device = None,
+    quantize: flags.Quantize = None,
+    compile: flags.Compile = False,
     method: Annotated[
         str | None,
         typer.Option(
@@ -87,8 +91,8 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
     from draftwood.cli.rendering import as_json
 
     # what can be refused is refused before a model is loaded
-    text = flags.prompt_text(prompt, prompt_file)
-    models = flags.ModelFlags(target, draft, dtype, device)
+    asked = flags.conversation(flags.prompt_text(prompt, prompt_file), chat, system)
+    models = flags.ModelFlags(target, draft, dtype, device, quantize, compile)
     chosen = flags.method(method, settings, models.drafts)
     params = flags.sampling(
         logit_bias,
@@ -103,7 +107,7 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
     engine = models.load()
     with Interrupt() as interrupt:
         events = engine.stream(
-            text,
+            asked,
             method=chosen,
             sampling=params,
             max_new_tokens=max_new_tokens,
@@ -118,7 +122,7 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
             assert result is not None  # the last event carries it
             print(as_json(_document(engine, result)))
         else:
-            result = _show(engine, engine.tokens(text), events if stream else _at_once(events), color)
+            result = _show(engine, engine.tokens(asked), events if stream else _at_once(events), color)
     if result.finish_reason == "cancelled":
         sys.exit(130)
 

@@ -99,7 +99,7 @@ def grow(
     began = perf_counter()
     directory = _locate(source)
     raw = checkpoint.read_config(directory)
-    model = checkpoint.load(directory, "float64" if dtype == "float64" else "float32")
+    model = checkpoint.load(directory, "float64" if dtype == "float64" else "float32", packed=False)
     c = model.config
     growth = Growth.plan(
         model,

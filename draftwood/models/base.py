@@ -21,11 +21,11 @@ class Batch:
 
     tokens: Tensor  # [B, Q] int64
     positions: Tensor  # [B, Q] int64, place in the sequence, 0-based
-    slots: Tensor  # [B * Q] int64, flat slots that receive the cells' keys and values
+    slots: Tensor  # [B, Q] int64, slots of its row that receive each cell's keys and values
     rows: slice  # the B cache rows that are read
     span: int  # attention reads the slots [0, span) of each row
     mask: Tensor | None  # [B, Q, span] bool, True = may be attended; None = every cell sees the whole span
-    wanted: Tensor | None  # [n] int64, flat cells whose logits are asked for; None = all
+    wanted: Tensor | slice  # flat cells whose logits are asked for: [n] int64, or a slice of them
     start: int = 0  # layers [start, stop) are computed
     stop: int | None = None  # None = to the end, with logits
     hidden: Tensor | None = None  # [B, Q, D] output of layer start - 1, where start > 0
@@ -45,6 +45,10 @@ class CausalModel(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
+    def cells(self, count: int) -> int:
+        """How many cells a row should have in a forward that needs `count` of them: the executor pads."""
+        ...
 
     def new_cache(self, rows: int, capacity: int) -> Cache: ...
 

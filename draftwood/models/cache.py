@@ -12,27 +12,36 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+GRAIN = 32  # capacities are multiples of this many slots, so that a span can be rounded up to whole vectors
+
 
 class Cache:
     """`rows` sequences with `capacity` slots each, in several planes (for a decoder: keys and values of each layer).
 
-    A plane is one contiguous tensor [rows * capacity, *tail]; slot s of row r is flat slot r * capacity + s, so that
-    one `index_copy_` writes any mixture of rows. The last slot of each row is scratch: padding writes there and
-    nobody reads it.
+    A plane is one tensor [rows, heads, capacity, width], so that a head's slots lie together and rows fold into heads
+    without a copy. The last slot of each row is scratch: padding writes there and nobody reads it.
     """
 
     def __init__(
         self,
-        tails: Sequence[tuple[int, ...]],
+        tails: Sequence[tuple[int, int]],
         dtype: torch.dtype,
         device: torch.device,
         rows: int = 1,
         capacity: int = 256,
     ) -> None:
         self.rows = rows
-        self.capacity = capacity
-        self.planes = [torch.zeros(rows * capacity, *tail, dtype=dtype, device=device) for tail in tails]
+        self.capacity = _whole(capacity)
+        self.device = device
+        self.planes: list[Tensor] = []
         self._free_rows = list(range(rows))
+        for tail in tails:
+            self.add(tail, dtype)
+
+    def add(self, tail: tuple[int, int], dtype: torch.dtype) -> None:
+        """One more plane: `tail` is what a slot holds, (heads, width)."""
+        heads, width = tail
+        self.planes.append(torch.zeros(self.rows, heads, self.capacity, width, dtype=dtype, device=self.device))
 
     @property
     def bytes(self) -> int:
@@ -57,20 +66,37 @@ class Cache:
                 capacity *= 2
             self._resize(self.rows, capacity)
 
-    def write(self, plane: int, flat_slots: Tensor, values: Tensor) -> None:
-        """Store values [n, *tail] at flat slots [n]."""
-        self.planes[plane].index_copy_(0, flat_slots, values)
+    def write(self, plane: int, rows: slice, slots: Tensor, values: Tensor) -> None:
+        """Store values [B, Q, heads, width] at the slots [B, Q] of some rows."""
+        put(self.planes[plane][rows], slots, values)
+
+    def of(self, rows: slice) -> list[Tensor]:
+        """Views [B, heads, capacity, width] of some rows, one per plane."""
+        return [plane[rows] for plane in self.planes]
 
     def read(self, plane: int, rows: slice, span: int) -> Tensor:
-        """A view [rows, span, *tail] of the first `span` slots of some rows; nothing is copied."""
-        data = self.planes[plane]
-        return data.view(self.rows, self.capacity, *data.shape[1:])[rows, :span]
+        """A view [B, heads, span, width] of the first `span` slots of some rows; nothing is copied."""
+        return self.planes[plane][rows, :, :span]
 
     def _resize(self, rows: int, capacity: int) -> None:
         for index, old in enumerate(self.planes):
-            new = old.new_zeros(rows, capacity, *old.shape[1:])
-            new[: self.rows, : self.capacity] = old.view(self.rows, self.capacity, *old.shape[1:])
-            self.planes[index] = new.view(rows * capacity, *old.shape[1:])
+            new = old.new_zeros(rows, old.shape[1], capacity, old.shape[3])
+            new[: self.rows, :, : self.capacity] = old
+            self.planes[index] = new
         for row in range(self.rows, rows):
             heapq.heappush(self._free_rows, row)
         self.rows, self.capacity = rows, capacity
+
+
+def put(plane: Tensor, slots: Tensor, values: Tensor) -> None:
+    """Store values [B, Q, heads, width] at slots [B, Q] of a plane [B, heads, capacity, width]."""
+    values = values.transpose(1, 2)
+    if len(plane) == 1:
+        plane[0].index_copy_(1, slots[0], values[0])
+    else:
+        plane.scatter_(2, slots[:, None, :, None].expand_as(values), values)
+
+
+def _whole(slots: int) -> int:
+    """`slots` rounded up to whole grains."""
+    return -(-slots // GRAIN) * GRAIN

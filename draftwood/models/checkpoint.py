@@ -16,12 +16,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftwood.errors import ModelError, did_you_mean
 from draftwood.models.decoder import Decoder
 from draftwood.models.families import FAMILIES, Family
 from draftwood.models.files import read_json
+from draftwood.models.matrix import Holder, holder
 
 DTYPES = {
     "float32": torch.float32,
@@ -47,7 +48,7 @@ def locate(source: str | Path) -> Path:
         return Path(
             snapshot_download(
                 text,
-                allow_patterns=["*.json", "*.jinja", "*.safetensors"],
+                allow_patterns=["*.json", "*.jinja", "*.safetensors", "tokenizer.model"],
                 ignore_patterns=["*/*", "consolidated*"],  # other formats of the same weights
             )
         )
@@ -79,10 +80,17 @@ def end_tokens(directory: Path) -> frozenset[int]:
     return frozenset()
 
 
-def load(source: str | Path, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu") -> Decoder:
+def load(
+    source: str | Path,
+    dtype: str | torch.dtype = "float32",
+    device: str | torch.device = "cpu",
+    quantize: str | None = None,
+    packed: bool = True,
+) -> Decoder:
     """A decoder from a directory or hub id, ready for inference, in the given dtype on the given device.
 
-    dtype "auto" is the one that config.json names, else the one that the weights are stored in.
+    dtype "auto" is the one that config.json names, else the one that the weights are stored in. On a CPU matrices are
+    held packed, or quantised ("int8"); `packed=False` keeps plain parameters, which can be trained, grown and saved.
     """
     directory = locate(source)
     raw = read_config(directory)
@@ -118,16 +126,26 @@ def load(source: str | Path, dtype: str | torch.dtype = "float32", device: str |
             raise ModelError(f"dtype {str(dtype)!r} is not supported" + did_you_mean(str(dtype), [*DTYPES, "auto"]))
         if raw.get("tie_word_embeddings") is None and not tensors.has(family.names["head.weight"][0]):
             model.head.weight = model.embed.weight  # no head of its own can only mean the embeddings
-        state = {}
-        for name, parameter in model.named_parameters():  # a tied head is no parameter of its own
-            state[name] = _assemble(tensors, family, name, parameter.shape, wanted, place)
+        hold = holder(wanted, place, quantize) if packed or quantize else None
+        tied = model.head.weight is model.embed.weight
+        for name, parameter in list(model.named_parameters()):  # a tied head is no parameter of its own
+            tensor = _assemble(tensors, family, name, parameter.shape, wanted, place)
+            _put(model, name, nn.Parameter(tensor, requires_grad=False), hold)
+            del tensor
+        if tied:
+            _put(model, "head.weight", model.embed.weight, hold)
         _refuse_leftovers(tensors, family, config.num_hidden_layers)
-    tied = model.head.weight is model.embed.weight
-    model.load_state_dict(state, strict=not tied, assign=True)
-    if tied:
-        model.head.weight = model.embed.weight
-    model.make_tables(place, wanted)
-    return model.eval().requires_grad_(False)
+    return model.eval()
+
+
+def _put(model: Decoder, name: str, parameter: Tensor, hold: Holder | None) -> None:
+    """Set a parameter; a matrix that is complete with it is held the given way at once, so that none is there twice."""
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    setattr(module, leaf, parameter)
+    if hold is not None and isinstance(module, nn.Linear) and not any(part.is_meta for part in module.parameters()):
+        above, _, last = path.rpartition(".")
+        setattr(model.get_submodule(above), last, hold(module.weight, module.bias))
 
 
 class _Tensors:
@@ -170,9 +188,10 @@ class _Tensors:
         return list(stored.get_shape()), path
 
     def read(self, name: str) -> Tensor:
-        """A view of the mapped file; copy it before the file is closed."""
+        """A view of the file, mapped anew each time: pages that were read go when the view does, not with the last."""
         self.used.add(name)
-        tensor: Tensor = self._place[name][0].get_tensor(name)
+        with safe_open(str(self._place[name][1]), "pt") as handle:
+            tensor: Tensor = handle.get_tensor(name)
         return tensor
 
 
@@ -249,6 +268,7 @@ def _refuse_leftovers(tensors: _Tensors, family: Family, layers: int) -> None:
 def save(model: Decoder, directory: Path, dtype: torch.dtype | None = None, **extra: Any) -> None:
     """Write a decoder as a Hugging Face directory of the Llama family; `extra` goes into config.json."""
     c = model.config
+    model.must_be_plain("saved")
     if c.qkv_bias != c.o_bias:
         raise ModelError(
             "the Llama family has biases in all of q, k, v and o or in none; this model cannot be saved as one"

@@ -7,28 +7,19 @@ layer does is chosen when it is built.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftwood.errors import ModelError
+from draftwood.models.attention import FEWEST_ROWS, additive, folded, fused, ordered
 from draftwood.models.base import Batch
-from draftwood.models.cache import Cache
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """How rotary frequencies are stretched: `linear` divides all, `llama3` divides the slow ones (Llama 3.1)."""
-
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context: int = 8192
+from draftwood.models.cache import Cache, put
+from draftwood.models.rotary import UNSCALED, RopeScaling, Rotary, rotate, rotate_leading
 
 
 @dataclass(frozen=True)
@@ -45,7 +36,7 @@ class DecoderConfig:
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-5  # of every norm, whatever its kind
     rope_theta: float = 10000.0
-    rope_scaling: RopeScaling = RopeScaling()
+    rope_scaling: RopeScaling = UNSCALED
     hidden_act: str = "silu"
     qkv_bias: bool = False
     o_bias: bool = False
@@ -76,7 +67,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def rms_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    return torch.rms_norm(x, weight.shape, weight, eps)
+    """PyTorch has no kernel of it for CPUs; the layer norm of x beside -x, whose mean is zero, is the same in one."""
+    if x.is_cuda or torch.is_grad_enabled():
+        return torch.rms_norm(x, weight.shape, weight, eps)
+    width = weight.shape[0]
+    return torch.layer_norm(torch.cat((x, -x), -1), (2 * width,), None, None, eps)[..., :width] * weight
 
 
 def rms_offset_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -102,52 +97,14 @@ def _norm_parameters(config: DecoderConfig, width: int) -> tuple[nn.Parameter, n
     return nn.Parameter(weight), nn.Parameter(torch.zeros(width)) if config.norm == "layer" else None
 
 
-def rotary_table(config: DecoderConfig) -> tuple[Tensor, Tensor]:
-    """Cosines and signed sines [context, 1, rotary_dim] in float32; the sign of rotate-half is folded into the sines.
+@dataclass(slots=True)
+class View:
+    """What the layers of one kind share in a forward."""
 
-    Frequencies and angles are rounded to float32 in every dtype, as they were when the published models were trained:
-    at position 100,000 exact angles would differ by 0.001, and the logits with them.
-    """
-    half = (config.rotary_dim or config.head_dim) // 2
-    frequency = 1 / config.rope_theta ** (torch.arange(half, dtype=torch.float32) / half)  # [half]
-    scaling = config.rope_scaling
-    if scaling.kind == "linear":
-        frequency = frequency / scaling.factor
-    elif scaling.kind == "llama3":
-        turns = scaling.original_context * frequency / (2 * math.pi)  # rotations within the original context
-        smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-        smooth = smooth.clamp(0, 1)
-        frequency = (1 - smooth) * frequency / scaling.factor + smooth * frequency
-    angle = torch.arange(config.max_position_embeddings, dtype=torch.float32)[:, None] * frequency
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat((cos, cos), -1)[:, None], torch.cat((-sin, sin), -1)[:, None]
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary positions to x [B, Q, heads, head_dim] with cos and signed sin [B, Q, 1, head_dim]."""
-    low, high = x.chunk(2, -1)
-    return torch.addcmul(x * cos, torch.cat((high, low), -1), sin)
-
-
-def rotate_leading(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first components of each head, as many as the table has, and keep the others."""
-    width = cos.shape[-1]
-    return torch.cat((rotate(x[..., :width], cos, sin), x[..., width:]), -1)
-
-
-def capped_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, cap: float) -> Tensor:
-    """Attention whose scores pass cap * tanh(score / cap), which the fused kernel cannot do.
-
-    q [B, heads, Q, D], k and v [B, kv_heads, span, D], additive mask [B, 1, Q, span] -> [B, heads, Q, D].
-    """
-    b, heads, n, width = q.shape
-    grouped = q.reshape(b, k.shape[1], -1, n, width)  # [B, kv_heads, group, Q, D]
-    scores = grouped @ k[:, :, None].transpose(-1, -2) * (width**-0.5 if scale is None else scale)
-    scores = cap * torch.tanh(scores / cap)
-    if mask is not None:
-        scores = scores + mask[:, :, None]
-    weights = scores.softmax(-1, torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
-    return (weights @ v[:, :, None]).reshape(b, heads, n, width)
+    cos: Tensor | None  # [B, Q, 1, rotary_dim]; None: no rotation
+    sin: Tensor | None
+    bias: Tensor | None  # additive mask, as `attend` wants it; None: causal
+    attend: Callable[..., Tensor]
 
 
 class Block(nn.Module):
@@ -185,44 +142,27 @@ class Block(nn.Module):
         self.rotate = rotate if c.rotary_dim is None else rotate_leading
         self.scale, self.softcap = c.attention_scale, c.attention_softcap
 
-    def forward(
-        self,
-        x: Tensor,
-        cos: Tensor | None,
-        sin: Tensor | None,
-        mask: Tensor | None,
-        layer: int,
-        batch: Batch | None,
-        cache: Cache | None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, view: View, memory: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
+        """x [B, Q, D] -> [B, Q, D]; `memory` is where keys and values are kept: both planes and the cells' slots."""
         b, n, _ = x.shape
         normed = self.normalise(x, self.attention_norm, self.attention_norm_bias, self.eps)
         qkv = self.qkv(normed).view(b, n, -1, self.head_dim)
         turned, v = qkv[:, :, : self.heads + self.kv_heads], qkv[:, :, self.heads + self.kv_heads :]
         if self.qk_norm:
             turned = self._normalise_heads(turned)
-        if cos is not None and sin is not None:
-            turned = self.rotate(turned, cos, sin)
+        if view.cos is not None and view.sin is not None:
+            turned = self.rotate(turned, view.cos, view.sin)
         q, k = turned[:, :, : self.heads], turned[:, :, self.heads :]
-        if cache is not None and batch is not None:
-            cache.write(2 * layer, batch.slots, k.flatten(0, 1))
-            cache.write(2 * layer + 1, batch.slots, v.flatten(0, 1))
-            k = cache.read(2 * layer, batch.rows, batch.span)
-            v = cache.read(2 * layer + 1, batch.rows, batch.span)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # [B, heads, Q or span, head_dim]
-        if self.softcap is None:
-            attended = F.scaled_dot_product_attention(
-                q,
-                k,
-                v,
-                attn_mask=mask,
-                is_causal=cache is None and mask is None,
-                scale=self.scale,
-                enable_gqa=self.heads != self.kv_heads,
-            )
+        if memory is None:
+            k, v = k.transpose(1, 2), v.transpose(1, 2)
         else:
-            attended = capped_attention(q, k, v, mask, self.scale, self.softcap)
-        out: Tensor = self.o(attended.transpose(1, 2).reshape(b, n, -1))
+            keys, values, slots = memory
+            put(keys, slots, k)
+            put(values, slots, v)
+            assert view.bias is not None
+            span = view.bias.shape[-1]
+            k, v = keys[:, :, :span], values[:, :, :span]
+        out: Tensor = self.o(view.attend(q, k, v, view.bias, self.scale, self.softcap))
         if self.sandwich:
             out = self.normalise(out, self.post_attention_norm, self.post_attention_norm_bias, self.eps)
         x = x + out
@@ -243,21 +183,12 @@ class Block(nn.Module):
         return torch.cat((q, k), 2)
 
 
-# What the layers of one kind share in a forward: cosines, signed sines (None: no rotation) and the additive mask.
-View = tuple[Tensor | None, Tensor | None, Tensor | None]
-
-
 class Decoder(nn.Module):
     """A decoder-only transformer; see `draftwood.models.base.CausalModel` for `forward`.
 
     Windows count positions, while masks and slots come from outside: where a layer has a window, the cache has one
     more plane, which remembers the position of every slot.
     """
-
-    cos: Tensor | None
-    sin: Tensor | None
-    local_cos: Tensor | None
-    local_sin: Tensor | None
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -279,19 +210,19 @@ class Decoder(nn.Module):
         windows = config.windows[: self.n_layers] or (0,) * self.n_layers
         self.windows = sorted(set(windows))  # one kind of layer each
         self.kinds = [self.windows.index(window) for window in windows]  # kind of each layer
-        for name in ("cos", "sin", "local_cos", "local_sin"):
-            self.register_buffer(name, None, persistent=False)
-        self.make_tables(self.norm.device, torch.get_default_dtype())
+        c, self.rotary, self.local_rotary = config, None, None
+        dim = c.rotary_dim or c.head_dim
+        if c.position_offset is None:
+            self.rotary = Rotary(c.rope_theta, dim, self.context, c.rope_scaling)
+            if c.local_rope_theta is not None:
+                self.local_rotary = Rotary(c.local_rope_theta, dim, self.context)
+        group = c.num_attention_heads // c.num_key_value_heads
+        self._fewest = max(2, -(-FEWEST_ROWS // group))  # a single row takes other kernels
 
-    def make_tables(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Compute the rotary tables anew, on a device and in a dtype."""
-        c = self.config
-        if c.position_offset is not None:
-            return
-        self.cos, self.sin = (table.to(device, dtype) for table in rotary_table(c))
-        if c.local_rope_theta is not None:
-            local = replace(c, rope_theta=c.local_rope_theta, rope_scaling=RopeScaling())
-            self.local_cos, self.local_sin = (table.to(device, dtype) for table in rotary_table(local))
+    def must_be_plain(self, purpose: str) -> None:
+        """Raise a ModelError where matrices are held packed or quantised, which cannot be turned back."""
+        if not all(isinstance(module, nn.Linear) for module in (self.head, *(layer.qkv for layer in self.layers))):
+            raise ModelError(f"a model whose matrices are packed cannot be {purpose}; load it with packed=False")
 
     @property
     def device(self) -> torch.device:
@@ -301,24 +232,34 @@ class Decoder(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.norm.dtype
 
+    def cells(self, count: int) -> int:
+        return max(count, self._fewest)
+
     def new_cache(self, rows: int, capacity: int) -> Cache:
         tail = (self.config.num_key_value_heads, self.config.head_dim)
         cache = Cache([tail] * (2 * self.n_layers), self.dtype, self.device, rows, capacity)
         if self.windows != [0]:  # the positions of the slots, exact in every dtype
-            cache.planes.append(torch.zeros(rows * capacity, dtype=torch.int64, device=self.device))
+            cache.add((1, 1), torch.int64)
         return cache
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         x = self.embedded(batch.tokens, batch.positions) if batch.hidden is None else batch.hidden
-        views = [self._view(window, batch, cache, x.dtype) for window in self.windows]
-        kinds = self.kinds
         stop = self.n_layers if batch.stop is None else batch.stop
-        for layer in range(batch.start, stop):
-            cos, sin, mask = views[kinds[layer]]
-            x = self.layers[layer](x, cos, sin, mask, layer, batch, cache)
-        if batch.stop is not None and batch.stop < self.n_layers:
-            return x
-        return self.logits(x.flatten(0, 1) if batch.wanted is None else x.flatten(0, 1)[batch.wanted])
+        x = self.run(x, self.views(batch, cache), batch.slots, cache.of(batch.rows), batch.start, stop)
+        return x if stop < self.n_layers else self.logits(x.flatten(0, 1)[batch.wanted])
+
+    def run(
+        self, x: Tensor, views: Sequence[View], slots: Tensor, planes: Sequence[Tensor], start: int, stop: int
+    ) -> Tensor:
+        """Layers [start, stop) over cells x [B, Q, D] -> [B, Q, D], with `planes` of the rows only."""
+        for layer in range(start, stop):
+            memory = planes[2 * layer], planes[2 * layer + 1], slots
+            x = self.layers[layer](x, views[self.kinds[layer]], memory)
+        return x
+
+    def views(self, batch: Batch, cache: Cache) -> list[View]:
+        """What each kind of layer needs beside the cells."""
+        return [self._view(window, batch, cache) for window in self.windows]
 
     def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Input of the first layer [B, Q, D]."""
@@ -329,25 +270,31 @@ class Decoder(nn.Module):
             x = x + self.position(positions + self.config.position_offset if self.config.position_offset else positions)
         return x
 
-    def _view(self, window: int, batch: Batch, cache: Cache, dtype: torch.dtype) -> View:
+    def _view(self, window: int, batch: Batch, cache: Cache) -> View:
         """What the layers with this window need: the mask is additive, a bool one would be converted in every layer."""
         visible = batch.mask
         if window:
             place = 2 * self.n_layers
             if batch.start == 0:
-                cache.write(place, batch.slots, batch.positions.flatten())
+                cache.write(place, batch.rows, batch.slots, batch.positions[:, :, None, None])
             if batch.span > window:  # else no visible slot is far: a cell's ancestors and itself fill the span at most
-                near = cache.read(place, batch.rows, batch.span)[:, None] > batch.positions[:, :, None] - window
+                near = cache.read(place, batch.rows, batch.span)[:, 0, None, :, 0]  # [B, 1, span]
+                near = near > batch.positions[:, :, None] - window
                 visible = near if visible is None else visible & near  # [B, Q, span]
-        mask = None
-        if visible is not None:
-            mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
-            mask = mask.masked_fill_(visible.logical_not(), -torch.inf)[:, None]  # [B, 1, Q, span]
-        cos, sin = self._tables(window)
-        return None if cos is None else cos[batch.positions], None if sin is None else sin[batch.positions], mask
+        device, dtype = batch.tokens.device, self.dtype
+        attend: Callable[..., Tensor] = fused
+        bias = additive(visible, batch.span, dtype, device)
+        if device.type == "cpu":
+            attend = ordered
+            bias = folded(bias, self.config.num_attention_heads, self.config.num_key_value_heads)
+        rotary = self._rotary(window)
+        if rotary is None:
+            return View(None, None, bias, attend)
+        cos, sin = rotary.tables(cache.capacity, device, dtype)  # every ancestor of a cell has a slot
+        return View(cos[batch.positions], sin[batch.positions], bias, attend)
 
-    def _tables(self, window: int) -> tuple[Tensor | None, Tensor | None]:
-        return (self.cos, self.sin) if not window or self.local_cos is None else (self.local_cos, self.local_sin)
+    def _rotary(self, window: int) -> Rotary | None:
+        return self.rotary if not window or self.local_rotary is None else self.local_rotary
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final norm and head: hidden [n, D] -> logits [n, V], in float32 unless the model is float64."""
@@ -365,13 +312,13 @@ class Decoder(nn.Module):
         x = self.embedded(tokens, torch.arange(n, device=tokens.device)[None])
         views: list[View] = []
         for window in self.windows:
-            mask = None  # the fused kernel knows the causal one
-            if self.config.attention_softcap is not None or 0 < window < n:
-                visible = torch.ones(n, n, dtype=torch.bool, device=x.device).tril()
-                visible = visible.triu(1 - window) if window else visible
-                mask = torch.zeros(n, n, dtype=x.dtype, device=x.device).masked_fill(~visible, -torch.inf)[None, None]
-            cos, sin = self._tables(window)
-            views.append((None if cos is None else cos[:n], None if sin is None else sin[:n], mask))
+            bias = None  # the fused kernel knows the causal one
+            if 0 < window < n:
+                visible = torch.ones(1, n, n, dtype=torch.bool, device=x.device).tril().triu(1 - window)
+                bias = additive(visible, n, x.dtype, x.device)[:, :, :n]
+            rotary = self._rotary(window)
+            cos, sin = (None, None) if rotary is None else rotary.tables(n, x.device, x.dtype)
+            views.append(View(cos if cos is None else cos[:n], sin if sin is None else sin[:n], bias, fused))
         for layer, kind in zip(self.layers, self.kinds, strict=True):
-            x = layer(x, *views[kind], 0, None, None)
+            x = layer(x, views[kind], None)
         return self._head(x)

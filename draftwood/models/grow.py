@@ -85,7 +85,6 @@ def grow(
         grown = Decoder(growth.config)
     state = {name: make(model.dtype).to(model.device) for name, _, make in growth.parameters(model)}
     grown.load_state_dict(state, assign=True)
-    grown.make_tables(model.device, model.dtype)
     return grown.eval().requires_grad_(False)
 
 
@@ -112,6 +111,7 @@ class Growth:
         """Fill in what is left open, and refuse what cannot be."""
         c = model.config
         _refuse_other_families(c)
+        model.must_be_plain("grown")
         if layers < c.num_hidden_layers:
             raise ConfigurationError(f"the model has {c.num_hidden_layers} layers, so it cannot grow to {layers}")
         if width < c.hidden_size:

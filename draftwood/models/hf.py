@@ -51,7 +51,7 @@ class _Attention:
 class _Facts:
     """What a model's first forward tells: key and value shape of each layer that keeps them, and the vocabulary."""
 
-    tails: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=dict)
+    tails: dict[int, tuple[tuple[int, int], tuple[int, int]]] = field(default_factory=dict)
     vocab_size: int = 0
 
 
@@ -84,9 +84,9 @@ class _Slots(TransformersCache):
     ) -> tuple[Tensor, Tensor]:
         plane, batch = self.planes[layer_idx], self.batch
         for offset, states in enumerate((key_states, value_states)):  # [B, heads, Q, head_dim]
-            self.cache.write(plane + offset, batch.slots, states.transpose(1, 2).flatten(0, 1))
+            self.cache.write(plane + offset, batch.rows, batch.slots, states.transpose(1, 2))
         keys, values = (self.cache.read(plane + offset, batch.rows, batch.span) for offset in range(2))
-        return keys.transpose(1, 2), values.transpose(1, 2)
+        return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.batch.span - self.batch.tokens.shape[1]
@@ -152,12 +152,15 @@ class HuggingFaceModel:
         ids = getattr(self.model.generation_config, "eos_token_id", None)
         return frozenset() if ids is None else frozenset(ids if isinstance(ids, list) else [ids])
 
+    def cells(self, count: int) -> int:
+        return count
+
     def new_cache(self, rows: int, capacity: int) -> Cache:
         """Keys and values of each layer; where layers have windows, the position of each slot as the last plane."""
         tails = [tail for pair in self._facts.tails.values() for tail in pair]
         cache = Cache(tails, self.dtype, self.device, rows, capacity)
         if self._windowed:
-            cache.planes.append(torch.zeros(rows * capacity, dtype=torch.int64, device=self.device))
+            cache.add((1, 1), torch.int64)
         return cache
 
     @torch.no_grad()
@@ -170,10 +173,12 @@ class HuggingFaceModel:
         if self.model.training:
             raise ModelError("the transformers model is in training mode; call model.eval() before decoding")
         if self._windowed:
-            cache.write(-1, batch.slots, batch.positions.flatten())
+            cache.write(-1, batch.rows, batch.slots, batch.positions[:, :, None, None])
         options: dict[str, Any] = {}
         width, wanted = batch.tokens.shape[1], batch.wanted
-        if self._selects and wanted is not None:  # the head is computed for the asked columns only
+        if isinstance(wanted, slice) and wanted.start:
+            wanted = torch.arange(batch.tokens.numel(), device=self.device)[wanted]
+        if self._selects and isinstance(wanted, Tensor):  # the head is computed for the asked columns only
             columns, place = torch.unique(wanted % width, return_inverse=True)
             wanted = torch.div(wanted, width, rounding_mode="floor") * len(columns) + place
             options["logits_to_keep"] = columns
@@ -186,14 +191,14 @@ class HuggingFaceModel:
             return_dict=True,
             **options,
         ).logits.flatten(0, 1)
-        out: Tensor = logits if wanted is None else logits[wanted]
+        out: Tensor = logits[wanted]
         return out if out.dtype == torch.float64 else out.float()
 
     def _masks(self, batch: Batch, cache: Cache) -> Tensor | dict[str, Tensor]:
         """Additive float masks [B, 1, Q, span], one per layer type: eager attention would misread booleans."""
         shape = (*batch.tokens.shape, batch.span)
         seen = torch.ones(shape, dtype=torch.bool, device=self.device) if batch.mask is None else batch.mask
-        places = cache.read(-1, batch.rows, batch.span) if self._windowed else batch.positions
+        places = cache.read(-1, batch.rows, batch.span)[:, 0, :, 0] if self._windowed else batch.positions
         masks = {}
         for kind in self._attention:
             near = kind.sees(batch.positions, places)
@@ -212,8 +217,8 @@ class HuggingFaceModel:
         facts = _Facts()
         tokens = torch.tensor([[0, 1]], device=self.device)
         causal = torch.ones(1, 2, 2, device=self.device).tril() > 0
-        batch = Batch(tokens, tokens, tokens[0], slice(0, 1), 2, causal, None)
-        cache = Cache([()], torch.int64, self.device, 1, 4)
+        batch = Batch(tokens, tokens, tokens, slice(0, 1), 2, causal, slice(None))
+        cache = Cache([(1, 1)], torch.int64, self.device, 1, 4)
         with torch.no_grad():
             out = self.model(
                 input_ids=tokens,
@@ -293,16 +298,15 @@ class HuggingFaceModel:
         wanted: list[int] | None = None,
     ) -> Tensor:
         """A forward of the self-check; slots are counted within each row."""
-        flat = [(row + i) * cache.capacity + slot for i, line in enumerate(slots) for slot in line]
-        table = torch.tensor([tokens, positions], device=self.device)
+        table = torch.tensor([tokens, positions, slots], device=self.device)
         batch = Batch(
             table[0],
             table[1],
-            torch.tensor(flat, device=self.device),
+            table[2],
             slice(row, row + len(tokens)),
             span if mask is None else mask.shape[-1],
             None if mask is None else mask.to(self.device),
-            None if wanted is None else torch.tensor(wanted, device=self.device),
+            slice(None) if wanted is None else torch.tensor(wanted, device=self.device),
         )
         return self.forward(batch, cache)
 
@@ -374,7 +378,8 @@ def wrap_tokenizer(tokenizer: Any) -> Tokenizer:
     copy = type(backend).from_str(backend.to_str())  # limits set here must not reach the user's object
     copy.no_truncation()
     copy.no_padding()
-    return Tokenizer(copy, str(getattr(tokenizer, "name_or_path", "")))
+    settings = {**tokenizer.special_tokens_map, "chat_template": tokenizer.chat_template}
+    return Tokenizer(copy, str(getattr(tokenizer, "name_or_path", "")), settings)
 
 
 def load(

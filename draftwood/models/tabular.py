@@ -53,18 +53,21 @@ class TabularModel:
 
         return cls(law, vocab_size, **options)
 
+    def cells(self, count: int) -> int:
+        return count
+
     def new_cache(self, rows: int, capacity: int) -> Cache:
         """Two numbers per slot: token and position."""
-        return Cache([(2,)], torch.int64, self.device, rows, capacity)
+        return Cache([(1, 2)], torch.int64, self.device, rows, capacity)
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         tokens = batch.tokens if batch.hidden is None else batch.hidden[..., 0].to(torch.int64)
-        cache.write(0, batch.slots, torch.stack((tokens.flatten(), batch.positions.flatten()), -1))
+        cache.write(0, batch.rows, batch.slots, torch.stack((tokens, batch.positions), -1)[:, :, None])
         if batch.stop is not None and batch.stop < self.n_layers:
             return tokens[..., None].to(self.dtype)
-        table = cache.read(0, batch.rows, batch.span).tolist()  # [B][span][2]
+        table = cache.read(0, batch.rows, batch.span)[:, 0].tolist()  # [B][span][2]
         count, width = batch.tokens.shape
-        cells = range(count * width) if batch.wanted is None else batch.wanted.tolist()
+        cells = torch.arange(count * width)[batch.wanted].tolist()
         masks = None if batch.mask is None else batch.mask.tolist()
         out = []
         for cell in cells:

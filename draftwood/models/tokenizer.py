@@ -1,43 +1,69 @@
-"""Text to ids and back. Knows tokenizer.json; refuses to know models.
+"""Text and conversations to ids and back. Knows which files of a checkpoint directory hold its tokenizer; refuses to
+know models.
 
-Loading runs no code from a checkpoint: only the `tokenizers` file format is read.
+Loading runs no code from a checkpoint: only data is read, tokenizer.json by `tokenizers`, else tokenizer.model by
+sentencepiece (extra sentencepiece).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
-from tokenizers import Tokenizer as Backend
+from tokenizers import Tokenizer as FastBackend
 
-from draftwood.errors import ModelError
+from draftwood.errors import ModelError, RequestError
+from draftwood.models import chat, sentencepiece
 from draftwood.models.files import read_json
 
 INCOMPLETE = "\ufffd"  # what a decoder shows for bytes that are not a whole character (yet)
 
 
-class Tokenizer:
-    """A tokenizer of a checkpoint directory."""
+class Backend(Protocol):
+    """What is used of a `tokenizers.Tokenizer`, and what takes its place."""
 
-    def __init__(self, backend: Backend, name: str, config: dict[str, object] | None = None) -> None:
+    def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Any: ...
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def token_to_id(self, token: str) -> int | None: ...
+
+    def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]: ...
+
+    def get_vocab_size(self, with_added_tokens: bool = True) -> int: ...
+
+
+class Tokenizer:
+    """A tokenizer of a checkpoint directory.
+
+    `config` is what tokenizer_config.json says; `templates` are its chat templates by name, by default those that
+    `config` holds under chat_template.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        name: str,
+        config: Mapping[str, Any] | None = None,
+        templates: Mapping[str, chat.ChatTemplate] | None = None,
+    ) -> None:
         self.backend = backend
         self.name = name
-        self.config = config or {}
+        self.config = dict(config or {})
+        self.templates = chat.declared(self.config, name) if templates is None else dict(templates)
 
     @classmethod
-    def load(cls, directory: Path) -> Tokenizer:
-        """Read tokenizer.json (and tokenizer_config.json, if there is one)."""
-        path = directory / "tokenizer.json"
-        if not path.is_file():
-            raise ModelError(f"{directory} has no tokenizer.json; save the tokenizer with the model (fast format)")
-        try:
-            backend = Backend.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            raise ModelError(f"{path} is not a readable tokenizer file ({error}); fetch or save it again") from error
-        backend.no_truncation()  # a file may carry the limits of the run that saved it
-        backend.no_padding()
-        config = directory / "tokenizer_config.json"
-        return cls(backend, str(directory), read_json(config) if config.is_file() else {})
+    def load(cls, directory: Path, name: str | None = None) -> Tokenizer:
+        """Read tokenizer.json, else tokenizer.model, and what lies beside it: configuration and chat templates.
+
+        `name` is what users call the model; by default the directory.
+        """
+        config = _config(directory)
+        backend = _backend(directory, config)
+        if isinstance(backend, sentencepiece.SentencePiece):
+            config = backend.config
+        return cls(backend, name or str(directory), config, chat.templates(directory, config))
 
     @property
     def size(self) -> int:
@@ -49,13 +75,34 @@ class Tokenizer:
         found = self.backend.token_to_id(token)
         return None if found is None else int(found)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Ids of a text, with the special tokens that the tokenizer itself adds (such as a beginning-of-text token)."""
-        return list(self.backend.encode(text).ids)
+        return list(self.backend.encode(text, add_special_tokens=add_special).ids)
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
         """Text of ids; ids that only pad the model's vocabulary have none."""
         return str(self.backend.decode(list(tokens), skip_special_tokens=skip_special))
+
+    def chat_text(self, messages: Sequence[chat.Message], **variables: Any) -> str:
+        """A conversation as the text that the model was trained on, by the checkpoint's chat template.
+
+        Messages are mappings with a role and a content. Known variables: add_generation_prompt (the text ends
+        where the assistant's reply begins; the default), continue_final_message (the text ends inside the last message
+        instead), tools; all others go to the template as they are.
+        """
+        if not self.templates:
+            raise RequestError(
+                f"the model {self.name!r} has no chat template: it continues text and knows no conversations; "
+                "give the prompt as text, or use a chat model (its checkpoint has a chat_template)"
+            )
+        named = {
+            name: sentencepiece.content(self.config[name]) for name in sentencepiece.NAMED if self.config.get(name)
+        }
+        return chat.render(self.templates, messages, **{**named, **variables})
+
+    def chat(self, messages: Sequence[chat.Message], **variables: Any) -> list[int]:
+        """Ids of `chat_text`; the template writes all special tokens itself, so none are added."""
+        return self.encode(self.chat_text(messages, **variables), add_special=False)
 
     def agrees_with(self, other: Tokenizer) -> bool:
         """Whether each id stands for the same text in both: equal vocabularies, added tokens included.
@@ -67,6 +114,37 @@ class Tokenizer:
     def stream(self, context: Sequence[int] = ()) -> TokenStream:
         """A decoder that is fed one id at a time; its text continues that of the ids in `context`."""
         return TokenStream(self, context)
+
+
+def _backend(directory: Path, config: Mapping[str, Any]) -> Backend:
+    path, model = directory / "tokenizer.json", directory / "tokenizer.model"
+    if not path.is_file():
+        if model.is_file():
+            return sentencepiece.load(model, config)
+        raise ModelError(
+            f"{directory} has no tokenizer.json and no tokenizer.model; save the tokenizer with the model (fast format)"
+        )
+    try:
+        backend = FastBackend.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise ModelError(f"{path} is not a readable tokenizer file ({error}); fetch or save it again") from error
+    backend.no_truncation()  # a file may carry the limits of the run that saved it
+    backend.no_padding()
+    return backend
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    """What tokenizer_config.json says; older checkpoints say a part of it in files of their own."""
+
+    def said(name: str) -> dict[str, Any]:
+        return read_json(path) if (path := directory / f"{name}.json").is_file() else {}
+
+    config = said("tokenizer_config")
+    if not config.get("added_tokens_decoder"):
+        config |= said("special_tokens_map")
+        if added := said("added_tokens"):
+            config["added_tokens_decoder"] = {place: {"content": text} for text, place in added.items()}
+    return config
 
 
 class TokenStream:
@@ -98,7 +176,9 @@ class TokenStream:
             return piece
         piece = text[self._shown :]
         if piece:  # a special token without text is no context for the next one
-            del self._window[: self._old]
-            self._old = len(self._window)
-            self._shown = len(self._tokenizer.decode(self._window))
+            latest = self._window[self._old :]
+            shown = self._tokenizer.decode(latest)
+            if shown:  # a space may have no text on its own, and then does not show what the next one means
+                self._window, text = latest, shown
+            self._old, self._shown = len(self._window), len(text)
         return piece

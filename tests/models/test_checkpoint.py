@@ -22,7 +22,8 @@ import draftwood
 from draftwood.errors import ModelError
 from draftwood.forest import Forest
 from draftwood.models import checkpoint
-from draftwood.models.decoder import Decoder, DecoderConfig, RopeScaling
+from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.rotary import RopeScaling
 
 TOKENS = [5, 90, 33, 33, 2, 71, 14]
 
@@ -68,7 +69,7 @@ def test_a_file_of_another_name_is_read_when_it_is_the_only_one(tmp_path: Path) 
 def test_a_missing_head_is_tied_unless_the_config_forbids_it(tmp_path: Path) -> None:
     model = write(tmp_path, tie_word_embeddings=True)
     edit_json(tmp_path / "config.json", ("tie_word_embeddings",))
-    decoder = checkpoint.load(tmp_path)
+    decoder = checkpoint.load(tmp_path, packed=False)
     assert decoder.head.weight is decoder.embed.weight
     torch.testing.assert_close(logits_of(decoder), theirs(model, TOKENS), atol=1e-4, rtol=0)
     edit_json(tmp_path / "config.json", tie_word_embeddings=False)
@@ -128,6 +129,7 @@ def test_a_hub_id_is_fetched_without_code_and_pickles(tmp_path: Path, monkeypatc
         "original/consolidated.00.pth",
         "pytorch_model.bin",
         "tokenizer.json",
+        "tokenizer.model",
     ]
     patterns = {"allow_patterns": options["allow_patterns"], "ignore_patterns": options["ignore_patterns"]}
     assert list(huggingface_hub.utils.filter_repo_objects(repository, **patterns)) == [
@@ -135,6 +137,7 @@ def test_a_hub_id_is_fetched_without_code_and_pickles(tmp_path: Path, monkeypatc
         "model-00001-of-00002.safetensors",
         "model.safetensors.index.json",
         "tokenizer.json",
+        "tokenizer.model",
     ]
 
 
@@ -234,7 +237,7 @@ def test_the_checkpoint_is_held_once(dtype: str, tmp_path: Path) -> None:
     """Fused and converted parameters included: the model is made, and one tensor at a time is read."""
     write(tmp_path, hidden_size=128, intermediate_size=256, num_hidden_layers=4, max_position_embeddings=16)
     with Allocations() as made:
-        decoder = checkpoint.load(tmp_path, dtype)
+        decoder = checkpoint.load(tmp_path, dtype, packed=False)
     weights = sum(p.numel() * p.element_size() for p in decoder.parameters())
     largest = 4 * 128 * 256  # bytes of the largest tensor as stored: one may be in flight
     assert weights <= made.peak <= weights + largest + 4096
@@ -293,9 +296,11 @@ def test_save_then_load_here_and_by_hugging_face(name: str, tmp_path: Path) -> N
 
 def test_saving_in_another_dtype(tmp_path: Path) -> None:
     write(tmp_path / "source")
-    decoder = checkpoint.load(tmp_path / "source")
+    decoder = checkpoint.load(tmp_path / "source", packed=False)
+    with pytest.raises(ModelError, match="packed cannot be saved; load it with packed=False"):
+        checkpoint.save(checkpoint.load(tmp_path / "source"), tmp_path / "half")
     checkpoint.save(decoder, tmp_path / "half", torch.bfloat16)
-    half = checkpoint.load(tmp_path / "half", "auto")
+    half = checkpoint.load(tmp_path / "half", "auto", packed=False)
     assert half.dtype == torch.bfloat16
     assert torch.equal(half.layers[0].qkv.weight, decoder.layers[0].qkv.weight.bfloat16())
 

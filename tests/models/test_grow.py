@@ -19,7 +19,8 @@ from draftwood.engine import EMBEDDED
 from draftwood.errors import ConfigurationError, ModelError
 from draftwood.models import checkpoint
 from draftwood.models import grow as growing
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.attention import fused
+from draftwood.models.decoder import Decoder, DecoderConfig, View
 from draftwood.models.grow import Growth, grow, write
 from draftwood.world import DOMAINS, documents
 
@@ -35,7 +36,7 @@ def small(dtype: torch.dtype = torch.float64, **changes: Any) -> Decoder:
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.copy_(1 + 0.3 * noise if "norm" in name else 0.3 * noise)
-    model.to(dtype).make_tables(torch.device("cpu"), dtype)
+    model.to(dtype)
     return model.eval().requires_grad_(False)
 
 
@@ -128,9 +129,11 @@ def test_early_layers_give_the_same_hidden_states() -> None:
     model = small()
     grown = grow(model, 9, 72, keep_first=2)
     x, y = model.embed(TOKENS), grown.embed(TOKENS)
+    cos, sin = model.rotary.tables(20, x.device, x.dtype)
+    view = View(cos[:20], sin[:20], None, fused)
     for layer, wide in zip(model.layers[:2], grown.layers[:2], strict=True):
-        x = layer(x, model.cos[:20], model.sin[:20], None, 0, None, None)
-        y = wide(y, grown.cos[:20], grown.sin[:20], None, 0, None, None)
+        x = layer(x, view, None)
+        y = wide(y, view, None)
     torch.testing.assert_close(y, x.repeat(1, 1, 3), atol=1e-10, rtol=0)
 
 
@@ -170,7 +173,7 @@ def test_other_families_are_refused() -> None:
 
 def written(source: Path, out: Path, layers: int, width: int, dtype: str = "float32", **options: Any) -> Path:
     """A checkpoint grown from a checkpoint, with its tokenizer."""
-    model = checkpoint.load(source)
+    model = checkpoint.load(source, packed=False)
     growth = Growth.plan(model, layers, width, **options)
     write(model, out, growth, checkpoint.read_config(source), dtype, source.name)
     if (source / "tokenizer.json").is_file():
@@ -197,11 +200,13 @@ def test_what_is_written_loads_everywhere(
         index = json.loads((out / "model.safetensors.index.json").read_text("utf-8"))
         shards = {out / name for name in index["weight_map"].values()}
         assert len(shards) > 3 and all(path.stat().st_size < 65_000 for path in shards)
-        assert index["metadata"]["total_size"] == 4 * sum(p.numel() for p in checkpoint.load(out).parameters())
+        assert index["metadata"]["total_size"] == 4 * sum(
+            p.numel() for p in checkpoint.load(out, packed=False).parameters()
+        )
     else:
         assert files == ["config.json", "model.safetensors"]
-    expected = checkpoint.load(source).train_forward(TOKENS)
-    ours = checkpoint.load(out)
+    expected = checkpoint.load(source, packed=False).train_forward(TOKENS)
+    ours = checkpoint.load(out, packed=False)
     theirs = AutoModelForCausalLM.from_pretrained(out).eval()
     with torch.no_grad():
         torch.testing.assert_close(ours.train_forward(TOKENS), expected, atol=1e-4, rtol=0)
@@ -210,8 +215,8 @@ def test_what_is_written_loads_everywhere(
 
 def test_written_weights_are_those_of_grow(source: Path, tmp_path: Path) -> None:
     out = written(source, tmp_path / "out", 5, 60, seed=4)
-    stored = checkpoint.load(out).state_dict()
-    for name, weight in grow(checkpoint.load(source), 5, 60, seed=4).state_dict().items():
+    stored = checkpoint.load(out, packed=False).state_dict()
+    for name, weight in grow(checkpoint.load(source, packed=False), 5, 60, seed=4).state_dict().items():
         assert torch.equal(stored[name], weight)
 
 
@@ -226,7 +231,7 @@ def test_the_config_says_what_was_grown_and_keeps_the_rest(source: Path, tmp_pat
         "heads": 4,
         "kv_heads": 2,
         "intermediate": 40,
-        "parameters": sum(parameter.numel() for parameter in checkpoint.load(source).parameters()),
+        "parameters": sum(parameter.numel() for parameter in checkpoint.load(source, packed=False).parameters()),
         "keep_first": 1,
         "seed": 7,
     }
@@ -235,7 +240,7 @@ def test_the_config_says_what_was_grown_and_keeps_the_rest(source: Path, tmp_pat
 
 
 def test_a_failed_write_leaves_nothing(source: Path, tmp_path: Path) -> None:
-    model = checkpoint.load(source)
+    model = checkpoint.load(source, packed=False)
 
     def fail(count: int) -> None:
         raise KeyboardInterrupt

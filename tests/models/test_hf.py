@@ -193,7 +193,7 @@ def test_layer_ranges_are_refused() -> None:
     adapter = HuggingFaceModel(build("GPTNeoX"))
     cache = adapter.new_cache(1, 16)
     tokens = torch.tensor([[5]])
-    batch = Batch(tokens, tokens * 0, torch.tensor([0]), slice(0, 1), 1, None, None)
+    batch = Batch(tokens, tokens * 0, tokens * 0, slice(0, 1), 1, None, slice(None))
     for start, stop in ((0, 1), (1, None)):
         batch.start, batch.stop = start, stop
         with pytest.raises(ModelError, match="computes all of its layers at once; methods that need layer ranges"):

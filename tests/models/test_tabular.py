@@ -60,7 +60,9 @@ def test_layer_ranges_carry_the_token_through() -> None:
 def batch(mask: list[list[bool]] | None, positions: list[int], tokens: list[int]) -> Batch:
     n = len(tokens)
     grid = None if mask is None else torch.tensor([mask])
-    return Batch(torch.tensor([tokens]), torch.tensor([positions]), torch.arange(n), slice(0, 1), n, grid, None)
+    return Batch(
+        torch.tensor([tokens]), torch.tensor([positions]), torch.arange(n)[None], slice(0, 1), n, grid, slice(None)
+    )
 
 
 @pytest.mark.parametrize(

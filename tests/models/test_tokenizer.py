@@ -162,7 +162,7 @@ def test_other_merges_agree_since_each_id_means_the_same_text() -> None:
 
 
 def test_a_missing_tokenizer_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"has no tokenizer\.json; save the tokenizer with the model"):
+    with pytest.raises(ModelError, match=r"has no tokenizer\.json and no tokenizer\.model; save the tokenizer"):
         Tokenizer.load(tmp_path)
 
 

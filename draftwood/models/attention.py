@@ -1,0 +1,131 @@
+"""Attention of a forward's cells to cached keys and values: in a fixed order on a CPU, fused elsewhere.
+
+`ordered` computes each cell bit for bit alike, whatever other cells the forward has, so that a token that was verified
+in a batch of drafts has the logits of plain decoding. Knows tensors; refuses to know caches, trees and layers.
+
+What makes it so, on oneDNN and MKL (found by measurement, held by tests/models/test_bitwise.py):
+- a matrix product gives each row the same bits for every number of rows from `FEWEST_ROWS` on;
+- sums over slots run in slot order, and masked slots behind the last add exact zeros, as long as the span is a multiple
+  of `GRAIN` and no kernel splits it into blocks that depend on its length: hence `BLOCK`.
+PyTorch's fused kernel has neither property, and takes several times as long for a single cell in bfloat16.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from draftwood.models.cache import GRAIN
+
+FEWEST_ROWS = 4  # rows of a product below which float32 takes another kernel
+BLOCK = {torch.float32: 192, torch.bfloat16: 512}  # slots that a kernel is known to sum in one go
+LARGEST = 2**24  # scores held at once; more cells go in turns
+
+
+def additive(visible: Tensor | None, span: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Mask [B, Q, S] or [1, 1, S] to add to scores: 0 where `visible` [B, Q, span], -inf elsewhere.
+
+    S is `span` rounded up to whole grains.
+    """
+    wide = -(-span // GRAIN) * GRAIN
+    if visible is None:
+        bias = torch.zeros(1, 1, wide, dtype=dtype, device=device)
+        bias[:, :, span:] = -torch.inf
+        return bias
+    bias = torch.full((*visible.shape[:2], wide), -torch.inf, dtype=dtype, device=device)
+    bias[:, :, :span].masked_fill_(visible, 0)
+    return bias
+
+
+def folded(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
+    """`additive`'s mask for `ordered`: [1, 1, S] as it is; else [1 or B * kv_heads, Q * heads // kv_heads, S]."""
+    b, n, span = bias.shape
+    if n == 1 and b == 1:
+        return bias
+    group = heads // kv_heads
+    if b == 1:
+        return bias[:, :, None].expand(b, n, group, span).reshape(1, n * group, span)
+    return bias[:, None, :, None].expand(b, kv_heads, n, group, span).reshape(b * kv_heads, n * group, span)
+
+
+def ordered(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None = None, cap: float | None = None
+) -> Tensor:
+    """q [B, Q, heads, D], k and v [B, kv_heads, S, D], bias from `folded` -> [B, Q, heads * D].
+
+    Scores are scaled, pass cap * tanh(score / cap) where there is a cap, and are masked. Heads that share keys are rows
+    of one product, so that no key is copied.
+    """
+    b, n, heads, _ = q.shape
+    span = k.shape[2]
+    turns = -(-b * heads * n * span // LARGEST)
+    if turns > 1 and n > 2 * turns * FEWEST_ROWS:
+        rows = bias.shape[1] // n
+        parts = []
+        for cells in torch.arange(n).tensor_split(turns):
+            first, last = int(cells[0]), int(cells[-1]) + 1
+            part = bias[:, first * rows : last * rows] if rows else bias
+            parts.append(ordered(q[:, first:last], k, v, part, scale, cap))
+        return torch.cat(parts, 1)
+    return products(q, k, v, bias, scale, cap, BLOCK.get(q.dtype))
+
+
+def products(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    scale: float | None = None,
+    cap: float | None = None,
+    block: int | None = None,
+) -> Tensor:
+    """`ordered` for all cells at once, slots summed in blocks; without blocks for compilers, which sum as they like."""
+    b, n, heads, width = q.shape
+    kv_heads, span = k.shape[1], k.shape[2]
+    folds = b * kv_heads
+    grouped = (
+        q.view(b, n, kv_heads, -1, width).transpose(1, 2).reshape(folds, -1, width)
+    )  # [B * kv_heads, Q * group, D]
+    k, v = k.reshape(folds, span, width), v.reshape(folds, span, width)
+    if folds == 1:  # a single product would be shared out among threads by rows, which changes its kernel
+        grouped, k, v = grouped.expand(2, -1, -1), k.expand(2, -1, -1), v.expand(2, -1, -1)
+    scale = width**-0.5 if scale is None else scale
+    if cap is None:
+        scores = torch.baddbmm(bias, grouped, k.transpose(1, 2), alpha=scale)
+    else:
+        scores = torch.bmm(grouped, k.transpose(1, 2)).mul_(scale / cap).tanh_().mul_(cap).add_(bias)
+    weights = torch.softmax(scores, -1)
+    if block is None or span <= block:
+        out = torch.bmm(weights, v)
+    else:
+        out = torch.bmm(weights[:, :, :block], v[:, :block])
+        for start in range(block, span, block):
+            out = torch.baddbmm(out, weights[:, :, start : start + block], v[:, start : start + block])
+    return out[:folds].view(b, kv_heads, n, -1, width).transpose(1, 2).reshape(b, n, heads * width)
+
+
+def fused(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None = None, cap: float | None = None
+) -> Tensor:
+    """As `ordered` by PyTorch's own kernel; bias [B or 1, Q or 1, S] from `additive`, None: causal. Differentiable."""
+    b, n, heads, width = q.shape
+    kv_heads = k.shape[1]
+    if cap is None:
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k,
+            v,
+            attn_mask=None if bias is None else bias[:, None],
+            is_causal=bias is None,
+            scale=scale,
+            enable_gqa=heads != kv_heads,
+        )
+        return out.transpose(1, 2).reshape(b, n, heads * width)
+    if bias is None:
+        bias = additive(torch.ones(1, n, n, dtype=torch.bool, device=q.device).tril(), n, q.dtype, q.device)[:, :, :n]
+    grouped = q.view(b, n, kv_heads, -1, width).permute(0, 2, 3, 1, 4)  # [B, kv_heads, group, Q, D]
+    scores = grouped @ k[:, :, None].transpose(-1, -2) * (width**-0.5 if scale is None else scale)
+    scores = cap * torch.tanh(scores / cap) + bias[:, None, None]
+    weights = scores.softmax(-1, torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
+    return (weights @ v[:, :, None]).permute(0, 3, 1, 2, 4).reshape(b, n, heads * width)

@@ -1,0 +1,91 @@
+"""How a weight matrix is held for multiplication on a CPU: packed for oneDNN, or as int8 with a scale per row.
+
+Both give each row of the input the same bits whatever other rows there are (single rows are doubled where oneDNN would
+take another kernel), which is what makes verified logits those of plain decoding. The one place that touches PyTorch's
+quantised tensors.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.errors import ConfigurationError, did_you_mean
+
+Holder = Callable[[Tensor, Tensor | None], nn.Module]  # from a weight and a bias to the layer that holds them
+QUANTISATIONS = ("int8",)
+PACKABLE = (torch.float32, torch.bfloat16)
+_ROWS_IN_MIND = 8  # oneDNN chooses a layout for about so many rows
+
+
+class Packed(nn.Module):
+    """y = x W^T + b with W in oneDNN's own layout, which is all that is kept of it."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.weight_bytes = weight.numel() * weight.element_size()
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_IN_MIND)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self._multiply: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.numel() == self.in_features:
+            return self.forward(x.reshape(1, -1).expand(2, -1))[:1].view(*x.shape[:-1], -1)
+        out: Tensor = self._multiply(x, self.packed, self.bias, "none", [], "")
+        return out
+
+
+class Int8(nn.Module):
+    """y = x W^T + b with a symmetric int8 scale per row of W, and one per row of x, made as it comes.
+
+    PyTorch's own dynamic quantisation has one scale for all of x, so that a row's result would depend on the others.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.weight_bytes = weight.numel() + 4 * self.out_features
+        scale = weight.abs().amax(1).float().clamp_min_(torch.finfo(torch.float32).tiny) / 127
+        whole = (weight / scale[:, None]).round_().to(torch.int8)
+        zero = torch.zeros_like(scale, dtype=torch.int64)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*quantize_per_tensor.*")  # the constructors are to move
+            tensor = torch._make_per_channel_quantized_tensor(whole, scale, zero, 0)
+            self.packed = torch.ops.quantized.linear_prepack(tensor, None)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self._multiply: Callable[..., Tensor] = (
+            torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        largest = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True)
+        largest = largest.float().clamp_min_(torch.finfo(torch.float32).tiny)
+        out: Tensor = (self._multiply(x / largest, 1 / 127, 128, self.packed) * largest).to(x.dtype)
+        return out if self.bias is None else out + self.bias
+
+
+def holder(dtype: torch.dtype, device: torch.device, quantize: str | None) -> Holder | None:
+    """The class that holds matrices of a dtype on a device; None where PyTorch's plain one is best."""
+    if quantize is not None:
+        if quantize not in QUANTISATIONS:
+            raise ConfigurationError(
+                f"quantize {quantize!r} is not known{did_you_mean(quantize, QUANTISATIONS)}; use int8, or leave it out"
+            )
+        if device.type != "cpu" or dtype not in PACKABLE:
+            raise ConfigurationError(
+                "quantize int8 is for the CPU with dtype float32 or bfloat16; leave it out, or change device or dtype"
+            )
+        if "x86" not in torch.backends.quantized.supported_engines:
+            raise ConfigurationError(
+                "quantize int8 needs PyTorch's x86 kernels, which this build lacks; use dtype bfloat16"
+            )
+        return Int8
+    if device.type != "cpu" or dtype not in PACKABLE or not torch._C._has_mkldnn:
+        return None
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return None
+    return Packed

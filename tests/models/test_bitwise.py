@@ -1,0 +1,180 @@
+"""On a CPU, drafting changes no bit: tokens, log-probabilities, keys and values are those of plain decoding.
+
+Holds for every method whose accepted tokens lie in the slots of plain decoding (chains: speculative, lookup, coupled), in
+any batch, in every dtype. The parts are tested by themselves too, so that a failure says which kernel broke the promise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import draftwood
+from draftwood.engine import EMBEDDED
+from draftwood.models import checkpoint
+from draftwood.models.attention import additive, folded, ordered
+from draftwood.models.decoder import rms_norm
+from draftwood.models.grow import Growth, write
+from draftwood.models.matrix import Int8, Packed
+from draftwood.world import DOMAINS, documents
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+COUNTS = (1, 2, 3, 4, 5, 8, 17, 64, 130)  # rows in a product
+
+
+@pytest.fixture(autouse=True, params=[1, 2, 8], ids=["1 thread", "2 threads", "8 threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("holder", [Packed, Int8])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("out", "width"), [(24, 16), (320, 192), (2048, 192), (192, 512), (768, 3072), (4096, 768)])
+def test_a_row_of_a_product_does_not_depend_on_the_others(holder: Any, dtype: str, out: int, width: int) -> None:
+    generator = torch.Generator().manual_seed(out)
+    weight = torch.randn(out, width, generator=generator).to(DTYPES[dtype]) / width**0.5
+    x = torch.randn(1, 130, width, generator=generator).to(DTYPES[dtype])
+    x[0, 3] *= 50  # a loud neighbour
+    layer = holder(weight, None)
+    whole = layer(x)
+    for count in COUNTS:
+        assert torch.equal(layer(x[:, :count].contiguous()), whole[:, :count]), count
+        assert torch.equal(layer(x[:, -count:].contiguous()), whole[:, -count:]), count
+    exact = x.double() @ weight.double().T
+    error = (whole.double() - exact).norm(dim=-1) / exact.norm(dim=-1)
+    assert error.max() < (0.03 if holder is Int8 else 0.004 if dtype == "bfloat16" else 1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width"), [(6, 2, 32), (4, 4, 16), (12, 12, 64), (16, 2, 128), (3, 1, 48)]
+)
+@pytest.mark.parametrize("past", [3, 60, 185, 190, 380, 500, 1020])
+def test_attention_of_a_cell_does_not_depend_on_the_others(
+    dtype: str, heads: int, kv_heads: int, width: int, past: int
+) -> None:
+    """Other cells, other rows of the batch, slots behind the last one: none changes a bit."""
+    generator = torch.Generator().manual_seed(past)
+    cells, fewest = 9, max(2, -(-4 * kv_heads // heads))
+    q, k, v = (
+        torch.randn(2, *shape, width, generator=generator).to(DTYPES[dtype])
+        for shape in ((cells, heads), (kv_heads, past + 256), (kv_heads, past + 256))
+    )
+
+    def attend(row: slice, cell: slice, span: int) -> torch.Tensor:
+        rows = len(range(*row.indices(2)))
+        visible = torch.ones(rows, cells, span, dtype=torch.bool).tril(past)[:, cell]
+        bias = folded(additive(visible, span, DTYPES[dtype], q.device), heads, kv_heads)
+        wide = bias.shape[-1]
+        return ordered(q[row, cell], k[row, :, :wide], v[row, :, :wide], bias)
+
+    whole = attend(slice(0, 2), slice(0, cells), past + cells)
+    for first in range(cells - fewest):
+        few = attend(slice(1, 2), slice(first, first + fewest), past + first + fewest)
+        assert torch.equal(few[0], whole[1, first : first + fewest]), first
+    exact = torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(1, 2).double(),
+        k[:, :, : past + cells].double(),
+        v[:, :, : past + cells].double(),
+        torch.ones(cells, past + cells, dtype=torch.bool).tril(past),
+        enable_gqa=True,
+    )
+    tolerance = 0.03 if dtype == "bfloat16" else 1e-5
+    torch.testing.assert_close(
+        whole.double(), exact.transpose(1, 2).flatten(2), atol=tolerance, rtol=0, check_dtype=False
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [16, 192, 768, 2048])
+def test_norms_of_a_row_do_not_depend_on_the_others(dtype: str, width: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    x = torch.randn(1, 130, width, generator=generator).to(DTYPES[dtype])
+    weight = torch.rand(width, generator=generator).to(DTYPES[dtype])
+    with torch.inference_mode():
+        whole = rms_norm(x, weight, None, 1e-5)
+        for count in COUNTS:
+            assert torch.equal(rms_norm(x[:, :count], weight, None, 1e-5), whole[:, :count])
+        torch.testing.assert_close(whole, torch.rms_norm(x, (width,), weight, 1e-5))
+
+
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded target at twice its width."""
+    model = checkpoint.load(EMBEDDED / "target", packed=False)
+    out = tmp_path_factory.mktemp("grown") / "target"
+    growth = Growth.plan(model, 12, 384)
+    write(model, out, growth, checkpoint.read_config(EMBEDDED / "target"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if (EMBEDDED / "target" / name).is_file():
+            (out / name).write_bytes((EMBEDDED / "target" / name).read_bytes())
+    return out
+
+
+CHAINS: dict[str, dict[str, Any]] = {
+    "speculative": {"name": "speculative", "gamma": 4},
+    "long chain": {"name": "speculative", "gamma": 9},
+    "lookup": {"name": "lookup"},
+}
+
+
+PROMPTS = [item.prompt for domain in DOMAINS for item in islice(documents(domain, "held-out", seed=5), 1)]
+
+
+def kept(engine: draftwood.Engine, count: int) -> list[torch.Tensor]:
+    """Keys and values of the first slots of the target's first row."""
+    return [plane[:1, :, :count].clone() for plane in engine._caches[id(engine.target)].planes]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_chains_change_no_bit(grown: Path, dtype: str, threads: int) -> None:
+    """Greedy and coupled text, log-probabilities, keys and values, alone and in batches."""
+    if threads == 2:
+        compare(grown, dtype, PROMPTS[1:4], 40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_chains_change_no_bit_over_thousands_of_tokens(grown: Path, dtype: str) -> None:
+    assert compare(grown, dtype, PROMPTS, 150) >= 2000
+
+
+def compare(grown: Path, dtype: str, prompts: list[str], count: int) -> int:
+    """Plain decoding against chains; returns the number of tokens compared."""
+    how: dict[str, Any] = {"quantize": "int8"} if dtype == "int8" else {"dtype": dtype}
+    engine = draftwood.load(grown, draft=EMBEDDED / "draft", **how)
+    tokens, accepted, batched = 0, 0, []
+    for i, prompt in enumerate(prompts):
+        for temperature, verify in ((0.0, "rejection"), (1.0, "coupled")):
+            options: dict[str, Any] = {
+                "sampling": {"temperature": temperature},
+                "max_new_tokens": count,
+                "ignore_eos": True,
+                "seed": i,
+                "top_logprobs": 2,
+            }
+            plain = engine.generate(prompt, {"name": "autoregressive", "verify": verify}, **options)
+            length = len(plain.prompt_tokens) + len(plain.tokens) - 1
+            memory = kept(engine, length)
+            name = list(CHAINS)[i % 3]
+            result = engine.generate(prompt, {**CHAINS[name], "verify": verify}, **options)
+            assert result.tokens == plain.tokens, (name, verify)
+            assert result.logprobs == plain.logprobs, (name, verify)
+            assert result.top_logprobs == plain.top_logprobs
+            for ours, theirs in zip(kept(engine, length), memory, strict=True):
+                assert torch.equal(ours, theirs), (name, verify)
+            batched.append(({"prompt": prompt, "method": {**CHAINS[name], "verify": verify}, **options}, plain))
+            tokens, accepted = tokens + len(result.tokens), accepted + result.metrics.accepted
+    assert accepted > tokens / 5
+    results = engine.batch([request for request, _ in batched], concurrency=4)
+    for result, (_, plain) in zip(results, batched, strict=True):
+        assert result.tokens == plain.tokens and result.logprobs == plain.logprobs
+    return tokens
