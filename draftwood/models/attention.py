@@ -20,7 +20,7 @@ from draftwood.models.cache import GRAIN
 
 FEWEST_ROWS = 4  # rows of a product below which float32 takes another kernel
 BLOCK = {torch.float32: 192, torch.bfloat16: 512}  # slots that a kernel is known to sum in one go
-LARGEST = 2**24  # scores held at once; more cells go in turns
+TURN = 16  # cells at a time: small products are not shared out among threads, and few scores are held at once
 
 
 def additive(visible: Tensor | None, span: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -57,18 +57,16 @@ def ordered(
     Scores are scaled, pass cap * tanh(score / cap) where there is a cap, and are masked. Heads that share keys are rows
     of one product, so that no key is copied.
     """
-    b, n, heads, _ = q.shape
-    span = k.shape[2]
-    turns = -(-b * heads * n * span // LARGEST)
-    if turns > 1 and n > 2 * turns * FEWEST_ROWS:
-        rows = bias.shape[1] // n
-        parts = []
-        for cells in torch.arange(n).tensor_split(turns):
-            first, last = int(cells[0]), int(cells[-1]) + 1
-            part = bias[:, first * rows : last * rows] if rows else bias
-            parts.append(ordered(q[:, first:last], k, v, part, scale, cap))
-        return torch.cat(parts, 1)
-    return products(q, k, v, bias, scale, cap, BLOCK.get(q.dtype))
+    n, block = q.shape[1], BLOCK.get(q.dtype)
+    if n <= TURN:
+        return products(q, k, v, bias, scale, cap, block)
+    rows, parts = bias.shape[1] // n, []  # no rows of its own: one mask for all cells
+    for first in range(0, n, TURN):
+        first = max(0, min(first, n - FEWEST_ROWS))  # a turn of few cells repeats some
+        part = bias[:, first * rows : (first + TURN) * rows] if rows else bias
+        parts.append(products(q[:, first : first + TURN], k, v, part, scale, cap, block))
+    parts[-1] = parts[-1][:, sum(part.shape[1] for part in parts) - n :]
+    return torch.cat(parts, 1)
 
 
 def products(
