@@ -4,17 +4,23 @@ Three parts, all ratios taken inside one run, medians of interleaved repeats:
 1. plain decoding through the loop against a bare hand-written loop over the same decoder;
 2. the share of a round that is not a model forward;
 3. methods against plain decoding on held-out prompts of every domain, greedy and at temperature 1.
+Beside them perplexity (what a shorter type changes), memory, and the bandwidth at which weights are read.
 
 Run: python benchmarks/engine.py
+     python benchmarks/engine.py --pair grown-12x768 --dtype bfloat16 --threads 2 --name engine-12x768-bfloat16
 """
 
 from __future__ import annotations
 
+import math
+import resource
 from itertools import islice
 from time import perf_counter
 from typing import Any
 
 import torch
+from pairs import NAMES, pair
+from peer_runners import machine
 from record import arguments, environment, spread, write
 from rich.console import Console
 from rich.progress import track
@@ -31,6 +37,11 @@ METHODS: dict[str, Any] = {
     "lookup": {"name": "lookup"},
     "coupled": {"name": "speculative", "gamma": 4, "verify": "coupled"},
 }
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def synchronise() -> None:
@@ -50,18 +61,19 @@ def bare_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
         tokens = torch.tensor([prompt], device=device)
         logits = model(Batch(tokens, places[None], places[None], slice(0, 1), n, mask, slice(n - 1, n)), cache)
         out = [int(logits.argmax())]
+        more = model.cells(1) - 1  # cells of padding, which keep the kernels, and with them the bits, the same
         for place in range(n, n + count - 1):
-            at = torch.tensor([[place]], device=device)
-            token = torch.tensor([[out[-1]]], device=device)
-            logits = model(Batch(token, at, at, slice(0, 1), place + 1, None, slice(None)), cache)
+            at = torch.tensor([[place] * (more + 1)], device=device)
+            slots = torch.tensor([[place] + [cache.capacity - 1] * more], device=device)
+            token = torch.tensor([[out[-1]] * (more + 1)], device=device)
+            logits = model(Batch(token, at, slots, slice(0, 1), place + 1, None, slice(0, 1)), cache)
             out.append(int(logits.argmax()))
     return out
 
 
-def loop_overhead(engine: draftwood.Engine, prompts: list[list[int]], repeats: int) -> dict[str, Any]:
+def loop_overhead(engine: draftwood.Engine, prompts: list[list[int]], repeats: int, count: int) -> dict[str, Any]:
     """Time of plain greedy decoding through the loop over the bare loop's, same tokens."""
     ratios, bare_ms, loop_ms = [], [], []
-    count = 96
     for repeat in track(range(repeats + 1), "plain loop   "):
         prompt = prompts[repeat % len(prompts)]
         synchronise()
@@ -81,7 +93,7 @@ def loop_overhead(engine: draftwood.Engine, prompts: list[list[int]], repeats: i
     return {"ratio": spread(ratios), "bare_ms_per_token": spread(bare_ms), "loop_ms_per_token": spread(loop_ms)}
 
 
-def round_overhead(engine: draftwood.Engine, prompts: list[list[int]], repeats: int) -> dict[str, Any]:
+def round_overhead(engine: draftwood.Engine, prompts: list[list[int]], repeats: int, count: int) -> dict[str, Any]:
     """Share of a round that is not a model forward; first rounds (which hold the prompt's forward) are left out."""
     shares: dict[str, Any] = {}
     methods = {"autoregressive": {"name": "autoregressive"}, **METHODS}
@@ -93,7 +105,7 @@ def round_overhead(engine: draftwood.Engine, prompts: list[list[int]], repeats: 
                     prompts[repeat % len(prompts)],
                     methods[name],
                     {"temperature": temperature},
-                    max_new_tokens=96,
+                    max_new_tokens=count,
                     seed=repeat,
                     ignore_eos=True,
                 )
@@ -105,7 +117,7 @@ def round_overhead(engine: draftwood.Engine, prompts: list[list[int]], repeats: 
     return shares
 
 
-def speed_ups(engine: draftwood.Engine, per_domain: int) -> list[dict[str, Any]]:
+def speed_ups(engine: draftwood.Engine, per_domain: int, count: int) -> list[dict[str, Any]]:
     """Each method against plain decoding, same prompt and seed, interleaved; one row per domain and temperature."""
     rows = []
     assert engine.tokenizer is not None
@@ -117,7 +129,7 @@ def speed_ups(engine: draftwood.Engine, per_domain: int) -> list[dict[str, Any]]
             same = dict.fromkeys(METHODS, 0)
             plain_rate = []
             for seed, item in enumerate(islice(documents(domain, "held-out"), per_domain)):
-                options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 96, "seed": seed}
+                options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": count, "seed": seed}
                 plain = engine.generate(item.prompt, "autoregressive", **options)
                 plain_rate.append(plain.metrics.tokens_per_second)
                 for name, method in METHODS.items():
@@ -142,6 +154,20 @@ def speed_ups(engine: draftwood.Engine, per_domain: int) -> list[dict[str, Any]]
                     }
                 )
     return rows
+
+
+def perplexity(engine: draftwood.Engine, per_domain: int = 6) -> float:
+    """The target's, teacher-forced on held-out documents: what a shorter dtype or int8 changes."""
+    assert engine.tokenizer is not None
+    total, count = 0.0, 0
+    for domain in DOMAINS:
+        for item in islice(documents(domain, "held-out", seed=1), per_domain):
+            tokens = torch.tensor([engine.tokenizer.encode(item.text)[: engine.target.context]])
+            with torch.inference_mode():
+                logits = engine.target.train_forward(tokens)[0, :-1].float()
+            total += float(torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="sum"))
+            count += tokens.shape[1] - 1
+    return math.exp(total / count)
 
 
 def show(console: Console, result: dict[str, Any]) -> None:
@@ -172,21 +198,47 @@ def show(console: Console, result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
+    parser.add_argument("--pair", choices=NAMES, default=None, help="a pair of benchmarks/pairs.py, grown if need be")
+    parser.add_argument("--quantize", default=None)
+    parser.add_argument("--tokens", type=int, default=96, help="tokens of each generation")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--per-domain", type=int, default=12)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    engine = draftwood.load(options.target, options.draft, dtype=options.dtype)
+    before = peak_bytes()
+    if options.pair is not None:
+        chosen = pair(options.pair)
+        options.target, options.draft = chosen.target, chosen.draft
+    began = perf_counter()
+    engine = draftwood.load(options.target, options.draft, dtype=options.dtype, quantize=options.quantize)
+    loading = perf_counter() - began
+    loaded = peak_bytes()
     assert engine.tokenizer is not None
     prompts = [
         engine.tokenizer.encode(item.prompt) for domain in DOMAINS for item in islice(documents(domain, "held-out"), 2)
     ]
     result = {
-        "environment": environment(options.dtype),
-        "models": engine.names,
-        "plain_loop": loop_overhead(engine, prompts, options.repeats),
-        "round_share": round_overhead(engine, prompts, options.repeats),
-        "methods": speed_ups(engine, options.per_domain),
+        "environment": environment(options.quantize or options.dtype),
+        "models": engine.names if options.pair is None else chosen.describe(),
+        "perplexity": perplexity(engine),
+        "plain_loop": loop_overhead(engine, prompts, options.repeats, options.tokens),
+        "round_share": round_overhead(engine, prompts, options.repeats, options.tokens),
+        "methods": speed_ups(engine, options.per_domain, options.tokens),
+    }
+    peak, memory = peak_bytes(), machine.bandwidth()
+    weights = {"target": engine.target.weight_bytes, "draft": engine.drafts[0].weight_bytes}
+    token = result["plain_loop"]["loop_ms_per_token"]["median"] / 1e3
+    result["memory"] = {
+        "weight_bytes": weights,
+        "cache_bytes": sum(cache.bytes for cache in engine._caches.values()),
+        "load_seconds": loading,
+        "bytes_before": before,  # the peak of a process with torch and draftwood and no model
+        "peak_bytes_loading": loaded,
+        "peak_bytes": peak,
+        "copy_bandwidth": memory["copy"],
+        "read_bandwidth": memory["read"],
+        "plain_weight_bandwidth": weights["target"] / token,
+        "share_of_copy_bandwidth": weights["target"] / token / memory["copy"],
     }
     console = Console()
     show(console, result)

@@ -252,6 +252,18 @@ class Decoder(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.norm.dtype
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a forward reads, however few cells it has; the table of embeddings is hardly read."""
+        total = 0
+        for module in self.modules():
+            if module is self.embed or module is self.position:
+                continue
+            held = getattr(module, "weight_bytes", None) if module is not self else None
+            parts = module.parameters(recurse=False)
+            total += held if held is not None else sum(part.numel() * part.element_size() for part in parts)
+        return total
+
     def cells(self, count: int) -> int:
         return max(count, self._fewest)
 
