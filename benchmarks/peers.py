@@ -21,11 +21,12 @@ import tempfile
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
 from pairs import NAMES, Pair, pair
-from peer_report import summarise, table
+from peer_report import failures, summarise, table
 from peer_runners import DTYPES, PEERS, Cell, runner
 from record import RESULTS, environment
 from rich.console import Console
@@ -68,6 +69,15 @@ def run_job(job: dict[str, Any], python: str, threads: int, limit: float) -> dic
         return {"error": f"the process ended with {ended}" + (f": {said[-1].strip()}" if said else "")}
 
 
+def waiting() -> float | None:
+    """Seconds since the start that some process waited for a core, where the system tells."""
+    try:
+        told = Path("/proc/pressure/cpu").read_text("utf-8")
+    except OSError:
+        return None
+    return int(told.partition("total=")[2].split()[0]) / 1e6
+
+
 def held_out_prompts(target: Path, count: int) -> list[list[int]]:
     """Token ids of `count` held-out prompts, domains in turn."""
     from draftwood.models.tokenizer import Tokenizer
@@ -80,7 +90,7 @@ def held_out_prompts(target: Path, count: int) -> list[list[int]]:
 
 
 def cells(models: Pair, options: argparse.Namespace, context: int) -> list[Cell]:
-    """All that is asked for, plain modes of every engine first."""
+    """All that is asked for, type by type."""
     found = []
     for dtype in options.dtypes:
         for peer in options.peers:
@@ -128,7 +138,7 @@ class Run:
             kept = json.loads(self.partial.read_text("utf-8"))
             if kept["settings"] != settings:
                 raise SystemExit(f"{self.partial} has other settings: {kept['settings']}; run without --resume")
-            self.state = kept
+            self.state = kept | {"failures": {}}  # they are tried again
 
     @property
     def steps(self) -> int:
@@ -138,7 +148,11 @@ class Run:
         """One process."""
         python = self.options.python.get(cell.peer if cell else "draftwood", sys.executable)
         job = {"task": task, **({"cell": cell.as_dict()} if cell else {}), **more}
-        return run_job(job, python, self.options.threads, self.options.limit)
+        waited, began = waiting(), perf_counter()
+        result = run_job(job, python, self.options.threads, self.options.limit)
+        if waited is not None and "error" not in result:
+            result["pressure"] = (waiting() - waited) / (perf_counter() - began)
+        return result
 
     def save(self) -> None:
         self.partial.parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +165,6 @@ class Run:
         for cell in self.cells:
             bar.update(task, description=f"{self.models.name}: converting for {cell.key}")
             if not state["prepared"].get(cell.key):
-                state["failures"].pop(cell.key, None)
                 result = self.job("prepare", cell)
                 if "error" in result:
                     state["failures"][cell.key] = result["error"]
@@ -185,6 +198,8 @@ class Run:
         if not any(key in self.state["failures"] for key in ("bandwidth", *(cell.key for cell in self.cells))):
             self.partial.unlink(missing_ok=True)  # else --resume can try again what failed
         console.print(table(document))
+        for line in failures(document):
+            console.print(line, markup=False, soft_wrap=True)
         console.print(f"written: {self.path}", soft_wrap=True)
 
 
@@ -231,7 +246,7 @@ def parse() -> argparse.Namespace:
             parser.error(f"--python takes PEER=PATH, where PEER is of {', '.join(PEERS)}; not {entry!r}")
     options.python = dict(entry.split("=", 1) for entry in options.python)
     if options.quick:
-        options.repeats, options.prompts, options.tokens = 1, 1, 32
+        options.repeats, options.prompts, options.tokens = 1, 1, options.tokens or 32
         if options.out == str(RESULTS):
             options.out = tempfile.mkdtemp(prefix="peers-")
     if min(options.repeats, options.warm_up, options.threads, options.gamma, options.prompts or 1) < 1:

@@ -205,8 +205,9 @@ class Session:
             if slot < 0:
                 slot = self._node_slot[node] = self._take()
                 self._level[slot] = 0
-            elif self._level.get(slot, full) >= stop:
-                continue
+            elif self._level.get(slot, full) >= stop:  # asked for once more: its answer was not kept
+                self._level[slot] = 0
+                self._hidden.pop(slot, None)
             position = base + forest.depth[node]
             if position >= limit:
                 raise RequestError(
@@ -283,12 +284,16 @@ class Session:
         rows: list[int] = []
         columns: list[int] = []
         node_slot = self._node_slot
+        seen: dict[int, list[int]] = {TRUNK: []}  # slots of a node and its ancestors; parents come before children
         for row in range(trunk_cells, len(nodes)):
-            node = nodes[row]
-            while node != TRUNK:
-                rows.append(row)
-                columns.append(node_slot[node])
-                node = forest.parent[node]
+            path = [nodes[row]]
+            while path[-1] not in seen:
+                path.append(forest.parent[path[-1]])
+            for node in reversed(path[:-1]):
+                seen[node] = [*seen[forest.parent[node]], node_slot[node]]
+            slots_of_node = seen[nodes[row]]
+            rows.extend([row] * len(slots_of_node))
+            columns.extend(slots_of_node)
         if rows:
             mask[torch.tensor(rows, device=device), torch.tensor(columns, device=device)] = True
         return mask

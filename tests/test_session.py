@@ -220,6 +220,26 @@ def test_unseen_ancestors_are_computed_on_the_way() -> None:
     assert session.live_slots == 2 + 1 + 5 + 2
 
 
+@pytest.mark.parametrize("upto", [None, 1])
+def test_a_node_may_be_asked_for_again(upto: int | None) -> None:
+    """A drafter wants the logits of a node that an earlier run computed on the way to another one."""
+    model = TabularModel.random(5, seed=4, n_layers=2)
+    session = Session(model, model.new_cache(1, 64))
+    forest = plant([1, 2, 3])
+    child = forest.propose(forest.roots[0], [4], None)[0]
+    grandchild = forest.propose(child, [0], None)[0]
+    execute([Run(session, forest, [grandchild])])
+    used = session.live_slots
+    again = execute([Run(session, forest, [child, grandchild], upto)])[0]
+    other = Session(model, model.new_cache(1, 64))
+    assert torch.equal(again, execute([Run(other, forest, [child, grandchild], upto)])[0])
+    assert session.live_slots == used
+    if upto is not None:  # and from there to the end
+        assert torch.equal(
+            execute([Run(session, forest, [grandchild])])[0], execute([Run(other, forest, [grandchild])])[0]
+        )
+
+
 def test_slots_of_dead_branches_are_reused() -> None:
     """Wide trees over many rounds hold no more slots than trunk and tree need."""
     rng = random.Random(4)

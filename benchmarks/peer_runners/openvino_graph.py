@@ -29,8 +29,23 @@ def write(directory: Path, place: Path, dtype: str) -> None:
             part.with_suffix(".bin").unlink(missing_ok=True)
         config = json.loads((directory / "config.json").read_text("utf-8"))
         (place / "config.json").write_text(json.dumps(config), "utf-8")
+        _tokenizer(directory, place)
         generation = {"eos_token_id": config.get("eos_token_id", 0), "do_sample": False}
         (place / "generation_config.json").write_text(json.dumps(generation), "utf-8")
+
+
+def _tokenizer(directory: Path, place: Path) -> None:
+    """A pipeline with a draft model refuses to start without one, though it gets token ids."""
+    import openvino as ov
+    from openvino_tokenizers import convert_tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    known = json.loads((directory / "config.json").read_text("utf-8")).get("eos_token_id", 0)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(known)
+    there, back = convert_tokenizer(tokenizer, with_detokenizer=True)
+    ov.save_model(there, place / "openvino_tokenizer.xml")
+    ov.save_model(back, place / "openvino_detokenizer.xml")
 
 
 class Builder:
@@ -50,11 +65,11 @@ class Builder:
         """The whole model: ids to logits."""
         ops, s = self.ops, self.shape
         inputs = {
-            name: ops.parameter([-1, -1], self.np.int64, name)
-            for name in ("input_ids", "attention_mask", "position_ids")
+            name: ops.parameter([-1, -1], self.np.int64) for name in ("input_ids", "attention_mask", "position_ids")
         }
-        inputs["beam_idx"] = ops.parameter([-1], self.np.int32, "beam_idx")
+        inputs["beam_idx"] = ops.parameter([-1], self.np.int32)
         for name, parameter in inputs.items():
+            parameter.set_friendly_name(name)  # GenAI looks at this one
             parameter.output(0).tensor.set_names({name})
         ids = inputs["input_ids"]
         x = ops.gather(self.matrix("model.embed_tokens.weight"), ops.convert(ids, "i32"), self.number(0))
@@ -76,7 +91,8 @@ class Builder:
             gate = ops.swish(self.linear(h, name + "mlp.gate_proj.weight"))
             inner = ops.multiply(gate, self.linear(h, name + "mlp.up_proj.weight"))
             x = ops.add(x, self.linear(inner, name + "mlp.down_proj.weight"))
-        logits = ops.result(self.linear(self.norm(x, "model.norm.weight"), "lm_head.weight"), name="logits")
+        logits = ops.result(self.linear(self.norm(x, "model.norm.weight"), "lm_head.weight"))
+        logits.set_friendly_name("logits")
         logits.output(0).tensor.set_names({"logits"})
         return self.ov.Model([logits], self.sinks, list(inputs.values()), self.variables, "llama")
 
@@ -98,7 +114,9 @@ class Builder:
             import torch
 
             bits = torch.from_numpy(array).bfloat16().view(torch.int16).numpy().view(self.np.uint16)
-            stored = self.ops.constant(self.ov.Tensor(bits, list(array.shape), self.ov.Type.bf16))
+            held = self.ov.Tensor(self.ov.Type.bf16, self.ov.Shape(array.shape))
+            held.data.view(self.np.uint16)[:] = bits
+            stored = self.ops.constant(held, shared_memory=False)
             return self.ops.convert(stored, "f32")
         scale = self.np.maximum(self.np.abs(array).max(axis=1, keepdims=True), 1e-12) / 127
         rounded = self.ops.constant(self.np.rint(array / scale).astype(self.np.int8))
@@ -179,6 +197,8 @@ class Builder:
         if group == 1:
             return whole
         wider = ops.broadcast(
-            ops.unsqueeze(whole, self.numbers([2])), self.numbers([1, 1, group, 1, 1]), "BIDIRECTIONAL"
+            ops.unsqueeze(whole, self.numbers([2])),
+            self.numbers([1, 1, group, 1, 1]),
+            broadcast_spec="BIDIRECTIONAL",
         )
         return ops.reshape(wider, self.numbers([0, s.heads, -1, s.head_dim]), True)

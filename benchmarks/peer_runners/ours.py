@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from peer_runners import DTYPES, FLOATS, Cell, Generate, Output
+from peer_runners import DTYPES, Cell, Generate, Output
 
 MODES = {
     "plain": DTYPES,
     "speculation": DTYPES,
     "tree (mcsd)": DTYPES,
-    "plain, compiled": FLOATS,
-    "speculation, compiled": FLOATS,
+    "plain, compiled": DTYPES,
+    "speculation, compiled": DTYPES,
 }
 TREE = [3, 2, 1, 1]
 
