@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
@@ -47,6 +48,77 @@ def engine_table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def domains_of(rows: list[dict[str, Any]], method: str, temperature: float) -> str:
+    """Median and range over domains of a method's speed-up."""
+    found = [r["speed_up"]["median"] for r in rows if (r["method"], r["temperature"]) == (method, temperature)]
+    return f"{median(found):.2f}x ({min(found):.2f} to {max(found):.2f})"
+
+
+def pairs_table(results: list[dict[str, Any]]) -> str:
+    """Markdown of what benchmarks/engine.py measured on the grown pairs, a row per pair and type."""
+    env = results[0]["environment"]
+    lines = [
+        f"Pairs grown from the embedded one, {env['threads']} threads of {env['processor']}, torch {env['torch']}, "
+        f"{env['date']}. Speed-ups over plain decoding: median over the domains (lowest to highest).",
+        "",
+        "| target, draft | type | plain, ms a token | of copy bandwidth | chain of 4, greedy | chain of 4, T=1 "
+        "| tree 3,2,1,1, greedy | not a forward | perplexity |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    order = ("float32", "bfloat16", "int8")
+    for result in sorted(
+        results, key=lambda r: (r["models"]["target"]["parameters"], order.index(r["environment"]["dtype"]))
+    ):
+        target, draft, rows = result["models"]["target"], result["models"]["draft"], result["methods"]
+        cells = [
+            f"{target['layers']}x{target['width']}, {draft['layers']}x{draft['width']}",
+            result["environment"]["dtype"],
+            f"{result['plain_loop']['loop_ms_per_token']['median']:.1f}",
+            f"{result['memory']['share_of_copy_bandwidth']:.0%}",
+            domains_of(rows, "speculative", 0),
+            domains_of(rows, "speculative", 1),
+            domains_of(rows, "mcsd", 0),
+            f"{result['round_share']['speculative T=0']['median']:.1%}",
+            f"{result['perplexity']:.3f}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def peers_table(results: list[dict[str, Any]]) -> str:
+    """Markdown of what benchmarks/peers.py measured: ms a token of each engine and mode, a column per pair and type."""
+    results = sorted(results, key=lambda r: r["pair"]["target"]["parameters"])
+    env, settings = results[0]["environment"], results[0]["settings"]
+    columns = [
+        (result, dtype)
+        for result in results
+        for dtype in dict.fromkeys(row["dtype"] for row in result["rows"] if "ms_per_token" in row)
+    ]
+    lines = [
+        f"Milliseconds a token, greedy, batch 1, {settings['threads']} threads of {env['processor']}, {env['date']}; "
+        f"{settings['gamma']} drafts where there are any; the same weights everywhere.",
+        "",
+        "| engine | mode | " + " | ".join(f"{r['pair']['name']}, {dtype}" for r, dtype in columns) + " |",
+        "| --- | --- | " + " | ".join("---" for _ in columns) + " |",
+    ]
+    modes = dict.fromkeys((row["peer"], row["mode"]) for result in results for row in result["rows"])
+    for peer, mode in modes:
+        cells = []
+        for result, dtype in columns:
+            key = (peer, mode, dtype)
+            row = next((r for r in result["rows"] if (r["peer"], r["mode"], r["dtype"]) == key), None)
+            if row is None:
+                cells.append("")
+            elif "ms_per_token" not in row:
+                cells.append("failed")
+            else:
+                taken = row["ms_per_token"]["median"]
+                cells.append(f"{taken:.1f}" if taken >= 10 else f"{taken:.2f}")
+        if any(cells):
+            lines.append(f"| {peer} | {mode} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def acceptance_table(result: dict[str, Any]) -> str:
     """Markdown of the teacher-forced figures of draftwood.train.evaluate, a row per domain."""
     names = ("perplexity_target", "perplexity_draft", "acceptance", "agreement")
@@ -83,12 +155,16 @@ def score_table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# where each table stands: document -> (marker, result file, how it is written)
-TABLES: dict[str, list[tuple[str, str, Callable[[dict[str, Any]], str]]]] = {
-    "README.md": [("engine table", "engine.json", engine_table)],
+# where each table stands: document -> (marker, result files, how they are written)
+TABLES: dict[str, list[tuple[str, str, Callable[[list[dict[str, Any]]], str]]]] = {
+    "README.md": [
+        ("engine table", "engine.json", lambda results: engine_table(*results)),
+        ("pairs table", "engine-*x*-*.json", pairs_table),
+        ("peers table", "peers-*.json", peers_table),
+    ],
     "draftwood/models/embedded/README.md": [
-        ("acceptance", "embedded-pair.json", acceptance_table),
-        ("scores", "embedded-pair.json", score_table),
+        ("acceptance", "embedded-pair.json", lambda results: acceptance_table(*results)),
+        ("scores", "embedded-pair.json", lambda results: score_table(*results)),
     ],
 }
 
@@ -96,12 +172,12 @@ TABLES: dict[str, list[tuple[str, str, Callable[[dict[str, Any]], str]]]] = {
 def rendered(document: str) -> str:
     """A document with its tables made anew."""
     text = (ROOT / document).read_text("utf-8")
-    for marker, file, table in TABLES[document]:
+    for marker, pattern, table in TABLES[document]:
         begin, end = f"<!-- {marker} -->", f"<!-- end of {marker} -->"
-        result = json.loads((ROOT / "benchmarks" / "results" / file).read_text("utf-8"))
+        files = sorted((ROOT / "benchmarks" / "results").glob(pattern))
         head, rest = text.split(begin, 1)
         _, tail = rest.split(end, 1)
-        text = f"{head}{begin}\n{table(result)}\n{end}{tail}"
+        text = f"{head}{begin}\n{table([json.loads(file.read_text('utf-8')) for file in files])}\n{end}{tail}"
     return text
 
 

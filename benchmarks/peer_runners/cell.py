@@ -88,7 +88,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     try:
-        if "threads" in job:
+        if job["task"] != "prepare":
             import torch
 
             torch.set_num_threads(job["threads"])
