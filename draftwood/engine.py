@@ -397,6 +397,8 @@ def _model(source: ModelSource, how: _How) -> tuple[CausalModel, Path | None]:
         raise ConfigurationError(
             f"{option} is for checkpoints that draftwood's own decoder loads, not for {_name(source)}; leave it out"
         )
+    if how.quantize and how.compile:
+        raise ConfigurationError("a model is either quantised or compiled; leave out quantize or compile")
     if isinstance(source, str) and not own:
         directory = checkpoint.locate(source.removeprefix(THROUGH_TRANSFORMERS))
         return _adapter().load(directory, how.dtype, how.device), directory

@@ -19,8 +19,13 @@ News = TypeVar("News")
 Decoding: TypeAlias = Generator[Run | News, Tensor | None, None]  # decoding code: yields runs and news, is sent answers
 
 
+LONG = 32  # cells of a job beyond which it has a forward of its own: its matrix products are busy without others
+
+
 def execute(runs: Sequence[Run]) -> list[Tensor]:
     """Answer runs that share a model: logits [n, V] (or hidden [n, D]) each, from one padded forward per layer range.
+
+    Long jobs, such as prompts, go alone.
 
     The seconds of a forward are shared out evenly among the sessions in it.
     """
@@ -30,9 +35,12 @@ def execute(runs: Sequence[Run]) -> list[Tensor]:
         jobs = {i: runs[i].session.prepare(runs[i]) for i in todo}
         for layers in sorted({(job.start, job.stop) for job in jobs.values()}):
             members = [i for i in todo if (jobs[i].start, jobs[i].stop) == layers]
-            for i, output in zip(members, _forward([jobs[i] for i in members]), strict=True):
-                if jobs[i].last:
-                    answers[i] = output
+            long = [i for i in members if len(jobs[i].slots) > LONG]  # nobody is padded to a prompt's length
+            short = [i for i in members if len(jobs[i].slots) <= LONG]
+            for group in (*([i] for i in long), short):
+                for i, output in zip(group, _forward([jobs[i] for i in group]) if group else (), strict=True):
+                    if jobs[i].last:
+                        answers[i] = output
         todo = [i for i in todo if i not in answers]
     return [answers[i] for i in range(len(runs))]
 

@@ -9,8 +9,10 @@ from test_session import MODEL, VOCAB, check, grow, verdict
 from torch import Tensor
 
 from draftwood import Engine, TabularModel
-from draftwood.executor import Decoding, drive, drive_together, execute
+from draftwood.executor import LONG, Decoding, drive, drive_together, execute
 from draftwood.forest import Forest, advance, plant
+from draftwood.models.base import Batch
+from draftwood.models.cache import Cache
 from draftwood.session import Run, Session
 
 
@@ -144,10 +146,26 @@ def test_one_target_forward_serves_all_requests() -> None:
     requests = [
         {"prompt": [1], "method": "speculative"},
         {"prompt": [1, 2, 3], "method": "autoregressive"},
-        {"prompt": [2, 2], "method": "mcsd"},
+        {"prompt": [2, 2], "method": {"name": "mcsd", "tree": [3, 2]}},
         {"prompt": [3], "method": {"name": "lookup", "min_ngram": 1}},
     ]
     results = engine.batch(requests, max_new_tokens=10, concurrency=4)
     assert len(forwards) == max(result.metrics.rounds for result in results) == 10
     alone = [engine.generate(**request, max_new_tokens=10) for request in requests]  # type: ignore[arg-type]
     assert [result.tokens for result in alone] == [result.tokens for result in results]
+
+
+def test_nobody_is_padded_to_the_length_of_a_prompt() -> None:
+    target = TabularModel.random(4, seed=1)
+    shapes = []
+    forward = target.forward
+
+    def noted(batch: Batch, cache: Cache) -> Tensor:
+        shapes.append(tuple(batch.tokens.shape))
+        return forward(batch, cache)
+
+    target.forward = noted  # type: ignore[method-assign]
+    requests = [{"prompt": [1] * LONG}, {"prompt": [1, 2] * LONG}, {"prompt": [3]}, {"prompt": [2]}]
+    Engine(target).batch(requests, max_new_tokens=3, concurrency=4)
+    assert shapes[:2] == [(1, 2 * LONG), (4, LONG)]  # the longest alone, the others together
+    assert shapes[2:] == [(4, 1)] * 2

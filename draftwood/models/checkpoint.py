@@ -6,8 +6,10 @@ called (families.py). Never runs code from a checkpoint and never unpickles.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import re
+import sys
 from contextlib import ExitStack
 from dataclasses import fields, replace
 from pathlib import Path
@@ -132,10 +134,19 @@ def load(
             tensor = _assemble(tensors, family, name, parameter.shape, wanted, place)
             _put(model, name, nn.Parameter(tensor, requires_grad=False), hold)
             del tensor
+            _give_back()
         if tied:
             _put(model, "head.weight", model.embed.weight, hold)
         _refuse_leftovers(tensors, family, config.num_hidden_layers)
     return model.eval()
+
+
+def _give_back() -> None:
+    """Return freed memory to the system: glibc keeps what conversions took, a quarter of a small model's weights."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
+        if trim is not None:
+            trim(0)
 
 
 def _put(model: Decoder, name: str, parameter: Tensor, hold: Holder | None) -> None:

@@ -49,7 +49,7 @@ class Int8(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.weight_bytes = weight.numel() + 4 * self.out_features
-        scale = weight.abs().amax(1).float().clamp_min_(torch.finfo(torch.float32).tiny) / 127
+        scale = torch.linalg.vector_norm(weight, torch.inf, 1).float().clamp_min_(torch.finfo(torch.float32).tiny) / 127
         whole = (weight / scale[:, None]).round_().to(torch.int8)
         zero = torch.zeros_like(scale, dtype=torch.int64)
         with warnings.catch_warnings():

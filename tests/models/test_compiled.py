@@ -1,0 +1,117 @@
+"""Compiled forwards give the eager decoder's logits and texts, and say what is missing where they cannot be made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import draftwood
+from draftwood.errors import ConfigurationError
+from draftwood.executor import execute
+from draftwood.forest import Forest, plant
+from draftwood.models import checkpoint, compiled
+from draftwood.models.compiled import BUCKETS, Compiled
+from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.session import Run, Session
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, about this machine
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without trying kernels out: the programs are the same, only slower."""
+    monkeypatch.setitem(compiled.SETTINGS, "max_autotune", False)
+
+
+def tiny(seed: int = 0, **knobs: Any) -> Decoder:
+    torch.manual_seed(seed)
+    return Decoder(DecoderConfig(48, 32, 40, 1, 4, 2, 8, max_position_embeddings=256, **knobs)).requires_grad_(False)
+
+
+def tree(tokens: int) -> tuple[Forest, list[int]]:
+    """A trunk, a root and two branches of two."""
+    forest = plant([7 + i % 40 for i in range(tokens)])
+    first = forest.propose(forest.roots[0], [3, 4], None)
+    nodes = [*first, *(forest.propose(node, [9], None)[0] for node in first)]
+    return forest, [*forest.roots, *nodes]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"norm": "layer", "position_offset": 0, "gated": False, "hidden_act": "gelu_new"},
+        {"qk_norm": True, "sandwich": True, "norm": "rms_offset", "attention_softcap": 5.0, "windows": (8,)},
+    ],
+    ids=["llama", "gpt2", "gemma"],
+)
+def test_logits_are_the_eager_ones_for_chains_and_trees(knobs: dict[str, Any]) -> None:
+    decoder = tiny(**knobs)
+    model = Compiled(decoder)
+    ours, plain = (Session(m, m.new_cache(1, 64)) for m in (model, decoder))
+    for tokens in (3, 40, 100):
+        forest, nodes = tree(tokens)
+        for session in (ours, plain):
+            session.close()
+        ours, plain = (Session(m, m.new_cache(1, 64)) for m in (model, decoder))
+        with torch.inference_mode():
+            for asked in (nodes[:1], nodes):
+                got, expected = (execute([Run(s, forest, asked)])[0] for s in (ours, plain))
+                torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+    assert model.compile_seconds > 0
+
+
+def test_text_is_the_eager_one_alone_and_beside_others(tmp_path: Path) -> None:
+    target, draft = tiny(1), tiny(2)
+    options: dict[str, Any] = {"sampling": {"temperature": 0}, "max_new_tokens": 30}
+    eager = draftwood.Engine(target, [draft])
+    engine = draftwood.Engine(Compiled(target), [draft])
+    prompt = [5, 6, 7, 8]
+    expected = eager.generate(prompt, "autoregressive", **options)
+    for method in ("autoregressive", {"name": "speculative", "gamma": 4}, {"name": "mcsd", "tree": [2, 2, 1]}):
+        result = engine.generate(prompt, method, **options)
+        assert result.tokens == expected.tokens, method
+        torch.testing.assert_close(torch.tensor(result.logprobs), torch.tensor(expected.logprobs), atol=1e-4, rtol=0)
+    for result in engine.batch([prompt] * 3, concurrency=3, method="speculative", **options):
+        assert result.tokens == expected.tokens
+
+
+def test_forwards_are_padded_to_few_shapes() -> None:
+    model = Compiled(tiny())
+    assert [model.cells(n) for n in (1, 2, 3, 8, 9, 32, 33, 500)] == [2, 2, 8, 8, 32, 32, 33, 500]
+    assert model.new_cache(1, 64).capacity >= 256 and BUCKETS[0] == 2
+
+
+def test_a_failing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Compiled(tiny())
+
+    def broken(*inputs: Any) -> None:
+        raise RuntimeError("No working C++ compiler found\nand a long story")
+
+    monkeypatch.setattr(model, "_run", broken)
+    session = Session(model, model.new_cache(1, 64))
+    forest, nodes = tree(3)
+    with pytest.raises(
+        ConfigurationError, match=r"No working C\+\+ compiler found\); it needs a C\+\+ compiler such as g"
+    ):
+        execute([Run(session, forest, nodes[:1])])
+
+
+def test_what_cannot_be_compiled_or_quantised_is_refused(tmp_path: Path) -> None:
+    checkpoint.save(tiny(), tmp_path / "model")
+    for options, sentence in (
+        ({"quantize": "int4"}, "quantize 'int4' is not known"),
+        ({"quantize": "int8", "dtype": "float64"}, "quantize int8 is for the CPU with dtype float32 or bfloat16"),
+    ):
+        with pytest.raises(ConfigurationError, match=sentence):
+            checkpoint.load(tmp_path / "model", **options)
+    with pytest.raises(ConfigurationError, match="compile is for checkpoints that draftwood's own decoder loads"):
+        draftwood.load(tiny(), compile=True)
+    with pytest.raises(ConfigurationError, match="quantize is for checkpoints that draftwood's own decoder loads"):
+        draftwood.load(tiny(), quantize="int8")
+    with pytest.raises(ConfigurationError, match="either quantised or compiled"):
+        draftwood.load(tmp_path / "model", quantize="int8", compile=True)

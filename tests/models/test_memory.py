@@ -1,0 +1,70 @@
+"""A checkpoint is never held twice while it is loaded, and generating needs the cache and little else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from draftwood.models import checkpoint
+from draftwood.models.decoder import Decoder, DecoderConfig
+
+MIB = 2**20
+
+PROGRAM = """
+import json, re, sys
+import torch
+import draftwood
+from draftwood.engine import Engine
+from draftwood.models import checkpoint
+
+def status(name):  # not ru_maxrss, which a process inherits
+    return int(re.search(name + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+
+directory, small, how = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+torch.set_num_threads(1)
+options = dict(sampling={"temperature": 0}, max_new_tokens=8)
+Engine(checkpoint.load(small, **how)).generate([1, 2, 3], "autoregressive", **options)  # what libraries take at first
+before = status("VmRSS")
+model = checkpoint.load(directory, **how)
+loaded, held = status("VmHWM"), status("VmRSS")
+engine = Engine(model)
+engine.generate(list(range(200)), "autoregressive", **options)
+cache = sum(c.bytes for c in engine._caches.values())
+print(json.dumps([before, loaded, held, status("VmHWM"), model.weight_bytes, cache]))
+"""
+
+
+def write(directory: Path, width: int, layers: int) -> Path:
+    torch.manual_seed(0)
+    config = DecoderConfig(2048, width, 4 * width, layers, width // 64, width // 64, 64)
+    checkpoint.save(Decoder(config), directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    place = tmp_path_factory.mktemp("memory")
+    return write(place / "large", 768, 5), write(place / "small", 64, 1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+@pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16"}, {"quantize": "int8"}], ids=["float32", "bfloat16", "int8"])
+def test_a_checkpoint_is_held_once(models: tuple[Path, Path], how: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *map(str, models), json.dumps(how)], capture_output=True, text=True, check=True
+    )
+    before, loaded, held, peak, weights, cache = json.loads(done.stdout)
+    embeddings = 2048 * 768 * (2 if how.get("dtype") else 4)
+    largest = 2 * 4 * 768 * 768 * 4  # bytes of the largest matrix as stored: gate and up
+    assert weights > 40 * MIB
+    assert 0.9 * weights < held - before < (weights + embeddings) * 1.05 + 8 * MIB
+    # one matrix at a time is there as stored, as converted and as packed
+    assert loaded - before < (weights + embeddings) * 1.05 + 3 * largest
+    activations = 200 * 8 * 768 * 4 * 2 + 200 * 2048 * 4
+    assert peak <= max(loaded, (held + cache + activations) * 1.05)
+    assert 3 * largest < 0.3 * (models[0] / "model.safetensors").stat().st_size  # so nothing like twice
