@@ -180,6 +180,12 @@ class Engine:
         """
         if concurrency < 1:
             raise RequestError(f"concurrency is {concurrency}, but at least one request must run at a time")
+        prompts = list(prompts)
+        if any(isinstance(entry, Mapping) and "role" in entry for entry in prompts):
+            raise RequestError(
+                "batch takes a list of prompts, but found a message of a conversation in it; "
+                "wrap the conversation in a list: batch([messages])"
+            )
         plans = [
             self._plan(**{**options, **(entry if isinstance(entry, Mapping) else {"prompt": entry})})
             for entry in prompts
@@ -353,7 +359,7 @@ def load(
     else:
         words = words or getattr(model, "tokenizer", None)
         end = getattr(model, "end_tokens", end)
-    drafts = []
+    drafts, places = [], [directory]
     for source in sources:
         drafted, where = _model(source, how)
         if where is not None and words is not None and not Tokenizer.load(where).agrees_with(words):
@@ -362,10 +368,13 @@ def load(
                 "use a draft of the same family"
             )
         drafts.append(drafted)
+        places.append(where)
     used = str(getattr(model, "dtype", dtype)).removeprefix("torch.")
     names: dict[str, Any] = {"target": _name(target), "draft": [_name(source) for source in sources], "dtype": used}
     names |= {"quantize": quantize} if quantize else {}
     names |= {"compiled": True} if compile else {}
+    grown = [None if where is None else checkpoint.grown_from(where) for where in places]
+    names |= {"grown": {"target": grown[0], "draft": grown[1:]}} if any(grown) else {}
     return Engine(model, drafts, words, end, names)
 
 

@@ -84,6 +84,16 @@ def test_refusals_come_before_any_work() -> None:
     assert silent.generate("hi", max_new_tokens=2).prompt_tokens == [6]
 
 
+@pytest.mark.parametrize("prompts", [CHAT, tuple(CHAT), [IDS, *CHAT]])
+def test_a_batch_of_bare_messages_is_refused(engine: Engine, prompts: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        engine.batch(prompts, max_new_tokens=2)
+    assert str(caught.value) == (
+        "batch takes a list of prompts, but found a message of a conversation in it; "
+        "wrap the conversation in a list: batch([messages])"
+    )
+
+
 def test_the_embedded_pair_says_that_it_knows_no_conversations() -> None:
     with pytest.raises(RequestError) as caught:
         draftwood.load().generate(CHAT)

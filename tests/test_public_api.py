@@ -19,3 +19,15 @@ def test_importing_draftwood_imports_no_extra() -> None:
     )
     assert "torch" in loaded
     assert not loaded & {"transformers", "fastapi", "scipy", "pandas", "matplotlib", "optuna", "datasets", "pytest"}
+    assert not loaded & {"sentencepiece", "huggingface_hub", "typer", "rich", "hypothesis", "gguf", "llama_cpp"}
+    assert not loaded & {"openvino", "openvino_genai", "openvino_tokenizers"}
+
+
+def test_importing_draftwood_takes_little_time_beyond_torch() -> None:
+    """Processor time, which other processes hardly change."""
+    code = (
+        "import time, torch; began = time.process_time(); import draftwood; draftwood.load; "
+        "print(time.process_time() - began)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1.5

@@ -78,7 +78,7 @@ def compare(
     Methods take turns, so that a slow moment of the machine hits all alike, and
     medians are shown. Greedy by default: every method must give the same text.
     """
-    from draftwood.cli.rendering import as_json, console, visible
+    from draftwood.cli.rendering import as_json, console, grown, visible
 
     text = flags.prompt_text(prompt, prompt_file)
     if repeat < 1 or warmup < 0:
@@ -125,6 +125,8 @@ def compare(
         out.print(table(entries))
         out.print()
         _footnotes(entries, out.print)
+        for note in grown(engine.names):
+            out.print(note, markup=False)
     if interrupted:
         sys.exit(130)
 

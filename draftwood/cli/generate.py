@@ -147,7 +147,7 @@ def _at_once(events: Iterator[StreamEvent]) -> Iterator[StreamEvent]:
 
 def _show(engine: Engine, prompt: list[int], events: Iterator[StreamEvent], color: bool | None) -> GenerationResult:
     """The text on stdout; legend and summary on stderr, so that a pipe carries the text alone."""
-    from draftwood.cli.rendering import Painter, colourful, flow, legend, summary
+    from draftwood.cli.rendering import Painter, colourful, flow, grown, legend, summary
 
     assert engine.tokenizer is not None  # every checkpoint directory has one
     painter = Painter(sys.stdout, engine.tokenizer.stream(prompt), colourful(sys.stdout, color))
@@ -162,5 +162,5 @@ def _show(engine: Engine, prompt: list[int], events: Iterator[StreamEvent], colo
     print(file=sys.stderr)
     if painter.colour:
         print(legend(painter.kinds, colourful(sys.stderr, color)), file=sys.stderr)
-    print(flow(summary(result), sys.stderr), file=sys.stderr)
+    print(flow([*summary(result), *grown(engine.names)], sys.stderr), file=sys.stderr)
     return result

@@ -143,6 +143,14 @@ def summary(result: GenerationResult) -> list[str]:
     return parts
 
 
+def grown(names: Mapping[str, Any]) -> list[str]:
+    """'target grown from 12x192, draft from 2x128', where models were: their speed is not that of what was trained."""
+    origins = names.get("grown", {})
+    parts = [("target", origins.get("target")), *(("draft", origin) for origin in origins.get("draft", ()))]
+    said = [f"{role} from {origin}" for role, origin in parts if origin]
+    return [", ".join(said).replace(" from", " grown from", 1)] if said else []
+
+
 def flow(parts: Sequence[str], stream: TextIO) -> str:
     """Parts with separators; on a terminal lines break between parts only."""
     if not stream.isatty():

@@ -69,6 +69,16 @@ def read_config(directory: Path) -> dict[str, Any]:
     return read_json(path)
 
 
+def grown_from(directory: Path) -> str | None:
+    """Shape of the model that was trained, as layers x width, where the checkpoint is a grown one (grow.py)."""
+    origin = read_config(directory).get("grown_from")
+    while isinstance(origin, dict) and isinstance(origin.get("grown_from"), dict):  # grown more than once
+        origin = origin["grown_from"]
+    if not isinstance(origin, dict) or not {"layers", "width"} <= origin.keys():
+        return None
+    return f"{origin['layers']}x{origin['width']}"
+
+
 def end_tokens(directory: Path) -> frozenset[int]:
     """Ids that end a text: generation_config.json's eos_token_id, else config.json's."""
     for name in ("generation_config.json", "config.json"):

@@ -237,7 +237,7 @@ class Decoder(nn.Module):
             if c.local_rope_theta is not None:
                 self.local_rotary = Rotary(c.local_rope_theta, dim, self.context)
         group = c.num_attention_heads // c.num_key_value_heads
-        self._fewest = max(2, -(-FEWEST_ROWS // group))  # a single row takes other kernels
+        self._fewest = -(-FEWEST_ROWS // group)
 
     def must_be_plain(self, purpose: str) -> None:
         """Raise a ModelError where matrices are held packed or quantised, which cannot be turned back."""
@@ -265,7 +265,7 @@ class Decoder(nn.Module):
         return total
 
     def cells(self, count: int) -> int:
-        return max(count, self._fewest)
+        return max(count, self._fewest, getattr(self.head, "fewest_rows", 2))
 
     def new_cache(self, rows: int, capacity: int) -> Cache:
         tail = (self.config.num_key_value_heads, self.config.head_dim)

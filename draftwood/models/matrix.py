@@ -24,6 +24,8 @@ _ROWS_IN_MIND = 8  # oneDNN chooses a layout for about so many rows
 class Packed(nn.Module):
     """y = x W^T + b with W in oneDNN's own layout, which is all that is kept of it."""
 
+    fewest_rows = 2  # a single row takes another kernel
+
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
@@ -44,6 +46,8 @@ class Int8(nn.Module):
 
     PyTorch's own dynamic quantisation has one scale for all of x, so that a row's result would depend on the others.
     """
+
+    fewest_rows = 1
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()

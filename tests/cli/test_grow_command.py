@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,38 @@ def test_the_shape_is_shown_within_80_columns(command: Command, target: Path, tm
     assert max(map(len, lines[:-1])) <= 80 and "bfloat16" in lines[-1]
     assert lines[-2].split()[0] == "after" and lines[-2].split()[2:] == ["3", "64", "4", "2", "96"]
     assert checkpoint.read_config(tmp_path / "grown")["dtype"] == "bfloat16"
+
+
+def test_reports_say_what_was_grown(command: Command, target: Path, draft: Path, tmp_path: Path) -> None:
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    command("grow", target, once, "--layers", 2, "--width", 64)
+    command("grow", once, twice, "--layers", 3, "--width", 64)
+    short = ("--max-new-tokens", 4)
+    cases: list[tuple[list[Path], dict[str, object], str]] = [
+        ([twice], {"target": "2x32", "draft": []}, "target grown from 2x32"),
+        ([once, draft], {"target": "2x32", "draft": [None]}, "target grown from 2x32"),
+        ([target, once], {"target": None, "draft": ["2x32"]}, "draft grown from 2x32"),
+        ([twice, once], {"target": "2x32", "draft": ["2x32"]}, "target grown from 2x32, draft from 2x32"),
+    ]
+    for models, names, note in cases:
+        flags = [part for pair in zip(("--target", "--draft"), models, strict=False) for part in pair]
+        assert command("generate", "Once", *flags, *short, "--json").document["models"]["grown"] == names
+        assert command("generate", "Once", *flags, *short).err.rstrip("\n").split(" · ")[-1] == note
+    timed = ("--repeat", 1, "--warmup", 0, "--methods", "lookup")
+    assert note in command("compare", "Once", *flags, *short, *timed).out.splitlines()
+
+
+def test_reports_do_not_mention_growth_without_it(command: Command, pair: list[str]) -> None:
+    assert "grown" not in command("generate", "Once", *pair, "--max-new-tokens", 4, "--json").document["models"]
+    assert "grown" not in command("generate", "Once", *pair, "--max-new-tokens", 4).err
+
+
+@pytest.mark.parametrize("origin", ["2x32", {}, {"layers": 2}, None, [2, 32]])
+def test_a_strange_origin_is_not_shown(command: Command, copy_of_target: Path, origin: object) -> None:
+    config = {**checkpoint.read_config(copy_of_target), "grown_from": origin}
+    (copy_of_target / "config.json").write_text(json.dumps(config), "utf-8")
+    document = command("generate", "Once", "--target", copy_of_target, "--max-new-tokens", 2, "--json").document
+    assert "grown" not in document["models"]
 
 
 @pytest.mark.parametrize("arguments", [[], ["embedded:target"], ["embedded:draft"]])

@@ -1,0 +1,180 @@
+"""One layer of beams: DSBD's rules with and without replacement, and the references they must equal in law.
+
+Knows what is drawn, accepted and completed in one layer (spec §3). Refuses to know forests, models and rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from draftwood.errors import ConfigurationError
+from draftwood.verify.joint import Joint, Outcome, Randomness, align
+from draftwood.verify.tree import acceptance, residual, without
+from draftwood.verify.width import ResidualChain, WidthRule
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What became of one draw. p is p' as the draw met it, q what it was drawn from, chance = min(1, p'/q)."""
+
+    outcome: Outcome
+    fate: Literal["accepted", "rejected", "discarded", "orphaned"]
+    p: float = 0.0
+    q: float = 0.0
+    chance: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The verdict on one layer: `width` beams in order, the first `accepted` of them drafts, the rest completions.
+
+    With replacement `beams` counts multiplicity: given the layer before and the width, it is `width` iid draws from
+    p (Theorem 3.1), as of the reference; equal outcomes are one beam from here on (`distinct`). Without replacement
+    it is `width` successive draws without replacement from p. The layer stands if all are accepted drafts;
+    otherwise its beams end the round.
+    """
+
+    width: int
+    beams: list[Outcome]
+    accepted: int
+    judged: list[Judged]
+    stands: bool
+
+    @property
+    def distinct(self) -> list[Outcome]:
+        """The beams as a set, in order of first appearance."""
+        return list(dict.fromkeys(self.beams))
+
+
+def verify_layer(
+    draws: Sequence[Outcome],
+    q: Joint,
+    p: Joint,
+    parents: Sequence[int],
+    rule: WidthRule,
+    randomness: Randomness,
+    replacement: bool = True,
+) -> Layer:
+    """Verify a drafted layer (spec §3 steps 1-5).
+
+    `draws` are all W_S draws in order and with multiplicity from `q`, the draft's joint over *its* beams; `parents`
+    are the labels of the distinct accepted beams of the layer before, `p` the target's joint over exactly these.
+    """
+    alive = set(parents)
+    surviving = [draw for draw in draws if draw[0] in alive]
+    if not replacement and len(set(draws)) < len(draws):
+        raise ConfigurationError("draws without replacement must be distinct; these were drawn with replacement")
+    keys, p_all, q_all = align(p, q.restrict(parents))
+    chain = ResidualChain(p_all, q_all)
+    width = rule.width(chain, len(surviving), len(draws), replacement)
+    place = {key: i for i, key in enumerate(keys.tolist())} if len(keys) <= 64 else {}
+    wanted = {draw: place.get(p.key_of(draw), -1) for draw in surviving}
+    for draw, at in wanted.items():
+        if at < 0:
+            wanted[draw] = int((keys < p.key_of(draw)).sum())
+    judge = _Iid(chain, p_all, q_all) if replacement else _Distinct(p_all, q_all)
+    if not replacement:
+        width = min(width, len(p))
+    beams: list[Outcome] = []
+    judged: list[Judged] = []
+    for draw in draws:
+        if draw[0] not in alive:
+            judged.append(Judged(draw, "orphaned"))
+        elif len(beams) == width:
+            judged.append(Judged(draw, "discarded"))
+        else:
+            at = wanted[draw]
+            p_x, q_x = judge.chances(at)
+            chance = acceptance(p_x, q_x)
+            if randomness.coin(chance):
+                judge.accept(at)
+                beams.append(draw)
+                judged.append(Judged(draw, "accepted", p_x, q_x, chance))
+            else:
+                judge.reject(at)
+                judged.append(Judged(draw, "rejected", p_x, q_x, chance))
+    accepted = len(beams)
+    while len(beams) < width:
+        at = randomness.pick(judge.rest())
+        judge.accept(at)
+        beams.append(p.name(int(keys[at])))
+    return Layer(width, beams, accepted, judged, accepted == width)
+
+
+class _Iid:
+    """p' of draws with replacement: reset to p by every acceptance."""
+
+    def __init__(self, chain: ResidualChain, p: Tensor, q: Tensor) -> None:
+        self._chain = chain
+        self._p = p
+        self._q = q
+        self._rejections = 0
+
+    def chances(self, at: int) -> tuple[float, float]:
+        p, q = float(self._p[at]), float(self._q[at])
+        return self._chain.value(p, q, self._rejections), q
+
+    def accept(self, at: int) -> None:
+        self._rejections = 0
+
+    def reject(self, at: int) -> None:
+        self._rejections += 1
+
+    def rest(self) -> Tensor:
+        return self._chain.residual(self._rejections)
+
+
+class _Distinct:
+    """p' and q_i of draws without replacement: q_i loses every earlier draw, p the accepted beams."""
+
+    def __init__(self, p: Tensor, q: Tensor) -> None:
+        self._p = p
+        self._q = q
+        self._rest = p
+
+    def chances(self, at: int) -> tuple[float, float]:
+        return float(self._rest[at]), float(self._q[at])
+
+    def accept(self, at: int) -> None:
+        left = without(self._p, at)
+        if left is not None:
+            self._p = left
+        self._rest = self._p
+        self._forget(at)
+
+    def reject(self, at: int) -> None:
+        self._rest = residual(self._rest, self._q, at)
+        self._forget(at)
+
+    def _forget(self, at: int) -> None:
+        left = without(self._q, at)
+        if left is not None:
+            self._q = left
+
+    def rest(self) -> Tensor:
+        return self._rest
+
+
+def sample_layer(p: Joint, width: int, randomness: Randomness, replacement: bool = True) -> Layer:
+    """Beam sampling, one layer straight from p: the reference, and DSBD's bonus layer after gamma accepted ones."""
+    beams = p.draws(width, randomness, replacement)
+    return Layer(len(beams), beams, 0, [], False)
+
+
+def bonus_width(last: int, rule: WidthRule) -> int:
+    """Width of the layer after gamma accepted ones: the last layer's, at least the minimum."""
+    return rule.fixed if rule.fixed is not None else max(last, rule.minimum)
+
+
+def least_perplexity(log_likelihoods: Sequence[float], lengths: Sequence[int]) -> int:
+    """The one-cache choice (DSBD §3.4): the beam of lowest perplexity exp(-log p / length), the first among ties.
+
+    Not distribution-preserving, by design.
+    """
+    rates = [-score / length if length else math.inf for score, length in zip(log_likelihoods, lengths, strict=True)]
+    return min(range(len(rates)), key=rates.__getitem__)

@@ -1,0 +1,127 @@
+"""How many beams a layer should keep: DSBD Eq. 2-7 and Theorem 3.2.
+
+Knows acceptance probabilities of a sequence of draws. Refuses to know beams, tokens and randomness.
+
+With p_1 = p and p_{j+1} = norm(max(0, p_j - q)) [Eq. 4], induction gives p_j = max(0, p - c_j·q) / N_j with c_1 = 0,
+N_1 = 1, c_{j+1} = c_j + N_j and N_{j+1} = sum max(0, p - c_{j+1}·q). So a chain of residuals is two numbers per
+rejection, 1 - alpha_j = N_{j+1}/N_j, and no vector is ever renormalised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftwood.errors import ConfigurationError
+
+ROUNDING = 1e-12  # sums of probabilities that should be 1 may miss it by this much
+
+
+class ResidualChain:
+    """The residuals of p after 0, 1, 2, ... rejections in a row, computed as they are asked for; p, q are [n]."""
+
+    def __init__(self, p: Tensor, q: Tensor) -> None:
+        self._p = p
+        self._q = q
+        self._shift = [0.0]
+        self._mass = [1.0]
+
+    def _step(self, rejections: int) -> tuple[float, float]:
+        """(c, N) after that many rejections; N is 0 where so many rejections have probability zero."""
+        while len(self._mass) <= rejections:
+            shift = self._shift[-1] + self._mass[-1]
+            left = self._mass[-1] > 0
+            self._shift.append(shift)
+            self._mass.append(float(torch.add(self._p, self._q, alpha=-shift).clamp_(min=0).sum()) if left else 0.0)
+        return self._shift[rejections], self._mass[rejections]
+
+    def value(self, p: float, q: float, rejections: int) -> float:
+        """p'(x) after `rejections` in a row, for an outcome with p(x) = p and q(x) = q."""
+        shift, mass = self._step(rejections)
+        return max(0.0, p - shift * q) / mass if mass > 0 else p
+
+    def residual(self, rejections: int) -> Tensor:
+        """p' [n] after `rejections` in a row; p itself where these have probability zero (p and q agree)."""
+        shift, mass = self._step(rejections)
+        if mass <= 0 or rejections == 0:
+            return self._p
+        return torch.add(self._p, self._q, alpha=-shift).clamp_(min=0).div_(mass)
+
+    def alphas(self, count: int) -> list[float]:
+        """alpha_1 .. alpha_count: the chance to accept the j-th draw after j - 1 rejections [Eq. 4]."""
+        self._step(count)
+        masses = self._mass
+        return [1.0 - min(1.0, masses[j + 1] / masses[j]) if masses[j] > 0 else 1.0 for j in range(count)]
+
+
+def acceptance_counts(alphas: Sequence[float]) -> list[float]:
+    """P(m, k) for m = len(alphas) and k = 0..m [Eq. 2-3], with P(m, 0) = prod (1 - alpha_j), which the paper omits."""
+    count = len(alphas)
+    first, none = [], [1.0]  # chance that the i-th is the first accepted; that none of i is
+    for alpha in alphas:
+        first.append(alpha * none[-1])
+        none.append(none[-1] * (1.0 - alpha))
+    column = none  # P(0..m, k) for the present k
+    result = [column[count]]
+    for _ in range(count):
+        column = [sum(first[i] * column[m - 1 - i] for i in range(m)) for m in range(count + 1)]
+        result.append(column[count])
+    return result
+
+
+def dynamic_width(counts: Sequence[float], threshold: float) -> int:
+    """max{K <= m : chance of at least K acceptances >= t} from P(m, 0..m) [Eq. 7, whose sum starts at k = 0].
+
+    K stops at the number of draws, where t = 0 would let it grow for ever.
+    """
+    tail = 0.0
+    for k in range(len(counts) - 1, 0, -1):
+        tail += counts[k]
+        if tail >= threshold - ROUNDING:
+            return k
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class WidthRule:
+    """W of a layer: `fixed`, or max(minimum, the dynamic width at `threshold`) [Eq. 6].
+
+    `draws` says which number of draws m the dynamic width counts on: those whose parents survived, or all W_S that
+    were drafted. None chooses what is exact: surviving ones with replacement, drafted ones without.
+    """
+
+    fixed: int | None = None
+    threshold: float = 0.9
+    minimum: int = 1
+    draws: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.fixed is not None and self.fixed < 1:
+            raise ConfigurationError(f"a beam width must be at least 1, not {self.fixed}")
+        if not 0 <= self.threshold <= 1:
+            raise ConfigurationError(f"the width threshold t must lie in [0, 1], not {self.threshold}")
+        if self.minimum < 1:
+            raise ConfigurationError(f"the minimum width must be at least 1, not {self.minimum}")
+        if self.draws not in (None, "surviving", "drafted"):
+            raise ConfigurationError(f"draws must be 'surviving' or 'drafted', not {self.draws!r}")
+
+    def width(self, chain: ResidualChain, surviving: int, drafted: int, replacement: bool) -> int:
+        """W^(l) from p, q (in the chain) and a number of draws."""
+        if self.fixed is not None:
+            return self.fixed
+        draws = self.draws or ("surviving" if replacement else "drafted")
+        if draws == "surviving" and not replacement:
+            raise ConfigurationError(
+                "without replacement the width must not depend on how many draws survive; set draws='drafted'"
+            )
+        alphas = chain.alphas(surviving if draws == "surviving" else drafted)
+        return max(self.minimum, dynamic_width(acceptance_counts(alphas), self.threshold))
+
+
+def expected_layers(threshold: float, beta: float, gamma: int) -> float:
+    """Theorem 3.2: at least (1 - a^(gamma+1))/(1 - a) layers per round are expected, a = min(t, beta) (spec §9.7)."""
+    a = min(threshold, beta)
+    return float(gamma + 1) if a >= 1 else (1 - a ** (gamma + 1)) / (1 - a)
