@@ -76,7 +76,7 @@ class BeamSearch:
 
     def score(self, log_likelihood: float, length: int) -> float:
         """Length-penalised score."""
-        return log_likelihood / length**self.length_penalty
+        return float(log_likelihood / length**self.length_penalty)
 
 
 def layer_stands(step: Step, drafted: Iterable[Outcome]) -> bool:

@@ -118,7 +118,7 @@ def align(p: Joint, q: Joint) -> tuple[Tensor, Tensor, Tensor]:
     """(keys [u] ascending, p [u], q [u]) over the union of two supports."""
     if torch.equal(p.key, q.key):
         return p.key, p.prob, q.prob
-    keys = torch.cat((p.key, q.key)).unique()
+    keys = torch.unique(torch.cat((p.key, q.key)))
     aligned = []
     for joint in (p, q):
         values = torch.zeros(keys.shape[0], dtype=torch.float64, device=keys.device)
