@@ -128,6 +128,11 @@ class Engine:
         self.names = dict(names or {})
         self._caches: dict[int, Cache] = {}
 
+    @property
+    def compile_seconds(self) -> float:
+        """What torch.compile took so far, all models together; a part of the time of the requests that met it."""
+        return float(sum(getattr(model, "compile_seconds", 0.0) for model in (self.target, *self.drafts)))
+
     def generate(
         self,
         prompt: Prompt,
@@ -406,6 +411,8 @@ def _model(source: ModelSource, how: _How) -> tuple[CausalModel, Path | None]:
         raise ConfigurationError(
             f"{option} is for checkpoints that draftwood's own decoder loads, not for {_name(source)}; leave it out"
         )
+    if how.compile and how.device.type != "cpu":
+        raise ConfigurationError(f"compile is for the CPU, not for device {how.device}; leave it out")
     if how.quantize and how.compile:
         raise ConfigurationError("a model is either quantised or compiled; leave out quantize or compile")
     if isinstance(source, str) and not own:

@@ -6,7 +6,9 @@ ranges) runs as the decoder does. Knows compilation; refuses to know what a forw
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from time import perf_counter
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -24,19 +26,27 @@ ROOM = 2048  # slots of a new cache's rows: programs are made for one capacity
 SETTINGS: dict[str, Any] = {"freezing": True, "max_autotune": True}
 
 
+def shapes_only(guards: Sequence[Any]) -> list[bool]:
+    """Which checks before each run are kept: a program is only run for what it was made for, but spans grow."""
+    return [guard.guard_type == "SHAPE_ENV" for guard in guards]
+
+
+OPTIONS: dict[str, Any] = {"guard_filter_fn": shapes_only} if hasattr(torch.compiler, "skip_all_guards_unsafe") else {}
+
+
 class Compiled:
     """A decoder whose small forwards are compiled, each bucket when it is first met.
 
-    `compile_seconds` is what that took so far; PyTorch keeps programs on disk, so that the next process is faster. The
-    weights are held twice: plain for large forwards, packed in the programs.
+    `compile_seconds` is what that took so far. PyTorch keeps single kernels on disk, but no program with weights packed
+    into it, so that another process is only somewhat faster. The weights are held twice: plain for large forwards,
+    packed in the programs.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self.vocab_size, self.context, self.n_layers = decoder.vocab_size, decoder.context, decoder.n_layers
         self.compile_seconds = 0.0
-        self._met: set[tuple[int, int]] = set()  # (cells, capacity) of the programs so far
-        self._run: Any = torch.compile(self._logits, fullgraph=True)
+        self._programs: dict[tuple[int, int], Callable[..., Tensor]] = {}  # by cells and capacity
 
     @property
     def device(self) -> torch.device:
@@ -61,6 +71,8 @@ class Compiled:
         if rows > 1 or cells not in BUCKETS or batch.start > 0 or batch.stop is not None:
             return self.decoder.forward(batch, cache)
         views = self.decoder.views(batch, cache)
+        if any(view.bias is not None and view.bias.shape[2] >= cache.capacity for view in views):
+            return self.decoder.forward(batch, cache)  # a full row would be a shape of its own
         x = self.decoder.embedded(batch.tokens, batch.positions)
         planes = cache.of(batch.rows)
         for view in views:
@@ -69,32 +81,40 @@ class Compiled:
                     view.bias = view.bias.repeat(1, cells * self._group, 1)
                 torch._dynamo.mark_dynamic(view.bias, 2)
             view.attend = products
-        program = (cells, cache.capacity)
-        if program in self._met:
-            logits: Tensor = self._run(x, views, batch.slots, planes)
-        else:
+        program = self._programs.get((cells, cache.capacity))
+        if program is None:
             began = perf_counter()
+            program = self._program()
             with torch._inductor.config.patch(**SETTINGS):
-                logits = self._compile(x, views, batch.slots, planes)
-            self._met.add(program)
+                logits = self._compile(program, x, views, batch.slots, planes)
+            self._programs[cells, cache.capacity] = program
             self.compile_seconds += perf_counter() - began
+        else:
+            logits = program(x, views, batch.slots, planes)
         return logits[batch.wanted]
 
-    def _compile(self, *inputs: Any) -> Tensor:
+    def _program(self) -> Callable[..., Tensor]:
+        """What is compiled: all layers and the head, logits [Q, V]."""
+        decoder = self.decoder
+
+        def run(x: Tensor, views: list[View], slots: Tensor, planes: list[Tensor]) -> Tensor:
+            return decoder.logits(decoder.run(x, views, slots, planes, 0, decoder.n_layers).flatten(0, 1))
+
+        # code of its own: PyTorch looks programs up by code, in turn, and refuses more than eight
+        own = FunctionType(run.__code__.replace(), run.__globals__, run.__name__, None, run.__closure__)
+        compiled: Callable[..., Tensor] = torch.compile(own, fullgraph=True, dynamic=False, options=OPTIONS)
+        return compiled
+
+    def _compile(self, program: Callable[..., Tensor], *inputs: Any) -> Tensor:
         """The first run of a program."""
         try:
-            logits: Tensor = self._run(*inputs)
+            return program(*inputs)
         except Exception as error:  # a compiler fails in many ways; the sentence is the same
             reason = str(error).splitlines()[0] if str(error) else "no message"
             raise ConfigurationError(
                 f"torch.compile failed ({type(error).__name__}: {reason}); it needs a C++ compiler such as g++; "
                 "leave compile out to run without"
             ) from error
-        return logits
-
-    def _logits(self, x: Tensor, views: list[View], slots: Tensor, planes: list[Tensor]) -> Tensor:
-        """What is compiled: all layers and the head, logits [Q, V]."""
-        return self.decoder.logits(self.decoder.run(x, views, slots, planes, 0, self.n_layers).flatten(0, 1))
 
     @property
     def _group(self) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from draftwood.errors import ConfigurationError
@@ -72,12 +73,9 @@ def verify_layer(
     keys, p_all, q_all = align(p, q.restrict(parents))
     chain = ResidualChain(p_all, q_all)
     width = rule.width(chain, len(surviving), len(draws), replacement)
-    place = {key: i for i, key in enumerate(keys.tolist())} if len(keys) <= 64 else {}
-    wanted = {draw: place.get(p.key_of(draw), -1) for draw in surviving}
-    for draw, at in wanted.items():
-        if at < 0:
-            wanted[draw] = int((keys < p.key_of(draw)).sum())
-    judge = _Iid(chain, p_all, q_all) if replacement else _Distinct(p_all, q_all)
+    sought = torch.tensor([p.key_of(draw) for draw in surviving], dtype=torch.long, device=keys.device)
+    place = dict(zip(surviving, torch.searchsorted(keys, sought).tolist(), strict=True))
+    judge: _Iid | _Distinct = _Iid(chain, p_all, q_all) if replacement else _Distinct(p_all, q_all)
     if not replacement:
         width = min(width, len(p))
     beams: list[Outcome] = []
@@ -88,7 +86,7 @@ def verify_layer(
         elif len(beams) == width:
             judged.append(Judged(draw, "discarded"))
         else:
-            at = wanted[draw]
+            at = place[draw]
             p_x, q_x = judge.chances(at)
             chance = acceptance(p_x, q_x)
             if randomness.coin(chance):

@@ -13,6 +13,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.executor import execute
 from draftwood.forest import Forest, plant
 from draftwood.models import checkpoint, compiled
+from draftwood.models.base import Batch
 from draftwood.models.compiled import BUCKETS, Compiled
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.session import Run, Session
@@ -86,13 +87,31 @@ def test_forwards_are_padded_to_few_shapes() -> None:
     assert model.new_cache(1, 64).capacity >= 256 and BUCKETS[0] == 2
 
 
+@pytest.mark.slow
+def test_more_programs_than_pytorch_keeps_by_code() -> None:
+    """Capacities, rows of the cache and spans up to the last slot; a full row runs as the decoder does."""
+    decoder = tiny(3)
+    model = Compiled(decoder)
+    tokens = torch.arange(2)[None] + 5
+    with torch.inference_mode():
+        for capacity in range(32, 32 * 11, 32):
+            caches = [decoder.new_cache(2, capacity) for _ in range(2)]
+            for row, past in ((0, capacity - 2), (0, 1), (1, capacity // 2)):
+                slots = torch.arange(past, past + 2)[None]
+                positions = slots.clamp(max=255)
+                mask = torch.ones(1, 2, past + 2, dtype=torch.bool).tril(past)
+                batch = Batch(tokens, positions, slots, slice(row, row + 1), past + 2, mask, slice(None))
+                got, expected = (m.forward(batch, cache) for m, cache in zip((model, decoder), caches, strict=True))
+                torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+
+
 def test_a_failing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Compiled(tiny())
 
     def broken(*inputs: Any) -> None:
         raise RuntimeError("No working C++ compiler found\nand a long story")
 
-    monkeypatch.setattr(model, "_run", broken)
+    monkeypatch.setattr(model, "_program", lambda: broken)
     session = Session(model, model.new_cache(1, 64))
     forest, nodes = tree(3)
     with pytest.raises(

@@ -1,0 +1,108 @@
+"""Exact laws of beam layers: every draw, coin and completion of a layer replayed once with its probability."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from enumeration import Choices, Law, law_of, sequences
+from torch import Tensor
+
+from draftwood.sampling import SamplingParams
+from draftwood.verify.beam import Layer, verify_layer
+from draftwood.verify.joint import Joint, Outcome, joint_of
+from draftwood.verify.width import WidthRule
+
+Beams = tuple[Outcome, ...]
+
+
+class Scripted:
+    """`Choices` in the place of the randomness of drafting and verification."""
+
+    def __init__(self, choices: Choices) -> None:
+        self.choices = choices
+
+    def coin(self, chance: float) -> bool:
+        return self.choices.coin(chance)
+
+    def pick(self, probs: Tensor) -> int:
+        return self.choices.choose(probs.tolist())
+
+    def distinct(self, probs: Tensor, count: int) -> list[int]:
+        return sequences(self.choices, probs, count, False)
+
+
+def random_joint(
+    beams: int,
+    vocab: int,
+    seed: int,
+    params: SamplingParams | None = None,
+    finished: Sequence[bool] | None = None,
+    mode: str = "joint",
+    labels: Sequence[int] | None = None,
+) -> Joint:
+    """p_beam of random scores and logits in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = -torch.empty(beams, dtype=torch.float64).exponential_(generator=generator)
+    live = beams - sum(finished or ())
+    logits = 1.5 * torch.randn(live, vocab, dtype=torch.float64, generator=generator)
+    return joint_of(scores, logits, params or SamplingParams(), mode, finished, labels)  # type: ignore[arg-type]
+
+
+def of_weights(weights: dict[Outcome, float], vocab: int) -> Joint:
+    """A joint with the given probabilities."""
+    total = math.fsum(weights.values())
+    named = sorted((beam * (vocab + 1) + token + 1, w / total) for (beam, token), w in weights.items() if w > 0)
+    return Joint(torch.tensor([k for k, _ in named]), torch.tensor([w for _, w in named], dtype=torch.float64), vocab)
+
+
+def reference(p: Joint, width: int, replacement: bool) -> Law[Beams]:
+    """Law of `width` beams sampled from p, written out with plain numbers."""
+    law: Law[Beams] = {(): 1.0}
+    table = dict(zip(p.outcomes(), p.prob.tolist(), strict=True))
+    for _ in range(width if replacement else min(width, len(table))):
+        grown: Law[Beams] = {}
+        for drawn, weight in law.items():
+            left = 1.0 if replacement else math.fsum(v for x, v in table.items() if x not in drawn)
+            for x, v in table.items():
+                if replacement or x not in drawn:
+                    grown[(*drawn, x)] = weight * v / left
+        law = grown
+    return law
+
+
+LayerRule = Callable[..., Layer]
+
+
+def layer_law(
+    p: Joint,
+    q: Joint,
+    drafted: int,
+    rule: WidthRule,
+    parents: Sequence[int],
+    replacement: bool = True,
+    verify: LayerRule = verify_layer,
+) -> Law[Beams]:
+    """Law of a layer's beams in order, over all drafts from q and all coins; widths may differ among outcomes."""
+
+    def experiment(choices: Choices) -> Beams:
+        scripted = Scripted(choices)
+        draws = q.draws(drafted, scripted, replacement)
+        return tuple(verify(draws, q, p, parents, rule, scripted, replacement).beams)
+
+    return law_of(experiment)
+
+
+def excess(law: Law[Beams], p: Joint, replacement: bool) -> float:
+    """Total variation between `law` and the reference given each width that occurs."""
+    widths: dict[int, float] = {}
+    for beams, weight in law.items():
+        widths[len(beams)] = widths.get(len(beams), 0.0) + weight
+    assert abs(math.fsum(widths.values()) - 1) < 1e-12
+    total = 0.0
+    for width, chance in widths.items():
+        wanted = reference(p, width, replacement)
+        found = {beams: weight for beams, weight in law.items() if len(beams) == width}
+        total += math.fsum(abs(found.get(b, 0.0) - chance * wanted.get(b, 0.0)) for b in {*wanted, *found}) / 2
+    return total

@@ -1,0 +1,104 @@
+"""The sparse joint of beam and token: equal to Eq. 1 written out, finished beams, restriction, alignment."""
+
+import math
+
+import pytest
+import torch
+from beam_enumeration import of_weights, random_joint
+from enumeration import slow_warp
+from torch import Tensor
+
+from draftwood.errors import NonFiniteError
+from draftwood.sampling import SamplingParams
+from draftwood.verify.joint import STAY, Outcome, align, joint_of
+
+PARAMS = [
+    SamplingParams(),
+    SamplingParams(temperature=0.7, top_k=4),
+    SamplingParams(top_p=0.7),
+    SamplingParams(top_k=6, top_p=0.8, min_p=0.1),
+    SamplingParams(temperature=0),
+]
+
+
+def written_out(
+    scores: Tensor, logits: Tensor, params: SamplingParams, mode: str, finished: list[bool]
+) -> dict[Outcome, float]:
+    rows = iter(logits.tolist())
+    names: list[Outcome] = []
+    values: list[float] = []
+    total = math.fsum(math.exp(s) for s in scores.tolist())
+    for beam, (score, done) in enumerate(zip(scores.tolist(), finished, strict=True)):
+        if done:
+            names.append((beam, STAY))
+            values.append(score if mode == "joint" else math.exp(score) / total)
+            continue
+        row = next(rows)
+        names += [(beam, token) for token in range(len(row))]
+        if mode == "token":
+            values += [math.exp(score) / total * x for x in slow_warp(row, params)]
+        else:
+            norm = math.log(math.fsum(math.exp(x) for x in row))
+            values += [score + x - norm for x in row]
+    if mode == "joint":
+        values = slow_warp(values, params)
+    return {name: value for name, value in zip(names, values, strict=True) if value > 0}
+
+
+@pytest.mark.parametrize("params", PARAMS, ids=str)
+@pytest.mark.parametrize("mode", ["joint", "token"])
+@pytest.mark.parametrize("finished", [[False] * 3, [False, True, False], [True, True, False]])
+def test_joint_equals_equation_1(params: SamplingParams, mode: str, finished: list[bool]) -> None:
+    generator = torch.Generator().manual_seed(3)
+    scores = -torch.rand(3, dtype=torch.float64, generator=generator)
+    logits = torch.randn(3 - sum(finished), 5, dtype=torch.float64, generator=generator)
+    joint = joint_of(scores, logits, params, mode, finished)  # type: ignore[arg-type]
+    wanted = written_out(scores, logits, params, mode, finished)
+    assert dict(zip(joint.outcomes(), joint.prob.tolist(), strict=True)) == pytest.approx(wanted, abs=1e-12)
+    assert bool((joint.key.diff() > 0).all())
+    assert joint.beam.tolist() == [b for b, _ in joint.outcomes()]
+    assert joint.token.tolist() == [t for _, t in joint.outcomes()]
+
+
+@pytest.mark.parametrize("finished", [[False, False, False], [False, True, False]])
+def test_labels_in_any_order(finished: list[bool]) -> None:
+    """Labels rename beams and nothing else."""
+    plain = random_joint(3, 4, 1, finished=finished)
+    named = random_joint(3, 4, 1, finished=finished, labels=[9, 2, 5])
+    wanted = {((9, 2, 5)[b], t): v for (b, t), v in zip(plain.outcomes(), plain.prob.tolist(), strict=True)}
+    assert dict(zip(named.outcomes(), named.prob.tolist(), strict=True)) == pytest.approx(wanted, abs=1e-15)
+    assert named.outcomes() == sorted(named.outcomes())
+
+
+def test_restriction_renormalises() -> None:
+    joint = of_weights({(0, 0): 0.2, (1, 1): 0.3, (2, STAY): 0.5}, 3)
+    rest = joint.restrict([0, 2])
+    assert rest.outcomes() == [(0, 0), (2, STAY)]
+    assert rest.prob.tolist() == pytest.approx([2 / 7, 5 / 7])
+    assert joint.restrict([0, 1, 2]) is joint
+    assert len(joint.restrict([7])) == 0
+
+
+def test_alignment_is_the_union() -> None:
+    p, q = of_weights({(0, 0): 0.4, (1, 1): 0.6}, 2), of_weights({(0, 1): 0.5, (1, 1): 0.5}, 2)
+    keys, a, b = align(p, q)
+    assert [p.name(key) for key in keys.tolist()] == [(0, 0), (0, 1), (1, 1)]
+    assert a.tolist() == [0.4, 0.0, 0.6] and b.tolist() == [0.0, 0.5, 0.5]
+
+
+def test_dead_beam_and_nan() -> None:
+    """A beam of likelihood 0 has no outcomes; NaN logits are an error."""
+    logits = torch.zeros(2, 3, dtype=torch.float64)
+    joint = joint_of(torch.tensor([0.0, -math.inf], dtype=torch.float64), logits, SamplingParams())
+    assert joint.beam.tolist() == [0, 0, 0]
+    logits[0, 0] = math.nan
+    with pytest.raises(NonFiniteError):
+        joint_of(torch.zeros(2, dtype=torch.float64), logits, SamplingParams())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_probabilities_are_float64_and_normalised(dtype: torch.dtype) -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
+    joint = joint_of(torch.tensor([0.0, -1.0, -2.0]), logits, SamplingParams(top_k=10))
+    assert joint.prob.dtype == torch.float64
+    assert abs(float(joint.prob.sum()) - 1) < 1e-12
