@@ -88,6 +88,6 @@ def check(models: tuple[Path, Path], how: dict[str, str]) -> None:
     # one matrix at a time is there as stored, as converted and as packed, and what its packing needs
     assert loaded - before < (weights + embeddings) * 1.05 + 4 * largest
     activations = 200 * 8 * 768 * 4 * 2 + 200 * 2048 * 4
-    assert peak <= max(loaded, (held + cache + activations) * 1.05) + 16 * MIB
+    assert peak <= max(loaded, (held + cache + activations) * 1.05) + 32 * MIB  # of what libraries keep
     stored = sum(path.stat().st_size for path in models[0].glob("*.safetensors"))
     assert 4 * largest < 0.4 * stored  # so nothing like twice
