@@ -27,6 +27,8 @@ def parse(kind: type[Settings], values: Mapping[str, Any], what: str) -> Setting
             raise ConfigurationError(f"{what} has no option {key!r}" + did_you_mean(key, kind.model_fields)) from None
         message = first["msg"].removeprefix("Value error, ")
         message = message[:1].lower() + message[1:]
+        if not key:  # options that do not go together
+            raise ConfigurationError(f"{what}: {message}") from None
         raise ConfigurationError(f"{what}: option {key!r} is {first['input']!r}, but {message}") from None
 
 

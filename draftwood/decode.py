@@ -7,7 +7,7 @@ keys and values, drivers (executor.py) answer the runs.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
@@ -17,12 +17,23 @@ from draftwood.depth import DepthController
 from draftwood.draft import Drafter, Proposer
 from draftwood.errors import NonFiniteError
 from draftwood.executor import Decoding
-from draftwood.forest import Forest, Verdict, advance, plant
+from draftwood.forest import STAY, TRUNK, Forest, Verdict, advance, plant
 from draftwood.sampling import Penalties, SamplingParams, Streams, warp
 from draftwood.session import Run, Session
 from draftwood.text import Ending
-from draftwood.trace import Round, TopLogprobs
+from draftwood.trace import Beam, Round, Said, TopLogprobs
 from draftwood.verify import Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """How many hypotheses a request returns, ranked by log-likelihood / length^length_penalty.
+
+    1 ranks by perplexity, 0 by joint likelihood. Methods with one hypothesis return that one.
+    """
+
+    n_best: int = 0
+    length_penalty: float = 1.0
 
 
 @dataclass(slots=True)
@@ -38,6 +49,8 @@ class Request:
     streams: Streams
     ending: Ending
     top_logprobs: int = 0
+    answers: Answers = Answers()
+    emitted: list[Said] = field(default_factory=list)  # so far, where hypotheses are to be returned
 
     def close(self) -> None:
         """Give all cache rows back."""
@@ -49,33 +62,41 @@ def rounds(request: Request) -> Decoding[Round]:
     """Decode one request, yielding `Run` (please compute, send logits) and `Round` (news).
 
     After a round the next roots are chosen but not forwarded (pending): one target forward per round serves both.
+    What all hypotheses share is emitted at once, the rest of the best one when none goes on.
     """
     target, drafter, streams, ending = request.target, request.drafter, request.streams, request.ending
     penalties = None
     if request.params.edits_logits:
         penalties = Penalties(request.params, target.model.vocab_size, len(request.prompt), target.model.device)
-    propose = Proposer(
-        request.params, streams, target.model.vocab_size, ending.end, penalties, request.verify.name == "coupled"
+    propose = Proposer(request.params, streams, target.model.vocab_size, penalties, request.verify.name == "coupled")
+    forest = plant(
+        request.prompt,
+        len(request.prompt) + ending.max_new_tokens,
+        ending.end,
+        ending.stopped if ending.stop else None,
     )
-    forest = plant(request.prompt)
     try:
         while ending.reason is None:
             began = perf_counter()
             before = _spent(target, drafter)
-            position = len(forest.trunk)
+            position = forest.position(forest.live[0])
             streams.at(position)
             request.depth.start(streams)
-            yield from drafter.draft(forest, request.depth, ending.remaining - 1, propose)
+            yield from drafter.draft(forest, request.depth, forest.room - 1, propose)
             drafted = perf_counter()
             logits = yield Run(target, forest, range(forest.fresh, len(forest)))
             assert logits is not None
             answered = perf_counter()
             verdict = request.verify(forest, logits, request.params, penalties, streams)
             judged = perf_counter()
+            roots_said = _say(forest, verdict, logits, request, penalties)
             trunk, kept, grown = advance(forest, verdict)
-            target.commit(trunk, kept, forest)
-            drafter.commit(trunk, kept, forest)
-            news = _record(forest, verdict, trunk, logits, request, penalties, position)
+            target.commit(trunk, kept, grown)
+            drafter.commit(trunk, kept, grown)
+            for root, said in zip(grown.roots, roots_said, strict=True):
+                if said is not None:
+                    grown.said[root] = said
+            news = _round(forest, verdict, trunk, grown, request, position)
             after = _spent(target, drafter)
             news.draft_seconds = after[0] - before[0]
             news.draft_rows = after[1] - before[1]
@@ -101,45 +122,79 @@ def _spent(target: Session, drafter: Drafter) -> tuple[float, float, int, float,
     return seconds, rows, forwards, target.seconds, target.rows
 
 
-def _record(
-    forest: Forest,
-    verdict: Verdict,
-    path: list[int],
-    logits: Tensor,
-    request: Request,
-    penalties: Penalties | None,
-    position: int,
-) -> Round:
-    """The round's record; feeds its tokens to the request's ending, which may cut them."""
-    emitted = [forest.token[node] for node in path[1:]] + verdict.token
-    rows = [node - forest.fresh for node in path]
-    logits = logits[: len(rows)] if rows == list(range(len(rows))) else logits[rows]  # of the emitted tokens
+def _say(
+    forest: Forest, verdict: Verdict, logits: Tensor, request: Request, penalties: Penalties | None
+) -> list[Said | None]:
+    """What will be said of each new root (None: it stays); what is said of accepted drafts goes to `forest.said`."""
+    edges: dict[tuple[int, int], int] = {}  # (parent, token) -> node; roots have none yet
+    for parent, token in zip(verdict.parent, verdict.token, strict=True):
+        node = parent
+        upwards = [] if token == STAY else [(parent, token, TRUNK)]
+        while node >= forest.fresh and forest.parent[node] >= forest.fresh:
+            upwards.append((forest.parent[node], forest.token[node], node))
+            node = forest.parent[node]
+        for above, below, name in reversed(upwards):
+            edges.setdefault((above, below), name)
+    if not edges:
+        return [None] * len(verdict.parent)
+    rows = [parent - forest.fresh for parent, _ in edges]
+    logits = logits[: len(rows)] if rows == list(range(len(rows))) else logits[rows]
     raw = torch.log_softmax(logits, -1)
-    logprobs = raw.gather(-1, torch.tensor(emitted, device=raw.device)[:, None])[:, 0].tolist()
+    logprobs = raw.gather(-1, torch.tensor([token for _, token in edges], device=raw.device)[:, None])[:, 0].tolist()
     if any(map(math.isnan, logprobs)):
         raise NonFiniteError("the target's logits contain NaN; check the checkpoint, or load it with dtype float32")
-    top, warped_top = [], []
+    top: list[TopLogprobs] = [[]] * len(edges)
+    warped_top = top
     if request.top_logprobs:
-        edited = logits
-        if penalties is not None:  # with the trunk as it was: by now it has grown by the path
-            edited = penalties(logits, replace(forest, trunk=forest.trunk[:position]), path)
+        edited = logits if penalties is None else penalties(logits, forest, [parent for parent, _ in edges])
         top = _best(raw, request.top_logprobs)
         warped_top = _best(warp(edited, request.params).log(), request.top_logprobs)
-    count = request.ending.feed(emitted)
-    depth = len(path) - 1
-    proposals = forest.proposals
+    kinds = dict(zip(zip(verdict.parent, verdict.token, strict=True), verdict.kind, strict=True))
+    said = {}
+    for i, (edge, node) in enumerate(edges.items()):
+        kind = kinds.get(edge, "accepted")
+        said[edge] = Said(edge[1], kind, logprobs[i], verdict.warped[edge], top[i], warped_top[i])
+        if node != TRUNK:
+            forest.said[node] = said[edge]
+    return [
+        None if token == STAY else said[parent, token]
+        for parent, token in zip(verdict.parent, verdict.token, strict=True)
+    ]
+
+
+def _round(forest: Forest, verdict: Verdict, trunk: list[int], grown: Forest, request: Request, position: int) -> Round:
+    """The round's record; feeds what is certain to the request's ending, which may cut it."""
+    ending = request.ending
+    said = [forest.said[node] for node in trunk if node in forest.said]
+    over = grown.room == 0 or ending.interrupted()
+    beams: list[Beam] = []
+    best = grown.roots[0]
+    if over and request.answers.n_best:
+        emitted = [*request.emitted, *said]
+        beams, best = _ranked(grown, emitted, request.answers)
+    if over or len(grown.roots) == 1:
+        said += [grown.said.pop(node) for node in grown.path(best) if node in grown.said]
+    tokens = [entry.token for entry in said]
+    count = ending.feed(tokens)
+    if request.answers.n_best:
+        request.emitted += said
+    if over and ending.reason is None:
+        ending.reason = "stop" if best in grown.finished else "cancelled"
+    kinds = [entry.kind for entry in said[:count]]
     return Round(
         position=position,
-        tokens=emitted[:count],
-        logprobs=logprobs[:count],
-        warped_logprobs=verdict.warped[:count],
-        top_logprobs=top[:count],
-        warped_top_logprobs=warped_top[:count],
-        drafted=len(forest) - forest.fresh - len(forest.roots),
-        draws=sum(len(proposal.nodes) for made in proposals.values() for proposal in made),
-        accepted=min(depth, count),
-        depth_accepted=depth,
-        attempted=depth + (verdict.parent[0] in proposals),
+        tokens=tokens[:count],
+        logprobs=[entry.logprob for entry in said[:count]],
+        warped_logprobs=[entry.warped for entry in said[:count]],
+        top_logprobs=[entry.top for entry in said[:count]] if request.top_logprobs else [],
+        warped_top_logprobs=[entry.warped_top for entry in said[:count]] if request.top_logprobs else [],
+        kinds=kinds,
+        drafted=len(forest) - forest.fresh - len(forest.live),
+        draws=sum(len(proposal.nodes) for made in forest.proposals.values() for proposal in made)
+        + sum(len(layer.draws) for layer in forest.layers),
+        accepted=kinds.count("accepted"),
+        depth_accepted=verdict.accepted,
+        attempted=verdict.attempted,
         draft_seconds=0.0,
         verify_seconds=0.0,
         sampling_seconds=0.0,
@@ -149,9 +204,26 @@ def _record(
         draft_forwards=0,
         forest_token=forest.token,
         forest_parent=forest.parent,
-        forest_path=path,
+        forest_path=trunk,
         roots=verdict.token,
+        root_parents=verdict.parent,
+        layers=verdict.layers,
+        beams=beams,
     )
+
+
+def _ranked(forest: Forest, emitted: list[Said], answers: Answers) -> tuple[list[Beam], int]:
+    """The best hypotheses and the root of the first; `emitted` is what all of them begin with."""
+    penalty = answers.length_penalty
+    score = {root: forest.score[root] / forest.length(root) ** penalty for root in forest.roots}
+    ranked = sorted(forest.roots, key=lambda root: -score[root])  # of equals the first
+    beams = []
+    for root in ranked[: answers.n_best]:
+        said = [*emitted, *(forest.said[node] for node in forest.path(root) if node in forest.said)]
+        beams.append(
+            Beam([entry.token for entry in said], [entry.logprob for entry in said], forest.score[root], score[root])
+        )
+    return beams, ranked[0]
 
 
 def _best(log_probs: Tensor, count: int) -> list[TopLogprobs]:

@@ -31,7 +31,7 @@ from draftwood.models.tokenizer import Tokenizer
 from draftwood.sampling import SamplingParams, Streams
 from draftwood.session import Session
 from draftwood.text import Ending
-from draftwood.trace import GenerationResult, Metrics, Round
+from draftwood.trace import GenerationResult, Kind, Metrics, Round
 
 ModelSource: TypeAlias = str | Path | CausalModel | Any  # Any: a transformers model object
 MethodSpec: TypeAlias = str | Mapping[str, Any] | Method
@@ -47,7 +47,7 @@ class StreamEvent:
 
     text: str
     tokens: list[int]
-    kinds: list[str]
+    kinds: Sequence[Kind]
     logprobs: list[float]
     round: Round
     result: GenerationResult | None = None
@@ -74,6 +74,7 @@ class _Work:
 
     request: Request
     plan: _Plan
+    ending: Callable[[_Plan], Ending]
     news: list[Round] = field(default_factory=list)
     metrics: Metrics = field(default_factory=Metrics)
     began: float = 0.0
@@ -91,6 +92,11 @@ class _Work:
         self.metrics.seconds = perf_counter() - self.began
         self.metrics.peak_slots = self.request.target.peak
         news, ending = self.news, self.request.ending
+        beams = news[-1].beams if news else []
+        for beam in beams:
+            one = self.ending(self.plan)
+            one.feed(beam.tokens)
+            beam.text, beam.finish_reason = one.text, one.reason or ending.reason or "cancelled"
         return GenerationResult(
             text=ending.text,
             tokens=[token for r in news for token in r.tokens],
@@ -107,6 +113,7 @@ class _Work:
             method=self.plan.method.as_dict(),
             sampling=self.request.params.model_dump(mode="json"),
             lossless=self.plan.method.lossless,
+            beams=beams,
         )
 
 
@@ -281,9 +288,11 @@ class Engine:
             raise RequestError("a stop string is empty; leave it out")
         if stops and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this engine has none")
+        chosen = self.method(method)
+        chosen.refuse(params)
         return _Plan(
             tokens,
-            self.method(method),
+            chosen,
             params,
             min(max_new_tokens, self.target.context - len(tokens)),
             seed,
@@ -297,14 +306,7 @@ class Engine:
         """Take cache rows and build the method's parts."""
         count = plan.method.draft_models[1]
         sessions = [Session(model, self._cache(model), "draft") for model in self.drafts[:count]]
-        drafter, verify, depth = plan.method.build(sessions)
-        ending = Ending(
-            plan.max_new_tokens,
-            plan.end_tokens,
-            plan.stop,
-            None if self.tokenizer is None else self.tokenizer.stream(plan.prompt),
-            plan.cancelled,
-        )
+        drafter, verify, depth, answers = plan.method.build(sessions)
         target = Session(self.target, self._cache(self.target))
         request = Request(
             plan.prompt,
@@ -314,10 +316,23 @@ class Engine:
             depth,
             plan.params,
             Streams(plan.seed),
-            ending,
+            self._ending(plan),
             plan.top_logprobs,
+            answers,
         )
-        return _Work(request, plan)
+        return _Work(request, plan, self._ending)
+
+    def _ending(self, plan: _Plan) -> Ending:
+        """Where one of the plan's texts ends."""
+        words = self.tokenizer
+        return Ending(
+            plan.max_new_tokens,
+            plan.end_tokens,
+            plan.stop,
+            None if words is None else words.stream(plan.prompt),
+            plan.cancelled,
+            None if words is None else words.decode,
+        )
 
     def _cache(self, model: CausalModel) -> Cache:
         """The cache of a model, made when it is first needed and shared by all requests."""

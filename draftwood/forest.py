@@ -1,16 +1,24 @@
 """All tokens in flight for one request: one flat data structure for chains, trees and beams.
 
-Pure data. Knows tokens, parents and what was drawn from which distribution; refuses to know models, caches,
-masks and randomness.
+Pure data. Knows tokens, parents, what was drawn from which distribution and which sequences have ended; refuses to
+know models, caches, masks and randomness.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from draftwood.trace import Kind, Layer, Said
+
+if TYPE_CHECKING:
+    from draftwood.verify.joint import Joint
+
 TRUNK = -1  # parent of a node that hangs directly on the trunk
+STAY = -1  # the only 'token' of a finished sequence: it stays as it is
 
 
 @dataclass(slots=True)
@@ -28,20 +36,42 @@ class Proposal:
 
 
 @dataclass(slots=True)
-class Forest:
-    """The trunk (final tokens that every live node shares) and the nodes that hang on it, parents before children.
+class DraftedLayer:
+    """A layer of beams: draws (node of the layer before, token or STAY) in order and with multiplicity, from `q`.
 
-    Node i holds token[i] at sequence position len(trunk) + depth[i]. Nodes [0, fresh) were forwarded through the
-    target in earlier rounds (inner nodes of live hypotheses); nodes from `fresh` on wait for the target. `roots`
-    are the leaves that stand for the live hypotheses, one each; drafting appends below them.
+    `q` is the draft's joint distribution over beams and tokens (verify/joint.py); None where the layer was chosen
+    without chance.
+    """
+
+    q: Joint | None
+    draws: list[tuple[int, int]]
+    nodes: list[int]  # distinct, in order of first appearance; STAY is the finished node itself
+
+
+@dataclass(slots=True)
+class Forest:
+    """The trunk (final tokens that every hypothesis shares) and the nodes that hang on it, parents before children.
+
+    Node i holds token[i] at sequence position len(trunk) + depth[i]. Nodes [0, fresh) are the inner nodes of live
+    hypotheses, forwarded through the target in earlier rounds, and all nodes of finished ones; nodes from `fresh` on
+    wait for the target. `roots` are the leaves that stand for the hypotheses, one each: live ones, which are equally
+    long and have fresh nodes, and finished ones. Drafting appends below the live ones.
     """
 
     trunk: list[int]
+    prompt: int = 0  # tokens of the prompt
+    longest: int = 1 << 30  # tokens at which every sequence ends
+    end: frozenset[int] = frozenset()  # tokens that end a sequence
+    stopped: Callable[[Sequence[int]], bool] | None = None  # whether generated tokens meet a stop string
     token: list[int] = field(default_factory=list)
     parent: list[int] = field(default_factory=list)
     depth: list[int] = field(default_factory=list)
     roots: list[int] = field(default_factory=list)
+    finished: set[int] = field(default_factory=set)  # nodes whose sequence has ended: absorbing
+    score: dict[int, float] = field(default_factory=dict)  # root -> log-likelihood of its generated part (beams)
+    said: dict[int, Said] = field(default_factory=dict)  # node -> what will be said of it when it is emitted
     proposals: dict[int, list[Proposal]] = field(default_factory=dict)
+    layers: list[DraftedLayer] = field(default_factory=list)  # drafts of beams, drawn layer by layer
     fresh: int = 0
     child: dict[tuple[int, int], int] = field(default_factory=dict)
 
@@ -56,7 +86,19 @@ class Forest:
             self.token.append(token)
             self.parent.append(parent)
             self.depth.append(self.depth[parent] + 1 if parent >= 0 else 0)
+            if self.ends(parent, token):
+                self.finished.add(node)
         return node
+
+    def ends(self, parent: int, token: int) -> bool:
+        """Whether `token` below `parent` ends the sequence."""
+        if token in self.end:
+            return True
+        return self.stopped is not None and self.stopped([*self.generated(parent), token])
+
+    def grow(self, parent: int, token: int) -> int:
+        """`add`, where STAY is the finished node itself."""
+        return parent if token == STAY else self.add(parent, token)
 
     def propose(self, parent: int, tokens: list[int], q: Tensor | None, replacement: bool = True) -> list[int]:
         """Append the draws `tokens` from q [V] (None: point masses) below `parent`; returns their nodes as drawn."""
@@ -81,26 +123,57 @@ class Forest:
         """All tokens from the beginning of the prompt to `node`."""
         return self.trunk + [self.token[n] for n in self.path(node)]
 
+    def generated(self, node: int) -> list[int]:
+        """The tokens after the prompt, up to and with `node`."""
+        return self.sequence(node)[self.prompt :]
+
+    def length(self, node: int) -> int:
+        """How many tokens after the prompt a sequence has."""
+        return self.position(node) + 1 - self.prompt
+
+    @property
+    def live(self) -> list[int]:
+        """The roots that go on."""
+        return [root for root in self.roots if root not in self.finished] if self.finished else self.roots
+
+    @property
+    def room(self) -> int:
+        """How many tokens the live hypotheses may still grow by; 0 when all are finished."""
+        live = self.live
+        return self.longest - self.position(live[0]) - 1 if live else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What verification decided: the next roots. Root i is `token[i]` below the accepted node `parent[i]`.
+    """What verification decided: the next roots. Root i is `token[i]` below node `parent[i]`, or that node if STAY.
 
-    The accepted drafts are the ancestors of the parents. `warped` holds, per token emitted along a single path
-    (the drafts accepted, then the root), its log-probability under the warped target.
+    Drafts on the way to a parent are accepted; `kind[i]` says how root i itself came about. `accepted` of the
+    `attempted` layers of drafts were accepted. Beams have joint log-likelihoods `score` and what happened in `layers`.
     """
 
     parent: list[int]
     token: list[int]
-    warped: list[float]
+    kind: list[Kind]
+    warped: dict[tuple[int, int], float]  # (parent, token) of accepted drafts and roots -> log-probability under T∘p
+    accepted: int = 0
+    attempted: int = 0
+    score: Sequence[float] = ()
+    layers: Sequence[Layer] = ()
 
 
-def plant(prompt: list[int]) -> Forest:
+def plant(
+    prompt: list[int],
+    longest: int = 1 << 30,
+    end: frozenset[int] = frozenset(),
+    stopped: Callable[[Sequence[int]], bool] | None = None,
+) -> Forest:
     """The forest before the first round: the prompt as trunk, its last token as the only, pending, root."""
     if not prompt:
         raise ValueError("the prompt is empty; give at least one token")
-    forest = Forest(trunk=list(prompt[:-1]))
+    forest = Forest(trunk=list(prompt[:-1]), prompt=len(prompt), longest=longest)
     forest.roots = [forest.add(TRUNK, prompt[-1])]
+    forest.end, forest.stopped = end, stopped  # from here on: a prompt may end as an output does
+    forest.score = {forest.roots[0]: 0.0}
     return forest
 
 
@@ -108,26 +181,36 @@ def advance(forest: Forest, verdict: Verdict) -> tuple[list[int], list[int], For
     """Grow the verdict's roots: (nodes that join the trunk, nodes kept below it, the next forest).
 
     The trunk grows by the nodes that all roots descend from. Kept nodes are renumbered 0, 1, ... in the next forest
-    in the order given; the new roots follow them, pending. `forest` itself is left as it was, except that
-    the next forest owns its trunk list, grown in place.
+    in the order given; new finished roots follow them, then the live roots, pending. `forest` itself is left as it was,
+    except that the next forest owns its trunk list, grown in place.
     """
+    roots = list(zip(verdict.parent, verdict.token, strict=True))
+    ended = [token != STAY and forest.ends(parent, token) for parent, token in roots]
     paths = [forest.path(parent) for parent in verdict.parent]
-    shared = paths[0]
+    shared = paths[0][: -1 if verdict.token[0] == STAY else None]  # a root is never a part of the trunk
     for path in paths[1:]:
         length = 0
         while length < min(len(shared), len(path)) and shared[length] == path[length]:
             length += 1
         shared = shared[:length]
-    kept = sorted({node for path in paths for node in path[len(shared) :]}) if len(paths) > 1 else []
+    kept = sorted({node for path in paths for node in path[len(shared) :]})
     trunk = forest.trunk
     trunk.extend([forest.token[node] for node in shared])
-    grown = Forest(trunk=trunk)
+    grown = Forest(trunk, forest.prompt, forest.longest)
     renumbered = {node: TRUNK for node in shared[-1:]}
     for node in kept:
-        parent = forest.parent[node]
-        renumbered[node] = grown.add(renumbered.get(parent, TRUNK), forest.token[node])
-    grown.fresh = len(kept)
+        new = renumbered[node] = grown.add(renumbered.get(forest.parent[node], TRUNK), forest.token[node])
+        if node in forest.finished:
+            grown.finished.add(new)
+        if node in forest.said:
+            grown.said[new] = forest.said[node]
+    for (parent, token), over in zip(roots, ended, strict=True):
+        if over:
+            grown.finished.add(grown.add(renumbered[parent], token))
+    grown.fresh = len(grown)
     grown.roots = [
-        grown.add(renumbered[parent], token) for parent, token in zip(verdict.parent, verdict.token, strict=True)
+        renumbered[parent] if token == STAY else grown.add(renumbered[parent], token) for parent, token in roots
     ]
+    grown.score = dict(zip(grown.roots, verdict.score, strict=False))
+    grown.end, grown.stopped = forest.end, forest.stopped  # only now: all these sequences have been asked already
     return shared, kept, grown

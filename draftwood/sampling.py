@@ -219,11 +219,20 @@ class Streams:
 
 def draw(probs: Tensor, u: float) -> int:
     """Inverse-CDF draw from weights [V] >= 0 of any sum, with u in [0, 1); a token of weight 0 is never drawn."""
+    return draws(probs, [u])[0]
+
+
+def draws(probs: Tensor, us: Sequence[float]) -> list[int]:
+    """`draw` for several u, which share the sums."""
     total = probs.cumsum(-1, dtype=torch.float64)
     mass = float(total[-1])
     if not 0 < mass < float("inf"):
         raise NonFiniteError("a next-token distribution is not finite (NaN or infinite logits)")
-    return int(torch.searchsorted(total, u * mass, right=True))
+    if len(us) == 1:
+        return [int(torch.searchsorted(total, us[0] * mass, right=True))]
+    sought = torch.tensor([u * mass for u in us], dtype=torch.float64, device=total.device)
+    places: list[int] = torch.searchsorted(total, sought, right=True).tolist()
+    return places
 
 
 def draw_iid(probs: Tensor, count: int, streams: Streams) -> list[list[int]]:

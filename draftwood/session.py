@@ -23,6 +23,8 @@ from draftwood.models.cache import Cache
 class Run:
     """What decoding code yields when it needs a model: the answer is logits [len(nodes), V], one row per node.
 
+    Node TRUNK - 1 - i is the trunk's token at position i.
+
     With `upto` = N, layers [0, N) are computed and the answer is hidden states [len(nodes), D]; a later run resumes
     at N from what the session kept. Ancestors and trunk tokens that the model has not seen are computed on the way.
     """
@@ -146,8 +148,12 @@ class Session:
             self._hidden[slot] = hidden[i]
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
-        """Follow `advance`: `trunk` nodes become trunk, `kept` stay as nodes 0, 1, ...; every other slot is free."""
+        """Follow `advance` to the next `forest`: `trunk` nodes become trunk, `kept` are its nodes 0, 1, ...
+
+        Every other slot is free, those of nodes which only finished hypotheses descend from too.
+        """
         slots, self._node_slot = self._node_slot, {}
+        needed = {node for root in forest.live for node in forest.path(root)} if kept and forest.finished else None
         for node in trunk:
             if node not in slots:
                 break  # this model never saw it: it is computed when a descendant is asked for
@@ -156,7 +162,7 @@ class Session:
                 self._partial.append(len(self._trunk_slot))
             self._trunk_slot.append(slot)
         for new, node in enumerate(kept):
-            if node in slots:
+            if node in slots and (needed is None or new in needed):
                 self._node_slot[new] = slots.pop(node)
         for slot in slots.values():
             self._level.pop(slot, None)
@@ -188,7 +194,12 @@ class Session:
                 if self._level[slot] < stop:
                     missing.append((TRUNK - 1 - position, trunk[position], slot, position))
         grown = len(trunk) - cached
-        asked = self._ancestors(forest, nodes, stop)
+        for node in nodes:
+            if node < TRUNK and (position := TRUNK - 1 - node) < cached and position not in self._partial:
+                slot = self._trunk_slot[position]  # asked for once more: its answer was not kept
+                self._level[slot] = 0
+                missing.append((node, trunk[position], slot, position))
+        asked = self._ancestors(forest, [node for node in nodes if node >= 0], stop)
         need = cached + grown + len(asked) + len(self._node_slot)
         if need > self.cache.capacity - 1:
             self.cache.reserve(need)

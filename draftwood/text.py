@@ -29,6 +29,7 @@ class Ending:
     stop: Sequence[str] = ()
     decoder: TextDecoder | None = None
     cancelled: Callable[[], bool] | None = None
+    decode: Callable[[list[int]], str] | None = None  # all at once
     text: str = ""
     count: int = 0
     reason: str | None = None
@@ -57,9 +58,18 @@ class Ending:
             if self.count >= self.max_new_tokens:
                 self.reason = "length"
                 return kept
-        if self.cancelled is not None and self.cancelled():
-            self.reason = "cancelled"
         return len(tokens)
+
+    def interrupted(self) -> bool:
+        """Whether the user wants to stop here; asked once per round."""
+        return self.cancelled is not None and self.cancelled()
+
+    def stopped(self, tokens: Sequence[int]) -> bool:
+        """Whether generated tokens end with a stop string, as hypotheses that may never be emitted do."""
+        if not self.stop or self.decode is None:
+            return False
+        tail = self.decode(list(tokens[-max(len(stop.encode()) for stop in self.stop) - 4 :]))  # a token has a byte
+        return any(stop in tail for stop in self.stop)
 
     def news(self) -> str:
         """Text that became certain since the last call."""

@@ -5,10 +5,78 @@ Pure data. Refuses to know models and methods.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 TopLogprobs = list[tuple[int, float]]
+Kind = Literal["accepted", "corrected", "bonus", "plain"]  # a draft; after a rejection; after all drafts; no drafts
+Outcome = tuple[int, int]  # (node or beam, token or STAY)
+
+
+@dataclass(slots=True)
+class Said:
+    """What a round says of an emitted token."""
+
+    token: int
+    kind: Kind
+    logprob: float  # under the target's untouched softmax
+    warped: float  # under T∘p; of beams: of beam and token under the layer's joint distribution
+    top: TopLogprobs = field(default_factory=list)
+    warped_top: TopLogprobs = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What became of one draw. p is p' as the draw met it, q what it was drawn from, chance = min(1, p'/q)."""
+
+    outcome: Outcome
+    fate: Literal["accepted", "rejected", "discarded", "orphaned"]
+    p: float = 0.0
+    q: float = 0.0
+    chance: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The verdict on one layer: `width` beams in order, the first `accepted` of them drafts, the rest completions.
+
+    With replacement `beams` counts multiplicity: given the layer before and the width, it is `width` iid draws from
+    p (DSBD Theorem 3.1), as of the reference; equal outcomes are one beam from here on (`distinct`). Without
+    replacement it is `width` successive draws without replacement from p. The layer stands if all are accepted drafts;
+    otherwise its beams end the round.
+    """
+
+    width: int
+    beams: list[Outcome]
+    accepted: int
+    judged: list[Judged]
+    stands: bool
+    chance: float = 0.0  # that `width` draws are accepted, as p, q and the number of draws foretell it
+    least: float = 0.0  # beta: that at least the minimum width is accepted (Theorem 3.2)
+
+    @property
+    def distinct(self) -> list[Outcome]:
+        """The beams as a set, in order of first appearance."""
+        return list(dict.fromkeys(self.beams))
+
+
+@dataclass(slots=True)
+class Beam:
+    """One hypothesis of the answer. `score` is log-likelihood / length^length_penalty, by which beams are ranked."""
+
+    tokens: list[int]
+    logprobs: list[float]  # per token, under the target before warping
+    log_likelihood: float  # of all tokens, as the method counts it
+    score: float
+    text: str = ""
+    finish_reason: str = "length"
+
+    @property
+    def perplexity(self) -> float:
+        """exp(-log-likelihood / length)."""
+        return math.exp(-self.log_likelihood / len(self.tokens)) if self.tokens else math.inf
 
 
 @dataclass(slots=True)
@@ -21,6 +89,7 @@ class Round:
     warped_logprobs: list[float]  # the same under T∘p, the distribution that is decoded
     top_logprobs: list[TopLogprobs]  # most probable tokens before warping, where asked for
     warped_top_logprobs: list[TopLogprobs]  # and after warping
+    kinds: list[Kind]  # of the emitted tokens
     drafted: int  # distinct draft nodes
     draws: int  # draws, with multiplicity
     accepted: int  # drafts among the emitted tokens
@@ -36,14 +105,10 @@ class Round:
     forest_token: list[int]  # the round's nodes
     forest_parent: list[int]
     forest_path: list[int]  # accepted path, the root first
-    roots: list[int]
-
-    @property
-    def kinds(self) -> list[str]:
-        """'accepted', 'corrected' (after a rejection), 'bonus' (all drafts accepted) or 'plain', per emitted token."""
-        failed = self.attempted > self.depth_accepted
-        last = "plain" if not self.drafted else "corrected" if failed else "bonus"
-        return ["accepted"] * self.accepted + [last] * (len(self.tokens) - self.accepted)
+    roots: list[int]  # tokens of the next roots, STAY for one that is finished and stays,
+    root_parents: list[int]  # and the nodes they hang on
+    layers: Sequence[Layer] = ()  # of beams: what happened, layer by layer
+    beams: list[Beam] = field(default_factory=list)  # with the last round of beams: the answer, best first
 
     @property
     def seconds(self) -> float:
@@ -156,7 +221,7 @@ class GenerationResult:
     warped_logprobs: list[float]  # per token, under T∘p
     top_logprobs: list[TopLogprobs]  # per token, before warping, where asked for
     warped_top_logprobs: list[TopLogprobs]  # per token, under T∘p
-    kinds: list[str]  # per token: accepted, corrected, bonus, plain
+    kinds: list[Kind]  # per token
     finish_reason: str  # eos, stop, length, cancelled
     metrics: Metrics
     rounds: list[Round]
@@ -165,6 +230,7 @@ class GenerationResult:
     method: dict[str, Any]
     sampling: dict[str, Any]
     lossless: bool
+    beams: list[Beam] = field(default_factory=list)  # of methods with several hypotheses: the best, first `tokens`
 
     def as_dict(self) -> dict[str, Any]:
         """The result as plain data (rounds in short form), ready for JSON."""
@@ -182,6 +248,7 @@ class GenerationResult:
             "method": self.method,
             "sampling": self.sampling,
             "lossless": self.lossless,
+            "beams": [{**asdict(beam), "perplexity": beam.perplexity} for beam in self.beams],
             "metrics": self.metrics.as_dict(),
             "rounds": [
                 {

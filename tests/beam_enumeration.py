@@ -10,8 +10,9 @@ from enumeration import Choices, Law, law_of, sequences
 from torch import Tensor
 
 from draftwood.sampling import SamplingParams
-from draftwood.verify.beam import Layer, verify_layer
-from draftwood.verify.joint import Joint, Outcome, joint_of
+from draftwood.trace import Layer, Outcome
+from draftwood.verify.beam import verify_layer
+from draftwood.verify.joint import Joint, joint_of
 from draftwood.verify.width import WidthRule
 
 Beams = tuple[Outcome, ...]
@@ -28,6 +29,9 @@ class Scripted:
 
     def pick(self, probs: Tensor) -> int:
         return self.choices.choose(probs.tolist())
+
+    def picks(self, probs: Tensor, count: int) -> list[int]:
+        return [self.pick(probs) for _ in range(count)]
 
     def distinct(self, probs: Tensor, count: int) -> list[int]:
         return sequences(self.choices, probs, count, False)

@@ -23,7 +23,7 @@ def run(runs: list[Run]) -> list[Tensor]:
 
 def advanced(session: Session, forest: Forest, rng: random.Random) -> Forest:
     trunk, kept, grown = advance(forest, verdict(forest, rng, rng.randrange(1, 3)))
-    session.commit(trunk, kept, forest)
+    session.commit(trunk, kept, grown)
     return grown
 
 
@@ -54,8 +54,8 @@ def test_a_padded_batch_equals_one_by_one(seed: int) -> None:
             check(sessions[i], forest, range(forest.fresh, len(forest)), answer)
             decided = verdict(forest, rng, rng.randrange(1, 3))
             trunk, kept, grown = advance(forest, decided)
-            sessions[i].commit(trunk, kept, forest)
-            alone[i].commit(trunk, kept, forest)
+            sessions[i].commit(trunk, kept, grown)
+            alone[i].commit(trunk, kept, grown)
             forests[i] = grown
         if round_ % 3 == 2:  # a request ends; the next one takes its row
             i = rng.choice(chosen)

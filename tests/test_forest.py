@@ -41,7 +41,7 @@ def test_one_root_takes_its_whole_path_into_the_trunk() -> None:
     forest = plant([9])
     a, b = forest.propose(0, [1, 2], None)
     (c,) = forest.propose(b, [3], None)
-    trunk, kept, grown = advance(forest, Verdict([c], [4], []))
+    trunk, kept, grown = advance(forest, Verdict([c], [4], [], {}))
     assert (trunk, kept) == ([0, b, c], [])
     assert grown.trunk == [9, 2, 3] and grown.token == [4] and grown.roots == [0] and grown.fresh == 0
     assert forest.token[a] == 1  # the old forest still tells what was drafted
@@ -52,19 +52,19 @@ def test_several_roots_share_what_they_share() -> None:
     (a,) = forest.propose(0, [1], None)
     b, c = forest.propose(a, [2, 3], None)
     (d,) = forest.propose(b, [4], None)
-    trunk, kept, grown = advance(forest, Verdict([d, c, d], [5, 6, 7], []))
+    trunk, kept, grown = advance(forest, Verdict([d, c, d], [5, 6, 7], [], {}))
     assert trunk == [0, a] and kept == [b, c, d]
     assert grown.trunk == [9, 1] and grown.token == [2, 3, 4, 5, 6, 7] and grown.fresh == 3
     assert [grown.sequence(root) for root in grown.roots] == [[9, 1, 2, 4, 5], [9, 1, 3, 6], [9, 1, 2, 4, 7]]
     # a verdict that accepts nothing new on one side keeps what the other side needs
-    trunk, kept, grown = advance(grown, Verdict([grown.roots[0], 1], [8, 8], []))
+    trunk, kept, grown = advance(grown, Verdict([grown.roots[0], 1], [8, 8], [], {}))
     assert trunk == [] and grown.parent[:2] == [TRUNK, TRUNK]
     assert [grown.sequence(root) for root in grown.roots] == [[9, 1, 2, 4, 5, 8], [9, 1, 3, 8]]
 
 
 def test_roots_below_one_node_leave_nothing_below_the_trunk() -> None:
     forest = plant([9])
-    trunk, kept, grown = advance(forest, Verdict([0, 0], [1, 2], []))
+    trunk, kept, grown = advance(forest, Verdict([0, 0], [1, 2], [], {}))
     assert (trunk, kept, grown.fresh) == ([0], [], 0)
     assert grown.roots == [0, 1] and grown.parent == [TRUNK, TRUNK]
 
@@ -80,7 +80,7 @@ def test_random_verdicts_keep_every_hypothesis() -> None:
         first = rng.randrange(forest.fresh, len(forest))
         level = [node for node in range(forest.fresh, len(forest)) if forest.depth[node] == forest.depth[first]]
         parents = [rng.choice(level) for _ in range(rng.randrange(1, 4))]  # hypotheses are equally long
-        verdict = Verdict(parents, [rng.randrange(4) for _ in parents], [])
+        verdict = Verdict(parents, [rng.randrange(4) for _ in parents], [], {})
         expected = [[*forest.sequence(parent), token] for parent, token in zip(parents, verdict.token, strict=True)]
         old = list(forest.trunk)
         trunk, kept, grown = advance(forest, verdict)

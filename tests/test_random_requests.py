@@ -24,6 +24,9 @@ class LetterTokenizer:
     def step(self, token: int) -> str:
         return LETTERS[token]
 
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(map(self.step, tokens))
+
 
 def model(vocab: int, seed: int, zeros: float = 0.0, order: int | None = None, context: int = 4096) -> TabularModel:
     """A random model; each token is impossible with chance `zeros`, but never all of them."""

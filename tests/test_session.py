@@ -75,7 +75,7 @@ def grow(forest: Forest, rng: random.Random, count: int) -> list[int]:
 
 def verdict(forest: Forest, rng: random.Random, roots: int) -> Verdict:
     parents = [rng.randrange(forest.fresh, len(forest)) for _ in range(roots)]
-    return Verdict(parents, [rng.randrange(VOCAB) for _ in parents], [])
+    return Verdict(parents, [rng.randrange(VOCAB) for _ in parents], [], {})
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -93,7 +93,7 @@ def test_forest_logits_equal_path_logits(model: Decoder, roots: int, seed: int) 
         check(session, forest, nodes, answer(session, forest, nodes))
         decided = verdict(forest, rng, rng.randrange(1, roots + 1))
         trunk, kept, grown = advance(forest, decided)
-        session.commit(trunk, kept, forest)
+        session.commit(trunk, kept, grown)
         assert session.live_slots == len(grown.trunk) + len(kept)
         holes += session.span > session.live_slots
         kept_nodes += len(kept)
@@ -114,8 +114,8 @@ def test_a_long_prompt_grows_the_cache() -> None:
         check(session, forest, nodes, answer(session, forest, nodes))
         capacities.append(session.cache.capacity)
         deepest = max(nodes, key=lambda node: forest.depth[node])
-        trunk, kept, forest_next = advance(forest, Verdict([deepest], [3], []))
-        session.commit(trunk, kept, forest)
+        trunk, kept, forest_next = advance(forest, Verdict([deepest], [3], [], {}))
+        session.commit(trunk, kept, forest_next)
         forest = forest_next
         parent = forest.roots[0]
         for _ in range(60):  # a long chain beside a bushy root
@@ -150,8 +150,8 @@ def test_a_run_in_two_layer_ranges_equals_one(upto: int) -> None:
             torch.testing.assert_close(logits, answer(whole, forest, nodes), atol=1e-5, rtol=1e-5)
             check(session, forest, nodes, logits)
             trunk, kept, grown = advance(forest, verdict(forest, rng, 1))
-            session.commit(trunk, kept, forest)
-            whole.commit(trunk, kept, forest)
+            session.commit(trunk, kept, grown)
+            whole.commit(trunk, kept, grown)
             forest = grown
         assert session.rows == pytest.approx(whole.rows)  # each token passed each layer once
 
@@ -167,8 +167,8 @@ def test_a_trunk_that_stopped_at_lower_levels_is_completed() -> None:
         out = answer(session, forest, nodes, upto)
         if upto is None:
             check(session, forest, nodes, out)
-        trunk, kept, grown = advance(forest, Verdict([rng.choice(nodes)], [rng.randrange(VOCAB)], []))
-        session.commit(trunk, kept, forest)
+        trunk, kept, grown = advance(forest, Verdict([rng.choice(nodes)], [rng.randrange(VOCAB)], [], {}))
+        session.commit(trunk, kept, grown)
         forest = grown
     nodes = [*forest.roots, *grow(forest, rng, 4)]
     check(session, forest, nodes, answer(session, forest, nodes))
@@ -202,8 +202,8 @@ def test_a_draft_session_may_lag_behind() -> None:
             logits = answer(session, forest, [node])
             check(session, forest, [node], logits)
             (node,) = forest.propose(node, [rng.randrange(VOCAB)], None)
-        trunk, kept, grown = advance(forest, Verdict([node], [rng.randrange(VOCAB)], []))  # all accepted
-        session.commit(trunk, kept, forest)
+        trunk, kept, grown = advance(forest, Verdict([node], [rng.randrange(VOCAB)], [], {}))  # all accepted
+        session.commit(trunk, kept, grown)
         forest = grown
     check(session, forest, forest.roots, answer(session, forest, forest.roots))
 
@@ -249,7 +249,7 @@ def test_slots_of_dead_branches_are_reused() -> None:
         grow(forest, rng, 12)
         answer(session, forest, range(forest.fresh, len(forest)))
         trunk, kept, grown = advance(forest, verdict(forest, rng, 1))
-        session.commit(trunk, kept, forest)
+        session.commit(trunk, kept, grown)
         forest = grown
         assert session.live_slots == len(forest.trunk)
     assert session.span <= len(forest.trunk) + 13
@@ -274,8 +274,8 @@ def test_positions_and_masks_are_what_a_function_of_the_prefix_sees() -> None:
             expected = torch.tensor(model.law(tuple(forest.sequence(node))), dtype=torch.float64).log()
             assert torch.equal(logits[row], expected)
         parents = [rng.randrange(forest.fresh, len(forest)) for _ in range(1 + round_ % 3)]
-        trunk, kept, grown = advance(forest, Verdict(parents, [rng.randrange(5) for _ in parents], []))
-        session.commit(trunk, kept, forest)
+        trunk, kept, grown = advance(forest, Verdict(parents, [rng.randrange(5) for _ in parents], [], {}))
+        session.commit(trunk, kept, grown)
         forest = grown
 
 

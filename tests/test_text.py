@@ -115,11 +115,10 @@ def test_cancelling_is_asked_once_per_round() -> None:
         asked.append(True)
         return len(asked) == 2
 
-    text = Ending(100, frozenset(), (), Letters(), cancelled)
-    text.feed([1, 1, 1])
-    assert text.reason is None
-    assert text.feed([1, 1]) == 2
-    assert (text.reason, text.text, len(asked)) == ("cancelled", "bbbbb", 2)
+    engine = Engine(TabularModel.random(9, seed=1), tokenizer=LetterTokenizer())  # type: ignore[arg-type]
+    result = engine.generate([0], max_new_tokens=50, cancelled=cancelled)
+    assert (result.finish_reason, len(result.tokens), len(asked)) == ("cancelled", 2, 2)
+    assert result.text == LetterTokenizer().decode(result.tokens)
 
 
 def test_streaming_shows_exactly_the_text() -> None:
@@ -166,6 +165,10 @@ class LetterTokenizer:
 
     def stream(self, context: Sequence[int] = ()) -> Letters:
         return Letters()
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        letters = Letters()
+        return "".join(map(letters.step, tokens))
 
 
 @pytest.mark.parametrize("method", ["autoregressive", "speculative", "mcsd"])

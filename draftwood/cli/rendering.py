@@ -183,12 +183,13 @@ def time_split(metrics: Metrics) -> dict[str, float]:
 
 def method_label(method: Mapping[str, Any]) -> str:
     """Name and the options that differ from the method's defaults: 'speculative gamma=6'."""
-    from draftwood.methods import METHODS, Method
+    from draftwood.methods import METHODS
 
     name = str(method["name"])
     usual = METHODS[name].model_construct().model_dump(mode="json") if name in METHODS else {}
     keys = [key for key in method if key != "name" and (key not in usual or method[key] != usual[key])]
-    keys.sort(key=lambda key: key in Method.model_fields)  # the method's own options first
+    own = METHODS[name].__annotations__ if name in METHODS else {}
+    keys.sort(key=lambda key: key not in own)  # the method's own options first
     return " ".join([name, *(f"{key}={option_text(method[key])}" for key in keys)])
 
 

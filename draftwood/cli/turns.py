@@ -116,21 +116,14 @@ def take_turns(
 
 
 def set_references(entries: Sequence[Entry], decode: Callable[[Method], GenerationResult] | None, greedy: bool) -> None:
-    """Give each method, plain decoding first, the plain run whose text it must repeat.
+    """Give each method the run without drafts whose text it must repeat.
 
-    Greedy decoding has one text. With sampling, rejection draws other numbers than plain decoding does, so only
-    coupled methods have one: plain decoding that is coupled too, which is run here if need be and `decode` is there.
+    Greedy decoding and beam search have one text. With sampling, rejection draws other numbers than plain decoding does,
+    so only coupled methods have one. The run without drafts is done here if need be and `decode` is there.
     """
-    from draftwood.methods import Method
-
-    plain = {entry.method.verify: entry.first for entry in entries if entry.method.name == BASELINE}
+    runs = {entry.method: entry.first for entry in entries}
     for entry in entries:
-        verify = entry.method.verify
-        if greedy:
-            entry.reference = entries[0].first
-        elif entry.method.name == BASELINE:
-            entry.reference = plain[verify]
-        elif verify == "coupled":
-            if verify not in plain and decode is not None:
-                plain[verify] = decode(Method.parse({"name": BASELINE, "verify": verify}))
-            entry.reference = plain.get(verify)
+        twin = entry.method.twin(greedy)
+        if twin is not None and twin not in runs and decode is not None:
+            runs[twin] = decode(twin)
+        entry.reference = None if twin is None else runs.get(twin)

@@ -30,7 +30,6 @@ class Proposer:
     params: SamplingParams
     streams: Streams
     vocab_size: int  # of the target
-    end: frozenset[int]  # tokens that end a sequence: never extended
     penalties: Penalties | None = None
     coupled: bool = False
 
@@ -38,9 +37,7 @@ class Proposer:
         self, forest: Forest, nodes: Sequence[int], logits: Tensor, count: int, replacement: bool
     ) -> list[int]:
         """Append up to `count` children below each node; logits [len(nodes), V_draft]. Returns them, distinct."""
-        logits = self._fit(logits)
-        if self.penalties is not None:
-            logits = self.penalties(logits, forest, nodes)
+        logits = self.edited(forest, nodes, self.fit(logits))
         children: list[int] = []
         if self.params.greedy or self.coupled:
             if not self.params.greedy:
@@ -57,7 +54,11 @@ class Proposer:
             children += forest.propose(node, tokens, q[row], replacement)
         return list(dict.fromkeys(children))
 
-    def _fit(self, logits: Tensor) -> Tensor:
+    def edited(self, forest: Forest, nodes: Sequence[int], logits: Tensor) -> Tensor:
+        """Logits [len(nodes), V] after penalties and biases, each node seeing its own path."""
+        return logits if self.penalties is None else self.penalties(logits, forest, nodes)
+
+    def fit(self, logits: Tensor) -> Tensor:
         """Cut or pad [n, V_draft] to the target's vocabulary: padded vocabularies may differ."""
         extra = self.vocab_size - logits.shape[-1]
         if extra == 0:
@@ -89,7 +90,7 @@ class Drafter(Protocol):
         """Draft at most `limit` layers; `depth` is asked before each."""
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
-        """Follow the verdict, as `Session.commit`."""
+        """Follow `advance`, as `Session.commit`; `forest` is the next one."""
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ class ModelDrafter:
             shown: list[int] = []
             logits = None
             for i, session in enumerate(self.sessions):
-                nodes = [node for node in frontiers[i] if forest.token[node] not in propose.end]
+                nodes = [node for node in frontiers[i] if node not in forest.finished]
                 if nodes and forest.position(nodes[0]) < session.model.context:
                     logits = yield Run(session, forest, nodes)
                     frontiers[i] = propose(forest, nodes, logits, width, self.replacement)

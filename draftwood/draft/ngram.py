@@ -38,7 +38,7 @@ class NgramDrafter:
             place = start + layer
             token = trunk[place] if place < len(trunk) else forest.token[forest.path(node)[place - len(trunk)]]
             (node,) = forest.propose(node, [token], None)
-            if token in propose.end:
+            if node in forest.finished:
                 break
             layer += 1
         return

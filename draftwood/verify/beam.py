@@ -7,49 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from draftwood.errors import ConfigurationError
-from draftwood.verify.joint import Joint, Outcome, Randomness, align
+from draftwood.trace import Judged, Layer, Outcome
+from draftwood.verify.joint import Joint, Randomness, align
 from draftwood.verify.tree import acceptance, residual, without
 from draftwood.verify.width import ResidualChain, WidthRule
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """What became of one draw. p is p' as the draw met it, q what it was drawn from, chance = min(1, p'/q)."""
-
-    outcome: Outcome
-    fate: Literal["accepted", "rejected", "discarded", "orphaned"]
-    p: float = 0.0
-    q: float = 0.0
-    chance: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """The verdict on one layer: `width` beams in order, the first `accepted` of them drafts, the rest completions.
-
-    With replacement `beams` counts multiplicity: given the layer before and the width, it is `width` iid draws from
-    p (Theorem 3.1), as of the reference; equal outcomes are one beam from here on (`distinct`). Without replacement
-    it is `width` successive draws without replacement from p. The layer stands if all are accepted drafts;
-    otherwise its beams end the round.
-    """
-
-    width: int
-    beams: list[Outcome]
-    accepted: int
-    judged: list[Judged]
-    stands: bool
-
-    @property
-    def distinct(self) -> list[Outcome]:
-        """The beams as a set, in order of first appearance."""
-        return list(dict.fromkeys(self.beams))
 
 
 def verify_layer(
@@ -72,7 +38,7 @@ def verify_layer(
         raise ConfigurationError("draws without replacement must be distinct; these were drawn with replacement")
     keys, p_all, q_all = align(p, q.restrict(parents))
     chain = ResidualChain(p_all, q_all)
-    width = rule.width(chain, len(surviving), len(draws), replacement)
+    width, chance, least = rule.width(chain, len(surviving), len(draws), replacement)
     sought = torch.tensor([p.key_of(draw) for draw in surviving], dtype=torch.long, device=keys.device)
     place = dict(zip(surviving, torch.searchsorted(keys, sought).tolist(), strict=True))
     judge: _Iid | _Distinct = _Iid(chain, p_all, q_all) if replacement else _Distinct(p_all, q_all)
@@ -88,20 +54,20 @@ def verify_layer(
         else:
             at = place[draw]
             p_x, q_x = judge.chances(at)
-            chance = acceptance(p_x, q_x)
-            if randomness.coin(chance):
+            odds = acceptance(p_x, q_x)
+            if randomness.coin(odds):
                 judge.accept(at)
                 beams.append(draw)
-                judged.append(Judged(draw, "accepted", p_x, q_x, chance))
+                judged.append(Judged(draw, "accepted", p_x, q_x, odds))
             else:
                 judge.reject(at)
-                judged.append(Judged(draw, "rejected", p_x, q_x, chance))
+                judged.append(Judged(draw, "rejected", p_x, q_x, odds))
     accepted = len(beams)
     while len(beams) < width:
         at = randomness.pick(judge.rest())
         judge.accept(at)
         beams.append(p.name(int(keys[at])))
-    return Layer(width, beams, accepted, judged, accepted == width)
+    return Layer(width, beams, accepted, judged, accepted == width, chance, least)
 
 
 class _Iid:

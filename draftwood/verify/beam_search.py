@@ -6,7 +6,7 @@ Knows scores and tokens. Refuses to know forests and models. Definitions are tho
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import ConfigurationError
-from draftwood.verify.joint import Outcome
+from draftwood.trace import Outcome
 
 Handle = TypeVar("Handle")
 
@@ -48,40 +48,44 @@ class BeamSearch:
         if not 1 <= self.n_best <= self.width:
             raise ConfigurationError(f"n_best must lie between 1 and the width {self.width}, not {self.n_best}")
 
-    def step(self, scores: Tensor, log_probs: Tensor, ends: Iterable[int] = ()) -> Step:
+    def step(self, scores: Tensor, log_probs: Tensor, ends: Callable[[int, int], bool] | None = None) -> Step:
         """The best continuations of live beams: scores [A] and log-probabilities [A, V] give the top `width` live.
 
-        Ties go to the lowest beam, then the lowest token. An ended continuation counts if it is among the best `width`.
+        Ties go to the lowest beam, then the lowest token. `ends` tells whether a token ends a beam's sequence; such a
+        continuation counts if it is among the best `width`.
         """
         vocab = log_probs.shape[-1]
-        stops = frozenset(ends)
         flat = (scores.double()[:, None] + log_probs.double()).flatten()
         flat = torch.where(flat.isnan(), -torch.inf, flat)
-        count = min(self.width * (1 + len(stops)), flat.shape[0])
-        least = flat.topk(count).values[-1]
-        places = (flat >= least).nonzero()[:, 0]  # all that tie with the last one, so that ties have one rule
-        ranked = places[flat[places].argsort(descending=True, stable=True)].tolist()
-        step = Step([], [], [], [])
-        for rank, (place, score) in enumerate(zip(ranked, flat[ranked].tolist(), strict=True)):
-            outcome = divmod(place, vocab)
-            if score == -math.inf or len(step.live) == self.width:
-                break
-            if outcome[1] not in stops:
-                step.live.append(outcome)
-                step.live_scores.append(score)
-            elif rank < self.width:
-                step.ended.append(outcome)
-                step.ended_scores.append(score)
-        return step
+        count, total = self.width if ends is None else 2 * self.width, flat.shape[0]
+        while True:  # until there are enough that do not end
+            count = min(count, total)
+            least = flat.topk(count).values[-1]
+            places = (flat >= least).nonzero()[:, 0]  # all that tie with the last one, so that ties have one rule
+            ranked = places[flat[places].argsort(descending=True, stable=True)].tolist()
+            step = Step([], [], [], [])
+            for rank, (place, score) in enumerate(zip(ranked, flat[ranked].tolist(), strict=True)):
+                outcome = divmod(place, vocab)
+                if score == -math.inf or len(step.live) == self.width:
+                    return step
+                if ends is None or not ends(*outcome):
+                    step.live.append(outcome)
+                    step.live_scores.append(score)
+                elif rank < self.width:
+                    step.ended.append(outcome)
+                    step.ended_scores.append(score)
+            if len(step.live) == self.width or count == total:
+                return step
+            count *= 4
 
     def score(self, log_likelihood: float, length: int) -> float:
         """Length-penalised score."""
         return float(log_likelihood / length**self.length_penalty)
 
 
-def layer_stands(step: Step, drafted: Iterable[Outcome]) -> bool:
-    """Speculative acceptance: all live continuations of the target are drafted nodes; else the round ends with them."""
-    return bool(step.live) and set(step.live) <= set(drafted)
+def layer_stands(live: Collection[Outcome], drafted: Collection[Outcome]) -> bool:
+    """Speculative acceptance: all live continuations of the target are drafted; else the round ends with them."""
+    return bool(live) and set(live) <= set(drafted)
 
 
 @dataclass(slots=True)

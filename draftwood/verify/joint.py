@@ -13,11 +13,8 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import NonFiniteError
-from draftwood.sampling import SamplingParams, Streams, draw, warp, warp_beams
-
-STAY = -1  # the only 'token' of a finished beam
-
-Outcome = tuple[int, int]  # (beam label, token or STAY)
+from draftwood.sampling import SamplingParams, Streams, draw, draws, warp, warp_beams
+from draftwood.trace import Outcome
 
 
 class Randomness(Protocol):
@@ -26,6 +23,8 @@ class Randomness(Protocol):
     def coin(self, chance: float) -> bool: ...
 
     def pick(self, probs: Tensor) -> int: ...
+
+    def picks(self, probs: Tensor, count: int) -> list[int]: ...
 
     def distinct(self, probs: Tensor, count: int) -> list[int]: ...
 
@@ -44,6 +43,10 @@ class Seeded:
     def pick(self, probs: Tensor) -> int:
         """One index of weights [n]."""
         return draw(probs, self._streams.uniform(self._purpose))
+
+    def picks(self, probs: Tensor, count: int) -> list[int]:
+        """`count` independent indices of weights [n]: as so many calls of `pick`."""
+        return draws(probs, [self._streams.uniform(self._purpose) for _ in range(count)])
 
     def distinct(self, probs: Tensor, count: int) -> list[int]:
         """Up to `count` distinct indices of weights [n], drawn one after the other (Gumbel-top-k)."""
@@ -95,6 +98,12 @@ class Joint:
         """All (beam, token) in order."""
         return [self.name(key) for key in self.key.tolist()]
 
+    def probs(self, outcomes: Sequence[Outcome]) -> list[float]:
+        """Probabilities of outcomes; 0 where one is not among these."""
+        sought = torch.tensor([self.key_of(outcome) for outcome in outcomes], device=self.key.device)
+        places = torch.searchsorted(self.key, sought).clamp_(max=len(self) - 1)
+        return torch.where(self.key[places] == sought, self.prob[places], 0.0).tolist()
+
     def restrict(self, beams: Sequence[int]) -> Joint:
         """Only the outcomes of some beams, renormalised (spec §3 step 2, §9.2); empty where nothing is left."""
         keep = torch.isin(self.beam, torch.tensor(list(beams), dtype=torch.long, device=self.key.device))
@@ -107,11 +116,8 @@ class Joint:
         """`count` draws in order: iid, or distinct (all outcomes where there are fewer)."""
         if not len(self):
             return []
-        if replacement:
-            places = [randomness.pick(self.prob) for _ in range(count)]
-        else:
-            places = randomness.distinct(self.prob, count)
-        return [self.outcome(place) for place in places]
+        places = randomness.picks(self.prob, count) if replacement else randomness.distinct(self.prob, count)
+        return [self.name(key) for key in self.key[places].tolist()]
 
 
 def align(p: Joint, q: Joint) -> tuple[Tensor, Tensor, Tensor]:

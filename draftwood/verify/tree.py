@@ -13,6 +13,7 @@ from torch import Tensor
 
 from draftwood.forest import Forest, Proposal, Verdict
 from draftwood.sampling import Penalties, SamplingParams, Streams, draw, warp
+from draftwood.trace import Kind
 
 
 def acceptance(p: float, q: float) -> float:
@@ -82,17 +83,25 @@ class Rejection:
         if params.greedy:
             return follow(forest, logits.argmax(-1).tolist(), None)
         probs = warp(logits, params)
-        node, warped = forest.roots[0], []
+        node, warped = forest.roots[0], {}
         while True:
             p = probs[node - forest.fresh]
             child, rest = resolve(
                 p, forest.proposals.get(node, ()), forest.token, lambda chance: streams.uniform("accept") < chance
             )
             x = draw(rest, streams.uniform("accept")) if child is None else forest.token[child]
-            warped.append(_log(float(p[x])))
+            warped[node, x] = _log(float(p[x]))
             if child is None:
-                return Verdict([node], [x], warped)
+                return end_of_path(forest, node, x, warped)
             node = child
+
+
+def end_of_path(forest: Forest, node: int, token: int, warped: dict[tuple[int, int], float]) -> Verdict:
+    """The verdict that everything down to `node` is accepted and `token` comes next."""
+    accepted = forest.depth[node]
+    failed = node in forest.proposals
+    kind: Kind = "corrected" if failed else "bonus" if forest.proposals else "plain"
+    return Verdict([node], [token], [kind], warped, accepted, accepted + failed)
 
 
 def follow(forest: Forest, chosen: Sequence[int], log_p: Tensor | None) -> Verdict:
@@ -100,14 +109,14 @@ def follow(forest: Forest, chosen: Sequence[int], log_p: Tensor | None) -> Verdi
 
     log_p [n, V] are warped log-probabilities; None means that the choice has probability 1 (greedy).
     """
-    node, warped = forest.roots[0], []
+    node, warped = forest.roots[0], {}
     while True:
         row = node - forest.fresh
         x = chosen[row]
-        warped.append(0.0 if log_p is None else float(log_p[row, x]))
+        warped[node, x] = 0.0 if log_p is None else float(log_p[row, x])
         child = forest.child.get((node, x))
         if child is None:
-            return Verdict([node], [x], warped)
+            return end_of_path(forest, node, x, warped)
         node = child
 
 

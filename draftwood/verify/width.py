@@ -9,6 +9,7 @@ rejection, 1 - alpha_j = N_{j+1}/N_j, and no vector is ever renormalised.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -108,17 +109,19 @@ class WidthRule:
         if self.draws not in (None, "surviving", "drafted"):
             raise ConfigurationError(f"draws must be 'surviving' or 'drafted', not {self.draws!r}")
 
-    def width(self, chain: ResidualChain, surviving: int, drafted: int, replacement: bool) -> int:
-        """W^(l) from p, q (in the chain) and a number of draws."""
-        if self.fixed is not None:
-            return self.fixed
+    def width(self, chain: ResidualChain, surviving: int, drafted: int, replacement: bool) -> tuple[int, float, float]:
+        """(W^(l), chance that so many draws are accepted, chance beta of the minimum width) from p, q and the draws.
+
+        Without replacement the chances are those of draws with replacement: a rule for the width, no law.
+        """
         draws = self.draws or ("surviving" if replacement else "drafted")
-        if draws == "surviving" and not replacement:
+        if draws == "surviving" and not replacement and self.fixed is None:
             raise ConfigurationError(
                 "without replacement the width must not depend on how many draws survive; set draws='drafted'"
             )
-        alphas = chain.alphas(surviving if draws == "surviving" else drafted)
-        return max(self.minimum, dynamic_width(acceptance_counts(alphas), self.threshold))
+        counts = acceptance_counts(chain.alphas(surviving if draws == "surviving" else drafted))
+        width = self.fixed or max(self.minimum, dynamic_width(counts, self.threshold))
+        return width, math.fsum(counts[width:]), math.fsum(counts[self.fixed or self.minimum :])
 
 
 def expected_layers(threshold: float, beta: float, gamma: int) -> float:

@@ -9,8 +9,10 @@ from enumeration import slow_warp
 from torch import Tensor
 
 from draftwood.errors import NonFiniteError
+from draftwood.forest import STAY
 from draftwood.sampling import SamplingParams
-from draftwood.verify.joint import STAY, Outcome, align, joint_of
+from draftwood.trace import Outcome
+from draftwood.verify.joint import align, joint_of
 
 PARAMS = [
     SamplingParams(),

@@ -8,9 +8,10 @@ from enumeration import Choices, Law, law_of
 
 from draftwood.errors import ConfigurationError
 from draftwood.sampling import SamplingParams, Streams
+from draftwood.trace import Layer, Outcome
 from draftwood.verify import beam
-from draftwood.verify.beam import Layer, bonus_width, least_perplexity, sample_layer, verify_layer
-from draftwood.verify.joint import Joint, Outcome, Seeded
+from draftwood.verify.beam import bonus_width, least_perplexity, sample_layer, verify_layer
+from draftwood.verify.joint import Joint, Seeded
 from draftwood.verify.width import ResidualChain, WidthRule
 
 EXACT = 1e-12
@@ -155,8 +156,8 @@ def test_algorithm_as_indented_is_biased() -> None:
 class Counting(WidthRule):
     """The width refused without replacement: one that grows with the number of surviving draws."""
 
-    def width(self, chain: ResidualChain, surviving: int, drafted: int, replacement: bool) -> int:
-        return max(1, surviving)
+    def width(self, chain: ResidualChain, surviving: int, drafted: int, replacement: bool) -> tuple[int, float, float]:
+        return max(1, surviving), 0.0, 0.0
 
 
 def test_width_from_survivors_is_biased_only_without_replacement() -> None:

@@ -19,7 +19,7 @@ def test_step_equals_a_full_sort(width: int, seed: int) -> None:
     pairs = [(b, t) for b in range(width) for t in range(5)]
     value = {(b, t): float(scores[b] + log_probs[b, t]) for b, t in pairs}
     ranked = sorted(pairs, key=lambda x: (-value[x], x))
-    step = BeamSearch(width).step(scores, log_probs, ends)
+    step = BeamSearch(width).step(scores, log_probs, lambda beam, token: token in ends)
     assert step.live == [x for x in ranked if x[1] not in ends][:width]
     assert step.ended == [x for x in ranked[:width] if x[1] in ends]
     assert step.live_scores == [value[x] for x in step.live]
@@ -36,8 +36,8 @@ def test_layer_stands_if_all_live_beams_were_drafted() -> None:
     log_probs = torch.tensor([[0.5, 0.3, 0.2], [0.6, 0.3, 0.1]], dtype=torch.float64).log()
     step = BeamSearch(2).step(torch.tensor([0.0, -0.1], dtype=torch.float64), log_probs)
     assert step.live == [(1, 0), (0, 0)]
-    assert layer_stands(step, [(0, 0), (0, 1), (1, 0)])
-    assert not layer_stands(step, [(0, 0), (0, 1)])
+    assert layer_stands(step.live, [(0, 0), (0, 1), (1, 0)])
+    assert not layer_stands(step.live, [(0, 0), (0, 1)])
 
 
 def test_pool_keeps_the_best_by_penalised_score() -> None:

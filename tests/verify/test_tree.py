@@ -210,7 +210,7 @@ def test_whole_tree_law(
 
 
 def test_verdict_names_the_accepted_path() -> None:
-    """Accepted drafts are the ancestors of the verdict's parent; `warped` belongs to the emitted tokens."""
+    """Accepted drafts are the ancestors of the verdict's parent; `warped` belongs to them and to the next root."""
     forest = plant([0])
     a, b = forest.propose(0, [1, 2], None)
     (c,) = forest.propose(b, [1], None)
@@ -220,7 +220,9 @@ def test_verdict_names_the_accepted_path() -> None:
     verdict = Rejection()(forest, logits, SamplingParams(), None, Streams(0))
     assert verdict.parent == [c]
     assert forest.path(c) == [0, b, c] and a not in forest.path(c)
-    assert verdict.warped == pytest.approx([0.0, 0.0, -0.6931471805599453])
+    assert list(verdict.warped) == [(0, 2), (b, 1), (c, verdict.token[0])]
+    assert list(verdict.warped.values()) == pytest.approx([0.0, 0.0, -0.6931471805599453])
+    assert (verdict.kind, verdict.accepted, verdict.attempted) == (["bonus"], 2, 2)
 
 
 def test_exhausted_support_is_not_accepted() -> None:

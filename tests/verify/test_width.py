@@ -44,7 +44,7 @@ def test_counts_equal_brute_force(m: int, seed: int) -> None:
         brute = max(k for k in range(m + 1) if 1 - math.fsum(wanted[:k]) >= t)
         assert dynamic_width(counts, t) == brute
         rule = WidthRule(threshold=t, minimum=2)
-        assert rule.width(ResidualChain(p, q), m, 9, True) == max(2, brute)
+        assert rule.width(ResidualChain(p, q), m, 9, True)[0] == max(2, brute)
 
 
 @pytest.mark.parametrize("seed", range(8))

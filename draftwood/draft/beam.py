@@ -1,0 +1,123 @@
+"""Drafting beams with a draft model: layers drawn from the draft's joint of beam and token (DSBD §3, Algorithm 1).
+
+Knows the weights of beams under the draft. Refuses to know verification; how a joint is made and drawn from is known
+by verify/joint.py, which the target's side uses too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from draftwood.depth import DepthController, Growth
+from draftwood.draft.base import Proposer
+from draftwood.forest import TRUNK, DraftedLayer, Forest
+from draftwood.session import Run, Session
+from draftwood.verify.beam_search import BeamSearch
+from draftwood.verify.joint import Joint, Seeded
+from draftwood.verify.layers import extended, joint_over
+
+
+@dataclass(slots=True)
+class BeamDrafter:
+    """`width` draws per layer, W_S of the paper: with replacement, without, or with `search` the best continuations.
+
+    `root_weights` "draft" weighs the round's beams by the draft's own joint q(x), as the paper does; "target" by the
+    target's p(x), which is as exact: any positive numbers known before drafting are. Where q(x) is not known, since the
+    round before drafted nothing, p(x) takes its place.
+    """
+
+    session: Session
+    width: int
+    replacement: bool = True
+    warp: Literal["joint", "token"] = "joint"
+    root_weights: Literal["draft", "target"] = "draft"
+    search: BeamSearch | None = None
+    sessions: list[Session] = field(init=False)
+    _weight: dict[int, float] = field(init=False, default_factory=dict)  # node -> log q of its generated part
+    _row: dict[int, Tensor] = field(init=False, default_factory=dict)  # node -> [V] draft logits after it
+    _after: dict[int, tuple[int, float]] = field(init=False, default_factory=dict)  # root -> parent, log q of parent
+
+    def __post_init__(self) -> None:
+        self.sessions = [self.session]
+
+    def draft(
+        self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
+    ) -> Generator[Run, Tensor, None]:
+        nodes: Sequence[int] = forest.roots
+        layer, growth = 0, Growth(0)
+        while layer < limit and depth.deeper(growth):
+            live = [node for node in nodes if node not in forest.finished]
+            if not live or forest.position(live[0]) >= self.session.model.context:
+                break
+            parents = [] if layer else self._unknown(forest)
+            logits = yield Run(self.session, forest, [*live, *parents])
+            assert logits is not None
+            fit = propose.fit(logits)
+            if not layer:
+                self._weigh(forest, dict(zip(parents, fit[len(live) :], strict=True)))
+            fit = propose.edited(forest, live, fit[: len(live)])
+            self._row.update(zip(live, fit, strict=True))
+            drafted = self._drawn(forest, nodes, live, fit, propose)
+            forest.layers.append(drafted)
+            weights = extended(drafted.draws, self._weight, live, fit)
+            for outcome, weight in weights.items():
+                self._weight[forest.grow(*outcome)] = weight
+            nodes = drafted.nodes
+            layer += 1
+            growth = Growth(layer, nodes, logits if "logits" in depth.needs else None)
+
+    def _drawn(
+        self, forest: Forest, nodes: Sequence[int], live: Sequence[int], logits: Tensor, propose: Proposer
+    ) -> DraftedLayer:
+        """Draw the next layer below `nodes`; logits [live nodes, V]."""
+        q: Joint | None = None
+        if self.search is None:
+            q = joint_over(nodes, self._weight, forest, logits, propose.params, self.warp)
+            draws = q.draws(self.width, Seeded(propose.streams, "draft"), self.replacement)
+        else:
+            weights = torch.tensor([self._weight[node] for node in live], dtype=torch.float64, device=logits.device)
+            step = self.search.step(weights, torch.log_softmax(logits, -1), lambda row, token: token in forest.end)
+            draws = [(live[row], token) for row, token in step.live]
+        return DraftedLayer(q, draws, list(dict.fromkeys(forest.grow(*draw) for draw in draws)))
+
+    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
+        """Carry the roots' weights into the next round's `forest`."""
+        self.session.commit(trunk, kept, forest)
+        weight, row = self._weight, self._row
+        self._weight, self._row, self._after = {}, {}, {}
+        for root in forest.roots:
+            if root < len(kept):  # a finished one that stays
+                if kept[root] in weight:
+                    self._weight[root] = weight[kept[root]]
+                continue
+            parent = forest.parent[root]
+            before = trunk[-1] if parent == TRUNK else kept[parent]
+            if before not in weight:
+                continue
+            if before in row:
+                self._weight[root] = extended([(before, forest.token[root])], weight, [before], row[before][None])[
+                    before, forest.token[root]
+                ]
+            else:  # a bonus: the draft has not seen its parent
+                self._after[root] = parent if parent != TRUNK else TRUNK - len(forest.trunk), weight[before]
+
+    def _unknown(self, forest: Forest) -> list[int]:
+        """Parents whose draft logits are needed to weigh the roots."""
+        if self.root_weights == "target" or len(forest.roots) == 1:
+            return []
+        return list(dict.fromkeys(parent for parent, _ in self._after.values()))
+
+    def _weigh(self, forest: Forest, rows: dict[int, Tensor]) -> None:
+        """log q of every root; log p of all of them where one is not known."""
+        for root, (parent, weight) in self._after.items():
+            if parent in rows:
+                outcome = (parent, forest.token[root])
+                self._weight[root] = extended([outcome], {parent: weight}, [parent], rows[parent][None])[outcome]
+        known = self.root_weights == "draft" and all(root in self._weight for root in forest.roots)
+        if not known:
+            self._weight = {root: forest.score[root] for root in forest.roots}

@@ -1,0 +1,200 @@
+"""Verifying beams over a forest, layer by layer: DSBD and beam sampling, beam search with and without drafts.
+
+Knows which outcomes of a layer are which nodes, joint log-likelihoods and when all beams have ended. Refuses to know
+how one layer is decided (beam.py, beam_search.py) and where drafts came from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from draftwood.forest import STAY, Forest, Verdict
+from draftwood.sampling import Penalties, SamplingParams, Streams
+from draftwood.trace import Judged, Kind, Layer, Outcome
+from draftwood.verify.beam import bonus_width, least_perplexity, sample_layer, verify_layer
+from draftwood.verify.beam_search import BeamSearch, Pool, layer_stands
+from draftwood.verify.joint import Joint, Seeded, joint_of
+from draftwood.verify.width import WidthRule
+
+
+def joint_over(
+    nodes: Sequence[int],
+    score: Mapping[int, float],
+    forest: Forest,
+    logits: Tensor,
+    params: SamplingParams,
+    warp: Literal["joint", "token"],
+) -> Joint:
+    """The joint of distinct `nodes` and tokens (DSBD Eq. 1); logits [live nodes, V] in the order of `nodes`."""
+    best = max(score[node] for node in nodes)
+    relative = torch.tensor([score[node] - best for node in nodes], dtype=logits.dtype, device=logits.device)
+    return joint_of(relative, logits, params, warp, [node in forest.finished for node in nodes], nodes)
+
+
+def extended(
+    outcomes: Sequence[Outcome], score: Mapping[int, float], live: Sequence[int], logits: Tensor
+) -> dict[Outcome, float]:
+    """Joint log-likelihoods of outcomes: log p(x) + log p(v|x); logits [live nodes, V], rows as in `live`."""
+    if not logits.shape[0]:
+        return {outcome: score[outcome[0]] for outcome in outcomes}
+    row = {node: i for i, node in enumerate(live)}
+    grown = [outcome for outcome in outcomes if outcome[1] != STAY]
+    rows = [row[node] for node, _ in grown]
+    tokens = torch.tensor([token for _, token in grown], dtype=torch.long, device=logits.device)
+    gained = (logits[rows, tokens].double() - torch.logsumexp(logits, -1).double()[rows]).tolist()
+    result = {outcome: score[outcome[0]] for outcome in outcomes}
+    for outcome, gain in zip(grown, gained, strict=True):
+        result[outcome] += gain
+    return result
+
+
+class BeamSampling:
+    """DSBD's verification (spec §3); with a drafter that appends nothing it is beam sampling itself (spec §1).
+
+    `one_cache` keeps the output beam of lowest perplexity only (DSBD §3.4), which changes the distribution.
+    """
+
+    name = "beam-sampling"
+
+    def __init__(
+        self,
+        rule: WidthRule,
+        warp: Literal["joint", "token"] = "joint",
+        replacement: bool = True,
+        one_cache: bool = False,
+    ) -> None:
+        self.rule = rule
+        self.warp = warp
+        self.replacement = replacement
+        self.one_cache = one_cache
+        self.lossless = not one_cache
+
+    def __call__(
+        self, forest: Forest, logits: Tensor, params: SamplingParams, penalties: Penalties | None, streams: Streams
+    ) -> Verdict:
+        if penalties is not None:
+            logits = penalties(logits, forest, range(forest.fresh, len(forest)))
+        randomness = Seeded(streams, "accept")
+        score, nodes = dict(forest.score), list(forest.roots)
+        layers: list[Layer] = []
+        warped: dict[Outcome, float] = {}
+        accepted, last = 0, 0
+        for drafted in [*forest.layers, None]:
+            live = [node for node in nodes if node not in forest.finished]
+            rows = logits[[node - forest.fresh for node in live]]
+            p = joint_over(nodes, score, forest, rows, params, self.warp)
+            if drafted is None:
+                layer = sample_layer(p, bonus_width(last, self.rule), randomness, self.replacement)
+            else:
+                assert drafted.q is not None
+                layer = verify_layer(drafted.draws, drafted.q, p, nodes, self.rule, randomness, self.replacement)
+            layers.append(layer)
+            beams = layer.distinct
+            probs = p.probs(beams)
+            warped.update(zip(beams, map(_log, probs), strict=True))
+            if self.warp == "joint":
+                grown = extended(beams, score, live, rows)
+            else:  # log-likelihoods under the warped conditionals: all but the sum over beams is in the joint
+                best = max(score[node] for node in nodes)
+                total = best + math.log(math.fsum(math.exp(score[node] - best) for node in nodes))
+                grown = {beam: total + _log(prob) for beam, prob in zip(beams, probs, strict=True)}
+            if not layer.stands:
+                break
+            accepted, last = accepted + 1, layer.width
+            nodes = [forest.grow(*beam) for beam in beams]
+            score = {node: grown[beam] for node, beam in zip(nodes, beams, strict=True)}
+            if all(node in forest.finished for node in nodes):
+                break  # nothing is left to decide, for the reference neither
+        if self.one_cache:
+            lengths = [forest.length(node) + (token != STAY) for node, token in beams]
+            beams = [beams[least_perplexity([grown[beam] for beam in beams], lengths)]]
+        drafts = set(layer.beams[: layer.accepted])
+        rest: Kind = "plain" if not forest.layers else "corrected" if layer.judged else "bonus"
+        return Verdict(
+            [node for node, _ in beams],
+            [token for _, token in beams],
+            ["accepted" if beam in drafts else rest for beam in beams],
+            warped,
+            accepted,
+            sum(bool(layer.judged) for layer in layers),
+            [grown[beam] for beam in beams],
+            layers,
+        )
+
+
+class BeamSearching:
+    """Beam search: the best `width` continuations, layer by layer as long as all of them were drafted (spec §3).
+
+    Without drafts it is plain beam search; with drafts the output is the same. Finished roots are the pool of finished
+    hypotheses, best first.
+    """
+
+    name = "beam-search"
+    lossless = True
+
+    def __init__(self, search: BeamSearch) -> None:
+        self.search = search
+
+    def __call__(
+        self, forest: Forest, logits: Tensor, params: SamplingParams, penalties: Penalties | None, streams: Streams
+    ) -> Verdict:
+        if penalties is not None:
+            logits = penalties(logits, forest, range(forest.fresh, len(forest)))
+        pool: Pool[Outcome] = Pool(self.search)
+        for root in forest.roots:
+            if root in forest.finished:
+                pool.add(forest.score[root], forest.length(root), (root, STAY))
+        nodes = forest.live
+        scores = [forest.score[node] for node in nodes]
+        layers: list[Layer] = []
+        seen: list[Outcome] = []
+        drafts: set[Outcome] = set()
+        accepted, stands = 0, False
+        for drafted in [*forest.layers, None]:
+            step = self.search.step(
+                torch.tensor(scores, dtype=torch.float64, device=logits.device),
+                torch.log_softmax(logits[[node - forest.fresh for node in nodes]], -1),
+                lambda row, token, at=nodes: forest.ends(at[row], token),  # type: ignore[misc]
+            )
+            length = forest.length(nodes[0]) + 1
+            for (row, token), score in zip(step.ended, step.ended_scores, strict=True):
+                pool.add(score, length, (nodes[row], token))
+                seen.append((nodes[row], token))
+            live = [(nodes[row], token) for row, token in step.live]
+            scores = step.live_scores
+            seen += live
+            drafts = set(drafted.draws) if drafted is not None else set()
+            stands = layer_stands(live, drafts)
+            judged = [
+                Judged(draw, "accepted" if draw in live else "rejected")
+                for draw in (drafted.draws if drafted is not None else ())
+            ]
+            layers.append(Layer(len(live), live, sum(beam in drafts for beam in live), judged, stands))
+            accepted += stands
+            if pool.done(scores, length, forest.longest - forest.prompt):
+                live, scores = [], []
+                break
+            if not stands:
+                break
+            nodes = [forest.grow(*beam) for beam in live]
+        rest: Kind = "plain" if not forest.layers else "corrected" if layers[-1].judged else "bonus"
+        roots = [*(handle for _, _, handle in pool.finished), *live]
+        return Verdict(
+            [node for node, _ in roots],
+            [token for _, token in roots],
+            ["accepted" if root in drafts else rest for root in roots],
+            dict.fromkeys(seen, 0.0),
+            accepted,
+            sum(bool(layer.judged) for layer in layers),
+            [*(likelihood for _, likelihood, _ in pool.finished), *scores],
+            layers,
+        )
+
+
+def _log(p: float) -> float:
+    return math.log(p) if p > 0 else -math.inf
