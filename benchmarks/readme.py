@@ -119,6 +119,28 @@ def peers_table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def batching_table(results: list[dict[str, Any]]) -> str:
+    """Markdown of what benchmarks/batching.py measured: tokens a second of all requests together."""
+    env = results[0]["environment"]
+    lines = [
+        f"Tokens a second of requests with mixed methods together, {env['threads']} threads of {env['processor']}, "
+        f"{env['date']}; in brackets the ratio to Hugging Face's batched greedy `generate` of plain decoding.",
+        "",
+        "| pair | type | one by one | " + " | ".join(f"{n} at once" for n in results[0]["same_bits_as_alone"]) + " |",
+        "| --- | --- | --- | " + " | ".join("---" for _ in results[0]["same_bits_as_alone"]) + " |",
+    ]
+    for result in results:
+        speed, ratio = result["tokens_per_second"], result["ratios"]
+        cells = [
+            f"{speed[f'{n} at once']['median']:.0f} ({ratio[f'{n} at once, to Hugging Face']['median']:.2f}x)"
+            for n in result["same_bits_as_alone"]
+        ]
+        alone = f"{speed['one by one']['median']:.0f}"
+        dtype = result["environment"]["dtype"]
+        lines.append(f"| {result['pair']['name']} | {dtype} | {alone} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def acceptance_table(result: dict[str, Any]) -> str:
     """Markdown of the teacher-forced figures of draftwood.train.evaluate, a row per domain."""
     names = ("perplexity_target", "perplexity_draft", "acceptance", "agreement")
@@ -161,6 +183,7 @@ TABLES: dict[str, list[tuple[str, str, Callable[[list[dict[str, Any]]], str]]]] 
         ("engine table", "engine.json", lambda results: engine_table(*results)),
         ("pairs table", "engine-*x*-*.json", pairs_table),
         ("peers table", "peers-*.json", peers_table),
+        ("batching table", "batching-*.json", batching_table),
     ],
     "draftwood/models/embedded/README.md": [
         ("acceptance", "embedded-pair.json", lambda results: acceptance_table(*results)),
