@@ -67,10 +67,10 @@ def spread(values: Sequence[float], seed: int = 0) -> dict[str, float]:
     return {"median": statistics.median(values), "low": medians[25], "high": medians[974], "n": len(values)}
 
 
-def write(name: str, result: dict[str, Any]) -> Path:
-    """Save a result under benchmarks/results."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def write(name: str, result: dict[str, Any], folder: Path = RESULTS) -> Path:
+    """Save a result, by default under benchmarks/results."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
     return path
 

@@ -84,9 +84,14 @@ def rounds(request: Request) -> Decoding[Round]:
             request.depth.start(streams)
             yield from drafter.draft(forest, request.depth, forest.room - 1, propose)
             drafted = perf_counter()
-            logits = yield Run(target, forest, range(forest.fresh, len(forest)))
+            fresh = range(forest.fresh, len(forest))
+            logits = (yield Run(target, forest, fresh)) if fresh else torch.empty(0, target.model.vocab_size)
             assert logits is not None
             answered = perf_counter()
+            if forest.layers:
+                forest.known.update(
+                    (node, row) for node, row in zip(fresh, logits, strict=True) if node not in forest.finished
+                )
             verdict = request.verify(forest, logits, request.params, penalties, streams)
             judged = perf_counter()
             roots_said = _say(forest, verdict, logits, request, penalties)
@@ -130,15 +135,14 @@ def _say(
     for parent, token in zip(verdict.parent, verdict.token, strict=True):
         node = parent
         upwards = [] if token == STAY else [(parent, token, TRUNK)]
-        while node >= forest.fresh and forest.parent[node] >= forest.fresh:
+        while node not in forest.roots:
             upwards.append((forest.parent[node], forest.token[node], node))
             node = forest.parent[node]
         for above, below, name in reversed(upwards):
             edges.setdefault((above, below), name)
     if not edges:
         return [None] * len(verdict.parent)
-    rows = [parent - forest.fresh for parent, _ in edges]
-    logits = logits[: len(rows)] if rows == list(range(len(rows))) else logits[rows]
+    logits = forest.answers([parent for parent, _ in edges], logits)
     raw = torch.log_softmax(logits, -1)
     logprobs = raw.gather(-1, torch.tensor([token for _, token in edges], device=raw.device)[:, None])[:, 0].tolist()
     if any(map(math.isnan, logprobs)):
@@ -189,7 +193,7 @@ def _round(forest: Forest, verdict: Verdict, trunk: list[int], grown: Forest, re
         top_logprobs=[entry.top for entry in said[:count]] if request.top_logprobs else [],
         warped_top_logprobs=[entry.warped_top for entry in said[:count]] if request.top_logprobs else [],
         kinds=kinds,
-        drafted=len(forest) - forest.fresh - len(forest.live),
+        drafted=len(forest) - forest.fresh - sum(root >= forest.fresh for root in forest.live),
         draws=sum(len(proposal.nodes) for made in forest.proposals.values() for proposal in made)
         + sum(len(layer.draws) for layer in forest.layers),
         accepted=kinds.count("accepted"),

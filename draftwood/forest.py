@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from draftwood.trace import Kind, Layer, Said
@@ -52,10 +53,10 @@ class DraftedLayer:
 class Forest:
     """The trunk (final tokens that every hypothesis shares) and the nodes that hang on it, parents before children.
 
-    Node i holds token[i] at sequence position len(trunk) + depth[i]. Nodes [0, fresh) are the inner nodes of live
-    hypotheses, forwarded through the target in earlier rounds, and all nodes of finished ones; nodes from `fresh` on
-    wait for the target. `roots` are the leaves that stand for the hypotheses, one each: live ones, which are equally
-    long and have fresh nodes, and finished ones. Drafting appends below the live ones.
+    Node i holds token[i] at sequence position len(trunk) + depth[i]. Nodes [0, fresh) were forwarded through the target
+    in earlier rounds or belong to finished hypotheses; nodes from `fresh` on wait for the target. `roots` stand for the
+    hypotheses, one each: live ones, which are equally long, and finished ones. Drafting appends below the live ones.
+    Of a live root that was itself a draft in the round before, the target's answer is `known`, and those below it.
     """
 
     trunk: list[int]
@@ -72,6 +73,7 @@ class Forest:
     said: dict[int, Said] = field(default_factory=dict)  # node -> what will be said of it when it is emitted
     proposals: dict[int, list[Proposal]] = field(default_factory=dict)
     layers: list[DraftedLayer] = field(default_factory=list)  # drafts of beams, drawn layer by layer
+    known: dict[int, Tensor] = field(default_factory=dict)  # node -> [V] logits of the target after it
     fresh: int = 0
     child: dict[tuple[int, int], int] = field(default_factory=dict)
 
@@ -131,6 +133,12 @@ class Forest:
         """How many tokens after the prompt a sequence has."""
         return self.position(node) + 1 - self.prompt
 
+    def answers(self, nodes: Sequence[int], logits: Tensor) -> Tensor:
+        """The target's logits [len(nodes), V]: rows of `logits`, which belong to the fresh nodes, and known ones."""
+        if self.known and any(node < self.fresh for node in nodes):
+            return torch.stack([self.known[node] if node < self.fresh else logits[node - self.fresh] for node in nodes])
+        return logits[[node - self.fresh for node in nodes]]
+
     @property
     def live(self) -> list[int]:
         """The roots that go on."""
@@ -180,9 +188,10 @@ def plant(
 def advance(forest: Forest, verdict: Verdict) -> tuple[list[int], list[int], Forest]:
     """Grow the verdict's roots: (nodes that join the trunk, nodes kept below it, the next forest).
 
-    The trunk grows by the nodes that all roots descend from. Kept nodes are renumbered 0, 1, ... in the next forest
-    in the order given; new finished roots follow them, then the live roots, pending. `forest` itself is left as it was,
-    except that the next forest owns its trunk list, grown in place.
+    The trunk grows by the nodes that all roots descend from. Kept nodes lead to roots, or their answers are known; they
+    are renumbered 0, 1, ... in the next forest in the order given. New finished roots follow them, then the live roots
+    that wait for the target. `forest` itself is left as it was, except that the next forest owns its trunk list, grown
+    in place.
     """
     roots = list(zip(verdict.parent, verdict.token, strict=True))
     ended = [token != STAY and forest.ends(parent, token) for parent, token in roots]
@@ -193,16 +202,24 @@ def advance(forest: Forest, verdict: Verdict) -> tuple[list[int], list[int], For
         while length < min(len(shared), len(path)) and shared[length] == path[length]:
             length += 1
         shared = shared[:length]
-    kept = sorted({node for path in paths for node in path[len(shared) :]})
+    kept = {node for path in paths for node in path[len(shared) :]}
+    known = ({forest.child.get(root, TRUNK) for root in roots} & forest.known.keys()) - forest.finished
+    if known:  # with all below them
+        for node in range(len(forest)):
+            if forest.parent[node] in known and node in forest.known and node not in forest.finished:
+                known.add(node)
+        kept |= known
     trunk = forest.trunk
     trunk.extend([forest.token[node] for node in shared])
     grown = Forest(trunk, forest.prompt, forest.longest)
     renumbered = {node: TRUNK for node in shared[-1:]}
-    for node in kept:
+    for node in sorted(kept):
         new = renumbered[node] = grown.add(renumbered.get(forest.parent[node], TRUNK), forest.token[node])
         if node in forest.finished:
             grown.finished.add(new)
-        if node in forest.said:
+        if node in known:
+            grown.known[new] = forest.known[node]
+        elif node in forest.said:
             grown.said[new] = forest.said[node]
     for (parent, token), over in zip(roots, ended, strict=True):
         if over:
@@ -213,4 +230,4 @@ def advance(forest: Forest, verdict: Verdict) -> tuple[list[int], list[int], For
     ]
     grown.score = dict(zip(grown.roots, verdict.score, strict=False))
     grown.end, grown.stopped = forest.end, forest.stopped  # only now: all these sequences have been asked already
-    return shared, kept, grown
+    return shared, sorted(kept), grown

@@ -351,7 +351,7 @@ class SpeculativeBeamSearch(PlainBeamSearch):
         return self
 
     def build(self, drafts: list[Session]) -> Parts:
-        drafter = BeamDrafter(drafts[0], self.draft_width, search=BeamSearch(self.draft_width))
+        drafter = BeamDrafter(drafts[0], self.draft_width, root_weights="target", search=BeamSearch(self.draft_width))
         return Parts(drafter, self.verifier(), Fixed(self.gamma), self.answers)
 
 

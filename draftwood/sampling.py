@@ -7,7 +7,7 @@ and verification rules.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -81,18 +81,6 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
         return probs
     probs = torch.where(probs >= threshold, probs, 0.0)
     return probs / probs.sum(-1, keepdim=True)
-
-
-def warp_beams(scores: Tensor, logits: Tensor, params: SamplingParams, mode: Literal["joint", "token"]) -> Tensor:
-    """p_beam of DSBD Eq. 1 over beams and tokens: scores [A], logits [A, V] -> probabilities [A, V] that sum to 1.
-
-    `scores` are the beams' joint log-likelihoods. "joint" warps the joint of beam and token, T∘norm(p(x)·p(v|x)), as
-    the paper does; "token" warps each beam's conditional first, as Hugging Face does: norm(p(x)·T∘p(v|x)).
-    """
-    if mode == "token":
-        return torch.softmax(scores, -1)[:, None] * warp(logits, params)
-    joint = scores[:, None] + torch.log_softmax(logits, -1)
-    return warp(joint.flatten(), params).view_as(joint)
 
 
 def _nucleus(top: Tensor, mass: Tensor | float) -> Tensor:

@@ -10,6 +10,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -75,7 +77,9 @@ class Session:
     _partial: list[int] = field(init=False, default_factory=list)  # trunk positions below the last layer
     _free: list[int] = field(init=False, default_factory=list)  # heap of dead slots below the high-water mark
     _top: int = field(init=False, default=0)  # high-water mark: slots [0, _top) were given out
-    _visible: Tensor | None = field(init=False, default=None)  # [capacity] bool, slots of the cached trunk
+    _visible: npt.NDArray[np.bool_] | None = field(
+        init=False, default=None
+    )  # [capacity] bool, slots of the cached trunk
     _synced: int = field(init=False, default=0)  # trunk positions already in _visible
 
     def __post_init__(self) -> None:
@@ -153,7 +157,9 @@ class Session:
         Every other slot is free, those of nodes which only finished hypotheses descend from too.
         """
         slots, self._node_slot = self._node_slot, {}
-        needed = {node for root in forest.live for node in forest.path(root)} if kept and forest.finished else None
+        needed = None
+        if kept and forest.finished:
+            needed = forest.known.keys() | {node for root in forest.live for node in forest.path(root)}
         for node in trunk:
             if node not in slots:
                 break  # this model never saw it: it is computed when a descendant is asked for
@@ -278,19 +284,18 @@ class Session:
     def _general_mask(
         self, forest: Forest, nodes: list[int], slots: list[int], span: int, trunk_slot: list[int]
     ) -> Tensor:
-        device = self.model.device
         if self._visible is None or self._visible.shape[0] < self.cache.capacity:
-            self._visible = torch.zeros(self.cache.capacity, dtype=torch.bool, device=device)
+            self._visible = np.zeros(self.cache.capacity, dtype=np.bool_)
             self._synced = 0
         if self._synced < len(trunk_slot):
-            self._visible[torch.tensor(trunk_slot[self._synced :], device=device)] = True
+            self._visible[trunk_slot[self._synced :]] = True
             self._synced = len(trunk_slot)
-        mask = self._visible[:span].repeat(len(nodes), 1)
+        mask = self._visible[None, :span].repeat(len(nodes), 0)  # on the CPU: many steps on few numbers
         trunk_cells = sum(node < TRUNK for node in nodes)
         if trunk_cells:  # a trunk cell sees only the trunk before it
-            ends = torch.tensor([TRUNK - 1 - node for node in nodes[:trunk_cells]], device=device)
-            place = torch.full((span,), len(trunk_slot), device=device)
-            place[torch.tensor(trunk_slot, device=device)] = torch.arange(len(trunk_slot), device=device)
+            ends = np.array([TRUNK - 1 - node for node in nodes[:trunk_cells]])
+            place = np.full(span, len(trunk_slot))
+            place[trunk_slot] = np.arange(len(trunk_slot))
             mask[:trunk_cells] &= place <= ends[:, None]
         rows: list[int] = []
         columns: list[int] = []
@@ -305,6 +310,5 @@ class Session:
             slots_of_node = seen[nodes[row]]
             rows.extend([row] * len(slots_of_node))
             columns.extend(slots_of_node)
-        if rows:
-            mask[torch.tensor(rows, device=device), torch.tensor(columns, device=device)] = True
-        return mask
+        mask[rows, columns] = True
+        return torch.from_numpy(mask).to(self.model.device)

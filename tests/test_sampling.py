@@ -11,7 +11,8 @@ from torch import Tensor
 
 from draftwood import Engine, SamplingParams, TabularModel
 from draftwood.forest import Forest, plant
-from draftwood.sampling import Penalties, warp, warp_beams
+from draftwood.sampling import Penalties, warp
+from draftwood.verify.joint import Joint, joint_of
 
 CPU = torch.device("cpu")
 OPTIONS = [
@@ -91,6 +92,13 @@ def test_extreme_temperatures_stay_finite() -> None:
     assert warp(logits, SamplingParams(temperature=1e-30)).tolist() == [1, 0, 0, 0]
 
 
+def dense(joint: Joint) -> torch.Tensor:
+    """[3, 7] probabilities of beam and token."""
+    table = torch.zeros(3, 7, dtype=torch.float64)
+    table[joint.beam, joint.token] = joint.prob
+    return table
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_the_joint_of_beams_is_warped_as_one(options: dict[str, float]) -> None:
     """DSBD's T∘p_beam: the flattened joint is one distribution. Warping each beam's own is another one."""
@@ -101,9 +109,9 @@ def test_the_joint_of_beams_is_warped_as_one(options: dict[str, float]) -> None:
     log_p = logits - torch.logsumexp(logits, -1, keepdim=True)
     joint = (scores[:, None] + log_p).flatten()
     expected = torch.tensor(slow_warp(joint.tolist(), params), dtype=torch.float64).view(3, 7)
-    torch.testing.assert_close(warp_beams(scores, logits, params, "joint"), expected, atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(dense(joint_of(scores, logits, params, "joint")), expected, atol=1e-12, rtol=1e-9)
     by_token = torch.softmax(scores, -1)[:, None] * reference(logits, params)
-    torch.testing.assert_close(warp_beams(scores, logits, params, "token"), by_token, atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(dense(joint_of(scores, logits, params, "token")), by_token, atol=1e-12, rtol=1e-9)
 
 
 @pytest.mark.parametrize(

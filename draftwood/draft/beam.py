@@ -6,6 +6,7 @@ by verify/joint.py, which the target's side uses too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -39,7 +40,7 @@ class BeamDrafter:
     search: BeamSearch | None = None
     sessions: list[Session] = field(init=False)
     _weight: dict[int, float] = field(init=False, default_factory=dict)  # node -> log q of its generated part
-    _row: dict[int, Tensor] = field(init=False, default_factory=dict)  # node -> [V] draft logits after it
+    _row: dict[int, Tensor] = field(init=False, default_factory=dict)  # node -> [V] log q of the tokens after it
     _after: dict[int, tuple[int, float]] = field(init=False, default_factory=dict)  # root -> parent, log q of parent
 
     def __post_init__(self) -> None:
@@ -54,13 +55,17 @@ class BeamDrafter:
             live = [node for node in nodes if node not in forest.finished]
             if not live or forest.position(live[0]) >= self.session.model.context:
                 break
-            parents = [] if layer else self._unknown(forest)
-            logits = yield Run(self.session, forest, [*live, *parents])
-            assert logits is not None
-            fit = propose.fit(logits)
+            rows = dict(forest.known)  # where the target's own answer is known there is no better draft
+            asked = [node for node in live if node not in rows]
             if not layer:
-                self._weigh(forest, dict(zip(parents, fit[len(live) :], strict=True)))
-            fit = propose.edited(forest, live, fit[: len(live)])
+                asked += self._unknown(forest)
+            if asked:
+                logits = yield Run(self.session, forest, asked)
+                assert logits is not None
+                rows.update(zip(asked, propose.fit(logits), strict=True))
+            if not layer:
+                self._weigh(forest, rows)
+            fit = torch.log_softmax(propose.edited(forest, live, torch.stack([rows[node] for node in live])), -1)
             self._row.update(zip(live, fit, strict=True))
             drafted = self._drawn(forest, nodes, live, fit, propose)
             forest.layers.append(drafted)
@@ -69,19 +74,19 @@ class BeamDrafter:
                 self._weight[forest.grow(*outcome)] = weight
             nodes = drafted.nodes
             layer += 1
-            growth = Growth(layer, nodes, logits if "logits" in depth.needs else None)
+            growth = Growth(layer, nodes, fit if "logits" in depth.needs else None)
 
     def _drawn(
-        self, forest: Forest, nodes: Sequence[int], live: Sequence[int], logits: Tensor, propose: Proposer
+        self, forest: Forest, nodes: Sequence[int], live: Sequence[int], log_q: Tensor, propose: Proposer
     ) -> DraftedLayer:
-        """Draw the next layer below `nodes`; logits [live nodes, V]."""
+        """Draw the next layer below `nodes`; log_q [live nodes, V]."""
         q: Joint | None = None
         if self.search is None:
-            q = joint_over(nodes, self._weight, forest, logits, propose.params, self.warp)
+            q = joint_over(nodes, self._weight, forest, log_q, propose.params, self.warp)
             draws = q.draws(self.width, Seeded(propose.streams, "draft"), self.replacement)
         else:
-            weights = torch.tensor([self._weight[node] for node in live], dtype=torch.float64, device=logits.device)
-            step = self.search.step(weights, torch.log_softmax(logits, -1), lambda row, token: token in forest.end)
+            weights = torch.tensor([self._weight[node] for node in live], dtype=torch.float64, device=log_q.device)
+            step = self.search.step(weights, log_q, lambda row, token: token in forest.end)
             draws = [(live[row], token) for row, token in step.live]
         return DraftedLayer(q, draws, list(dict.fromkeys(forest.grow(*draw) for draw in draws)))
 
@@ -113,11 +118,12 @@ class BeamDrafter:
         return list(dict.fromkeys(parent for parent, _ in self._after.values()))
 
     def _weigh(self, forest: Forest, rows: dict[int, Tensor]) -> None:
-        """log q of every root; log p of all of them where one is not known."""
+        """log q of every root; log p of all of them where one is not known, or impossible under the draft."""
         for root, (parent, weight) in self._after.items():
             if parent in rows:
                 outcome = (parent, forest.token[root])
-                self._weight[root] = extended([outcome], {parent: weight}, [parent], rows[parent][None])[outcome]
-        known = self.root_weights == "draft" and all(root in self._weight for root in forest.roots)
-        if not known:
+                log_q = torch.log_softmax(rows[parent][None], -1)
+                self._weight[root] = extended([outcome], {parent: weight}, [parent], log_q)[outcome]
+        known = all(self._weight.get(root, -math.inf) > -math.inf for root in forest.roots)
+        if self.root_weights == "target" or not known:
             self._weight = {root: forest.score[root] for root in forest.roots}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from draftwood.errors import ConfigurationError
@@ -39,8 +38,8 @@ def verify_layer(
     keys, p_all, q_all = align(p, q.restrict(parents))
     chain = ResidualChain(p_all, q_all)
     width, chance, least = rule.width(chain, len(surviving), len(draws), replacement)
-    sought = torch.tensor([p.key_of(draw) for draw in surviving], dtype=torch.long, device=keys.device)
-    place = dict(zip(surviving, torch.searchsorted(keys, sought).tolist(), strict=True))
+    sought = [p.key_of(draw) for draw in surviving]
+    place = dict(zip(surviving, keys.numpy().searchsorted(sought).tolist(), strict=True))
     judge: _Iid | _Distinct = _Iid(chain, p_all, q_all) if replacement else _Distinct(p_all, q_all)
     if not replacement:
         width = min(width, len(p))
@@ -75,8 +74,8 @@ class _Iid:
 
     def __init__(self, chain: ResidualChain, p: Tensor, q: Tensor) -> None:
         self._chain = chain
-        self._p = p
-        self._q = q
+        self._p = p.numpy()
+        self._q = q.numpy()
         self._rejections = 0
 
     def chances(self, at: int) -> tuple[float, float]:

@@ -5,16 +5,25 @@ Knows warping of joints, finished beams, restriction and alignment of supports. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from draftwood.errors import NonFiniteError
-from draftwood.sampling import SamplingParams, Streams, draw, draws, warp, warp_beams
+from draftwood.sampling import SamplingParams, Streams, draw, draws, warp
 from draftwood.trace import Outcome
+
+Places: TypeAlias = npt.NDArray[np.int64]
+Probabilities: TypeAlias = npt.NDArray[np.float64]
+
+MOST_SORTED = 256  # a larger top-k is faster on whole tensors
+NOT_FINITE = "a joint distribution of beams is not finite (NaN or infinite logits)"
 
 
 class Randomness(Protocol):
@@ -61,7 +70,8 @@ class Joint:
 
     A beam is named by the caller's label, for example its forest node, so that p and q agree on names. The key of
     (beam, token) is beam·(V + 1) + token + 1; ties and order are by beam, then token. Probabilities are float64
-    whatever the logits were: residuals subtract nearly equal numbers, and after truncation there are few.
+    whatever the logits were: residuals subtract nearly equal numbers, and after truncation there are few. Both lie on
+    the CPU, where work on so few numbers takes no time.
     """
 
     key: Tensor
@@ -100,17 +110,22 @@ class Joint:
 
     def probs(self, outcomes: Sequence[Outcome]) -> list[float]:
         """Probabilities of outcomes; 0 where one is not among these."""
-        sought = torch.tensor([self.key_of(outcome) for outcome in outcomes], device=self.key.device)
-        places = torch.searchsorted(self.key, sought).clamp_(max=len(self) - 1)
-        return torch.where(self.key[places] == sought, self.prob[places], 0.0).tolist()
+        key = self.key.numpy()
+        sought = np.array([self.key_of(outcome) for outcome in outcomes], dtype=np.int64)
+        places = key.searchsorted(sought).clip(max=len(key) - 1)
+        found: list[float] = np.where(key[places] == sought, self.prob.numpy()[places], 0.0).tolist()
+        return found
 
     def restrict(self, beams: Sequence[int]) -> Joint:
         """Only the outcomes of some beams, renormalised (spec §3 step 2, §9.2); empty where nothing is left."""
-        keep = torch.isin(self.beam, torch.tensor(list(beams), dtype=torch.long, device=self.key.device))
-        if bool(keep.all()):
+        key, prob = self.key.numpy(), self.prob.numpy()
+        of_beam = key // (self.vocab_size + 1)
+        keep = of_beam == beams[0]
+        for beam in beams[1:]:
+            keep |= of_beam == beam
+        if keep.all():
             return self
-        prob = self.prob[keep]
-        return Joint(self.key[keep], prob / prob.sum(), self.vocab_size)
+        return Joint(torch.from_numpy(key[keep]), torch.from_numpy(prob[keep] / prob[keep].sum()), self.vocab_size)
 
     def draws(self, count: int, randomness: Randomness, replacement: bool = True) -> list[Outcome]:
         """`count` draws in order: iid, or distinct (all outcomes where there are fewer)."""
@@ -122,15 +137,18 @@ class Joint:
 
 def align(p: Joint, q: Joint) -> tuple[Tensor, Tensor, Tensor]:
     """(keys [u] ascending, p [u], q [u]) over the union of two supports."""
-    if torch.equal(p.key, q.key):
+    ours, theirs = p.key.numpy(), q.key.numpy()
+    if np.array_equal(ours, theirs):
         return p.key, p.prob, q.prob
-    keys = torch.unique(torch.cat((p.key, q.key)))
+    keys = np.concatenate((ours, theirs))
+    keys.sort()
+    keys = keys[np.concatenate(([True], keys[1:] != keys[:-1]))]
     aligned = []
-    for joint in (p, q):
-        values = torch.zeros(keys.shape[0], dtype=torch.float64, device=keys.device)
-        values[torch.searchsorted(keys, joint.key)] = joint.prob
-        aligned.append(values)
-    return keys, aligned[0], aligned[1]
+    for key, joint in ((ours, p), (theirs, q)):
+        values = np.zeros(len(keys))
+        values[keys.searchsorted(key)] = joint.prob.numpy()
+        aligned.append(torch.from_numpy(values))
+    return torch.from_numpy(keys), aligned[0], aligned[1]
 
 
 def joint_of(
@@ -152,39 +170,79 @@ def joint_of(
     names = list(range(count)) if labels is None else list(labels)
     done = [False] * count if finished is None else list(finished)
     order = sorted(range(count), key=names.__getitem__)
-    device = logits.device
-    label = torch.tensor([names[i] for i in order], dtype=torch.long, device=device)
     if order != list(range(count)):
         row_of = {beam: row for row, beam in enumerate(i for i in range(count) if not done[i])}
         logits = logits[[row_of[i] for i in order if not done[i]]]
         scores = scores[order]
         done = [done[i] for i in order]
-    if not any(done):
-        dense, first = warp_beams(scores, logits, params, mode), 1
+    if mode == "joint":
+        log_joint, first = _log_joint(scores, torch.log_softmax(logits, -1), done)
+        columns = log_joint.shape[1]
+        places, prob = entries(log_joint.flatten(), params)
     else:
-        dense, first = _with_finished(scores, logits, params, mode, torch.tensor(done, device=device)), 0
-    flat = dense.flatten()
-    places = flat.nonzero()[:, 0]
-    prob = flat[places].double()
+        dense, first = _per_beam(scores, warp(logits, params), done)
+        columns = dense.shape[1]
+        places, prob = _positive(dense.flatten())
+    row = places // columns
+    key = np.array([names[i] for i in order])[row] * (vocab + 1) + (places - row * columns) + first
+    return Joint(torch.from_numpy(key), torch.from_numpy(prob), vocab)
+
+
+def _log_joint(scores: Tensor, log_p: Tensor, done: Sequence[bool]) -> tuple[Tensor, int]:
+    """log p(x)·p(v|x) [A, V]; with finished beams [A, V + 1], STAY first. And what to add to a column: 1 or 0."""
+    if not any(done):
+        return scores[:, None] + log_p, 1
+    over = torch.tensor(done, device=log_p.device)
+    result = scores.new_full((len(done), log_p.shape[-1] + 1), -torch.inf)
+    result[~over, 1:] = (scores[~over, None] + log_p).to(result.dtype)
+    result[over, 0] = scores[over]
+    return result, 0
+
+
+def _per_beam(scores: Tensor, probs: Tensor, done: Sequence[bool]) -> tuple[Tensor, int]:
+    """The same of warped conditionals: norm(p(x))·T∘p(v|x)."""
+    if any(done):
+        over = torch.tensor(done, device=probs.device)
+        whole = probs.new_zeros(len(done), probs.shape[-1] + 1)
+        whole[~over, 1:] = probs
+        whole[over, 0] = 1.0
+        return torch.softmax(scores, -1)[:, None] * whole, 0
+    return torch.softmax(scores, -1)[:, None] * probs, 1
+
+
+def _positive(dense: Tensor) -> tuple[Places, Probabilities]:
+    """(places ascending, probabilities that sum to 1) of the positive entries of weights [n]."""
+    places = dense.nonzero()[:, 0]
+    prob = dense[places].double().cpu().numpy()
     total = prob.sum()
-    if not bool(torch.isfinite(total)) or not len(places):
-        raise NonFiniteError("a joint distribution of beams is not finite (NaN or infinite logits)")
-    columns = dense.shape[1]
-    row = places.div(columns, rounding_mode="floor")
-    key = label[row] * (vocab + 1) + (places - row * columns) + first
-    return Joint(key, prob / total, vocab)
+    if not np.isfinite(total) or total <= 0:
+        raise NonFiniteError(NOT_FINITE)
+    return places.cpu().numpy(), prob / total
 
 
-def _with_finished(
-    scores: Tensor, logits: Tensor, params: SamplingParams, mode: Literal["joint", "token"], done: Tensor
-) -> Tensor:
-    """[A, V + 1] probabilities whose first column is STAY."""
-    if mode == "token":
-        dense = logits.new_zeros(done.shape[0], logits.shape[-1] + 1)
-        dense[~done, 1:] = warp(logits, params)
-        dense[done, 0] = 1.0
-        return torch.softmax(scores, -1)[:, None] * dense
-    dense = logits.new_full((done.shape[0], logits.shape[-1] + 1), -torch.inf, dtype=scores.dtype)
-    dense[~done, 1:] = (scores[~done, None] + torch.log_softmax(logits, -1)).to(dense.dtype)
-    dense[done, 0] = scores[done]
-    return warp(dense.flatten(), params).view_as(dense)
+def entries(logits: Tensor, params: SamplingParams) -> tuple[Places, Probabilities]:
+    """The positive entries of warp(logits [n], params): (places ascending, probabilities that sum to 1).
+
+    With top-k only the k largest are ever looked at.
+    """
+    count = params.top_k
+    if params.greedy or not 0 < count < min(logits.shape[0], MOST_SORTED):
+        return _positive(warp(logits, params))
+    largest, where = logits.topk(count + 1)
+    values, places = largest.tolist(), where.tolist()
+    if values[count] == values[count - 1]:  # a tie at the border: all that tie are kept
+        return _positive(warp(logits, params))
+    if not math.isfinite(values[0]):
+        raise NonFiniteError(NOT_FINITE)
+    weights = [math.exp((value - values[0]) / params.temperature) for value in values[:count]]
+    threshold = weights[0] * params.min_p
+    if params.top_p < 1:
+        mass, before = params.top_p * math.fsum(weights), 0.0
+        for weight in weights:  # the last one before which there is less than the mass
+            if before >= mass:
+                break
+            before, last = before + weight, weight
+        threshold = max(threshold, last)
+    kept = sorted(pair for pair in zip(places, weights, strict=False) if pair[1] >= threshold and pair[1] > 0)
+    total = math.fsum(weight for _, weight in kept)
+    return np.array([place for place, _ in kept]), np.array([weight / total for _, weight in kept])

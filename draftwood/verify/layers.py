@@ -13,12 +13,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from draftwood.errors import NonFiniteError
 from draftwood.forest import STAY, Forest, Verdict
 from draftwood.sampling import Penalties, SamplingParams, Streams
 from draftwood.trace import Judged, Kind, Layer, Outcome
 from draftwood.verify.beam import bonus_width, least_perplexity, sample_layer, verify_layer
 from draftwood.verify.beam_search import BeamSearch, Pool, layer_stands
-from draftwood.verify.joint import Joint, Seeded, joint_of
+from draftwood.verify.joint import NOT_FINITE, Joint, Seeded, joint_of
 from draftwood.verify.width import WidthRule
 
 
@@ -37,16 +38,13 @@ def joint_over(
 
 
 def extended(
-    outcomes: Sequence[Outcome], score: Mapping[int, float], live: Sequence[int], logits: Tensor
+    outcomes: Sequence[Outcome], score: Mapping[int, float], live: Sequence[int], log_p: Tensor
 ) -> dict[Outcome, float]:
-    """Joint log-likelihoods of outcomes: log p(x) + log p(v|x); logits [live nodes, V], rows as in `live`."""
-    if not logits.shape[0]:
-        return {outcome: score[outcome[0]] for outcome in outcomes}
+    """Joint log-likelihoods of outcomes: log p(x) + log p(v|x); log_p [live nodes, V], rows as in `live`."""
     row = {node: i for i, node in enumerate(live)}
     grown = [outcome for outcome in outcomes if outcome[1] != STAY]
-    rows = [row[node] for node, _ in grown]
-    tokens = torch.tensor([token for _, token in grown], dtype=torch.long, device=logits.device)
-    gained = (logits[rows, tokens].double() - torch.logsumexp(logits, -1).double()[rows]).tolist()
+    places = torch.tensor([row[node] * log_p.shape[-1] + token for node, token in grown], device=log_p.device)
+    gained = log_p.take(places).tolist() if grown else []
     result = {outcome: score[outcome[0]] for outcome in outcomes}
     for outcome, gain in zip(grown, gained, strict=True):
         result[outcome] += gain
@@ -77,8 +75,6 @@ class BeamSampling:
     def __call__(
         self, forest: Forest, logits: Tensor, params: SamplingParams, penalties: Penalties | None, streams: Streams
     ) -> Verdict:
-        if penalties is not None:
-            logits = penalties(logits, forest, range(forest.fresh, len(forest)))
         randomness = Seeded(streams, "accept")
         score, nodes = dict(forest.score), list(forest.roots)
         layers: list[Layer] = []
@@ -86,7 +82,10 @@ class BeamSampling:
         accepted, last = 0, 0
         for drafted in [*forest.layers, None]:
             live = [node for node in nodes if node not in forest.finished]
-            rows = logits[[node - forest.fresh for node in live]]
+            rows = forest.answers(live, logits)
+            if penalties is not None:
+                rows = penalties(rows, forest, live)
+            rows = torch.log_softmax(rows, -1)
             p = joint_over(nodes, score, forest, rows, params, self.warp)
             if drafted is None:
                 layer = sample_layer(p, bonus_width(last, self.rule), randomness, self.replacement)
@@ -143,8 +142,6 @@ class BeamSearching:
     def __call__(
         self, forest: Forest, logits: Tensor, params: SamplingParams, penalties: Penalties | None, streams: Streams
     ) -> Verdict:
-        if penalties is not None:
-            logits = penalties(logits, forest, range(forest.fresh, len(forest)))
         pool: Pool[Outcome] = Pool(self.search)
         for root in forest.roots:
             if root in forest.finished:
@@ -156,9 +153,15 @@ class BeamSearching:
         drafts: set[Outcome] = set()
         accepted, stands = 0, False
         for drafted in [*forest.layers, None]:
+            rows = forest.answers(nodes, logits)
+            if penalties is not None:
+                rows = penalties(rows, forest, nodes)
+            log_probs = torch.log_softmax(rows, -1)
+            if bool(log_probs.isnan().any()):
+                raise NonFiniteError(NOT_FINITE)
             step = self.search.step(
                 torch.tensor(scores, dtype=torch.float64, device=logits.device),
-                torch.log_softmax(logits[[node - forest.fresh for node in nodes]], -1),
+                log_probs,
                 lambda row, token, at=nodes: forest.ends(at[row], token),  # type: ignore[misc]
             )
             length = forest.length(nodes[0]) + 1

@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,8 +26,8 @@ class ResidualChain:
     """The residuals of p after 0, 1, 2, ... rejections in a row, computed as they are asked for; p, q are [n]."""
 
     def __init__(self, p: Tensor, q: Tensor) -> None:
-        self._p = p
-        self._q = q
+        self._p = p.numpy()
+        self._q = q.numpy()
         self._shift = [0.0]
         self._mass = [1.0]
 
@@ -36,7 +37,7 @@ class ResidualChain:
             shift = self._shift[-1] + self._mass[-1]
             left = self._mass[-1] > 0
             self._shift.append(shift)
-            self._mass.append(float(torch.add(self._p, self._q, alpha=-shift).clamp_(min=0).sum()) if left else 0.0)
+            self._mass.append(float((self._p - shift * self._q).clip(0).sum()) if left else 0.0)
         return self._shift[rejections], self._mass[rejections]
 
     def value(self, p: float, q: float, rejections: int) -> float:
@@ -48,8 +49,8 @@ class ResidualChain:
         """p' [n] after `rejections` in a row; p itself where these have probability zero (p and q agree)."""
         shift, mass = self._step(rejections)
         if mass <= 0 or rejections == 0:
-            return self._p
-        return torch.add(self._p, self._q, alpha=-shift).clamp_(min=0).div_(mass)
+            return torch.from_numpy(self._p)
+        return torch.from_numpy((self._p - shift * self._q).clip(0) / mass)
 
     def alphas(self, count: int) -> list[float]:
         """alpha_1 .. alpha_count: the chance to accept the j-th draw after j - 1 rejections [Eq. 4]."""
@@ -65,11 +66,11 @@ def acceptance_counts(alphas: Sequence[float]) -> list[float]:
     for alpha in alphas:
         first.append(alpha * none[-1])
         none.append(none[-1] * (1.0 - alpha))
-    column = none  # P(0..m, k) for the present k
-    result = [column[count]]
+    column = np.array(none)  # P(0..m, k) for the present k
+    result = [none[count]]
     for _ in range(count):
-        column = [sum(first[i] * column[m - 1 - i] for i in range(m)) for m in range(count + 1)]
-        result.append(column[count])
+        column = np.concatenate(([0.0], np.convolve(first, column)[:count]))
+        result.append(float(column[count]))
     return result
 
 
