@@ -118,8 +118,8 @@ def take_turns(
 def set_references(entries: Sequence[Entry], decode: Callable[[Method], GenerationResult] | None, greedy: bool) -> None:
     """Give each method the run without drafts whose text it must repeat.
 
-    Greedy decoding and beam search have one text. With sampling, rejection draws other numbers than plain decoding does,
-    so only coupled methods have one. The run without drafts is done here if need be and `decode` is there.
+    Greedy decoding and beam search have one text. With sampling, rejection draws other numbers than plain decoding
+    does, so only coupled methods have one. The run without drafts is done here if need be and `decode` is there.
     """
     runs = {entry.method: entry.first for entry in entries}
     for entry in entries:
