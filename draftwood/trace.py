@@ -61,6 +61,23 @@ class Layer:
         """The beams as a set, in order of first appearance."""
         return list(dict.fromkeys(self.beams))
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data; nodes are places in the round's forest."""
+        return {
+            "width": self.width,
+            "draws": len(self.judged),
+            "accepted": self.accepted,
+            "stands": self.stands,
+            "chance": self.chance,
+            "least": self.least,
+            "beams": [list(beam) for beam in self.beams],
+            "judged": [
+                {"node": one.outcome[0], "token": one.outcome[1], "fate": one.fate}
+                | ({"p": one.p, "q": one.q, "chance": one.chance} if one.q else {})
+                for one in self.judged
+            ],
+        }
+
 
 @dataclass(slots=True)
 class Beam:
@@ -138,6 +155,11 @@ class Metrics:
     seconds: float = 0.0  # wall time of the request
     first_round_seconds: float = 0.0  # contains the prompt's forward
     peak_slots: int = 0  # most cache slots that the target held at once
+    layers: int = 0  # of beams: all that rounds gave, accepted ones and the one that ended the round
+    widths: int = 0  # beams in these layers, with multiplicity
+    widths_accepted: int = 0  # those of them that were drafts
+    drafted_at: list[int] = field(default_factory=list)  # rounds that drafted a first, second, ... layer
+    least: list[float] = field(default_factory=list)  # beta of each drafted layer that was verified (Theorem 3.2)
 
     def add(self, news: Round) -> None:
         """Count one round."""
@@ -162,6 +184,19 @@ class Metrics:
         for depth in range(news.attempted):
             self.attempted_at[depth] += 1
             self.accepted_at[depth] += depth < news.depth_accepted
+        if news.layers:
+            self._add_layers(news)
+
+    def _add_layers(self, news: Round) -> None:
+        self.layers += len(news.layers)
+        self.widths += sum(layer.width for layer in news.layers)
+        self.widths_accepted += sum(layer.accepted for layer in news.layers)
+        self.least += [layer.least for layer in news.layers if layer.judged]
+        each = len(news.layers[0].judged)  # draws of a layer
+        depth = max(math.ceil(news.draws / each), news.attempted) if each else 0
+        self.drafted_at += [0] * (depth - len(self.drafted_at))
+        for layer in range(depth):
+            self.drafted_at[layer] += 1
 
     @property
     def tau(self) -> float:
@@ -195,9 +230,36 @@ class Metrics:
             return 0.0
         return (self.draft_seconds / self.draft_forwards) / (self.verify_seconds / self.rounds)
 
+    @property
+    def layers_per_round(self) -> float:
+        """Layers of beams per target forward: accepted ones and the one that ends the round; 0 without beams."""
+        return self.layers / self.rounds if self.rounds else 0.0
+
+    @property
+    def mean_width(self) -> float:
+        """Beams per layer, completions and multiplicity counted: comparable with the width of beam sampling."""
+        return self.widths / self.layers if self.layers else 0.0
+
+    @property
+    def mean_accepted_width(self) -> float:
+        """Accepted drafts per layer that was verified (DSBD App. C.1); 0 when no layer was drafted."""
+        return self.widths_accepted / self.attempted if self.layers and self.attempted else 0.0
+
+    def predicted_layers(self, threshold: float = 1.0) -> float:
+        """Theorem 3.2: layers per round are at least 1 + a + ... + a^gamma, gamma as each round drafted.
+
+        a is the mean of min(t, beta) over the verified layers; with a fixed width t is 1. The theorem takes a for the
+        same in every layer and round; where it is not, and in short texts, fewer layers may be measured.
+        """
+        if not self.rounds or not self.layers:
+            return 0.0
+        a = sum(min(threshold, beta) for beta in self.least) / len(self.least) if self.least else 0.0
+        return 1.0 + sum(count * a ** (layer + 1) for layer, count in enumerate(self.drafted_at)) / self.rounds
+
     def as_dict(self) -> dict[str, Any]:
         """Every field and ratio, ready for JSON."""
-        names = [name for name in self.__dataclass_fields__ if name not in ("attempted_at", "accepted_at")]
+        lists = ("attempted_at", "accepted_at", "drafted_at", "least")
+        names = [name for name in self.__dataclass_fields__ if name not in lists]
         values = {name: getattr(self, name) for name in names}
         for name in (
             "tau",
@@ -206,6 +268,9 @@ class Metrics:
             "acceptance_by_position",
             "tokens_per_second",
             "draft_cost_ratio",
+            "layers_per_round",
+            "mean_width",
+            "mean_accepted_width",
         ):
             values[name] = getattr(self, name)
         return values
@@ -232,6 +297,16 @@ class GenerationResult:
     lossless: bool
     beams: list[Beam] = field(default_factory=list)  # of methods with several hypotheses: the best, first `tokens`
 
+    @property
+    def predicted_layers(self) -> float | None:
+        """What Theorem 3.2 foretells of `metrics.layers_per_round`; None where it says nothing.
+
+        It speaks of DSBD with draws with replacement; without, the chances of layers are no probabilities.
+        """
+        if "threshold" not in self.method or not self.method.get("replacement", True):
+            return None
+        return self.metrics.predicted_layers(1.0 if self.method.get("width") else self.method["threshold"])
+
     def as_dict(self) -> dict[str, Any]:
         """The result as plain data (rounds in short form), ready for JSON."""
         return {
@@ -249,7 +324,7 @@ class GenerationResult:
             "sampling": self.sampling,
             "lossless": self.lossless,
             "beams": [{**asdict(beam), "perplexity": beam.perplexity} for beam in self.beams],
-            "metrics": self.metrics.as_dict(),
+            "metrics": {**self.metrics.as_dict(), "predicted_layers": self.predicted_layers},
             "rounds": [
                 {
                     "position": r.position,
@@ -259,6 +334,11 @@ class GenerationResult:
                     "accepted": r.accepted,
                     "kinds": r.kinds,
                     "seconds": r.seconds,
+                    "forest_token": r.forest_token,
+                    "forest_parent": r.forest_parent,
+                    "roots": r.roots,
+                    "root_parents": r.root_parents,
+                    "layers": [layer.as_dict() for layer in r.layers],
                 }
                 for r in self.rounds
             ],

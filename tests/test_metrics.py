@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from draftwood import Engine, Metrics, Round, TabularModel
+from draftwood.trace import Judged, Layer
+from draftwood.verify.width import expected_layers
 
 
 def round_(tokens: list[int], drafted: int, depth: int, attempted: int, **given: Any) -> Round:
@@ -31,6 +33,7 @@ def round_(tokens: list[int], drafted: int, depth: int, attempted: int, **given:
         "roots": [],
         "root_parents": [],
         "kinds": ["plain"] * len(tokens),
+        "layers": (),
     }
     return Round(tokens=tokens, drafted=drafted, depth_accepted=depth, attempted=attempted, **{**values, **given})
 
@@ -120,3 +123,79 @@ def test_a_result_is_plain_data() -> None:
     assert [token for news in data["rounds"] for token in news["tokens"]] == result.tokens
     assert data["method"]["name"] == "mcsd" and data["sampling"]["top_k"] == 3
     assert 0 < sum(news["seconds"] for news in data["rounds"]) <= result.metrics.seconds * 1.05
+
+
+def layer_(width: int, accepted: int, draws: int, least: float = 0.0) -> Layer:
+    """A layer of `draws` draws, `accepted` of them; without draws one that ends a round."""
+    judged = [Judged((0, i), "accepted" if i < accepted else "rejected", 0.5, 0.5, 1.0) for i in range(draws)]
+    return Layer(
+        width, [(0, i) for i in range(width)], accepted, judged, bool(draws) and accepted == width, least, least
+    )
+
+
+def test_layers_of_beams() -> None:
+    """Two layers accepted and a bonus; one accepted, one not; and a round without drafts."""
+    metrics = Metrics()
+    metrics.add(round_([1], 4, 2, 2, draws=8, layers=[layer_(3, 3, 4, 0.9), layer_(2, 2, 4, 0.5), layer_(2, 0, 0)]))
+    metrics.add(round_([2], 4, 1, 2, draws=8, layers=[layer_(2, 2, 4, 0.7), layer_(4, 1, 4, 0.1)]))
+    assert metrics.drafted_at == [2, 2]
+    metrics.add(round_([3], 0, 0, 0, draws=0, layers=[layer_(1, 0, 0)]))
+    assert metrics.layers_per_round == (3 + 2 + 1) / 3
+    assert metrics.mean_width == pytest.approx((3 + 2 + 2 + 2 + 4 + 1) / 6)
+    assert metrics.mean_accepted_width == pytest.approx((3 + 2 + 2 + 1) / 4)  # of layers that had drafts
+    assert metrics.drafted_at == [2, 2] and metrics.least == [0.9, 0.5, 0.7, 0.1]
+    a = (0.6 + 0.5 + 0.6 + 0.1) / 4
+    assert metrics.predicted_layers(0.6) == pytest.approx((2 * expected_layers(0.6, a, 2) + 1) / 3)
+    assert metrics.predicted_layers() == pytest.approx((2 * expected_layers(1.0, 0.55, 2) + 1) / 3)
+    values = metrics.as_dict()
+    assert values["mean_width"] == metrics.mean_width and values["layers_per_round"] == 2
+    assert "least" not in values and "drafted_at" not in values
+
+
+def test_without_beams_there_are_no_layers() -> None:
+    metrics = Metrics()
+    metrics.add(round_([1, 2, 3], 4, 2, 3))
+    assert metrics.layers_per_round == metrics.mean_width == metrics.mean_accepted_width == 0
+    assert metrics.predicted_layers(0.9) == 0 and metrics.layers == 0
+
+
+LAWS = ([0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4])
+
+
+@pytest.mark.parametrize("options", [{"width": 1, "draft_width": 1}, {"threshold": 0.8, "draft_width": 4}])
+def test_theorem_3_2(options: dict[str, Any]) -> None:
+    """Laws without memory and one beam: layers per round are as foretold; with more beams they are not fewer."""
+    p, q = LAWS
+    engine = Engine(TabularModel(lambda prefix: p, 4), [TabularModel(lambda prefix: q, 4)])
+    total = Metrics()
+    for seed in range(25):
+        for news in engine.generate([0], {"name": "dsbd", "gamma": 3, **options}, max_new_tokens=60, seed=seed).rounds:
+            total.add(news)
+    if "width" in options:
+        chance = sum(map(min, p, q))
+        assert total.least == pytest.approx([chance] * len(total.least))
+        assert total.layers_per_round == pytest.approx(expected_layers(1.0, chance, 3), rel=0.05)
+        assert total.layers_per_round == pytest.approx(total.predicted_layers(), rel=0.05)
+        assert total.mean_width == 1
+    else:
+        assert total.layers_per_round > 0.97 * total.predicted_layers(0.8)
+        assert total.mean_accepted_width < total.mean_width
+
+
+def test_which_layers_are_foretold() -> None:
+    engine = Engine(TabularModel.random(5, seed=1), [TabularModel.random(5, seed=2)])
+
+    def foretold(**method: Any) -> tuple[float | None, Metrics]:
+        result = engine.generate([1, 2], method, max_new_tokens=12)
+        assert result.as_dict()["metrics"]["predicted_layers"] == result.predicted_layers
+        return result.predicted_layers, result.metrics
+
+    dynamic, metrics = foretold(name="dsbd", threshold=0.5)
+    assert dynamic == metrics.predicted_layers(0.5) < metrics.predicted_layers(0.9)
+    fixed, metrics = foretold(name="dsbd", width=2, threshold=0.5)
+    assert fixed == metrics.predicted_layers(1.0)
+    assert foretold(name="dsbd", replacement=False)[0] is None
+    for name in ("beam-sampling", "beam-search", "speculative-beam-search", "mcsd"):
+        value, metrics = foretold(name=name)
+        assert value is None
+        assert metrics.layers_per_round >= (name != "mcsd")

@@ -96,6 +96,8 @@ def compare(
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
     )
+    for entry in entries:
+        entry.method.refuse(params)
     engine = models.load()
     for entry in entries:
         engine.method(entry.method)  # refused before anything runs
@@ -124,7 +126,7 @@ def compare(
         out.print()
         out.print(table(entries))
         out.print()
-        _footnotes(entries, out.print)
+        _footnotes(entries, engine.compile_seconds, out.print)
         for note in grown(engine.names):
             out.print(note, markup=False)
     if interrupted:
@@ -178,20 +180,23 @@ def table(entries: Sequence[Entry]) -> Table:
     return made
 
 
-def _footnotes(entries: Sequence[Entry], show: Callable[..., Any]) -> None:
-    from draftwood.cli.rendering import SEPARATOR
+def _footnotes(entries: Sequence[Entry], compile_seconds: float, show: Callable[..., Any]) -> None:
+    from draftwood.cli.rendering import SEPARATOR, compiled
 
     first = entries[0].first
     count = len(first.tokens)
     notes = [f"{count} token{'s' * (count != 1)}, finish {first.finish_reason}", f"seed {first.seed}"]
     notes.append(f"temperature {first.sampling['temperature']:g}")
     runs = len(entries[0].runs)
-    notes.append(f"median of {runs} runs" if runs > 1 else "one run")
+    notes += [f"median of {runs} runs" if runs > 1 else "one run", *compiled(compile_seconds)]
     show(SEPARATOR.join(notes), markup=False)
     show("tau: tokens per target forward; accept: accepted over drafted tokens;", markup=False)
     show("c: time of a draft forward over a target forward", markup=False)
-    if any(entry.same_text is None for entry in entries):
+    drawn = [entry.method for entry in entries if entry.same_text is None]
+    if any("verify" in type(method).model_fields for method in drawn):
         show("-: same distribution, other draws; verify=coupled repeats the text of plain decoding", markup=False)
+    if any("n_best" in type(method).model_fields for method in drawn):
+        show("-: beams are drawn; dsbd has the law of beam-sampling, not of plain decoding", markup=False)
 
 
 def _document(
@@ -203,6 +208,7 @@ def _document(
     return {
         "draftwood": __version__,
         "models": {**engine.names, "device": str(engine.target.device)},
+        **({"compile_seconds": engine.compile_seconds} if engine.names.get("compiled") else {}),
         "prompt_tokens": first.prompt_tokens,
         "sampling": first.sampling,
         "seed": seed,

@@ -12,6 +12,7 @@ import typer
 from draftwood.cli import flags
 
 if TYPE_CHECKING:
+    from draftwood.cli.rendering import Painter
     from draftwood.engine import Engine, StreamEvent
     from draftwood.trace import GenerationResult
 
@@ -75,6 +76,15 @@ def generate(
             rich_help_panel=flags.OUTPUT,
         ),
     ] = True,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            metavar="",
+            help="Below the text, draw every round: what was drafted and what became of it. (--json always says it.)",
+            rich_help_panel=flags.OUTPUT,
+        ),
+    ] = False,
     color: flags.Color = None,
     json: flags.Json = False,
 ) -> None:
@@ -84,8 +94,9 @@ def generate(
     [green]accepted[/green], [magenta underline]corrected[/magenta underline] after a rejection, \
 a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
 
-    In a pipe, standard output carries exactly the text. The summary is always on
-    standard error. Ctrl-C keeps what was generated so far.
+    In a pipe, standard output carries exactly the text, and what --explain adds
+    below it. Summary and further beams (n_best) are always on standard error.
+    Ctrl-C keeps what was generated so far.
     """
     from draftwood.cli.interrupt import Interrupt
     from draftwood.cli.rendering import as_json
@@ -104,6 +115,7 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
         presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
     )
+    chosen.refuse(params)
     engine = models.load()
     with Interrupt() as interrupt:
         events = engine.stream(
@@ -122,7 +134,7 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
             assert result is not None  # the last event carries it
             print(as_json(_document(engine, result)))
         else:
-            result = _show(engine, engine.tokens(asked), events if stream else _at_once(events), color)
+            result = _show(engine, engine.tokens(asked), events if stream else _at_once(events), color, explain)
     if result.finish_reason == "cancelled":
         sys.exit(130)
 
@@ -131,7 +143,8 @@ def _document(engine: Engine, result: GenerationResult) -> dict[str, object]:
     from draftwood import __version__
 
     models = {**engine.names, "device": str(engine.target.device)}
-    return {"draftwood": __version__, "models": models, **result.as_dict()}
+    compiled = {"compile_seconds": engine.compile_seconds} if engine.names.get("compiled") else {}
+    return {"draftwood": __version__, "models": models, **compiled, **result.as_dict()}
 
 
 def _at_once(events: Iterator[StreamEvent]) -> Iterator[StreamEvent]:
@@ -145,9 +158,21 @@ def _at_once(events: Iterator[StreamEvent]) -> Iterator[StreamEvent]:
     )
 
 
-def _show(engine: Engine, prompt: list[int], events: Iterator[StreamEvent], color: bool | None) -> GenerationResult:
+def _show(
+    engine: Engine, prompt: list[int], events: Iterator[StreamEvent], color: bool | None, explained: bool
+) -> GenerationResult:
     """The text on stdout; legend and summary on stderr, so that a pipe carries the text alone."""
-    from draftwood.cli.rendering import Painter, colourful, flow, grown, legend, summary
+    from draftwood.cli.rendering import (
+        Painter,
+        beams,
+        colourful,
+        compiled,
+        flow,
+        grown,
+        legend,
+        summary,
+        terminal_width,
+    )
 
     assert engine.tokenizer is not None  # every checkpoint directory has one
     painter = Painter(sys.stdout, engine.tokenizer.stream(prompt), colourful(sys.stdout, color))
@@ -159,8 +184,27 @@ def _show(engine: Engine, prompt: list[int], events: Iterator[StreamEvent], colo
     finally:
         painter.close()
     assert result is not None
+    if explained:
+        _explain(engine, result, painter)
     print(file=sys.stderr)
     if painter.colour:
         print(legend(painter.kinds, colourful(sys.stderr, color)), file=sys.stderr)
-    print(flow([*summary(result), *grown(engine.names)], sys.stderr), file=sys.stderr)
+    for line in beams(result, terminal_width()):
+        print(line, file=sys.stderr)
+    print(
+        flow([*summary(result), *compiled(engine.compile_seconds), *grown(engine.names)], sys.stderr), file=sys.stderr
+    )
     return result
+
+
+def _explain(engine: Engine, result: GenerationResult, painter: Painter) -> None:
+    """Every round on stdout, below the text."""
+    from draftwood.cli.explain import explain, spelling
+    from draftwood.cli.rendering import terminal_width
+
+    assert engine.tokenizer is not None
+    ends = engine.end_tokens
+    words, width = spelling(engine.tokenizer), terminal_width()
+    painter.end_line()
+    for line in ["", *explain(result.rounds, result.prompt_tokens, words, ends, width, painter.colour)]:
+        print(line)

@@ -53,9 +53,7 @@ def describe(method: type[Method]) -> dict[str, Any]:
 
 
 def _options(method: type[Method]) -> list[dict[str, Any]]:
-    """Name, type, default and description of each option, those of all methods last."""
-    from draftwood.methods import Method
-
+    """Name, type, default and description of each option, the method's own ones first, those of all methods last."""
     schema = method.model_json_schema(mode="serialization")
     usual = method.model_construct().model_dump(mode="json")
     required = {name for name, info in method.model_fields.items() if info.is_required()}
@@ -69,7 +67,12 @@ def _options(method: type[Method]) -> list[dict[str, Any]]:
         }
         for name, entry in schema["properties"].items()
     ]
-    return sorted(options, key=lambda option: option["name"] in Method.model_fields)
+    return sorted(options, key=lambda option: _ancestry(method, str(option["name"])))
+
+
+def _ancestry(method: type[Method], option: str) -> int:
+    """How many classes up an option was first declared."""
+    return max(place for place, base in enumerate(method.__mro__) if option in vars(base).get("__annotations__", ()))
 
 
 def kind(entry: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:

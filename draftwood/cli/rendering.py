@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich import box
+from rich.cells import cell_len
 from rich.color import ColorSystem
 from rich.console import Console
 from rich.style import Style
@@ -112,10 +113,15 @@ class Painter:
 
     def close(self) -> None:
         """End the last line on a terminal; a pipe gets exactly the text."""
-        if self._line_open and self.stream.isatty():
+        if self.stream.isatty():
+            self.end_line()
+        self.stream.flush()
+
+    def end_line(self) -> None:
+        """Begin a new line, if the last one is open."""
+        if self._line_open:
             self.stream.write("\n")
             self._line_open = False
-        self.stream.flush()
 
 
 def legend(kinds: Mapping[str, int], colour: bool) -> str:
@@ -135,12 +141,87 @@ def summary(result: GenerationResult) -> list[str]:
         f"tau {metrics.tau:.2f}",
         f"acceptance {percent(metrics.acceptance_rate)}" if metrics.drafted else "nothing drafted",
         " ".join(f"{name} {percent(share)}" for name, share in time_split(metrics).items()),
+        *_layers(result),
         f"finish {result.finish_reason}",
         method_label(result.method),
         f"seed {result.seed}",
         "lossless" if result.lossless else "not lossless",
     ]
     return parts
+
+
+def _layers(result: GenerationResult) -> list[str]:
+    """What there is to say of beams: layers per round beside Theorem 3.2, width, cache."""
+    metrics = result.metrics
+    if not metrics.layers:
+        return []
+    foretold = result.predicted_layers
+    layers = f"{metrics.layers_per_round:.2f} layers/round"
+    width = f"mean width {metrics.mean_width:.1f}"
+    return [
+        layers if foretold is None else f"{layers} (Theorem 3.2: {foretold:.2f})",
+        f"{width}, {metrics.mean_accepted_width:.1f} accepted" if metrics.attempted else width,
+        f"cache {metrics.peak_slots} slots at most",
+    ]
+
+
+def compiled(seconds: float) -> list[str]:
+    """'compiled in 31 s', where models were."""
+    return [f"compiled in {seconds:.0f} s" if seconds >= 10 else f"compiled in {seconds:.1f} s"] if seconds else []
+
+
+def beams(result: GenerationResult, width: int) -> list[str]:
+    """The answer's beams, best first, one line of at most `width` columns each; none where one was asked for."""
+    if len(result.beams) < 2:
+        return ["no further beams: all became equal", ""] if result.method.get("n_best", 1) > 1 else []
+    heads = ("beam", "perplexity", "log-likelihood", "score", "finish")
+    rows = [
+        (
+            str(rank),
+            _significant(beam.perplexity),
+            f"{beam.log_likelihood:.2f}",
+            f"{beam.score:.3f}",
+            beam.finish_reason,
+        )
+        for rank, beam in enumerate(result.beams, 1)
+    ]
+    sizes = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    texts = ["text", "(above)"] + [beam.text for beam in result.beams[1:]]
+    lines: list[str] = []
+    for row, text in zip([heads, *rows], texts, strict=True):
+        line = "  ".join(cell.rjust(size) for cell, size in zip(row, sizes, strict=True)) + "  "
+        lines.append(line + (text if len(lines) < 2 else _differing(text, result.text, width - len(line))))
+    return [*lines, ""]
+
+
+def _differing(text: str, first: str, width: int) -> str:
+    """A beam's text in at most `width` columns; where it is longer, from about where it leaves the first beam's."""
+    if cell_len(repr(text)) > width:
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(text, first, strict=False)) if a != b), min(len(text), len(first))
+        )
+        begin = text.rfind(" ", 0, shared)
+        text = "…" * (begin > 0) + text[max(begin, 0) :]
+    return shortened(repr(text), width)
+
+
+def _significant(value: float) -> str:
+    return f"{value:.2f}" if value < 1000 else f"{value:.3g}"
+
+
+def shortened(text: str, width: int, from_left: bool = False) -> str:
+    """A quoted text in at most `width` columns, cut at its end or its beginning; the quotes stay."""
+    if cell_len(text) <= width:
+        return text
+    first, text, last = text[:1], text[1:-1], text[-1:]
+    while text and cell_len(text) > width - 3:
+        text = text[1:] if from_left else text[:-1]
+    return f"{first}…{text}{last}" if from_left else f"{first}{text}…{last}"
+
+
+def terminal_width() -> int:
+    """Columns that COLUMNS says, else those of the terminal, else 80."""
+    return shutil.get_terminal_size().columns
 
 
 def grown(names: Mapping[str, Any]) -> list[str]:
@@ -155,7 +236,7 @@ def flow(parts: Sequence[str], stream: TextIO) -> str:
     """Parts with separators; on a terminal lines break between parts only."""
     if not stream.isatty():
         return SEPARATOR.join(parts)
-    width = shutil.get_terminal_size().columns
+    width = terminal_width()
     lines = [parts[0]]
     for part in parts[1:]:
         if len(lines[-1]) + len(SEPARATOR) + len(part) <= width:

@@ -28,6 +28,22 @@ FLAGS = [  # (flags, what the sentence must say)
     (["--set", "gamma=many"], "option 'gamma' is 'many', but input should be a valid integer"),
     (["--method", "mcsd", "--set", "tree=4,0"], "is 0, but input should be greater than or equal to 1"),
     (["--method", "mcsd", "--set", "tree=wide"], "a configuration is whole numbers with commas between"),
+    (["--method", "dsbd", "--set", "draft_width=2", "--set", "width=3"], "must not be below width, 3"),
+    (["--method", "dsbd", "--set", "draft_width=2", "--set", "min_width=3"], "must not be below min_width, 3"),
+    (["--method", "dsbd", "--set", "threshold=1.5"], "option 'threshold' is 1.5, but input should be less than or"),
+    (["--method", "dsbd", "--set", "threshold=-0.1"], "option 'threshold' is -0.1, but input should be greater than"),
+    (["--method", "dsbd", "--set", "threshold=nan"], "option 'threshold' is 'nan'"),
+    (["--method", "dsbd", "--set", "width=0"], "option 'width' is 0, but input should be greater than or equal to 1"),
+    (["--method", "dsbd", "--set", "min_width=0"], "option 'min_width' is 0"),
+    (["--method", "dsbd", "--set", "n_best=7"], "n_best is 7, but there are at most 6 beams; widen the beams"),
+    (["--method", "dsbd", "--set", "n_best=0"], "option 'n_best' is 0"),
+    (["--method", "dsbd", "--set", "drafter=lookup"], "drafter 'lookup' cannot propose beams"),
+    (["--method", "beam-sampling", "--set", "width=0"], "option 'width' is 0"),
+    (["--method", "beam-sampling", "--set", "gamma=2"], "method beam-sampling has no option 'gamma'"),
+    (["--method", "beam-search", "--set", "width=2", "--set", "n_best=3"], "there are at most 2 beams"),
+    (["--method", "beam-search", "--top-k", "5"], "beam-search draws nothing"),
+    (["--method", "speculative-beam-search", "--top-p", "0.5"], "leave them out, or use beam-sampling"),
+    (["--method", "speculative-beam-search", "--set", "draft_width=3"], "must not be below width, 4"),
     (["--method", "specualtive"], "there is no method 'specualtive' (did you mean 'speculative'?)"),
     (["--method", "file:nowhere.json"], "method file nowhere.json does not exist"),
     (["--dtype", "float31"], "'float31'"),
@@ -96,13 +112,13 @@ def test_different_tokenizers(command: Command, target: Path, tmp_path: Path) ->
     assert "different tokenizers" in refused(command("generate", "x", "--target", target, "--draft", stranger))
 
 
-@pytest.mark.parametrize("method", ["speculative", "mcsd", "specinfer"])
+@pytest.mark.parametrize("method", ["speculative", "mcsd", "specinfer", "dsbd", "speculative-beam-search"])
 def test_method_without_its_draft(command: Command, target: Path, method: str) -> None:
     assert "--draft" in refused(command("generate", "x", "--target", target, "--method", method))
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-@pytest.mark.parametrize("method", ["autoregressive", "speculative", "mcsd"])
+@pytest.mark.parametrize("method", ["autoregressive", "speculative", "mcsd", "dsbd", "speculative-beam-search"])
 def test_nan_in_the_logits(
     command: Command, draft: Path, copy_of_target: Path, method: str, temperature: float
 ) -> None:
@@ -132,6 +148,9 @@ COMPARISONS = [
     (["--methods", "lookup", "--set", "mcsd.tree=2"], "'mcsd' is not among the methods"),
     (["--methods", "speculative:gamma=-1"], "option 'gamma' is -1"),
     (["--methods", "speculative:gamma"], "takes key=value"),
+    (["--methods", "dsbd:n_best=7"], "n_best is 7"),
+    (["--methods", "dsbd:width=3;draft_width=2"], "must not be below width, 3"),
+    (["--methods", "dsbd,beam-search", "--top-k", "5"], "beam-search draws nothing"),
     (["--repeat", "0"], "--repeat 1 or more"),
     (["--temperature", "-1"], "option 'temperature' is -1.0"),
 ]

@@ -112,6 +112,31 @@ def test_texts_that_must_agree_when_sampling(command: Command, pair: list[str]) 
     assert "same distribution, other draws" in shown
 
 
+def test_beams(command: Command, pair: list[str]) -> None:
+    """Each method with its options; beam search has one text, with drafts and without."""
+    chosen = "dsbd:n_best=2,beam-sampling:width=3,speculative-beam-search:width=3,speculative-beam-search:width=2"
+    flags = (*QUICK, "--temperature", 1, "--methods", chosen)
+    document = command("compare", "Once upon", *pair, *flags, "--json").document
+    assert [entry["same_text"] for entry in document["methods"]] == [True, None, None, True, True]
+    assert document["methods"][1]["runs"][0]["layers_per_round"] >= 1
+    shown = command("compare", "Once upon", *pair, *flags)
+    table = shown.out[shown.out.index("draft/verify") :]
+    assert max(map(len, table.splitlines())) <= 80
+    assert table.count("yes") == 3 and "dsbd has the law of beam-sampling" in table
+    assert "verify=coupled" not in table  # beams have no such option
+
+
+@pytest.mark.parametrize("seconds", [0.0, 31.4])
+def test_what_compiling_took(
+    command: Command, pair: list[str], monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    from draftwood.engine import Engine
+
+    monkeypatch.setattr(Engine, "compile_seconds", seconds)
+    shown = command("compare", "Once upon", *pair, *QUICK, "--methods", "lookup").out
+    assert (" · one run · compiled in 31 s\n" in shown) is bool(seconds)
+
+
 def test_without_a_draft(command: Command, pair: list[str]) -> None:
     document = command("compare", "Once upon", *pair[:2], *QUICK, "--json").document
     assert [entry["method"]["name"] for entry in document["methods"]] == ["autoregressive", "lookup"]

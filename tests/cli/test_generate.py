@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import tiny_models
 from conftest import Command
+from rich.cells import cell_len
 
 import draftwood
 from draftwood.cli.main import run
@@ -45,6 +46,57 @@ def test_the_summary_closes_on_stderr(command: Command, pair: list[str], engine:
     names, shares = parts[4].split()[::2], [int(share.rstrip("%")) for share in parts[4].split()[1::2]]
     assert names == ["draft", "verify", "sampling", "other"] and 98 <= sum(shares) <= 102
     assert parts[5:] == [f"finish {result.finish_reason}", "speculative gamma=3", "seed 5", "lossless"]
+
+
+def test_the_summary_of_beams(command: Command, pair: list[str], engine: Engine) -> None:
+    flags = (*pair, "--seed", 5, "--max-new-tokens", 20, "--top-k", 10, "--method")
+    metrics = (result := engine.generate(PROMPT, "dsbd", {"top_k": 10}, 20, 5)).metrics
+    (line,) = command("generate", PROMPT, *flags, "dsbd").err.split("\n")[1:-1]
+    assert line.split(" · ")[5:9] == [
+        f"{metrics.layers_per_round:.2f} layers/round (Theorem 3.2: {result.predicted_layers:.2f})",
+        f"mean width {metrics.mean_width:.1f}, {metrics.mean_accepted_width:.1f} accepted",
+        f"cache {metrics.peak_slots} slots at most",
+        "finish length",
+    ]
+    (line,) = command("generate", PROMPT, *flags, "beam-sampling").err.split("\n")[1:-1]
+    assert line.split(" · ")[5:7] == ["1.00 layers/round", "mean width 4.0"]  # nothing is foretold, nothing drafted
+
+
+def test_further_beams_are_on_stderr(command: Command, pair: list[str], engine: Engine) -> None:
+    method = ("--method", "speculative-beam-search", "--set", "n_best=3")
+    shown = command("generate", PROMPT, *pair, "--max-new-tokens", 30, *method)
+    result = engine.generate(PROMPT, {"name": "speculative-beam-search", "n_best": 3}, max_new_tokens=30)
+    assert shown.out == result.text == result.beams[0].text
+    lines = shown.err.splitlines()
+    heads, *rows = lines[1:5]
+    assert heads.split() == ["beam", "perplexity", "log-likelihood", "score", "finish", "text"]
+    assert len(lines) == 7 and lines[5] == "" and max(map(cell_len, lines[1:5])) <= 80
+    for rank, (row, beam) in enumerate(zip(rows, result.beams, strict=True), 1):
+        values = [str(rank), f"{beam.perplexity:.2f}", f"{beam.log_likelihood:.2f}", f"{beam.score:.3f}"]
+        assert row.split()[:5] == [*values, beam.finish_reason]
+    assert rows[0].endswith("  (above)")
+    assert command("generate", PROMPT, *pair, "--max-new-tokens", 30, *method[:2]).err.count("\n") == 2
+
+
+def test_beams_that_became_equal(command: Command, pair: list[str]) -> None:
+    flags = ("--method", "beam-sampling", "--set", "n_best=2", "--temperature", 0, "--max-new-tokens", 5)
+    assert "no further beams: all became equal" in command("generate", PROMPT, *pair, *flags).err
+
+
+def test_what_compiling_took(command: Command, pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said after every run of compiled models; without them there is no such thing in the document."""
+    assert "compile_seconds" not in command("generate", PROMPT, *pair, "--max-new-tokens", 2, "--json").document
+    load = draftwood.engine.load
+
+    def as_if_compiled(*arguments: object) -> Engine:
+        engine = load(*arguments)  # type: ignore[arg-type]
+        engine.names["compiled"] = True
+        return engine
+
+    monkeypatch.setattr("draftwood.engine.load", as_if_compiled)
+    monkeypatch.setattr(Engine, "compile_seconds", 4.26)
+    assert " · compiled in 4.3 s\n" in command("generate", PROMPT, *pair, "--max-new-tokens", 2).err
+    assert command("generate", PROMPT, *pair, "--max-new-tokens", 2, "--json").document["compile_seconds"] == 4.26
 
 
 def test_one_json_document(command: Command, pair: list[str], engine: Engine) -> None:

@@ -48,6 +48,14 @@ def test_types_of_options(command: Command) -> None:
     }
 
 
+def test_own_options_come_first(command: Command) -> None:
+    names = [option["name"] for option in command("methods", "dsbd", "--json").document["options"]]
+    assert names[:2] == ["draft_width", "gamma"] and names[-2:] == ["n_best", "length_penalty"]
+    assert "--method dsbd --set draft_width=6" in command("methods", "dsbd").out
+    names = [option["name"] for option in command("methods", "speculative-beam-search", "--json").document["options"]]
+    assert names == ["draft_width", "gamma", "width", "early_stopping", "n_best", "length_penalty"]
+
+
 def test_unknown_method(command: Command) -> None:
     shown = command("methods", "mscd")
     assert shown.code == 2

@@ -117,6 +117,25 @@ def test_the_summary_breaks_between_parts_only(monkeypatch: pytest.MonkeyPatch) 
     assert rendering.flow(parts, io.StringIO()) == "12 tokens in 0.10 s · tau 3.00 · seed 0 · lossless"
 
 
+def test_long_texts_of_beams_are_shown_from_where_they_differ() -> None:
+    first = "one two three four five six seven eight nine ten"
+    assert rendering._differing("one two", first, 20) == "'one two'"
+    assert rendering._differing(first.replace("seven", "SEVEN"), first, 20) == "'… SEVEN eight nin…'"
+    assert rendering._differing(first.upper(), first, 20) == "'ONE TWO THREE FOU…'"
+    assert rendering._differing(first + " more", first, 20) == "'… ten more'"
+
+
+@pytest.mark.parametrize("width", [7, 8, 9, 40])
+def test_shortened_texts_keep_their_quotes(width: int) -> None:
+    for text in ("'日本語のテキスト'", "'abcdefghi'", "'\\n\\n\\n\\n'"):
+        for from_left in (False, True):
+            cut = rendering.shortened(text, width, from_left)
+            assert rendering.cell_len(cut) <= width
+            assert cut[0] == cut[-1] == "'" and ("…" in cut) is (cut != text)
+            kept = cut.replace("…", "").strip("'")
+            assert text.strip("'").endswith(kept) if from_left else text.strip("'").startswith(kept)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_with_default_options_is_its_name(name: str) -> None:
     assert rendering.method_label(Method.parse(name).as_dict()) == name
