@@ -125,6 +125,7 @@ def _padded(jobs: list[Job]) -> tuple[Batch, list[int]]:
     mask = torch.zeros(high - low, width, span, dtype=torch.bool, device=device)
     mask[:, :, 0] = True  # padding attends to something, so that its softmax is finite
     wanted: list[int] = []
+    real: list[int] = []
     places: list[int] = []
     hidden = None
     for job, row in zip(jobs, rows, strict=True):
@@ -137,6 +138,7 @@ def _padded(jobs: list[Job]) -> tuple[Batch, list[int]]:
             mask[place, 0, : job.span] = True
         else:
             mask[place, :n, : job.span] = job.mask
+        real.extend(range(place * width, place * width + n))
         wanted.extend(place * width + cell for cell in job.wanted)
         if job.hidden is not None:
             if hidden is None:
@@ -155,6 +157,7 @@ def _padded(jobs: list[Job]) -> tuple[Batch, list[int]]:
         jobs[0].start,
         None if last else jobs[0].stop,
         hidden,
+        torch.tensor(real, device=device) if len(real) < (high - low) * width else None,
     )
     return batch, places
 

@@ -29,6 +29,7 @@ class Batch:
     start: int = 0  # layers [start, stop) are computed
     stop: int | None = None  # None = to the end, with logits
     hidden: Tensor | None = None  # [B, Q, D] output of layer start - 1, where start > 0
+    cells: Tensor | None = None  # flat cells [n] int64 that are not padding; None: compute all
 
 
 @runtime_checkable

@@ -121,10 +121,11 @@ def _norm_parameters(config: DecoderConfig, width: int) -> tuple[nn.Parameter, n
 class View:
     """What the layers of one kind share in a forward."""
 
-    cos: Tensor | None  # [B, Q, 1, rotary_dim]; None: no rotation
+    cos: Tensor | None  # [B, Q, 1, rotary_dim], of packed cells [1, n, 1, rotary_dim]; None: no rotation
     sin: Tensor | None
     bias: Tensor | None  # additive mask, as `attend` wants it; None: causal
     attend: Callable[..., Tensor]
+    cells: Tensor | None = None  # [n] where only these of the B * Q cells are computed: x is packed, [1, n, D]
 
 
 class Block(nn.Module):
@@ -163,7 +164,10 @@ class Block(nn.Module):
         self.scale, self.softcap = c.attention_scale, c.attention_softcap
 
     def forward(self, x: Tensor, view: View, memory: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
-        """x [B, Q, D] -> [B, Q, D]; `memory` is where keys and values are kept: both planes and the cells' slots."""
+        """x [B, Q, D] -> [B, Q, D]; `memory` is where keys and values are kept: both planes and the slots [B, Q].
+
+        Where the view names cells, x is packed: attention alone has the cells of each row apart, with padding.
+        """
         b, n, _ = x.shape
         normed = self.normalise(x, self.attention_norm, self.attention_norm_bias, self.eps)
         qkv = self.qkv(normed).view(b, n, -1, self.head_dim)
@@ -172,6 +176,11 @@ class Block(nn.Module):
             turned = self._normalise_heads(turned)
         if view.cos is not None and view.sin is not None:
             turned = self.rotate(turned, view.cos, view.sin)
+        if view.cells is not None and memory is not None:
+            whole = x.new_zeros(memory[2].numel(), self.heads + 2 * self.kv_heads, self.head_dim)
+            whole[view.cells] = torch.cat((turned[0], v[0]), 1)
+            whole = whole.view(*memory[2].shape, -1, self.head_dim)
+            turned, v = whole[:, :, : self.heads + self.kv_heads], whole[:, :, self.heads + self.kv_heads :]
         q, k = turned[:, :, : self.heads], turned[:, :, self.heads :]
         if memory is None:
             k, v = k.transpose(1, 2), v.transpose(1, 2)
@@ -182,7 +191,10 @@ class Block(nn.Module):
             assert view.bias is not None
             span = view.bias.shape[-1]
             k, v = keys[:, :, :span], values[:, :, :span]
-        out: Tensor = self.o(view.attend(q, k, v, view.bias, self.scale, self.softcap))
+        out: Tensor = view.attend(q, k, v, view.bias, self.scale, self.softcap)
+        if view.cells is not None:
+            out = out.flatten(0, 1)[view.cells][None]
+        out = self.o(out)
         if self.sandwich:
             out = self.normalise(out, self.post_attention_norm, self.post_attention_norm_bias, self.eps)
         x = x + out
@@ -275,10 +287,21 @@ class Decoder(nn.Module):
         return cache
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
-        x = self.embedded(batch.tokens, batch.positions) if batch.hidden is None else batch.hidden
         stop = self.n_layers if batch.stop is None else batch.stop
-        x = self.run(x, self.views(batch, cache), batch.slots, cache.of(batch.rows), batch.start, stop)
-        return x if stop < self.n_layers else self.logits(x.flatten(0, 1)[batch.wanted])
+        views, planes = self.views(batch, cache), cache.of(batch.rows)
+        if batch.cells is None or batch.start > 0 or stop < self.n_layers or len(batch.cells) < self.cells(1):
+            x = self.embedded(batch.tokens, batch.positions) if batch.hidden is None else batch.hidden
+            x = self.run(x, views, batch.slots, planes, batch.start, stop)
+            return x if stop < self.n_layers else self.logits(x.flatten(0, 1)[batch.wanted])
+        x = self.embedded(*(part.flatten()[batch.cells][None] for part in (batch.tokens, batch.positions)))
+        for view in views:
+            view.cells = batch.cells
+            if view.cos is not None and view.sin is not None:
+                view.cos, view.sin = (part.flatten(0, 1)[batch.cells][None] for part in (view.cos, view.sin))
+        x = self.run(x, views, batch.slots, planes, 0, stop)
+        place = torch.empty(batch.tokens.numel(), dtype=torch.int64, device=x.device)
+        place[batch.cells] = torch.arange(len(batch.cells), device=x.device)
+        return self.logits(x[0, place[batch.wanted]])
 
     def run(
         self, x: Tensor, views: Sequence[View], slots: Tensor, planes: Sequence[Tensor], start: int, stop: int

@@ -96,8 +96,8 @@ def test_after_commit_a_second_tree_still_equals_hugging_face(tmp_path: Path) ->
     forest = tree()
     ours(decoder, forest, session)
     leaf = max(range(len(forest)), key=lambda node: forest.depth[node])
-    trunk, kept, grown = advance(forest, Verdict([leaf], [50], [0.0]))
-    session.commit(trunk, kept, forest)
+    trunk, kept, grown = advance(forest, Verdict([leaf], [50], [], {}))
+    session.commit(trunk, kept, grown)
     for branch in grown.propose(grown.roots[0], [51, 52], None):
         grown.propose(branch, [53], None)
     torch.testing.assert_close(ours(decoder, grown, session), per_path(model, grown), atol=1e-4, rtol=0)

@@ -29,8 +29,8 @@ def test_prompts_trees_and_later_chunks_equal_hugging_faces(name: str, tmp_path:
     for token in (50, 51, 52):
         leaf = grow(forest)
         close(ours(decoder, forest, session), per_path(model, forest))
-        trunk, kept, grown = advance(forest, Verdict([leaf], [token], [0.0]))
-        session.commit(trunk, kept, forest)
+        trunk, kept, grown = advance(forest, Verdict([leaf], [token], [], {}))
+        session.commit(trunk, kept, grown)
         forest = grown
 
 
@@ -43,8 +43,8 @@ def test_windows_without_a_mask_from_outside(name: str, tmp_path: Path) -> None:
     forest = plant(PROMPT[:3])
     for token in (50, 51, 52, 53, 54, 55):
         torch.testing.assert_close(ours(decoder, forest, session), per_path(model, forest), atol=1e-4, rtol=0)
-        trunk, kept, grown = advance(forest, Verdict([0], [token], [0.0]))
-        session.commit(trunk, kept, forest)
+        trunk, kept, grown = advance(forest, Verdict([0], [token], [], {}))
+        session.commit(trunk, kept, grown)
         forest = grown
 
 
