@@ -27,7 +27,7 @@ from draftwood.models.base import CausalModel
 from draftwood.models.cache import Cache
 from draftwood.models.chat import Message
 from draftwood.models.compiled import Compiled
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.tokenizer import INCOMPLETE, Tokenizer, TokenStream
 from draftwood.sampling import SamplingParams, Streams
 from draftwood.session import Session
 from draftwood.text import Ending
@@ -96,7 +96,8 @@ class _Work:
         for beam in beams:
             one = self.ending(self.plan)
             one.feed(beam.tokens)
-            beam.text, beam.finish_reason = one.text, one.reason or ending.reason or "cancelled"
+            cut = ending.reason if beam is beams[0] else None  # of the best only: others need not end as it does
+            beam.text, beam.finish_reason = one.text, one.reason or cut or "cancelled"
         return GenerationResult(
             text=ending.text,
             tokens=[token for r in news for token in r.tokens],
@@ -325,13 +326,17 @@ class Engine:
     def _ending(self, plan: _Plan) -> Ending:
         """Where one of the plan's texts ends."""
         words = self.tokenizer
+        if words is None:
+            return Ending(plan.max_new_tokens, plan.end_tokens, cancelled=plan.cancelled)
+        before = plan.prompt[-TokenStream.CONTEXT :]  # decides, as in a stream, whether a text begins with a space
+        shown = len(words.decode(before).rstrip(INCOMPLETE)) if plan.stop else 0
         return Ending(
             plan.max_new_tokens,
             plan.end_tokens,
             plan.stop,
-            None if words is None else words.stream(plan.prompt),
+            words.stream(plan.prompt),
             plan.cancelled,
-            None if words is None else words.decode,
+            lambda tokens: words.decode([*before, *tokens])[shown:],
         )
 
     def _cache(self, model: CausalModel) -> Cache:

@@ -341,17 +341,20 @@ class SpeculativeBeamSearch(PlainBeamSearch):
     summary = "beam search with drafted layers of beams; the same output"
     draft_models = (1, 1)
 
-    draft_width: Annotated[int, Field(ge=1, le=256, description="beams per drafted layer")] = 6
+    draft_width: Annotated[
+        int | None, Field(ge=1, le=256, description="beams per drafted layer; null: half as many again as width")
+    ] = None
     gamma: Annotated[int, Field(ge=0, le=64, description="layers drafted per round")] = 3
 
     @model_validator(mode="after")
     def _widths_fit(self) -> Self:
-        if self.draft_width < self.width:
+        if self.draft_width is not None and self.draft_width < self.width:
             raise ValueError(f"draft_width is {self.draft_width}, but must not be below width, {self.width}")
         return self
 
     def build(self, drafts: list[Session]) -> Parts:
-        drafter = BeamDrafter(drafts[0], self.draft_width, root_weights="target", search=BeamSearch(self.draft_width))
+        wide = self.draft_width or self.width + (self.width + 1) // 2
+        drafter = BeamDrafter(drafts[0], wide, root_weights="target", search=BeamSearch(wide))
         return Parts(drafter, self.verifier(), Fixed(self.gamma), self.answers)
 
 

@@ -107,6 +107,9 @@ class Compiled:
 
     def _compile(self, program: Callable[..., Tensor], *inputs: Any) -> Tensor:
         """The first run of a program."""
+        import torch._inductor.select_algorithm as selection  # slow to import
+
+        selection.PRINT_AUTOTUNE = False  # a table per kernel, on standard error
         try:
             return program(*inputs)
         except Exception as error:  # a compiler fails in many ways; the sentence is the same

@@ -179,7 +179,8 @@ class BeamSearching:
             ]
             layers.append(Layer(len(live), live, sum(beam in drafts for beam in live), judged, stands))
             accepted += stands
-            if pool.done(scores, length, forest.longest - forest.prompt):
+            limit = forest.longest - forest.prompt  # where live ones are hypotheses too, whatever was found before
+            if length < limit and pool.done(scores, length, limit):
                 live, scores = [], []
                 break
             if not stands:
