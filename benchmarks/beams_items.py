@@ -45,8 +45,7 @@ class Store:
                     break
                 whole += len(line)
                 record = json.loads(line)
-                if record["threads"] == self.threads:
-                    self.records[self._key(record["setting"], record["item"])] = record
+                self.records[self._key(record["setting"], record["item"])] = record
             with self.path.open("r+b") as file:
                 file.truncate(whole)
 
@@ -56,9 +55,11 @@ class Store:
         return setting, str(task), int(number), int(repeat), int(tokens)
 
     def get(self, setting: Setting, item: Item, timed: bool = True) -> Record | None:
-        """What a run gave, if it was made; if `timed`, alone and by the clock."""
+        """What a run gave, if it was made; if `timed`, alone, by the clock and with as many threads."""
         record = self.records.get(self._key(setting.key, item.key))
-        return None if record is None or (timed and not record["timed"]) else record
+        if record is None or (timed and not (record["timed"] and record["threads"] == self.threads)):
+            return None
+        return record
 
     def add(self, setting: Setting, item: Item, record: Record) -> None:
         """Keep a run."""
