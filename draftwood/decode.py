@@ -85,7 +85,11 @@ def rounds(request: Request) -> Decoding[Round]:
             yield from drafter.draft(forest, request.depth, forest.room - 1, propose)
             drafted = perf_counter()
             fresh = range(forest.fresh, len(forest))
-            logits = (yield Run(target, forest, fresh)) if fresh else torch.empty(0, target.model.vocab_size)
+            logits = (
+                (yield Run(target, forest, fresh))
+                if fresh
+                else torch.empty(0, target.model.vocab_size, device=target.model.device)
+            )
             assert logits is not None
             answered = perf_counter()
             if forest.layers:

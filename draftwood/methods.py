@@ -342,9 +342,9 @@ class SpeculativeBeamSearch(PlainBeamSearch):
     draft_models = (1, 1)
 
     draft_width: Annotated[
-        int | None, Field(ge=1, le=256, description="beams per drafted layer; null: half as many again as width")
+        int | None, Field(ge=1, le=256, description="beams per drafted layer; null: as many as width")
     ] = None
-    gamma: Annotated[int, Field(ge=0, le=64, description="layers drafted per round")] = 3
+    gamma: Annotated[int, Field(ge=0, le=64, description="layers drafted per round")] = 2
 
     @model_validator(mode="after")
     def _widths_fit(self) -> Self:
@@ -353,7 +353,7 @@ class SpeculativeBeamSearch(PlainBeamSearch):
         return self
 
     def build(self, drafts: list[Session]) -> Parts:
-        wide = self.draft_width or self.width + (self.width + 1) // 2
+        wide = self.draft_width or self.width
         drafter = BeamDrafter(drafts[0], wide, root_weights="target", search=BeamSearch(wide))
         return Parts(drafter, self.verifier(), Fixed(self.gamma), self.answers)
 

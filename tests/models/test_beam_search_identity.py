@@ -19,7 +19,7 @@ from draftwood.models import checkpoint
 from draftwood.world import DOMAINS, documents
 
 PROMPTS = [[3, 94, 17, 17, 60, 5], [41, 8], [77, 2, 29, 29, 11]]
-END = list(range(0, VOCAB, 3))  # many, so that hypotheses end early and often
+ENDS = {"often": list(range(0, VOCAB, 3)), "seldom": [5, 17, 29, 40, 41, 60, 66, 72, 80, 94]}
 
 
 def engine_and_reference(directory: Path) -> tuple[Engine, Any]:
@@ -27,7 +27,7 @@ def engine_and_reference(directory: Path) -> tuple[Engine, Any]:
     model = write(directory / "target", seed=3).double()
     write(directory / "draft", seed=4)
     target, draft = (checkpoint.load(directory / name, "float64") for name in ("target", "draft"))
-    return Engine(target, [draft], end_tokens=frozenset(END)), model
+    return Engine(target, [draft]), model
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Any]:
 
 
 def hugging_faces(
-    model: Any, prompt: list[int], width: int, limit: int, **options: Any
+    model: Any, prompt: list[int], end: list[int], width: int, limit: int, **options: Any
 ) -> list[tuple[list[int], float]]:
     """(tokens, score) of its `width` hypotheses, best first."""
     out = model.generate(
@@ -46,7 +46,7 @@ def hugging_faces(
         num_return_sequences=width,
         max_new_tokens=limit,
         do_sample=False,
-        eos_token_id=END,
+        eos_token_id=end,
         pad_token_id=VOCAB - 1,
         return_dict_in_generate=True,
         output_scores=True,
@@ -55,23 +55,26 @@ def hugging_faces(
     answers = []
     for row, score in zip(out.sequences.tolist(), out.sequences_scores.tolist(), strict=True):
         tokens = row[len(prompt) :]
-        length = next((i + 1 for i, token in enumerate(tokens) if token in END), len(tokens))
+        length = next((i + 1 for i, token in enumerate(tokens) if token in end), len(tokens))
         answers.append((tokens[:length], score))
     return answers
 
 
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("early_stopping", [False, True, "never"])
 @pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0, -0.5])
 def test_beam_search_is_hugging_faces(
-    pair: tuple[Engine, Any], length_penalty: float, early_stopping: bool | str
+    pair: tuple[Engine, Any], length_penalty: float, early_stopping: bool | str, end: list[int]
 ) -> None:
-    engine, model = pair
+    """Hypotheses that end and that are cut by the limit, in one list."""
+    loaded, model = pair
+    engine = Engine(loaded.target, loaded.drafts, end_tokens=frozenset(end))
     options = {"length_penalty": length_penalty, "early_stopping": early_stopping}
     ends, limits = 0, 0
     for prompt in PROMPTS:
         for width, limit in ((2, 9), (4, 5), (4, 12)):
             method = {"width": width, "n_best": width, **options}
-            wanted = hugging_faces(model, prompt, width, limit, **options)
+            wanted = hugging_faces(model, prompt, end, width, limit, **options)
             plain = engine.generate(prompt, {"name": "beam-search", **method}, max_new_tokens=limit)
             drafted = {"name": "speculative-beam-search", "gamma": 3, "draft_width": 6, **method}
             for result in (plain, engine.generate(prompt, drafted, max_new_tokens=limit)):
@@ -79,8 +82,7 @@ def test_beam_search_is_hugging_faces(
                 assert [beam.score for beam in result.beams] == pytest.approx([s for _, s in wanted], abs=1e-4)
             ends += sum(beam.finish_reason == "eos" for beam in plain.beams)
             limits += sum(beam.finish_reason == "length" for beam in plain.beams)
-    assert ends > 9
-    assert limits > 0 or length_penalty <= 0 or early_stopping is True
+    assert ends > 0 and (limits > 0 or length_penalty <= 0 or early_stopping is True)
 
 
 # -- the shipped pair on held-out prompts -----------------------------------------------------------------------------
