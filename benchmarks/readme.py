@@ -240,7 +240,7 @@ def _one_cache(results: list[dict[str, Any]]) -> list[str]:
 def _searched_beams(results: list[dict[str, Any]]) -> list[str]:
     """Speculative beam search against beam search, the fastest setting of each width."""
     lines = [
-        "Speculative beam search over beam search of the same width, same texts; the fastest of each width, the "
+        "Speculative beam search over beam search of the same width; the fastest of each width, the "
         "prompt's forward not counted. Hugging Face's `generate(num_beams=4)` takes so many times as long as ours "
         "(plain, speculative; prompt counted):",
         "",
