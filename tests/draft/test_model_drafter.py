@@ -26,8 +26,8 @@ def grown(
     sessions = [Session(model, model.new_cache(1, 64), "draft") for model in models]
     drafter = ModelDrafter(sessions, widths, replacement=False)
     vocab = models[0].vocab_size
-    propose = Proposer(SamplingParams(**params), Streams(seed), vocab, end)  # type: ignore[arg-type]
-    forest = plant(prompt)
+    propose = Proposer(SamplingParams(**params), Streams(seed), vocab)  # type: ignore[arg-type]
+    forest = plant(prompt, end=end)
     drafting = drafter.draft(forest, Fixed(depth), limit, propose)
     try:
         run = next(drafting)

@@ -15,7 +15,8 @@ def proposed(
     drafter: NgramDrafter, forest: Forest, depth: int = 4, limit: int = 9, end: frozenset[int] = frozenset()
 ) -> list[int]:
     """The drafted tokens; checks that they are a chain of point masses."""
-    propose = Proposer(SamplingParams(), Streams(0), 100, end)
+    propose = Proposer(SamplingParams(), Streams(0), 100)
+    forest.end = end
     assert list(drafter.draft(forest, Fixed(depth), limit, propose)) == []
     assert forest.parent == [TRUNK, *range(len(forest) - 1)]
     assert all(made.q is None for proposals in forest.proposals.values() for made in proposals)

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 def proposer(params: SamplingParams, seed: int = 0, vocab: int = 4, **given: bool) -> Proposer:
     penalties = Penalties(params, vocab, 1, CPU) if params.edits_logits else None
-    return Proposer(params, Streams(seed), vocab, frozenset(), penalties, **given)
+    return Proposer(params, Streams(seed), vocab, penalties, **given)
 
 
 def test_q_is_kept_as_it_was_drawn_from() -> None:
