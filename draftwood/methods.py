@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from draftwood import config
 from draftwood.decode import Answers
-from draftwood.depth import DepthController, Fixed
+from draftwood.depth import DepthController, Fixed, depth_text, parse_depth
 from draftwood.draft import BeamDrafter, Drafter, ModelDrafter, NgramDrafter, NoDrafter
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.sampling import SamplingParams
@@ -47,6 +47,11 @@ def _widths(value: object) -> object:
 
 
 Gamma = Annotated[int, Field(ge=0, le=64, description="draft tokens per round")]
+Depth = Annotated[
+    str,
+    BeforeValidator(depth_text),
+    Field(description="who ends drafting early: fixed, confidence:0.4, entropy, beta-ts, speedup-ts, optimal-stopping"),
+]
 Width = Annotated[int, Field(ge=1)]
 Widths = Annotated[
     tuple[Width, ...], BeforeValidator(_widths), Field(min_length=1, description="children per node, layer by layer")
@@ -147,9 +152,10 @@ class Speculative(SequenceMethod):
     draft_models = (1, 1)
 
     gamma: Gamma = 4
+    depth: Depth = "fixed"
 
     def build(self, drafts: list[Session]) -> Parts:
-        return Parts(ModelDrafter(drafts, (1,)), self.verifier(), Fixed(self.gamma))
+        return Parts(ModelDrafter(drafts, (1,)), self.verifier(), parse_depth(self.depth).build(self.gamma))
 
 
 class SpecInfer(SequenceMethod):
@@ -160,9 +166,11 @@ class SpecInfer(SequenceMethod):
     draft_models = (1, 8)
 
     expansion: Widths = (1, 2, 2, 1)
+    depth: Depth = "fixed"
 
     def build(self, drafts: list[Session]) -> Parts:
-        return Parts(ModelDrafter(drafts, self.expansion), self.verifier(), Fixed(len(self.expansion)))
+        depth = parse_depth(self.depth).build(len(self.expansion))
+        return Parts(ModelDrafter(drafts, self.expansion), self.verifier(), depth)
 
 
 class MultiCandidate(SequenceMethod):
@@ -174,9 +182,11 @@ class MultiCandidate(SequenceMethod):
 
     tree: Widths = (4, 2, 2, 1)
     replacement: Annotated[bool, Field(description="draw siblings independently; false: distinct siblings")] = False
+    depth: Depth = "fixed"
 
     def build(self, drafts: list[Session]) -> Parts:
-        return Parts(ModelDrafter(drafts, self.tree, self.replacement), self.verifier(), Fixed(len(self.tree)))
+        depth = parse_depth(self.depth).build(len(self.tree))
+        return Parts(ModelDrafter(drafts, self.tree, self.replacement), self.verifier(), depth)
 
 
 class Lookup(SequenceMethod):
@@ -274,6 +284,7 @@ class DynamicWidth(BeamSamplingMethod):
         bool, Field(description="go on from the output beam of lowest perplexity alone; lossy, by design")
     ] = False
     drafter: Annotated[str, Field(description="who proposes beams: model, a draft model")] = "model"
+    depth: Depth = "fixed"
 
     @model_validator(mode="after")
     def _widths_fit(self) -> Self:
@@ -295,7 +306,7 @@ class DynamicWidth(BeamSamplingMethod):
 
     def build(self, drafts: list[Session]) -> Parts:
         drafter = BeamDrafter(drafts[0], self.draft_width, self.replacement, self.warp, self.root_weights)
-        return Parts(drafter, self.verifier(), Fixed(self.gamma), self.answers)
+        return Parts(drafter, self.verifier(), parse_depth(self.depth).build(self.gamma), self.answers)
 
 
 class PlainBeamSearch(BeamMethod):
@@ -345,6 +356,7 @@ class SpeculativeBeamSearch(PlainBeamSearch):
         int | None, Field(ge=1, le=256, description="beams per drafted layer; null: as many as width")
     ] = None
     gamma: Annotated[int, Field(ge=0, le=64, description="layers drafted per round")] = 2
+    depth: Depth = "fixed"
 
     @model_validator(mode="after")
     def _widths_fit(self) -> Self:
@@ -355,7 +367,7 @@ class SpeculativeBeamSearch(PlainBeamSearch):
     def build(self, drafts: list[Session]) -> Parts:
         wide = self.draft_width or self.width
         drafter = BeamDrafter(drafts[0], wide, root_weights="target", search=BeamSearch(wide))
-        return Parts(drafter, self.verifier(), Fixed(self.gamma), self.answers)
+        return Parts(drafter, self.verifier(), parse_depth(self.depth).build(self.gamma), self.answers)
 
 
 METHODS: dict[str, type[Method]] = {

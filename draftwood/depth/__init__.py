@@ -1,5 +1,26 @@
 """Depth controllers: how far a round drafts."""
 
-from draftwood.depth.rules import DepthController, Fixed, Growth
+from draftwood.depth.improvement import DraftCost, best_depth, improvement
+from draftwood.depth.rules import Confidence, DepthController, Entropy, Fixed, Growth
+from draftwood.depth.settings import CONTROLLERS, depth_text, parse_depth
+from draftwood.depth.stopping import OptimalStopping
+from draftwood.depth.thompson import Acceptance, BetaThompson, CalibratedThompson, SpeedupThompson
 
-__all__ = ["DepthController", "Fixed", "Growth"]
+__all__ = [
+    "CONTROLLERS",
+    "Acceptance",
+    "BetaThompson",
+    "CalibratedThompson",
+    "Confidence",
+    "DepthController",
+    "DraftCost",
+    "Entropy",
+    "Fixed",
+    "Growth",
+    "OptimalStopping",
+    "SpeedupThompson",
+    "best_depth",
+    "depth_text",
+    "improvement",
+    "parse_depth",
+]

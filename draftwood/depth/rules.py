@@ -6,23 +6,52 @@ in the forest, since dropping it would bias the output.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from draftwood.sampling import Streams
 from draftwood.trace import Round
 
+NOTHING: frozenset[str] = frozenset()
+LOGITS = frozenset({"logits"})
+
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What has been drafted when a controller is asked: layers so far, the last layer's nodes and logits."""
+    """What has been drafted when a controller is asked: layers so far, the last layer's nodes and logits.
+
+    `logits` and `picked` are given when the controller needs 'logits'. The logits are the draft's before temperature
+    and truncation, so that they say something in greedy decoding too.
+    """
 
     depth: int
     nodes: Sequence[int] = ()
-    logits: Tensor | None = None  # [n, V] that the last layer was drawn from; given when the controller needs 'logits'
+    logits: Tensor | None = None  # [n, V] that the last layer was drawn from
+    picked: Sequence[tuple[int, int]] = ()  # (row of `logits`, token) of each node of the last layer that is not over
+
+    def confidences(self) -> list[float]:
+        """The draft's probability of each picked token; nothing where there are no logits."""
+        if self.logits is None or not self.picked:
+            return []
+        if len(self.picked) == 1:  # the same without lists as indices, which cost more than the sums
+            ((row, token),) = self.picked
+            return [math.exp(float(self.logits[row, token]) - float(self.logits[row].logsumexp(-1)))]
+        rows, tokens = (list(each) for each in zip(*self.picked, strict=True))
+        chances: list[float] = (self.logits[rows, tokens] - self.logits.logsumexp(-1)[rows]).exp().tolist()
+        return chances
+
+    def entropies(self) -> list[float]:
+        """Entropy, in nats, of the distribution that each picked token was drawn from."""
+        if self.logits is None or not self.picked:
+            return []
+        probs = torch.softmax(self.logits, -1)
+        each: list[float] = torch.special.entr(probs).sum(-1).tolist()
+        return [each[row] for row, _ in self.picked]
 
 
 class DepthController(Protocol):
@@ -45,13 +74,59 @@ class Fixed:
     """Draft `depth` layers in every round."""
 
     depth: int
-    needs: frozenset[str] = frozenset()
+    needs: frozenset[str] = NOTHING
 
     def start(self, streams: Streams) -> None:
         pass
 
     def deeper(self, growth: Growth) -> bool:
         return growth.depth < self.depth
+
+    def observe(self, news: Round) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class Confidence:
+    """Stop when the draft gave its last token less probability than `threshold` (Hugging Face's dynamic speculation).
+
+    Of trees and beams: when it did so for every node of the last layer that is not over.
+    """
+
+    most: int
+    threshold: float = 0.4
+    needs: frozenset[str] = LOGITS
+
+    def start(self, streams: Streams) -> None:
+        pass
+
+    def deeper(self, growth: Growth) -> bool:
+        if growth.depth >= self.most:
+            return False
+        confidences = growth.confidences()
+        return not confidences or max(confidences) >= self.threshold
+
+    def observe(self, news: Round) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class Entropy:
+    """Stop when the draft's distribution of its last token, of all of them in trees and beams, had more nats than
+    `limit`."""
+
+    most: int
+    limit: float = 2.0
+    needs: frozenset[str] = LOGITS
+
+    def start(self, streams: Streams) -> None:
+        pass
+
+    def deeper(self, growth: Growth) -> bool:
+        if growth.depth >= self.most:
+            return False
+        entropies = growth.entropies()
+        return not entropies or min(entropies) <= self.limit
 
     def observe(self, news: Round) -> None:
         pass

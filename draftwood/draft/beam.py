@@ -74,7 +74,10 @@ class BeamDrafter:
                 self._weight[forest.grow(*outcome)] = weight
             nodes = drafted.nodes
             layer += 1
-            growth = Growth(layer, nodes, fit if "logits" in depth.needs else None)
+            growth = Growth(layer, nodes)
+            if "logits" in depth.needs:
+                row_of = {node: row for row, node in enumerate(live)}
+                growth = Growth(layer, nodes, fit, _picked(forest, nodes, row_of))
 
     def _drawn(
         self, forest: Forest, nodes: Sequence[int], live: Sequence[int], log_q: Tensor, propose: Proposer
@@ -127,3 +130,8 @@ class BeamDrafter:
         known = all(self._weight.get(root, -math.inf) > -math.inf for root in forest.roots)
         if self.root_weights == "target" or not known:
             self._weight = {root: forest.score[root] for root in forest.roots}
+
+
+def _picked(forest: Forest, nodes: Sequence[int], row_of: dict[int, int]) -> list[tuple[int, int]]:
+    """(row, token) of each node that is not over; a finished one that stays was not drawn from a row."""
+    return [(row_of[forest.parent[node]], forest.token[node]) for node in nodes if node not in forest.finished]

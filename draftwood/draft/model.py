@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from draftwood.depth import DepthController, Growth
@@ -38,19 +39,28 @@ class ModelDrafter:
         while layer < limit and depth.deeper(growth):
             width = self.widths[min(layer, len(self.widths) - 1)]
             shown: list[int] = []
-            logits = None
+            looked: list[Tensor] = []
+            picked: list[tuple[int, int]] = []
             for i, session in enumerate(self.sessions):
                 nodes = [node for node in frontiers[i] if node not in forest.finished]
                 if nodes and forest.position(nodes[0]) < session.model.context:
                     logits = yield Run(session, forest, nodes)
                     frontiers[i] = propose(forest, nodes, logits, width, self.replacement)
+                    if "logits" in depth.needs:
+                        rows = {node: sum(map(len, looked)) + row for row, node in enumerate(nodes)}
+                        picked += [
+                            (rows[forest.parent[node]], forest.token[node])
+                            for node in frontiers[i]
+                            if node not in forest.finished
+                        ]
+                        looked.append(propose.fit(logits))
                 else:
                     frontiers[i] = []
                 shown += frontiers[i]
             if not shown:
                 break
             layer += 1
-            growth = Growth(layer, shown, logits if "logits" in depth.needs else None)
+            growth = Growth(layer, shown, torch.cat(looked) if looked else None, picked)
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
         for session in self.sessions:

@@ -44,6 +44,7 @@ def test_types_of_options(command: Command) -> None:
     assert {option["name"]: option["type"] for option in entry["options"]} == {
         "tree": "integer ≥ 1, ...",
         "replacement": "true or false",
+        "depth": "text",
         "verify": "rejection or coupled",
     }
 
@@ -53,7 +54,7 @@ def test_own_options_come_first(command: Command) -> None:
     assert names[:2] == ["draft_width", "gamma"] and names[-2:] == ["n_best", "length_penalty"]
     assert "--method dsbd --set draft_width=6" in command("methods", "dsbd").out
     names = [option["name"] for option in command("methods", "speculative-beam-search", "--json").document["options"]]
-    assert names == ["draft_width", "gamma", "width", "early_stopping", "n_best", "length_penalty"]
+    assert names == ["draft_width", "gamma", "depth", "width", "early_stopping", "n_best", "length_penalty"]
 
 
 def test_unknown_method(command: Command) -> None:

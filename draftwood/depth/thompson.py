@@ -1,0 +1,182 @@
+"""Depth by Thompson sampling: over acceptance (EESD Algorithms 2 and 3), and over the speed-up itself.
+
+Knows posteriors. All randomness is the stream 'depth', which drafting and acceptance do not touch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import NormalDist
+
+from draftwood.depth.improvement import DraftCost, best_depth
+from draftwood.depth.rules import NOTHING, Growth
+from draftwood.sampling import Streams
+from draftwood.trace import Round
+
+Uniform = Callable[[], float]  # numbers in [0, 1)
+_STANDARD = NormalDist()
+_TINY = 2.0**-49  # half of the streams' resolution: keeps inverse CDFs away from 0
+
+
+def draw_normal(uniform: Uniform) -> float:
+    """A standard normal number, through the inverse CDF."""
+    return _STANDARD.inv_cdf(uniform() + _TINY)
+
+
+def draw_gamma(shape: float, uniform: Uniform) -> float:
+    """A Gamma(shape, 1) number by the method of Marsaglia and Tsang (2000)."""
+    if shape < 1:
+        boost: float = (uniform() + _TINY) ** (1 / shape)
+        return draw_gamma(shape + 1, uniform) * boost
+    d = shape - 1 / 3
+    c = 1 / math.sqrt(9 * d)
+    while True:
+        x = draw_normal(uniform)
+        v = (1 + c * x) ** 3
+        if v > 0 and math.log(uniform() + _TINY) < x * x / 2 + d - d * v + d * math.log(v):
+            return d * v
+
+
+def draw_beta(a: float, b: float, uniform: Uniform) -> float:
+    """A Beta(a, b) number."""
+    x, y = draw_gamma(a, uniform), draw_gamma(b, uniform)
+    return x / (x + y) if x + y > 0 else a / (a + b)
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """Beta posterior of the chance that a verified draft is accepted; older rounds count less with a discount below 1.
+
+    A success is an accepted draft, a failure the one rejected draft (spec §9.4: EESD Algorithm 2 counts rejections
+    twice, and -1 successes when all are rejected). Drafts behind a rejection were not tried and count as nothing.
+    """
+
+    a0: float = 1.0
+    b0: float = 1.0
+    discount: float = 1.0
+    accepted: float = field(init=False, default=0.0)
+    rejected: float = field(init=False, default=0.0)
+
+    @property
+    def a(self) -> float:
+        return self.a0 + self.accepted
+
+    @property
+    def b(self) -> float:
+        return self.b0 + self.rejected
+
+    @property
+    def mean(self) -> float:
+        return self.a / (self.a + self.b)
+
+    def add(self, news: Round) -> None:
+        self.accepted = self.discount * self.accepted + news.depth_accepted
+        self.rejected = self.discount * self.rejected + news.attempted - news.depth_accepted
+
+
+@dataclass(slots=True)
+class BetaThompson:
+    """Beta-TS (EESD Algorithm 2): after each drafted layer draw theta ~ Beta(a, b) and go on with the chance theta.
+
+    theta is drawn anew for every layer and used once, so that going on has the chance E[theta] = a / (a + b), each time
+    independently: that is drawn. As in the paper one layer is always drafted; what it costs is not looked at.
+    """
+
+    most: int
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    needs: frozenset[str] = NOTHING
+    _streams: Streams = field(init=False, compare=False, default_factory=lambda: Streams(0))
+
+    def start(self, streams: Streams) -> None:
+        self._streams = streams
+
+    def deeper(self, growth: Growth) -> bool:
+        if growth.depth >= self.most:
+            return False
+        return growth.depth == 0 or self._streams.uniform("depth") < self.acceptance.mean
+
+    def observe(self, news: Round) -> None:
+        self.acceptance.add(news)
+
+
+@dataclass(slots=True)
+class SpeedupThompson:
+    """Draw a ~ Beta(posterior) once per round and draft K = argmax IF(a, K, c) layers, 0 <= K <= most.
+
+    Where drafting does not pay K becomes 0; the discount then lets the evidence fade towards the prior, so that
+    drafting is tried again from time to time.
+    """
+
+    most: int
+    acceptance: Acceptance = field(default_factory=lambda: Acceptance(discount=0.95))
+    cost: DraftCost = field(default_factory=DraftCost)
+    needs: frozenset[str] = NOTHING
+    _depth: int = field(init=False, default=0)
+    _asked: int = field(init=False, default=0)
+
+    def start(self, streams: Streams) -> None:
+        a = draw_beta(self.acceptance.a, self.acceptance.b, lambda: streams.uniform("depth"))
+        self._depth = best_depth(a, self.most, self.cost.ratio)
+        self._asked = 0
+
+    def deeper(self, growth: Growth) -> bool:
+        if growth.depth >= self._depth:
+            return False
+        self._asked = growth.depth + 1
+        return True
+
+    def observe(self, news: Round) -> None:
+        self.acceptance.add(news)
+        self.cost.add(news, self._asked)
+
+
+@dataclass(slots=True)
+class CalibratedThompson:
+    """Cali-TS (EESD Algorithm 3): a predictor's theta_M for the layer, corrected by what verification showed.
+
+    theta ~ N(mu, s²), clipped to [0, 1], with mu = (sS² theta_M + n sM² theta_hat) / (n sM² + sS²) and
+    s² = sM² sS² / (sS² + n sM²) (Eq. 6, 7); n is the number of verified rounds. theta_hat is the mean of all verified
+    drafts, accepted ones over tried ones, with the guess `theta0` counted as one: EESD Eq. 8 divides by the
+    accepted drafts themselves, so that its theta_hat can only rise to 1 (spec §9.5).
+    """
+
+    most: int
+    predict: Callable[[Growth], float]  # theta_M of the layer after `growth`
+    model_deviation: float = 0.25  # sM, the predictor's error
+    sample_deviation: float = 0.5  # sS, of the share of accepted drafts in a round
+    theta0: float = 0.5
+    needs: frozenset[str] = NOTHING  # what `predict` looks at
+    rounds: int = field(init=False, default=0)  # n
+    accepted: int = field(init=False, default=0)
+    tried: int = field(init=False, default=0)
+    _streams: Streams = field(init=False, compare=False, default_factory=lambda: Streams(0))
+
+    @property
+    def theta_hat(self) -> float:
+        return (self.theta0 + self.accepted) / (1 + self.tried)
+
+    def posterior(self, theta_model: float) -> tuple[float, float]:
+        """(mu, s²) of theta."""
+        model, sample = self.model_deviation**2, self.sample_deviation**2
+        total = self.rounds * model + sample
+        return (sample * theta_model + self.rounds * model * self.theta_hat) / total, model * sample / total
+
+    def start(self, streams: Streams) -> None:
+        self._streams = streams
+
+    def deeper(self, growth: Growth) -> bool:
+        if growth.depth >= self.most:
+            return False
+        if growth.depth == 0:
+            return True
+        mu, variance = self.posterior(self.predict(growth))
+        theta = mu + math.sqrt(variance) * draw_normal(lambda: self._streams.uniform("depth"))
+        return self._streams.uniform("depth") < min(1.0, max(0.0, theta))
+
+    def observe(self, news: Round) -> None:
+        if news.attempted:
+            self.rounds += 1
+            self.tried += news.attempted
+            self.accepted += news.depth_accepted

@@ -1,0 +1,227 @@
+"""What a tree of drafts is worth, and the search for the best: formulas over measured acceptance and measured costs.
+
+Pure arithmetic. Refuses to know models: a measurement is a function that is given.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+def sequence_alpha(accepted: Sequence[int], longest: Sequence[int] | int) -> float:
+    """MCSD's acceptance rate (§1): accepted length / longest drafted length, the mean over rounds that drafted."""
+    each = [longest] * len(accepted) if isinstance(longest, int) else longest
+    shares = [a / g for a, g in zip(accepted, each, strict=True) if g > 0]
+    return math.fsum(shares) / len(shares) if shares else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A k-configuration: `initial` tokens of the target, tree[0] drafts below each, tree[1] below each of those, ..."""
+
+    tree: tuple[int, ...]
+    initial: int = 1
+
+    def __post_init__(self) -> None:
+        if self.initial < 1 or any(width < 1 for width in self.tree):
+            raise ValueError("the numbers of a k-configuration are 1 or more; leave a layer out to have none")
+
+    @property
+    def layers(self) -> list[int]:
+        """Rows of each layer, the initial tokens first."""
+        rows = [self.initial]
+        for width in self.tree:
+            rows.append(rows[-1] * width)
+        return rows
+
+    @property
+    def rows(self) -> int:
+        """Tokens that the target verifies at once."""
+        return sum(self.layers)
+
+
+def layer_acceptance(by_place: Sequence[float], width: int) -> float:
+    """1 - prod_i (1 - a_i): that one of `width` siblings is accepted; a_i where the i-th is met, the last repeats."""
+    if width and not by_place:
+        raise ValueError("no acceptance was measured; give the chance of at least the first sibling")
+    chance = 1.0
+    for i in range(width):
+        chance *= 1 - by_place[min(i, len(by_place) - 1)]
+    return 1 - chance
+
+
+Acceptance = Sequence[Sequence[float]]  # [layer][place among siblings]; the last layer repeats
+
+
+def expected_tokens(shape: Shape, acceptance: Acceptance) -> float:
+    """Tokens per round: 1 + sum_d (1 - (1 - prod_{l<=d} A_l)^initial), A_l as `layer_acceptance` (spec §4).
+
+    The longest of `initial` independent paths is kept, and one token of the target follows it.
+    """
+    reach, tokens = 1.0, 1.0
+    for layer, width in enumerate(shape.tree):
+        reach *= layer_acceptance(acceptance[min(layer, len(acceptance) - 1)], width)
+        tokens += 1 - (1 - reach) ** shape.initial
+    return tokens
+
+
+class Cost:
+    """Seconds of a forward of K rows, from measurements: linear between them and beyond the last two."""
+
+    def __init__(self, seconds: Mapping[int, float]) -> None:
+        if not seconds or min(seconds) < 1 or not all(0 < s < math.inf for s in seconds.values()):
+            raise ValueError("costs are seconds above 0 for 1 row or more; measure at least one")
+        self.rows = sorted(seconds)
+        self.seconds = [seconds[rows] for rows in self.rows]
+
+    def __call__(self, rows: int) -> float:
+        if len(self.rows) == 1 or rows <= self.rows[0]:
+            return self.seconds[0]
+        right = min(max(bisect.bisect_left(self.rows, rows), 1), len(self.rows) - 1)
+        a, b = self.rows[right - 1], self.rows[right]
+        low, high = self.seconds[right - 1], self.seconds[right]
+        return max(low + (high - low) * (rows - a) / (b - a), min(low, high))
+
+
+def round_seconds(shape: Shape, target: Cost, draft: Cost) -> float:
+    """One forward of all rows by the target, and per layer one of the layer above by the draft."""
+    layers = shape.layers
+    return target(sum(layers)) + math.fsum(draft(rows) for rows in layers[:-1])
+
+
+def speed_up(shape: Shape, acceptance: Acceptance, target: Cost, draft: Cost) -> float:
+    """Tokens per second over those of plain decoding: expected_tokens T(1) / (T(rows) + sum_l D(rows of l - 1)).
+
+    For a chain with constant acceptance and costs this is the improvement factor, `depth.improvement` (MCSD Eq. 1).
+    """
+    return expected_tokens(shape, acceptance) * target(1) / round_seconds(shape, target, draft)
+
+
+def shapes(row_limit: int, max_depth: int, initial: Sequence[int] = (1,)) -> Iterator[Shape]:
+    """Every k-configuration of at most `row_limit` rows and `max_depth` drafted layers."""
+
+    def below(shape: Shape) -> Iterator[Shape]:
+        yield shape
+        if len(shape.tree) < max_depth:
+            last, rows = shape.layers[-1], shape.rows
+            for width in range(1, (row_limit - rows) // last + 1):
+                yield from below(Shape((*shape.tree, width), shape.initial))
+
+    for count in initial:
+        if count <= row_limit:
+            yield from below(Shape((), count))
+
+
+def best_shapes(
+    acceptance: Acceptance,
+    target: Cost,
+    draft: Cost,
+    row_limit: int,
+    max_depth: int = 8,
+    initial: Sequence[int] = (1,),
+    count: int = 1,
+) -> list[tuple[float, Shape]]:
+    """The `count` best (predicted speed-up, shape), best first, without looking at all: branch and bound.
+
+    Deeper trees cost no less than what they extend if costs do not fall with rows, and gain at most a token per layer.
+    """
+    if row_limit < min(initial, default=1):
+        raise ValueError(f"{row_limit} rows cannot hold the tree's first tokens; allow more rows")
+    floor = [min(target.seconds[i:]) for i in range(len(target.seconds))]  # costs that noise lets fall, made to rise
+    rising = Cost(dict(zip(target.rows, floor, strict=True)))
+    cheapest = min(draft.seconds)
+    found: list[tuple[float, Shape]] = []
+
+    def consider(shape: Shape, reach: float, tokens: float, spent: float) -> None:
+        layers = shape.layers
+        last, rows = layers[-1], sum(layers)
+        found.append((tokens * target(1) / (spent + target(rows)), shape))
+        found.sort(key=lambda entry: (-entry[0], entry[1].rows, entry[1].tree))
+        del found[count:]
+        depth = len(shape.tree)
+        by_place = acceptance[min(depth, len(acceptance) - 1)]
+        most = 1 - (1 - reach) ** shape.initial
+        if len(found) == count and not any(
+            (tokens + more * most) * target(1) / (spent + rising(rows + more * last) + more * cheapest)
+            > found[-1][0] * (1 - 1e-12)
+            for more in range(1, max_depth - depth + 1)
+        ):
+            return
+        for width in range(1, (row_limit - rows) // last + 1 if depth < max_depth else 0):
+            grown = reach * layer_acceptance(by_place, width)
+            consider(
+                Shape((*shape.tree, width), shape.initial),
+                grown,
+                tokens + 1 - (1 - grown) ** shape.initial,
+                spent + draft(last),
+            )
+
+    for first in initial:
+        if first <= row_limit:
+            consider(Shape((), first), 1.0, 1.0, 0.0)
+    return found
+
+
+@dataclass(slots=True)
+class Measured:
+    """What a run of one shape showed: its speed, and how often the i-th sibling of a layer was met and accepted."""
+
+    speed: float
+    met: Sequence[Sequence[int]] = ()
+    accepted: Sequence[Sequence[int]] = ()
+
+
+@dataclass(slots=True)
+class Tally:
+    """Acceptance by layer and place among siblings from all runs so far; beta(1, 1) where nothing was seen."""
+
+    met: dict[tuple[int, int], int] = field(default_factory=dict)
+    accepted: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def add(self, run: Measured) -> None:
+        for layer, (met, accepted) in enumerate(zip(run.met, run.accepted, strict=True)):
+            for place, (n, a) in enumerate(zip(met, accepted, strict=True)):
+                self.met[layer, place] = self.met.get((layer, place), 0) + n
+                self.accepted[layer, place] = self.accepted.get((layer, place), 0) + a
+
+    def acceptance(self) -> list[list[float]]:
+        """Rows [layer][place] for `expected_tokens`."""
+        table: list[list[float]] = []
+        for layer in range(1 + max((key[0] for key in self.met), default=0)):
+            places = 1 + max((key[1] for key in self.met if key[0] == layer), default=0)
+            table.append(
+                [
+                    (self.accepted.get((layer, place), 0) + 1) / (self.met.get((layer, place), 0) + 2)
+                    for place in range(places)
+                ]
+            )
+        return table
+
+
+def guided(
+    measure: Callable[[Shape], Measured],
+    pilot: Shape,
+    target: Cost,
+    draft: Cost,
+    row_limit: int,
+    runs: int,
+    max_depth: int = 8,
+    initial: Sequence[int] = (1,),
+) -> list[tuple[float, Shape]]:
+    """At most `runs` measurements: the pilot, then each time the best foretold shape that was not measured yet.
+
+    Returns (measured speed, shape), best first.
+    """
+    tally = Tally()
+    done: dict[Shape, float] = {}
+    shape: Shape | None = pilot
+    while shape is not None and len(done) < runs:
+        run = measure(shape)
+        done[shape] = run.speed
+        tally.add(run)
+        ranked = best_shapes(tally.acceptance(), target, draft, row_limit, max_depth, initial, len(done) + 1)
+        shape = next((candidate for _, candidate in ranked if candidate not in done), None)
+    return sorted(((speed, shape) for shape, speed in done.items()), key=lambda entry: -entry[0])

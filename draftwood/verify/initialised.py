@@ -1,0 +1,146 @@
+"""Verifying target-initialised trees: several roots drawn from the target, of which the longest accepted path wins.
+
+Knows the choice between roots, the next round's roots and the bias of that choice (MCSD §3.1). Refuses to know where
+drafts came from.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from draftwood.forest import STAY, Forest, Verdict
+from draftwood.sampling import Penalties, SamplingParams, Streams, draw, warp
+from draftwood.trace import Kind
+from draftwood.verify.tree import resolve, without
+
+
+def walk(
+    forest: Forest, root: int, p: Callable[[int], Tensor], accept: Callable[[float], bool]
+) -> tuple[list[int], Tensor]:
+    """The accepted path [root, ..., end] below one root, and what the token after its end is drawn from [V].
+
+    p(node) is the warped target after a node. The rest is the residual where children were refused, else p(end).
+    """
+    path = [root]
+    while True:
+        child, rest = resolve(p(path[-1]), forest.proposals.get(path[-1], ()), forest.token, accept)
+        if child is None:
+            return path, rest
+        path.append(child)
+
+
+def longest(lengths: Sequence[int]) -> int:
+    """The place of the longest path; of equals the first drawn."""
+    return max(range(len(lengths)), key=lambda i: (lengths[i], -i))
+
+
+def successive(rest: Tensor, count: int, replacement: bool, choose: Callable[[Tensor], int]) -> list[int]:
+    """The next roots' tokens: `count` draws from weights [V], equal ones once, in order of first appearance.
+
+    Without replacement drawn tokens are out, and fewer come back where the support is smaller.
+    """
+    drawn: list[int] = []
+    left: Tensor | None = rest
+    for _ in range(count):
+        if left is None:
+            break
+        token = choose(left)
+        drawn.append(token)
+        if count > 1 and not replacement:
+            left = without(left, token)
+    return list(dict.fromkeys(drawn))
+
+
+class Initialised:
+    """Target-initialised verification (MCSD §3.1): roots are alternatives for one token, drawn from the target.
+
+    Each root's tree is verified as ever (spec §2); the longest accepted path wins, and `initial` tokens drawn from
+    what remains at its end are the next roots. One root is exact, the same numbers as `Rejection`. More are lossy: a
+    token is kept the rather, the more of what follows was foreseen (`kept_law`). At temperature 0 all draws are the
+    argmax, so there is one root and the text is greedy's.
+    """
+
+    def __init__(self, initial: int, replacement: bool = False) -> None:
+        if initial < 1:
+            raise ValueError(f"initial is {initial}, but a round begins with at least one token of the target")
+        self.initial = initial
+        self.replacement = replacement
+        self.lossless = initial == 1
+        self.name = "target-initialised" if self.lossless else "target-initialised, lossy"
+
+    def __call__(
+        self, forest: Forest, logits: Tensor, params: SamplingParams, penalties: Penalties | None, streams: Streams
+    ) -> Verdict:
+        """Verdict for a forest with any number of roots; an ended root is a path without drafts."""
+        nodes = range(forest.fresh, len(forest))
+        if penalties is not None and nodes:
+            logits = penalties(logits, forest, nodes)
+        probs = warp(logits, params)
+
+        def p(node: int) -> Tensor:
+            return probs[node - forest.fresh]
+
+        def accept(chance: float) -> bool:
+            return streams.uniform("accept") < chance
+
+        walks = [
+            ([root], None) if root in forest.finished else walk(forest, root, p, accept)
+            for root in dict.fromkeys(forest.roots)
+        ]
+        path, rest = walks[longest([len(path) for path, _ in walks])]
+        accepted, end = len(path) - 1, path[-1]
+        if rest is None:
+            return Verdict([end], [STAY], ["plain"], {})
+        roots = successive(rest, self.initial, self.replacement, lambda left: draw(left, streams.uniform("accept")))
+        failed = end in forest.proposals
+        kind: Kind = "corrected" if failed else "bonus" if forest.proposals else "plain"
+        edges = [(node, forest.token[child]) for node, child in itertools.pairwise(path)]
+        edges += [(end, token) for token in roots]
+        return Verdict(
+            [end] * len(roots),
+            roots,
+            [kind] * len(roots),
+            {(node, token): _log(float(p(node)[token])) for node, token in edges},
+            accepted,
+            accepted + failed,
+        )
+
+
+def kept_law(p: Tensor, lengths: Tensor, count: int, replacement: bool = False) -> Tensor:
+    """P_out(t) = P(t) P_acc(t+1, ... | t) [V], the law of the kept root (MCSD §3.1, the formula before Figure 1).
+
+    P_acc is made exact: the chance, relative to being drawn alone, that t is among `count` draws from p [V] and that no
+    other has a longer accepted path, nor one as long drawn before; lengths[t, l] is the chance that l drafts below t
+    are accepted. Sums over V^count draws, so for small vocabularies.
+    """
+    vocab = p.shape[0]
+    below = torch.nn.functional.pad(lengths.cumsum(-1), (1, 0))  # [V, L + 1], P(length < l)
+    law = torch.zeros_like(p)
+    for draws in itertools.product(range(vocab), repeat=count):
+        chance, left = 1.0, 1.0
+        for i, token in enumerate(draws):
+            if not replacement and token in draws[:i]:
+                chance = 0.0
+                break
+            chance *= float(p[token]) / left if left > 0 else 0.0
+            if not replacement:
+                left -= float(p[token])
+        if chance <= 0:
+            continue
+        roots = list(dict.fromkeys(draws))
+        for i, token in enumerate(roots):
+            wins = lengths[token].clone()
+            for j, other in enumerate(roots):
+                if j != i:
+                    wins *= below[other, :-1] if j < i else below[other, 1:]
+            law[token] += chance * float(wins.sum())
+    return law
+
+
+def _log(p: float) -> float:
+    return math.log(p) if p > 0 else -math.inf

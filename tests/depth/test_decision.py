@@ -1,0 +1,182 @@
+"""Decision models: figures against definitions, learning something learnable, files, and stopping."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from enumeration import EnumeratedRandomness
+from tabular import exact_law
+from torch import Tensor
+
+from draftwood import METHODS, Engine, SamplingParams, TabularModel
+from draftwood.depth import Growth
+from draftwood.depth.decision import (
+    Decision,
+    OutputDecision,
+    area_under,
+    calibration_table,
+    hidden_label,
+    judge,
+    load_decision,
+    output_features,
+    overlap,
+    roc_curve,
+    save_decision,
+    train_decision,
+)
+from draftwood.draft import ModelDrafter
+from draftwood.errors import ConfigurationError
+from draftwood.methods import Parts, Speculative
+
+DRAFT = {"n_layers": 2, "d_model": 64}
+
+
+def examples(count: int = 3000) -> tuple[Tensor, Tensor, Tensor]:
+    """(draft logits, accepted, true chance): peaked drafts are accepted more often."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(count, 20, generator=generator) * torch.rand(count, 1, generator=generator) * 6
+    chance = torch.softmax(logits, -1).amax(-1) ** 2
+    accepted = (torch.rand(count, generator=generator) < chance).float()
+    return logits, accepted, chance
+
+
+def test_features_are_probabilities_and_entropy() -> None:
+    features = output_features(torch.tensor([[0.5, 0.125, 0.375, 0.0]]).log(), 3)
+    entropy = -sum(p * math.log(p) for p in (0.5, 0.125, 0.375))
+    assert features[0].tolist() == pytest.approx([0.5, 0.375, 0.125, entropy], abs=1e-6)
+    assert output_features(torch.zeros(2, 3), 5).shape == (2, 6)
+    assert output_features(torch.zeros(1, 3), 5)[0, 3:5].tolist() == [0.0, 0.0]
+
+
+def test_hidden_label_is_the_acceptance_chance() -> None:
+    """Spec §9.6: the paper prints max(1, p/q)."""
+    assert hidden_label(torch.tensor([0.2, 0.8]), torch.tensor([0.8, 0.2])).tolist() == [0.25, 1.0]
+
+
+def test_area_under_roc_is_the_chance_to_rank_right() -> None:
+    generator = torch.Generator().manual_seed(2)
+    chances = torch.randint(0, 6, (80,), generator=generator) / 6  # many ties
+    labels = (torch.rand(80, generator=generator) < chances).float()
+    pairs = [(a, b) for a in chances[labels == 1].tolist() for b in chances[labels == 0].tolist()]
+    right = sum((a > b) + 0.5 * (a == b) for a, b in pairs) / len(pairs)
+    curve = roc_curve(chances, labels)
+    assert area_under(curve) == pytest.approx(right, abs=1e-12)
+    assert curve[0] == (0.0, 0.0) and curve[-1] == (1.0, 1.0)
+
+
+def test_calibration_and_overlap() -> None:
+    chances = torch.tensor([0.05, 0.05, 0.95, 0.95], dtype=torch.float64)
+    labels = torch.tensor([0.0, 1.0, 1.0, 1.0], dtype=torch.float64)
+    assert calibration_table(chances, labels) == [(pytest.approx(0.05), 0.5, 2), (pytest.approx(0.95), 1.0, 2)]
+    assert judge(chances, labels).error == pytest.approx(0.5 * 0.45 + 0.5 * 0.05)
+    assert overlap(chances, labels) == pytest.approx(1 / 3)
+    assert overlap(chances, (chances > 0.5).double()) == 0.0
+
+
+def test_training_learns_and_is_calibrated() -> None:
+    logits, accepted, chance = examples()
+    features = output_features(logits, 4)
+    model, figures = train_decision("output", features, accepted, epochs=12)
+    assert figures.examples == 600
+    assert figures.auc > 0.8 and figures.log_loss < 0.8 * figures.base_loss
+    assert figures.error < 0.08
+    assert float((model.chance(features) - chance).abs().mean()) < 0.08
+    again, same = train_decision("output", features, accepted, epochs=12)
+    assert same == figures
+    assert torch.equal(again.chance(features), model.chance(features))
+    noise = torch.randn(3000, 4, generator=torch.Generator().manual_seed(3))
+    assert abs(train_decision("output", noise, accepted, epochs=2)[1].auc - 0.5) < 0.08
+
+
+def test_hidden_kind_learns_soft_labels() -> None:
+    generator = torch.Generator().manual_seed(4)
+    hidden = torch.randn(2000, 16, generator=generator)
+    labels = torch.sigmoid(2 * hidden[:, 0] - hidden[:, 1])
+    model, figures = train_decision("hidden", hidden, labels, epochs=10)
+    assert sum(isinstance(layer, torch.nn.Linear) for layer in model.layers) == 3
+    assert figures.auc > 0.95
+
+
+def test_what_cannot_be_trained() -> None:
+    with pytest.raises(ConfigurationError, match="record more rounds"):
+        train_decision("output", torch.zeros(3, 2), torch.zeros(3))
+    with pytest.raises(ConfigurationError, match="between 0 and 1"):
+        train_decision("output", torch.zeros(50, 2), torch.full((50,), 1.5))
+
+
+def test_saved_models_come_back_and_know_their_draft(tmp_path: Path) -> None:
+    model = Decision("output", 5, 8)
+    path = tmp_path / "models" / "decision.safetensors"
+    save_decision(path, model, DRAFT, judge(torch.tensor([0.2, 0.9]), torch.tensor([0.0, 1.0])))
+    features = torch.rand(6, 5)
+    assert torch.equal(load_decision(path, dict(reversed(DRAFT.items()))).chance(features), model.chance(features))
+    assert json.loads(path.with_suffix(".json").read_text())["judgement"]["auc"] == 1.0
+    with pytest.raises(ConfigurationError, match="trained for another draft") as caught:
+        load_decision(path, {**DRAFT, "d_model": 32})
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        load_decision(tmp_path / "none.safetensors", DRAFT)
+    path.write_bytes(b"damaged")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        load_decision(path, DRAFT)
+
+
+def test_drafting_stops_when_every_sequence_looks_bad() -> None:
+    """Beta is met by one sequence: go on; by none: stop; the first layer and the limit come before it."""
+    logits, accepted, _ = examples()
+    model, _ = train_decision("output", output_features(logits, 4), accepted, epochs=8)
+    sure, unsure = torch.zeros(1, 20), torch.zeros(1, 20)
+    sure[0, 3] = 12.0
+    control = OutputDecision(model, 5, 0.4)
+    assert control.deeper(Growth(0))
+    assert control.deeper(Growth(1, [1], sure))
+    assert control.deeper(Growth(1, [1, 2], torch.cat((unsure, sure))))
+    assert not control.deeper(Growth(1, [1, 2], torch.cat((unsure, unsure))))
+    assert not control.deeper(Growth(1, [1], torch.cat((unsure, sure)), [(0, 2)]))  # the sure one is over
+    assert not control.deeper(Growth(5, [1], sure))
+    assert OutputDecision(model, 5, 0.0).deeper(Growth(1, [1], unsure))
+
+
+def test_settings_that_are_refused() -> None:
+    for threshold in (-0.1, 1.1, math.nan):
+        with pytest.raises(ConfigurationError, match="between 0 and 1"):
+            OutputDecision(Decision("output", 5), 4, threshold)
+    with pytest.raises(ConfigurationError, match="--kind output"):
+        OutputDecision(Decision("hidden", 5), 4)
+
+
+class _Decided(Speculative):
+    name: ClassVar[str] = "decided-test"
+    asked: ClassVar[list[bool]] = []
+
+    def build(self, drafts: list[Any]) -> Parts:
+        class Noted(OutputDecision):
+            def deeper(self, growth: Growth) -> bool:
+                deeper = super().deeper(growth)
+                if 0 < growth.depth < self.limit:
+                    _Decided.asked.append(deeper)
+                return deeper
+
+        model = Decision("output", 3, 1)  # a chance above one half where the best token has more than 0.6
+        first, _, last = model.layers
+        weights = {first.weight: [[1.0, 0.0, 0.0]], first.bias: [0.0], last.weight: [[10.0]], last.bias: [-6.0]}
+        with torch.no_grad():
+            for weight, values in weights.items():
+                weight.copy_(torch.tensor(values))
+        return Parts(ModelDrafter(drafts, (1,)), self.verifier(), Noted(model, 3, 0.5))
+
+
+def test_stopping_early_changes_no_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decision that stops some rounds and not others: the output's law is plain decoding's, by enumeration."""
+    monkeypatch.setitem(METHODS, "decided-test", _Decided)
+    target, draft = TabularModel.random(3, seed=41), TabularModel.random(3, seed=42)
+    engine = Engine(target, [draft], end_tokens=frozenset({0}))
+    randomness = EnumeratedRandomness(monkeypatch)
+    law = randomness.law_of(lambda: tuple(engine.generate([1, 1], "decided-test", max_new_tokens=4).tokens))
+    plain = exact_law(target, [1, 1], SamplingParams(), 4, {0})
+    assert set(_Decided.asked) == {True, False}
+    assert law.keys() == plain.keys()
+    assert all(abs(law[output] - chance) < 1e-12 for output, chance in plain.items())

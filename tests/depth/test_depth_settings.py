@@ -1,0 +1,101 @@
+"""The option `depth`: its forms, how it travels, and one sentence for each mistake."""
+
+import json
+from typing import Any
+
+import pytest
+
+from draftwood import ConfigurationError, Method
+from draftwood.config import assignments
+from draftwood.depth import (
+    CONTROLLERS,
+    BetaThompson,
+    Confidence,
+    Entropy,
+    Fixed,
+    OptimalStopping,
+    SpeedupThompson,
+    depth_text,
+    parse_depth,
+)
+
+WITH_DEPTH = ["speculative", "specinfer", "mcsd", "dsbd", "speculative-beam-search"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("fixed", "fixed"),
+        ("confidence", "confidence"),
+        ("confidence:0.4", "confidence"),
+        ("confidence:0.3", "confidence:0.3"),
+        ("confidence:threshold=0.3", "confidence:0.3"),
+        ({"name": "confidence", "threshold": 0.3}, "confidence:0.3"),
+        ("entropy:1", "entropy:1.0"),
+        ("beta-ts", "beta-ts"),
+        ("beta-ts:a=2,b=3", "beta-ts:a=2.0,b=3.0"),
+        ("speedup-ts:0.9,cost=0.1", "speedup-ts:discount=0.9,cost=0.1"),
+        ("speedup-ts:cost=null", "speedup-ts"),
+        ({"name": "optimal-stopping", "cost": 1e-3}, "optimal-stopping:cost=0.001"),
+    ],
+)
+def test_forms_and_their_canonical_text(value: object, text: str) -> None:
+    assert depth_text(value) == text
+    assert parse_depth(text) == parse_depth(value)
+
+
+@pytest.mark.parametrize("name", WITH_DEPTH)
+@pytest.mark.parametrize("depth", ["fixed", "confidence:0.25", "speedup-ts:discount=0.9,cost=0.2"])
+def test_methods_round_trip(name: str, depth: str) -> None:
+    method = Method.parse(name, assignments([f"depth={depth}"]))
+    assert method.as_dict()["depth"] == depth
+    assert Method.parse(json.loads(json.dumps(method.as_dict()))) == method
+    assert Method.parse({"name": name}).as_dict()["depth"] == "fixed"
+
+
+def test_a_mapping_on_the_command_line() -> None:
+    values = assignments(["depth={name: confidence, threshold: 0.2}", "threshold=0.8"])
+    method = Method.parse("dsbd", values).as_dict()
+    assert (method["depth"], method["threshold"]) == ("confidence:0.2", 0.8)
+
+
+def test_controllers_are_built_anew_with_the_most_layers() -> None:
+    kinds = (Fixed, Confidence, Entropy, BetaThompson, SpeedupThompson, OptimalStopping)
+    for settings, kind in zip(CONTROLLERS.values(), kinds, strict=True):
+        one, other = settings().build(7), settings().build(7)
+        assert type(one) is kind
+        assert one == other
+        assert one is not other
+        assert (one.depth if isinstance(one, Fixed) else one.most) == 7  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("speedup", r"there is no controller 'speedup' \(did you mean 'speedup-ts'\?\)"),
+        ("confidence:2", "the setting 'threshold' of confidence, 2, input should be less than or equal to 1"),
+        ("confidence:", "settings are key=value"),
+        ("confidence:0.2,0.3", "settings are key=value"),
+        ("confidence:=3", "settings are key=value"),
+        ("fixed:3", "fixed has no settings"),
+        ({"name": "fixed", "gamma": 3}, "fixed has no settings"),
+        ("confidence:limit=3", r"confidence has no setting 'limit'"),
+        ("beta-ts:0", "the setting 'discount' of beta-ts, 0, input should be greater than 0"),
+        ("speedup-ts:cost=much", "the setting 'cost' of speedup-ts, 'much', input should be a valid number"),
+        ("", "there is no controller ''"),
+        ({"threshold": 0.3}, "a controller needs a name"),
+        (4, "a controller is a name or a mapping"),
+        (None, "a controller is a name or a mapping"),
+    ],
+)
+def test_mistakes_give_one_sentence(value: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        Method.parse({"name": "speculative", "depth": value})
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("method speculative: option 'depth' is ")
+
+
+def test_methods_without_drafts_have_no_depth() -> None:
+    for name in ("autoregressive", "beam-sampling", "beam-search"):
+        with pytest.raises(ConfigurationError, match="no option 'depth'"):
+            Method.parse({"name": name, "depth": "beta-ts"})
