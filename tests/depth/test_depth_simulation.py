@@ -58,9 +58,10 @@ TABLE: list[tuple[float, Accept, int, float, float, float, float]] = [
     (0.05, drifting, 4, 1.76, 1.66, 1.76, 1.88),
     (0.40, lambda place: 0.9, 4, 1.59, 1.22, 1.58, 1.54),
 ]
+ROWS = ["steady-0.8", "steady-0.6", "drifting", "dear-drafts"]
 
 
-@pytest.mark.parametrize(("c", "accept", "k", "fixed", "beta", "speedup", "fading"), TABLE, ids=str)
+@pytest.mark.parametrize(("c", "accept", "k", "fixed", "beta", "speedup", "fading"), TABLE, ids=ROWS)
 def test_table_is_reproduced(
     c: float, accept: Accept, k: int, fixed: float, beta: float, speedup: float, fading: float
 ) -> None:
@@ -70,7 +71,7 @@ def test_table_is_reproduced(
     assert simulated(SpeedupThompson(MOST, Acceptance(discount=0.9)), accept, c)[0] == pytest.approx(fading, rel=0.03)
 
 
-@pytest.mark.parametrize(("c", "accept", "k", "fixed", "beta", "speedup", "fading"), TABLE, ids=str)
+@pytest.mark.parametrize(("c", "accept", "k", "fixed", "beta", "speedup", "fading"), TABLE, ids=ROWS)
 def test_optimal_stopping_is_near_the_best_fixed_depth(
     c: float, accept: Accept, k: int, fixed: float, beta: float, speedup: float, fading: float
 ) -> None:
