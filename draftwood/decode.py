@@ -7,6 +7,7 @@ keys and values, drivers (executor.py) answer the runs.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -42,6 +43,7 @@ class Request:
 
     prompt: list[int]
     target: Session
+    drafts: Sequence[Session]  # of the models that it drafts with
     drafter: Drafter
     verify: Verifier
     depth: DepthController
@@ -54,7 +56,7 @@ class Request:
 
     def close(self) -> None:
         """Give all cache rows back."""
-        for session in (self.target, *self.drafter.sessions):
+        for session in (self.target, *self.drafts):
             session.close()
 
 
@@ -64,7 +66,8 @@ def rounds(request: Request) -> Decoding[Round]:
     After a round the next roots are chosen but not forwarded (pending): one target forward per round serves both.
     What all hypotheses share is emitted at once, the rest of the best one when none goes on.
     """
-    target, drafter, streams, ending = request.target, request.drafter, request.streams, request.ending
+    target, drafts, drafter = request.target, request.drafts, request.drafter
+    streams, ending = request.streams, request.ending
     penalties = None
     if request.params.edits_logits:
         penalties = Penalties(request.params, target.model.vocab_size, len(request.prompt), target.model.device)
@@ -78,12 +81,14 @@ def rounds(request: Request) -> Decoding[Round]:
     try:
         while ending.reason is None:
             began = perf_counter()
-            before = _spent(target, drafter)
+            before = _spent(drafts)
+            target_before = target.seconds, target.rows
             position = forest.position(forest.live[0])
             streams.at(position)
             request.depth.start(streams)
             yield from drafter.draft(forest, request.depth, forest.room - 1, propose)
             drafted = perf_counter()
+            shared = target.seconds - target_before[0]  # drafting with the target's own layers
             fresh = range(forest.fresh, len(forest))
             logits = (
                 (yield Run(target, forest, fresh))
@@ -106,12 +111,12 @@ def rounds(request: Request) -> Decoding[Round]:
                 if said is not None:
                     grown.said[root] = said
             news = _round(forest, verdict, trunk, grown, request, position)
-            after = _spent(target, drafter)
-            news.draft_seconds = after[0] - before[0]
+            after = _spent(drafts)
+            news.draft_seconds = after[0] - before[0] + shared
             news.draft_rows = after[1] - before[1]
-            news.draft_forwards = int(after[2] - before[2])
-            news.verify_seconds = after[3] - before[3]
-            news.target_rows = after[4] - before[4]
+            news.draft_forwards = after[2] - before[2]
+            news.verify_seconds = target.seconds - target_before[0] - shared
+            news.target_rows = target.rows - target_before[1]
             news.sampling_seconds = max(0.0, drafted - began - news.draft_seconds) + judged - answered
             news.other_seconds = perf_counter() - judged + max(0.0, answered - drafted - news.verify_seconds)
             request.depth.observe(news)
@@ -121,14 +126,14 @@ def rounds(request: Request) -> Decoding[Round]:
         request.close()
 
 
-def _spent(target: Session, drafter: Drafter) -> tuple[float, float, int, float, float]:
-    """(draft seconds, draft rows, draft forwards, target seconds, target rows) so far."""
+def _spent(drafts: Sequence[Session]) -> tuple[float, float, int]:
+    """(seconds, rows, forwards) of the draft sessions so far."""
     seconds, rows, forwards = 0.0, 0.0, 0
-    for session in drafter.sessions:
+    for session in drafts:
         seconds += session.seconds
         rows += session.rows
         forwards += session.forwards
-    return seconds, rows, forwards, target.seconds, target.rows
+    return seconds, rows, forwards
 
 
 def _say(
@@ -215,6 +220,7 @@ def _round(forest: Forest, verdict: Verdict, trunk: list[int], grown: Forest, re
         forest_path=trunk,
         roots=verdict.token,
         root_parents=verdict.parent,
+        siblings=_siblings(forest, trunk),
         layers=verdict.layers,
         beams=beams,
     )
@@ -232,6 +238,20 @@ def _ranked(forest: Forest, emitted: list[Said], answers: Answers) -> tuple[list
             Beam([entry.token for entry in said], [entry.logprob for entry in said], forest.score[root], score[root])
         )
     return beams, ranked[0]
+
+
+def _siblings(forest: Forest, path: Sequence[int]) -> list[tuple[int, int]]:
+    """(place, draws) of each layer of drafts along an accepted path: the place that was accepted, or as many as drawn.
+
+    The last layer is the one that ended the round; nothing where the path ends without drafts, and of beams.
+    """
+    found = []
+    for i, node in enumerate(path):
+        proposals = forest.proposals.get(node)
+        if proposals is not None:
+            drawn = [child for proposal in proposals for child in proposal.nodes]
+            found.append((drawn.index(path[i + 1]) if i + 1 < len(path) else len(drawn), len(drawn)))
+    return found
 
 
 def _best(log_probs: Tensor, count: int) -> list[TopLogprobs]:

@@ -135,6 +135,7 @@ class Engine:
         self.end_tokens = end_tokens
         self.names = dict(names or {})
         self._caches: dict[int, Cache] = {}
+        self._models: dict[Method, Sequence[CausalModel]] = {}  # what methods draft with
 
     @property
     def compile_seconds(self) -> float:
@@ -305,13 +306,16 @@ class Engine:
 
     def _begin(self, plan: _Plan) -> _Work:
         """Take cache rows and build the method's parts."""
-        count = plan.method.draft_models[1]
-        sessions = [Session(model, self._cache(model), "draft") for model in self.drafts[:count]]
-        drafter, verify, depth, answers = plan.method.build(sessions)
+        models = self._models.get(plan.method)
+        if models is None:
+            models = self._models[plan.method] = plan.method.models(self.target, self.drafts)
+        sessions = [Session(model, self._cache(model), "draft") for model in models]
         target = Session(self.target, self._cache(self.target))
+        drafter, verify, depth, answers = plan.method.build(sessions, target)
         request = Request(
             plan.prompt,
             target,
+            sessions,
             drafter,
             verify,
             depth,

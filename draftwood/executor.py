@@ -53,6 +53,7 @@ def _forward(jobs: list[Job]) -> list[Tensor]:
     cuda = model.device.type == "cuda"
     if cuda:
         torch.cuda.synchronize(model.device)
+    batch.keep = any(job.session.keep_hidden for job in jobs)
     began = perf_counter()
     output = model.forward(batch, cache)
     if cuda:
@@ -70,7 +71,11 @@ def _forward(jobs: list[Job]) -> list[Tensor]:
             outputs.append(hidden[job.wanted])
         else:
             job.session.store(job, None)
-            outputs.append(output[row : row + len(job.wanted)])
+            asked = slice(row, row + len(job.wanted))
+            outputs.append(output[asked])
+            if job.session.keep_hidden:
+                assert batch.last is not None
+                job.session.hidden = batch.last[asked]
             row += len(job.wanted)
     return outputs
 

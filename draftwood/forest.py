@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from draftwood.topology import TRUNK as TRUNK
+from draftwood.topology import Template
 from draftwood.trace import Kind, Layer, Said
 
 if TYPE_CHECKING:
     from draftwood.verify.joint import Joint
 
-TRUNK = -1  # parent of a node that hangs directly on the trunk
 STAY = -1  # the only 'token' of a finished sequence: it stays as it is
 
 
@@ -73,6 +74,7 @@ class Forest:
     said: dict[int, Said] = field(default_factory=dict)  # node -> what will be said of it when it is emitted
     proposals: dict[int, list[Proposal]] = field(default_factory=dict)
     layers: list[DraftedLayer] = field(default_factory=list)  # drafts of beams, drawn layer by layer
+    template: Template | None = None  # the regular tree that is drafted, unless draws coincide or sequences end
     known: dict[int, Tensor] = field(default_factory=dict)  # node -> [V] logits of the target after it
     fresh: int = 0
     child: dict[tuple[int, int], int] = field(default_factory=dict)

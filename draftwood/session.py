@@ -7,7 +7,7 @@ copied. Refuses to know sampling, verification and other requests.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,12 +29,16 @@ class Run:
 
     With `upto` = N, layers [0, N) are computed and the answer is hidden states [len(nodes), D]; a later run resumes
     at N from what the session kept. Ancestors and trunk tokens that the model has not seen are computed on the way.
+
+    `given` holds the input of models that read another model's hidden states in place of tokens: [D] for each node
+    that such a model has not seen yet.
     """
 
     session: Session
     forest: Forest
     nodes: Sequence[int]
     upto: int | None = None
+    given: Mapping[int, Tensor] | None = None
 
 
 @dataclass(slots=True)
@@ -52,7 +56,7 @@ class Job:
     span: int
     mask: Tensor | None  # [Q, span] bool; None: a single cell that sees the whole span
     last: bool = True  # whether this job completes the run
-    hidden: Tensor | None = None  # [Q, D] input of layer `start` when start > 0
+    hidden: Tensor | None = None  # [Q, D] input of layer `start` when start > 0, or of a model without tokens
 
 
 @dataclass(slots=True)
@@ -67,6 +71,8 @@ class Session:
     role: str = "target"
     row: int = field(init=False)
     rows: float = field(init=False, default=0.0)
+    keep_hidden: bool = field(init=False, default=False)  # set by who wants `hidden`
+    hidden: Tensor | None = field(init=False, default=None)  # [n, D] after the final norm, of the last answer
     seconds: float = field(init=False, default=0.0)  # spent in forwards, this session's share
     forwards: int = field(init=False, default=0)
     peak: int = field(init=False, default=0)  # most slots that were live at once
@@ -84,6 +90,15 @@ class Session:
 
     def __post_init__(self) -> None:
         self.row = self.cache.acquire()
+
+    @property
+    def context(self) -> int:
+        """Positions that the model has room for."""
+        return self.model.context
+
+    def answer(self, forest: Forest, nodes: Sequence[int]) -> Generator[Run, Tensor, Tensor]:
+        """Ask for logits [len(nodes), V] in one run: a session is a source of drafts as it stands."""
+        return (yield Run(self, forest, nodes))
 
     def close(self) -> None:
         """Give the cache row back; the session is over."""
@@ -136,6 +151,8 @@ class Session:
         )
         if start > 0:
             job.hidden = torch.stack([self._hidden[slot] for slot in slots])
+        elif run.given is not None:
+            job.hidden = torch.stack([run.given[node] for node in node_of])
         self.rows += len(cells) * (stop - start) / self.model.n_layers
         return job
 
@@ -297,9 +314,15 @@ class Session:
             place = np.full(span, len(trunk_slot))
             place[trunk_slot] = np.arange(len(trunk_slot))
             mask[:trunk_cells] &= place <= ends[:, None]
+        node_slot = self._node_slot
+        if forest.template is not None and forest.template.fits(forest.parent):  # a slice instead of a construction
+            cached = [node for node in range(len(forest)) if node in node_slot]
+            mask[trunk_cells:, [node_slot[node] for node in cached]] = forest.template.mask[
+                np.ix_(nodes[trunk_cells:], cached)
+            ]
+            return torch.from_numpy(mask).to(self.model.device)
         rows: list[int] = []
         columns: list[int] = []
-        node_slot = self._node_slot
         seen: dict[int, list[int]] = {TRUNK: []}  # slots of a node and its ancestors; parents come before children
         for row in range(trunk_cells, len(nodes)):
             path = [nodes[row]]

@@ -124,6 +124,7 @@ class Round:
     forest_path: list[int]  # accepted path, the root first
     roots: list[int]  # tokens of the next roots, STAY for one that is finished and stays,
     root_parents: list[int]  # and the nodes they hang on
+    siblings: list[tuple[int, int]] = field(default_factory=list)  # per layer: (place of the accepted draw, draws)
     layers: Sequence[Layer] = ()  # of beams: what happened, layer by layer
     beams: list[Beam] = field(default_factory=list)  # with the last round of beams: the answer, best first
 
@@ -154,6 +155,8 @@ class Metrics:
     draft_forwards: int = 0
     seconds: float = 0.0  # wall time of the request
     first_round_seconds: float = 0.0  # contains the prompt's forward
+    met_at: list[list[int]] = field(default_factory=list)  # [layer][place]: how often a sibling drawn there was met
+    taken_at: list[list[int]] = field(default_factory=list)  # and accepted
     peak_slots: int = 0  # most cache slots that the target held at once
     layers: int = 0  # of beams: all that rounds gave, accepted ones and the one that ended the round
     widths: int = 0  # beams in these layers, with multiplicity
@@ -184,6 +187,17 @@ class Metrics:
         for depth in range(news.attempted):
             self.attempted_at[depth] += 1
             self.accepted_at[depth] += depth < news.depth_accepted
+        for depth, (place, draws) in enumerate(news.siblings):
+            if depth == len(self.met_at):
+                self.met_at.append([])
+                self.taken_at.append([])
+            met, taken = self.met_at[depth], self.taken_at[depth]
+            met += [0] * (draws - len(met))
+            taken += [0] * (draws - len(taken))
+            for i in range(min(place + 1, draws)):
+                met[i] += 1
+            if place < draws:
+                taken[place] += 1
         if news.layers:
             self._add_layers(news)
 
@@ -258,7 +272,7 @@ class Metrics:
 
     def as_dict(self) -> dict[str, Any]:
         """Every field and ratio, ready for JSON."""
-        lists = ("attempted_at", "accepted_at", "drafted_at", "least")
+        lists = ("attempted_at", "accepted_at", "drafted_at", "least", "met_at", "taken_at")
         names = [name for name in self.__dataclass_fields__ if name not in lists]
         values = {name: getattr(self, name) for name in names}
         for name in (

@@ -25,7 +25,8 @@ LOGITS = frozenset({"logits"})
 class Growth:
     """What has been drafted when a controller is asked: layers so far, the last layer's nodes and logits.
 
-    `logits` and `picked` are given when the controller needs 'logits'. The logits are the draft's before temperature
+    `logits` and `picked` are given when the controller needs anything, `hidden` when it needs 'hidden'; beams, which
+    ask the draft of some nodes only, give no hidden states. The logits are the draft's before temperature
     and truncation, so that they say something in greedy decoding too.
     """
 
@@ -33,6 +34,7 @@ class Growth:
     nodes: Sequence[int] = ()
     logits: Tensor | None = None  # [n, V] that the last layer was drawn from
     picked: Sequence[tuple[int, int]] = ()  # (row of `logits`, token) of each node of the last layer that is not over
+    hidden: Tensor | None = None  # [n, D] what the draft's head read for the same rows
 
     def confidences(self) -> list[float]:
         """The draft's probability of each picked token; nothing where there are no logits."""

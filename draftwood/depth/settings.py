@@ -11,8 +11,8 @@ drafts and so sampled texts then differ between runs of one seed; greedy and cou
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -30,6 +30,8 @@ Cost = Annotated[
     Field(ge=0, le=100, description="c, a layer's time in target forwards; null: measured, which seeds cannot repeat"),
 ]
 
+Draft: TypeAlias = Callable[[], str]  # the fingerprint of the draft model: what was learned belongs to one
+
 
 class DepthSettings(BaseModel):
     """Checked settings of one controller."""
@@ -39,14 +41,14 @@ class DepthSettings(BaseModel):
     name: ClassVar[str]
 
     @abstractmethod
-    def build(self, most: int) -> DepthController:
-        """A controller for one request that drafts at most `most` layers."""
+    def build(self, most: int, draft: Draft | None = None) -> DepthController:
+        """A controller for one request that drafts at most `most` layers; `draft` is asked for the draft model."""
 
 
 class FixedDepth(DepthSettings):
     name = "fixed"
 
-    def build(self, most: int) -> DepthController:
+    def build(self, most: int, draft: Draft | None = None) -> DepthController:
         return Fixed(most)
 
 
@@ -55,7 +57,7 @@ class ConfidenceDepth(DepthSettings):
 
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.4
 
-    def build(self, most: int) -> DepthController:
+    def build(self, most: int, draft: Draft | None = None) -> DepthController:
         return Confidence(most, self.threshold)
 
 
@@ -64,7 +66,7 @@ class EntropyDepth(DepthSettings):
 
     limit: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
 
-    def build(self, most: int) -> DepthController:
+    def build(self, most: int, draft: Draft | None = None) -> DepthController:
         return Entropy(most, self.limit)
 
 
@@ -75,7 +77,7 @@ class BetaDepth(DepthSettings):
     a: Prior = 1.0
     b: Prior = 1.0
 
-    def build(self, most: int) -> DepthController:
+    def build(self, most: int, draft: Draft | None = None) -> DepthController:
         return BetaThompson(most, Acceptance(self.a, self.b, self.discount))
 
 
@@ -87,7 +89,7 @@ class SpeedupDepth(DepthSettings):
     a: Prior = 1.0
     b: Prior = 1.0
 
-    def build(self, most: int) -> DepthController:
+    def build(self, most: int, draft: Draft | None = None) -> DepthController:
         return SpeedupThompson(most, Acceptance(self.a, self.b, self.discount), DraftCost(self.cost))
 
 
@@ -97,7 +99,7 @@ class StoppingDepth(DepthSettings):
     discount: Discount = 0.98
     cost: Cost = None
 
-    def build(self, most: int) -> DepthController:
+    def build(self, most: int, draft: Draft | None = None) -> DepthController:
         return OptimalStopping(most, self.discount, DraftCost(self.cost))
 
 

@@ -6,7 +6,7 @@ Knows how draws are made so that verification can trust them. Refuses to know wh
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from draftwood.depth import DepthController
 from draftwood.forest import Forest
 from draftwood.sampling import Penalties, SamplingParams, Streams, draw_distinct, draw_iid, warp
-from draftwood.session import Run, Session
+from draftwood.session import Run
 from draftwood.verify.coupled import perturb
 
 
@@ -79,10 +79,28 @@ class Proposer:
         ]
 
 
+class Source(Protocol):
+    """Where draft logits come from: a session on a draft model, or what stands for one (an early exit)."""
+
+    @property
+    def context(self) -> int:
+        """Positions that it has room for."""
+
+    @property
+    def hidden(self) -> Tensor | None:
+        """What the head read for the last answer [n, D], where `keep_hidden` was set."""
+
+    keep_hidden: bool
+
+    def answer(self, forest: Forest, nodes: Sequence[int]) -> Generator[Run, Tensor, Tensor]:
+        """Logits [len(nodes), V] after each node; yields the model runs that takes."""
+
+    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
+        """Follow `advance`, as `Session.commit`."""
+
+
 class Drafter(Protocol):
     """Appends nodes below the roots of a forest, yielding the model runs that it needs."""
-
-    sessions: list[Session]
 
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
@@ -96,8 +114,6 @@ class Drafter(Protocol):
 @dataclass(slots=True)
 class NoDrafter:
     """Appends nothing: plain decoding through the same loop."""
-
-    sessions: list[Session] = field(default_factory=list)
 
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer

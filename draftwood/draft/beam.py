@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from draftwood.depth import DepthController, Growth
-from draftwood.draft.base import Proposer
+from draftwood.draft.base import Proposer, Source
 from draftwood.forest import TRUNK, DraftedLayer, Forest
-from draftwood.session import Run, Session
+from draftwood.session import Run
 from draftwood.verify.beam_search import BeamSearch
 from draftwood.verify.joint import Joint, Seeded
 from draftwood.verify.layers import extended, joint_over
@@ -32,19 +32,15 @@ class BeamDrafter:
     round before drafted nothing, p(x) takes its place.
     """
 
-    session: Session
+    source: Source
     width: int
     replacement: bool = True
     warp: Literal["joint", "token"] = "joint"
     root_weights: Literal["draft", "target"] = "draft"
     search: BeamSearch | None = None
-    sessions: list[Session] = field(init=False)
     _weight: dict[int, float] = field(init=False, default_factory=dict)  # node -> log q of its generated part
     _row: dict[int, Tensor] = field(init=False, default_factory=dict)  # node -> [V] log q of the tokens after it
     _after: dict[int, tuple[int, float]] = field(init=False, default_factory=dict)  # root -> parent, log q of parent
-
-    def __post_init__(self) -> None:
-        self.sessions = [self.session]
 
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
@@ -53,15 +49,14 @@ class BeamDrafter:
         layer, growth = 0, Growth(0)
         while layer < limit and depth.deeper(growth):
             live = [node for node in nodes if node not in forest.finished]
-            if not live or forest.position(live[0]) >= self.session.model.context:
+            if not live or forest.position(live[0]) >= self.source.context:
                 break
             rows = dict(forest.known)  # where the target's own answer is known there is no better draft
             asked = [node for node in live if node not in rows]
             if not layer:
                 asked += self._unknown(forest)
             if asked:
-                logits = yield Run(self.session, forest, asked)
-                assert logits is not None
+                logits = yield from self.source.answer(forest, asked)
                 rows.update(zip(asked, propose.fit(logits), strict=True))
             if not layer:
                 self._weigh(forest, rows)
@@ -75,7 +70,7 @@ class BeamDrafter:
             nodes = drafted.nodes
             layer += 1
             growth = Growth(layer, nodes)
-            if "logits" in depth.needs:
+            if depth.needs:
                 row_of = {node: row for row, node in enumerate(live)}
                 growth = Growth(layer, nodes, fit, _picked(forest, nodes, row_of))
 
@@ -95,7 +90,7 @@ class BeamDrafter:
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
         """Carry the roots' weights into the next round's `forest`."""
-        self.session.commit(trunk, kept, forest)
+        self.source.commit(trunk, kept, forest)
         weight, row = self._weight, self._row
         self._weight, self._row, self._after = {}, {}, {}
         for root in forest.roots:

@@ -13,40 +13,46 @@ import torch
 from torch import Tensor
 
 from draftwood.depth import DepthController, Growth
-from draftwood.draft.base import Proposer
+from draftwood.draft.base import Proposer, Source
 from draftwood.forest import Forest
-from draftwood.session import Run, Session
+from draftwood.session import Run
+from draftwood.topology import template
 
 
 @dataclass(slots=True)
 class ModelDrafter:
-    """Each draft model grows its own tree of `widths[l]` children per node in layer l; equal sequences are one node.
+    """Each source, mostly a draft model, grows its own tree of `widths[l]` children per node in layer l.
 
-    The last width repeats when the depth controller asks for more layers. With several models (SpecInfer's merge-based
+    Equal sequences are one node. The last width repeats when the depth controller asks for more layers. With several models (SpecInfer's merge-based
     trees) a node's children are the draws of the first model, then of the second, ...
     """
 
-    sessions: list[Session]
-    widths: Sequence[int]
+    sources: Sequence[Source]
+    widths: tuple[int, ...]
     replacement: bool = True
 
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
     ) -> Generator[Run, Tensor, None]:
-        frontiers = [forest.roots for _ in self.sessions]
+        frontiers = [forest.roots for _ in self.sources]
+        if len(self.sources) == 1:
+            forest.template = template((len(forest.live), *self.widths))
+        for source in self.sources:
+            source.keep_hidden = "hidden" in depth.needs
         growth = Growth(0)
         layer = 0
         while layer < limit and depth.deeper(growth):
             width = self.widths[min(layer, len(self.widths) - 1)]
             shown: list[int] = []
             looked: list[Tensor] = []
+            read: list[Tensor] = []
             picked: list[tuple[int, int]] = []
-            for i, session in enumerate(self.sessions):
+            for i, source in enumerate(self.sources):
                 nodes = [node for node in frontiers[i] if node not in forest.finished]
-                if nodes and forest.position(nodes[0]) < session.model.context:
-                    logits = yield Run(session, forest, nodes)
+                if nodes and forest.position(nodes[0]) < source.context:
+                    logits = yield from source.answer(forest, nodes)
                     frontiers[i] = propose(forest, nodes, logits, width, self.replacement)
-                    if "logits" in depth.needs:
+                    if depth.needs:
                         rows = {node: sum(map(len, looked)) + row for row, node in enumerate(nodes)}
                         picked += [
                             (rows[forest.parent[node]], forest.token[node])
@@ -54,14 +60,18 @@ class ModelDrafter:
                             if node not in forest.finished
                         ]
                         looked.append(propose.fit(logits))
+                        if source.keep_hidden and source.hidden is not None:
+                            read.append(source.hidden)
                 else:
                     frontiers[i] = []
                 shown += frontiers[i]
             if not shown:
                 break
             layer += 1
-            growth = Growth(layer, shown, torch.cat(looked) if looked else None, picked)
+            growth = Growth(
+                layer, shown, torch.cat(looked) if looked else None, picked, torch.cat(read) if read else None
+            )
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
-        for session in self.sessions:
-            session.commit(trunk, kept, forest)
+        for source in self.sources:
+            source.commit(trunk, kept, forest)

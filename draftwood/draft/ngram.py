@@ -13,7 +13,7 @@ from torch import Tensor
 from draftwood.depth import DepthController, Growth
 from draftwood.draft.base import Proposer
 from draftwood.forest import Forest
-from draftwood.session import Run, Session
+from draftwood.session import Run
 
 
 @dataclass(slots=True)
@@ -22,7 +22,6 @@ class NgramDrafter:
 
     max_ngram: int
     min_ngram: int
-    sessions: list[Session] = field(default_factory=list)
     _after: dict[tuple[int, ...], int] = field(init=False, default_factory=dict)  # n-gram -> place after it
     _indexed: int = field(init=False, default=0)
 

@@ -28,8 +28,10 @@ class Batch:
     wanted: Tensor | slice  # flat cells whose logits are asked for: [n] int64, or a slice of them
     start: int = 0  # layers [start, stop) are computed
     stop: int | None = None  # None = to the end, with logits
-    hidden: Tensor | None = None  # [B, Q, D] output of layer start - 1, where start > 0
+    hidden: Tensor | None = None  # [B, Q, D] output of layer start - 1 where start > 0, or of the model that is read
     cells: Tensor | None = None  # flat cells [n] int64 that are not padding; None: compute all
+    keep: bool = False  # whether `last` is wanted
+    last: Tensor | None = None  # [n, D] set by the model: hidden states after the final norm, which the head reads
 
 
 @runtime_checkable
@@ -38,6 +40,7 @@ class CausalModel(Protocol):
 
     `forward` writes the cells' keys and values, then returns logits [n, vocab_size] of the wanted cells (float32, or
     float64 where the model computes in it), or hidden states [B, Q, D] when `batch.stop` ends below the last layer.
+    With `batch.keep` it also sets `batch.last`; a model that cannot raises ModelError.
     """
 
     vocab_size: int

@@ -292,7 +292,7 @@ class Decoder(nn.Module):
         if batch.cells is None or batch.start > 0 or stop < self.n_layers or len(batch.cells) < self.cells(1):
             x = self.embedded(batch.tokens, batch.positions) if batch.hidden is None else batch.hidden
             x = self.run(x, views, batch.slots, planes, batch.start, stop)
-            return x if stop < self.n_layers else self.logits(x.flatten(0, 1)[batch.wanted])
+            return x if stop < self.n_layers else self._answer(x.flatten(0, 1)[batch.wanted], batch)
         x = self.embedded(*(part.flatten()[batch.cells][None] for part in (batch.tokens, batch.positions)))
         for view in views:
             view.cells = batch.cells
@@ -301,7 +301,13 @@ class Decoder(nn.Module):
         x = self.run(x, views, batch.slots, planes, 0, stop)
         place = torch.empty(batch.tokens.numel(), dtype=torch.int64, device=x.device)
         place[batch.cells] = torch.arange(len(batch.cells), device=x.device)
-        return self.logits(x[0, place[batch.wanted]])
+        return self._answer(x[0, place[batch.wanted]], batch)
+
+    def _answer(self, hidden: Tensor, batch: Batch) -> Tensor:
+        """Logits of the wanted cells; what the head reads is kept where it is asked for."""
+        if batch.keep:
+            batch.last = self.normed(hidden)
+        return self.logits(hidden)
 
     def run(
         self, x: Tensor, views: Sequence[View], slots: Tensor, planes: Sequence[Tensor], start: int, stop: int
@@ -356,9 +362,13 @@ class Decoder(nn.Module):
         out = self._head(hidden)
         return out if out.dtype == torch.float64 else out.float()
 
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The final norm [n, D]."""
+        return NORMS[self.config.norm](hidden, self.norm, self.norm_bias, self.config.rms_norm_eps)
+
     def _head(self, hidden: Tensor) -> Tensor:
-        normalise, cap = NORMS[self.config.norm], self.config.logit_softcap
-        out: Tensor = self.head(normalise(hidden, self.norm, self.norm_bias, self.config.rms_norm_eps))
+        cap = self.config.logit_softcap
+        out: Tensor = self.head(self.normed(hidden))
         return out if cap is None else cap * torch.tanh(out / cap)
 
     def train_forward(self, tokens: Tensor) -> Tensor:

@@ -83,7 +83,10 @@ class TabularModel:
                     f"a cell sees the positions {[slot[1] for slot in slots]}: masks or slots are wrong"
                 )
             out.append(self._log_law(tuple(slot[0] for slot in slots)))
-        return torch.stack(out) if out else torch.empty(0, self.vocab_size, dtype=self.dtype)
+        logits = torch.stack(out) if out else torch.empty(0, self.vocab_size, dtype=self.dtype)
+        if batch.keep:  # there is nothing else that it could show
+            batch.last = logits
+        return logits
 
     def _log_law(self, prefix: tuple[int, ...]) -> Tensor:
         row = self._rows.get(prefix)

@@ -9,10 +9,11 @@ from torch import Tensor
 from draftwood.forest import Forest, Verdict
 from draftwood.sampling import Penalties, SamplingParams, Streams
 from draftwood.verify.coupled import Coupled
+from draftwood.verify.initialised import Initialised
 from draftwood.verify.layers import BeamSampling, BeamSearching
 from draftwood.verify.tree import Rejection
 
-__all__ = ["BeamSampling", "BeamSearching", "Coupled", "Rejection", "Verifier"]
+__all__ = ["BeamSampling", "BeamSearching", "Coupled", "Initialised", "Rejection", "Verifier"]
 
 
 class Verifier(Protocol):

@@ -24,11 +24,11 @@ def test_plain_decoding_is_added_and_comes_first() -> None:
 
 def test_options_within_methods() -> None:
     methods = parse_methods("mcsd:tree=4,2,2,1;verify=coupled, speculative:gamma=6,speculative:gamma=2", ())
-    assert [method.as_dict() for method in methods] == [
-        {"name": "autoregressive", "verify": "rejection"},
-        {"name": "mcsd", "verify": "coupled", "tree": [4, 2, 2, 1], "replacement": False},
-        {"name": "speculative", "verify": "rejection", "gamma": 6},
-        {"name": "speculative", "verify": "rejection", "gamma": 2},
+    assert methods == [
+        Method.parse({"name": "autoregressive", "verify": "rejection"}),
+        Method.parse({"name": "mcsd", "verify": "coupled", "tree": [4, 2, 2, 1], "replacement": False}),
+        Method.parse({"name": "speculative", "verify": "rejection", "gamma": 6}),
+        Method.parse({"name": "speculative", "verify": "rejection", "gamma": 2}),
     ]
 
 

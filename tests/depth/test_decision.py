@@ -152,7 +152,7 @@ class _Decided(Speculative):
     name: ClassVar[str] = "decided-test"
     asked: ClassVar[list[bool]] = []
 
-    def build(self, drafts: list[Any]) -> Parts:
+    def build(self, drafts: list[Any], target: Any) -> Parts:
         class Noted(OutputDecision):
             def deeper(self, growth: Growth) -> bool:
                 deeper = super().deeper(growth)

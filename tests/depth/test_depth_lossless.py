@@ -180,8 +180,8 @@ def test_every_drafted_token_is_verified_and_only_the_depth_stream_is_used(
     purposes: set[str] = set()
     build = Speculative.build
 
-    def watched(self: Speculative, drafts: Any) -> Any:
-        parts = build(self, drafts)
+    def watched(self: Speculative, *sessions: Any) -> Any:
+        parts = build(self, *sessions)
         return parts._replace(depth=_Watched(parts.depth, log, purposes))
 
     monkeypatch.setattr(Speculative, "build", watched)
@@ -208,7 +208,7 @@ def test_numbers_of_controllers_change_nothing_else(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         Speculative,
         "build",
-        lambda self, drafts, build=Speculative.build: build(self, drafts)._replace(depth=Wasteful(4, 0.0)),
+        lambda *parts, build=Speculative.build: build(*parts)._replace(depth=Wasteful(4, 0.0)),
     )
     assert engine.generate(PROMPT, CHAIN, max_new_tokens=60, seed=5).tokens == plain.tokens
 

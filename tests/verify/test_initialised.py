@@ -234,7 +234,7 @@ class _Initialised(Method):
     def verifier(self) -> Any:
         return Initialised(self.initial)
 
-    def build(self, drafts: list[Any]) -> Parts:
+    def build(self, drafts: list[Any], target: Any) -> Parts:
         return Parts(
             ModelDrafter(drafts, self.tree or (1,), False), self.verifier(), FromSecond(len(self.tree)), Answers()
         )

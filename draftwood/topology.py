@@ -11,8 +11,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from draftwood.forest import TRUNK
-
+TRUNK = -1  # parent of a node that hangs directly on the trunk
 Mask = npt.NDArray[np.bool_]
 
 
@@ -58,29 +57,6 @@ class Template:
     def fits(self, parents: Sequence[int]) -> bool:
         """Whether a forest with these parents is the tree's first nodes, so that the leading block is its mask."""
         return len(parents) <= len(self) and bool(np.array_equal(self.parents[: len(parents)], parents))
-
-    def places(self, parents: Sequence[int]) -> list[int] | None:
-        """The tree's node for each node of a thinner forest (equal draws, ended sequences); None if it has none.
-
-        Of such a forest mask[np.ix_(places, places)] is the mask.
-        """
-        first = {TRUNK: 0}  # node -> its first child
-        taken: dict[int, int] = {}
-        places: list[int] = []
-        layer: list[int] = []
-        for parent in parents:
-            above = TRUNK if parent == TRUNK else places[parent]
-            depth = 0 if parent == TRUNK else layer[parent] + 1
-            if depth >= len(self.widths) or taken.get(above, 0) >= self.widths[depth]:
-                return None
-            begin = first.get(above)
-            if begin is None:
-                within = above - self.ends[depth - 1]
-                begin = first[above] = self.ends[depth] + within * self.widths[depth]
-            places.append(begin + taken.get(above, 0))
-            taken[above] = taken.get(above, 0) + 1
-            layer.append(depth)
-        return places
 
 
 @lru_cache(maxsize=64)

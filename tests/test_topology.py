@@ -1,12 +1,15 @@
 """Sliced masks equal masks built for the round's own tree."""
 
-import random
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from draftwood.draft.template import ancestor_mask, fork, template
-from draftwood.forest import TRUNK, plant
+from draftwood import Engine, TabularModel
+from draftwood.forest import TRUNK, Forest
+from draftwood.session import Session
+from draftwood.topology import ancestor_mask, fork, template
 
 
 @pytest.mark.parametrize("widths", [(16, 1, 1, 1, 1), (1, 4, 2, 2, 1), (2, 4, 3, 1, 1), (3,), (1, 1, 1)])
@@ -46,23 +49,27 @@ def test_figure_2() -> None:
         full.mask[0, 0] = False
 
 
-def test_thinner_forests_find_their_places() -> None:
-    """Equal draws are one node and ended sequences have no children: rows and columns are picked instead."""
-    rng = random.Random(3)
-    widths = (1, 3, 2, 2)
-    full = template(widths)
-    for _ in range(40):
-        forest = plant([0])
-        layer = list(forest.roots)
-        for width in widths[1:]:
-            children = [
-                forest.add(node, rng.randrange(4)) for node in layer for _ in range(width) if rng.random() < 0.9
-            ]
-            layer = list(dict.fromkeys(children))
-        places = full.places(forest.parent)
-        assert places is not None
-        assert np.array_equal(full.mask[np.ix_(places, places)], ancestor_mask(forest.parent))
-        assert full.fits(forest.parent) == (places == list(range(len(places))))
-    assert full.places([TRUNK, TRUNK]) is None
-    assert full.places([TRUNK, 0, 0, 0, 0]) is None
-    assert full.places([TRUNK, 0, 1, 2, 3]) is None
+def test_sessions_slice_the_same_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every mask of a request is the same with templates and without, where draws coincide and sequences end too."""
+    masks: list[torch.Tensor] = []
+    general = Session._general_mask
+    sliced = 0
+
+    def watched(self: Session, forest: Forest, *rest: Any) -> torch.Tensor:
+        nonlocal sliced
+        mask = general(self, forest, *rest)
+        if forest.template is not None:
+            sliced += forest.template.fits(forest.parent)
+            kept, forest.template = forest.template, None
+            assert torch.equal(mask, general(self, forest, *rest))
+            forest.template = kept
+        masks.append(mask)
+        return mask
+
+    monkeypatch.setattr(Session, "_general_mask", watched)
+    engine = Engine(
+        TabularModel.random(6, seed=1), [TabularModel.random(6, seed=1, sharpness=0.7)], end_tokens=frozenset({5})
+    )
+    for method in ({"tree": [3, 2, 1]}, {"tree": [3, 2, 1], "replacement": True}, {"initial": 2, "tree": [2, 1]}):
+        engine.generate([1, 2, 3], {"name": "mcsd", **method}, max_new_tokens=30, seed=3)
+    assert 0 < sliced < len(masks)

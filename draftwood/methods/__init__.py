@@ -1,0 +1,46 @@
+"""The single registry: a method's name -> its options -> drafter, verifier and depth controller."""
+
+from draftwood.methods.base import METHODS, Method, Parts
+from draftwood.methods.beams import DynamicWidth, PlainBeamSampling, PlainBeamSearch, SpeculativeBeamSearch
+from draftwood.methods.sequences import (
+    Autoregressive,
+    Fork,
+    Lookup,
+    MultiCandidate,
+    SequenceMethod,
+    SpecInfer,
+    Speculative,
+)
+
+METHODS.update(
+    (method.name, method)
+    for method in (
+        Autoregressive,
+        Speculative,
+        SpecInfer,
+        MultiCandidate,
+        Fork,
+        Lookup,
+        PlainBeamSampling,
+        DynamicWidth,
+        PlainBeamSearch,
+        SpeculativeBeamSearch,
+    )
+)
+
+__all__ = [
+    "METHODS",
+    "Autoregressive",
+    "DynamicWidth",
+    "Fork",
+    "Lookup",
+    "Method",
+    "MultiCandidate",
+    "Parts",
+    "PlainBeamSampling",
+    "PlainBeamSearch",
+    "SequenceMethod",
+    "SpecInfer",
+    "Speculative",
+    "SpeculativeBeamSearch",
+]

@@ -1,0 +1,95 @@
+"""What a method is: a name and options, checked and immutable, that round-trip through dictionaries.
+
+Knows which parts make up a method; refuses to know how they work.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from draftwood import config
+from draftwood.decode import Answers
+from draftwood.depth import DepthController
+from draftwood.draft import Drafter
+from draftwood.errors import ConfigurationError, did_you_mean
+from draftwood.models.base import CausalModel
+from draftwood.sampling import SamplingParams
+from draftwood.session import Session
+from draftwood.verify import Verifier
+
+
+class Parts(NamedTuple):
+    """What the loop needs of a method, made anew for each request."""
+
+    drafter: Drafter
+    verify: Verifier
+    depth: DepthController
+    answers: Answers = Answers()
+
+
+class Method(BaseModel):
+    """A decoding method with its options. `Method.parse` makes one from a name, a dictionary or a method file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    draft_models: ClassVar[tuple[int, int]] = (0, 0)  # fewest and most that it works with
+
+    @abstractmethod
+    def build(self, drafts: list[Session], target: Session) -> Parts:
+        """Parts for one request; `drafts` are sessions on `models`."""
+
+    def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
+        """The models that it drafts with: of the loaded `drafts`, or made for the target; asked once per engine."""
+        return drafts[: self.draft_models[1]]
+
+    @abstractmethod
+    def verifier(self) -> Verifier:
+        """The rule that chooses the next roots."""
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output follows the distribution of the method's reference exactly."""
+        return self.verifier().lossless
+
+    def twin(self, greedy: bool) -> Method | None:
+        """The method without drafts whose text this one repeats under the same seed; None where seeds differ."""
+        return None
+
+    def refuse(self, params: SamplingParams) -> None:
+        """Raise ConfigurationError where sampling options mean nothing to this method."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Name and options; `Method.parse` reads it back."""
+        return {"name": self.name, **self.model_dump(mode="json")}
+
+    @staticmethod
+    def parse(spec: str | Mapping[str, Any] | Method, options: Mapping[str, Any] | None = None) -> Method:
+        """A method from a name, {"name": ..., option: value}, 'file:PATH' (JSON or YAML) or a Method, plus options."""
+        if isinstance(spec, Method):
+            values: dict[str, Any] = spec.as_dict()
+        elif isinstance(spec, str) and spec.startswith("file:"):
+            path = Path(spec.removeprefix("file:"))
+            if not path.is_file():
+                raise ConfigurationError(f"method file {path} does not exist")
+            values = config.document(path.read_text("utf-8"), str(path))
+        elif isinstance(spec, str):
+            values = {"name": spec}
+        else:
+            values = dict(spec)
+        values.update(options or {})
+        name = values.pop("name", None)
+        if not isinstance(name, str):
+            raise ConfigurationError('a method needs a name, such as {"name": "speculative"}')
+        if name not in METHODS:
+            raise ConfigurationError(f"there is no method {name!r}" + did_you_mean(name, METHODS))
+        return config.parse(METHODS[name], values, f"method {name}")
+
+
+METHODS: dict[str, type[Method]] = {}  # by name, in the order in which they are shown

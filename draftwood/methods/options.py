@@ -1,0 +1,47 @@
+"""Options that several methods have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from draftwood.depth import DepthController, depth_text, parse_depth
+from draftwood.models.identity import fingerprint
+from draftwood.session import Session
+
+
+def _widths(value: object) -> object:
+    """'4,2,2,1' or [4, 2, 2, 1]."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value,)
+    if isinstance(value, str):
+        try:
+            return tuple(int(part) for part in value.split(","))
+        except ValueError:
+            raise ValueError("a configuration is whole numbers with commas between, such as 4,2,2,1") from None
+    return value
+
+
+MOST_ROWS = 1024  # tokens that one forward verifies
+
+Initial = Annotated[
+    int,
+    Field(ge=1, le=256, description="tokens of the target that a round begins with; more than 1: lossy"),
+]
+Gamma = Annotated[int, Field(ge=0, le=64, description="draft tokens per round")]
+Depth = Annotated[
+    str,
+    BeforeValidator(depth_text),
+    Field(description="who ends drafting early: fixed, confidence:0.4, entropy, beta-ts, speedup-ts, optimal-stopping"),
+]
+Width = Annotated[int, Field(ge=1)]
+Widths = Annotated[
+    tuple[Width, ...], BeforeValidator(_widths), Field(min_length=1, description="children per node, layer by layer")
+]
+
+
+def controller(depth: str, most: int, drafts: Sequence[Session]) -> DepthController:
+    """Who decides whether to draft a layer more, at most `most` of them."""
+    return parse_depth(depth).build(most, lambda: fingerprint(drafts[0].model))

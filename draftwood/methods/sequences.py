@@ -1,0 +1,183 @@
+"""Methods with one hypothesis: plain decoding, chains, trees, forks, lookup."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from draftwood.depth import Fixed
+from draftwood.draft import ModelDrafter, NgramDrafter, NoDrafter
+from draftwood.methods.base import Method, Parts
+from draftwood.methods.options import MOST_ROWS, Depth, Gamma, Initial, Widths, controller
+from draftwood.session import Session
+from draftwood.tuning import Shape
+from draftwood.verify import Coupled, Initialised, Rejection, Verifier
+
+
+class SequenceMethod(Method):
+    """A method with one hypothesis; its reference is plain decoding."""
+
+    verify: Annotated[
+        Literal["rejection", "coupled"],
+        Field(description="rejection sampling, or Gumbel-coupled: the same text under a seed with and without drafts"),
+    ] = "rejection"
+
+    def verifier(self) -> Verifier:
+        return Coupled() if self.verify == "coupled" else Rejection()
+
+    def twin(self, greedy: bool) -> Method | None:
+        if greedy:
+            return Autoregressive()
+        return Autoregressive(verify="coupled") if self.verify == "coupled" else None
+
+
+class Autoregressive(SequenceMethod):
+    """One token per target forward."""
+
+    name = "autoregressive"
+    summary = "plain decoding, greedy or multinomial"
+
+    def twin(self, greedy: bool) -> Method | None:
+        return self
+
+    def build(self, drafts: list[Session], target: Session) -> Parts:
+        return Parts(NoDrafter(), self.verifier(), Fixed(0))
+
+
+class Speculative(SequenceMethod):
+    """Speculative decoding with a chain (Leviathan et al. 2023; Chen et al. 2023)."""
+
+    name = "speculative"
+    summary = "a chain of gamma tokens from a draft model"
+    draft_models = (1, 1)
+
+    gamma: Gamma = 4
+    depth: Depth = "fixed"
+
+    def build(self, drafts: list[Session], target: Session) -> Parts:
+        return Parts(ModelDrafter(drafts, (1,)), self.verifier(), controller(self.depth, self.gamma, drafts))
+
+
+class SpecInfer(SequenceMethod):
+    """SpecInfer (Miao et al. 2024): a token tree from one or several draft models, multi-step speculative sampling."""
+
+    name = "specinfer"
+    summary = "a token tree, expanded as configured, from one or several draft models"
+    draft_models = (1, 8)
+
+    expansion: Widths = (1, 2, 2, 1)
+    depth: Depth = "fixed"
+
+    def build(self, drafts: list[Session], target: Session) -> Parts:
+        depth = controller(self.depth, len(self.expansion), drafts)
+        return Parts(ModelDrafter(drafts, self.expansion), self.verifier(), depth)
+
+
+class MultiCandidate(SequenceMethod):
+    """MCSD (Yang et al. 2024): a k-configuration tree, children drawn with or without replacement."""
+
+    name = "mcsd"
+    summary = "a k-configuration tree of candidates, drawn with or without replacement"
+    draft_models = (1, 1)
+
+    tree: Widths = (4, 2, 2, 1)
+    initial: Initial = 1
+    replacement: Annotated[bool, Field(description="draw siblings independently; false: distinct siblings")] = False
+    depth: Depth = "fixed"
+
+    @model_validator(mode="after")
+    def _few_rows(self) -> Self:
+        rows = Shape(self.tree, self.initial).rows
+        if rows > MOST_ROWS:
+            raise ValueError(
+                f"a tree {','.join(map(str, self.tree))} with initial {self.initial} has {rows} tokens, but at most "
+                f"{MOST_ROWS} are verified at once; make it narrower or shallower"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_root(self) -> Self:
+        if self.initial > 1 and self.verify == "coupled":
+            raise ValueError(
+                "verify=coupled chooses one token at each place, so rounds cannot begin with several; "
+                "use initial 1, or verify=rejection"
+            )
+        return self
+
+    def verifier(self) -> Verifier:
+        if self.initial > 1:
+            return Initialised(self.initial, self.replacement)
+        return super().verifier()
+
+    def build(self, drafts: list[Session], target: Session) -> Parts:
+        depth = controller(self.depth, len(self.tree), drafts)
+        return Parts(ModelDrafter(drafts, self.tree, self.replacement), self.verifier(), depth)
+
+
+class Fork(Method):
+    """The fork-shaped dynamic tree (MCSD §3.1, Figure 2): W candidates, each continued as a chain to depth D at most.
+
+    With rejection or coupled verification the W candidates are drafts of one node, judged one by one against
+    residuals: lossless. `longest` is the paper's form: the candidates are the target's own draws and the longest
+    accepted chain wins: lossy.
+    """
+
+    name = "mcsd-fork"
+    summary = "W chains of candidates, as deep as a decision model finds worthwhile"
+    draft_models = (1, 1)
+
+    width: Annotated[int, Field(ge=1, le=256, description="chains, W")] = 4
+    gamma: Annotated[int, Field(ge=1, le=64, description="drafted tokens of a chain at most, D")] = 4
+    verify: Annotated[
+        Literal["rejection", "coupled", "longest"],
+        Field(description="lossless: rejection, coupled; lossy: longest, the longest chain below the target's draws"),
+    ] = "rejection"
+    replacement: Annotated[bool, Field(description="draw candidates independently; false: distinct candidates")] = False
+    depth: Depth = "fixed"
+
+    @model_validator(mode="after")
+    def _few_rows(self) -> Self:
+        rows = 1 + self.width * self.gamma
+        if rows > MOST_ROWS:
+            raise ValueError(
+                f"{self.width} chains of {self.gamma} tokens are {rows} tokens, but at most {MOST_ROWS} are verified "
+                "at once; lower width or gamma"
+            )
+        return self
+
+    def verifier(self) -> Verifier:
+        if self.verify == "longest":
+            return Initialised(self.width, self.replacement)
+        return Coupled() if self.verify == "coupled" else Rejection()
+
+    def twin(self, greedy: bool) -> Method | None:
+        if greedy:
+            return Autoregressive()
+        return Autoregressive(verify="coupled") if self.verify == "coupled" else None
+
+    def build(self, drafts: list[Session], target: Session) -> Parts:
+        first = 1 if self.verify == "longest" else self.width
+        widths = (first, *(1,) * (self.gamma - 1))
+        depth = controller(self.depth, self.gamma, drafts)
+        return Parts(ModelDrafter(drafts, widths, self.replacement), self.verifier(), depth)
+
+
+class Lookup(SequenceMethod):
+    """Prompt lookup: what followed the same n-gram before is proposed as it stands."""
+
+    name = "lookup"
+    summary = "n-grams of prompt and output as drafts; needs no draft model"
+
+    gamma: Gamma = 6
+    max_ngram: Annotated[int, Field(ge=1, le=16, description="longest match that is looked for, in tokens")] = 4
+    min_ngram: Annotated[int, Field(ge=1, le=16, description="shortest match that is good enough")] = 2
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Lookup:
+        if self.min_ngram > self.max_ngram:
+            raise ValueError("min_ngram must not be larger than max_ngram")
+        return self
+
+    def build(self, drafts: list[Session], target: Session) -> Parts:
+        return Parts(NgramDrafter(self.max_ngram, self.min_ngram), self.verifier(), Fixed(self.gamma))
