@@ -33,6 +33,7 @@ METHOD_CELLS: dict[str, tuple[dict[str, Any], int]] = {
     "specinfer-2": ({"name": "specinfer", "expansion": [2, 2, 1]}, 2),
     "mcsd-iid": ({"name": "mcsd", "tree": [4, 2], "replacement": True}, 1),
     "mcsd-distinct": ({"name": "mcsd", "tree": [3, 2, 2], "replacement": False}, 1),
+    "mcsd-fork": ({"name": "mcsd-fork", "width": 3, "gamma": 3}, 1),
     "lookup": ({"name": "lookup", "min_ngram": 1, "max_ngram": 3, "gamma": 3}, 0),
 }
 WARPS: dict[str, dict[str, Any]] = {
@@ -61,6 +62,7 @@ EVERYDAY = {
     ("mcsd-iid", "rejection", "min_p", 1),
     ("mcsd-distinct", "rejection", "top_k", 4),
     ("mcsd-distinct", "rejection", "plain", 1),
+    ("mcsd-fork", "rejection", "plain", 1),
     ("lookup", "rejection", "plain", 4),
     ("lookup", "coupled", "top_p", 1),
 }

@@ -19,7 +19,12 @@ METHODS: dict[str, tuple[dict[str, Any], int]] = {
     "specinfer-2": ({"name": "specinfer", "expansion": [2, 2, 1]}, 2),
     "mcsd-distinct": ({"name": "mcsd", "tree": [4, 2, 2, 1], "replacement": False}, 1),
     "mcsd-iid": ({"name": "mcsd", "tree": [4, 2, 2, 1], "replacement": True}, 1),
+    "mcsd-fork": ({"name": "mcsd-fork", "width": 4, "gamma": 3}, 1),
     "lookup": ({"name": "lookup", "min_ngram": 1}, 0),
+}
+LOSSY: dict[str, dict[str, Any]] = {  # where tokens are drawn
+    "mcsd-initial": {"name": "mcsd", "initial": 3, "tree": [4, 2, 1]},
+    "mcsd-fork-longest": {"name": "mcsd-fork", "verify": "longest"},
 }
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -74,6 +79,17 @@ def test_greedy_equals_a_loop_without_a_cache(name: str, verify: str, dtype: str
     if name != "autoregressive":
         assert sum(result.metrics.accepted for result in results) > 10
         assert sum(result.metrics.rounds for result in results) < 4 * NEW - 10
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_greedy_text_is_the_same_of_lossy_methods_too(name: str) -> None:
+    """At temperature 0 all of the target's draws are its best token, so there is nothing to choose between."""
+    target, draft, _ = models("float32")
+    engine = Engine(target, [draft])
+    options: dict[str, Any] = {"method": LOSSY[name], "sampling": {"temperature": 0}, "max_new_tokens": NEW}
+    results = [engine.generate(prompt_of(length), **options) for length in (1, 7, 240)]
+    assert [result.tokens for result in results] == [naive("float32", prompt_of(length)) for length in (1, 7, 240)]
+    assert sum(result.metrics.accepted for result in results) > 10
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -47,6 +47,9 @@ ONE_DRAFT = st.one_of(
     st.fixed_dictionaries({"name": st.just("speculative"), "gamma": st.integers(0, 6), "verify": VERIFY}),
     st.fixed_dictionaries({"name": st.just("specinfer"), "expansion": WIDTHS, "verify": VERIFY}),
     st.fixed_dictionaries({"name": st.just("mcsd"), "tree": WIDTHS, "replacement": st.booleans(), "verify": VERIFY}),
+    st.fixed_dictionaries(
+        {"name": st.just("mcsd-fork"), "width": st.integers(1, 4), "gamma": st.integers(1, 4), "verify": VERIFY}
+    ),
     st.builds(
         lambda gamma, low, more, verify: {
             "name": "lookup",

@@ -168,7 +168,7 @@ def table(entries: Sequence[Entry]) -> Table:
         same = {None: Text("-"), True: Text("yes", "green"), False: Text("NO", "bold red")}[entry.same_text]
         split = [f"{100 * share:.0f}" for share in entry.split.values()]
         made.add_row(
-            Text(method_label(entry.first.method)),
+            Text(method_label(entry.first.method) + ("" if entry.first.lossless else " (lossy)")),
             f"{entry.rate:.1f}",
             Text(gain, "bold green" if entry.rate == fastest and len(entries) > 1 else ""),
             f"{metrics.tau:.2f}",

@@ -127,7 +127,7 @@ def _show_one(entry: dict[str, Any], show: Any) -> None:
 
     show(f"[bold cyan]{entry['name']}[/]: {entry['summary']}")
     show(entry["about"], markup=False)
-    facts = ["lossless" if entry["lossless"] else "not lossless", f"draft models: {_drafts(*entry['draft_models'])}"]
+    facts = ["lossless" if entry["lossless"] else "lossy", f"draft models: {_drafts(*entry['draft_models'])}"]
     show(SEPARATOR.join(facts), markup=False)
     show()
     made = simple_table()

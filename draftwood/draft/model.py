@@ -23,8 +23,8 @@ from draftwood.topology import template
 class ModelDrafter:
     """Each source, mostly a draft model, grows its own tree of `widths[l]` children per node in layer l.
 
-    Equal sequences are one node. The last width repeats when the depth controller asks for more layers. With several models (SpecInfer's merge-based
-    trees) a node's children are the draws of the first model, then of the second, ...
+    Equal sequences are one node. The last width repeats when the depth controller asks for more layers. With several
+    models (SpecInfer's merge-based trees) a node's children are the draws of the first model, then of the second, ...
     """
 
     sources: Sequence[Source]

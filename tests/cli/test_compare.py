@@ -161,3 +161,11 @@ def test_what_was_measured_is_shown_after_an_interrupt(
     assert shown.code == 130
     assert [entry["method"]["name"] for entry in shown.document["methods"]] == ["autoregressive", "lookup"]
     assert [entry["same_text"] for entry in shown.document["methods"]] == [True, True]
+
+
+def test_lossy_methods_carry_the_word(command: Command, pair: list[str]) -> None:
+    options = ("Once upon", *pair, *QUICK, "--temperature", 1)
+    shown = command("compare", *options, "--methods", "mcsd:tree=2;initial=2,mcsd-fork:verify=longest,mcsd:tree=2")
+    assert shown.code == 0 and shown.out.count("(lossy)") == 2
+    told = command("generate", "Once upon", *pair, "--max-new-tokens", 4, "--method", "mcsd", "--set", "initial=2")
+    assert "lossy" in told.err and "lossless" not in told.err

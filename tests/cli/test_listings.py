@@ -43,6 +43,7 @@ def test_types_of_options(command: Command) -> None:
     entry = command("methods", "mcsd", "--json").document
     assert {option["name"]: option["type"] for option in entry["options"]} == {
         "tree": "integer ≥ 1, ...",
+        "initial": "integer 1..256",
         "replacement": "true or false",
         "depth": "text",
         "verify": "rejection or coupled",
