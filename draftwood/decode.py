@@ -72,6 +72,7 @@ def rounds(request: Request) -> Decoding[Round]:
     if request.params.edits_logits:
         penalties = Penalties(request.params, target.model.vocab_size, len(request.prompt), target.model.device)
     propose = Proposer(request.params, streams, target.model.vocab_size, penalties, request.verify.name == "coupled")
+    target.keep_hidden = "target" in request.depth.needs
     forest = plant(
         request.prompt,
         len(request.prompt) + ending.max_new_tokens,
@@ -119,7 +120,11 @@ def rounds(request: Request) -> Decoding[Round]:
             news.target_rows = target.rows - target_before[1]
             news.sampling_seconds = max(0.0, drafted - began - news.draft_seconds) + judged - answered
             news.other_seconds = perf_counter() - judged + max(0.0, answered - drafted - news.verify_seconds)
+            last = verdict.parent[0] - forest.fresh
+            if target.keep_hidden and target.hidden is not None and last >= 0:
+                news.target_state = target.hidden[last]
             request.depth.observe(news)
+            news.target_state = None  # the controller's: a result holds no states
             forest = grown
             yield news
     finally:

@@ -8,11 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 TopLogprobs = list[tuple[int, float]]
 Kind = Literal["accepted", "corrected", "bonus", "plain"]  # a draft; after a rejection; after all drafts; no drafts
 Outcome = tuple[int, int]  # (node or beam, token or STAY)
+RATIOS = (  # of `Metrics`, in the order of its dictionary
+    *("tau", "acceptance_rate", "alpha", "acceptance_by_position", "tokens_per_second", "draft_cost_ratio"),
+    *("draft_share", "harmonic_mean", "draft_token_cost", "predicted_speedup", "time_shares"),
+    *("layers_per_round", "mean_width", "mean_accepted_width"),
+)
 
 
 @dataclass(slots=True)
@@ -127,6 +135,7 @@ class Round:
     siblings: list[tuple[int, int]] = field(default_factory=list)  # per layer: (place of the accepted draw, draws)
     layers: Sequence[Layer] = ()  # of beams: what happened, layer by layer
     beams: list[Beam] = field(default_factory=list)  # with the last round of beams: the answer, best first
+    target_state: Tensor | None = None  # [D] that its head read at the accepted path's end; for depth controllers only
 
     @property
     def seconds(self) -> float:
@@ -245,6 +254,51 @@ class Metrics:
         return (self.draft_seconds / self.draft_forwards) / (self.verify_seconds / self.rounds)
 
     @property
+    def draft_share(self) -> float:
+        """Accepted drafts over emitted tokens (r_d of EESD App. D, Eq. 12); 0 when nothing was emitted."""
+        return self.accepted / self.emitted if self.emitted else 0.0
+
+    @property
+    def harmonic_mean(self) -> float:
+        """Of v_d and r_d (HM of EESD App. D), from 0 to 1: deeper rounds raise r_d and lower v_d."""
+        v, r = self.acceptance_rate, self.draft_share
+        return 2 * v * r / (v + r) if v + r else 0.0
+
+    @property
+    def draft_token_cost(self) -> float:
+        """a = seconds per drafted token over seconds per target forward, the prompt's included (EESD App. D)."""
+        if not self.drafted or not self.verify_seconds:
+            return 0.0
+        return (self.draft_seconds / self.drafted) / (self.verify_seconds / self.rounds)
+
+    def predicted_speedup_at(self, a: float) -> float:
+        """v_d / ((a - v_d) r_d + v_d), the speed-up that EESD Eq. 14 foretells; without drafts 1.
+
+        Written as emitted tokens over a drafted + emitted - accepted (Eq. 13), which also holds where v_d is 0. It
+        knows drafting and target forwards only, and takes a verification for as dear as a plain decoding step.
+        """
+        if a < 0:
+            raise ValueError(f"a is {a}, but a cost cannot be negative")
+        return self.emitted / (a * self.drafted + self.emitted - self.accepted) if self.emitted else 1.0
+
+    @property
+    def predicted_speedup(self) -> float:
+        """`predicted_speedup_at` the measured `draft_token_cost`."""
+        return self.predicted_speedup_at(self.draft_token_cost)
+
+    @property
+    def time_shares(self) -> dict[str, float]:
+        """Shares of draft forwards, target forwards, sampling and the rest in the time of the rounds (EESD Table 8)."""
+        seconds = {
+            "draft": self.draft_seconds,
+            "verify": self.verify_seconds,
+            "sampling": self.sampling_seconds,
+            "other": self.other_seconds,
+        }
+        total = sum(seconds.values())
+        return {name: value / total if total else 0.0 for name, value in seconds.items()}
+
+    @property
     def layers_per_round(self) -> float:
         """Layers of beams per target forward: accepted ones and the one that ends the round; 0 without beams."""
         return self.layers / self.rounds if self.rounds else 0.0
@@ -275,17 +329,7 @@ class Metrics:
         lists = ("attempted_at", "accepted_at", "drafted_at", "least", "met_at", "taken_at")
         names = [name for name in self.__dataclass_fields__ if name not in lists]
         values = {name: getattr(self, name) for name in names}
-        for name in (
-            "tau",
-            "acceptance_rate",
-            "alpha",
-            "acceptance_by_position",
-            "tokens_per_second",
-            "draft_cost_ratio",
-            "layers_per_round",
-            "mean_width",
-            "mean_accepted_width",
-        ):
+        for name in RATIOS:
             values[name] = getattr(self, name)
         return values
 

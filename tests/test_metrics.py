@@ -199,3 +199,36 @@ def test_which_layers_are_foretold() -> None:
         value, metrics = foretold(name=name)
         assert value is None
         assert metrics.layers_per_round >= (name != "mcsd")
+
+
+def test_figures_of_early_exit_by_hand() -> None:
+    """EESD App. D on 3 rounds: 12 drafted, 6 accepted, 9 emitted; forwards of the target take 0.5 s, drafts 0.05 s."""
+    metrics = Metrics()
+    for drafted, accepted in ((4, 4), (5, 2), (3, 0)):
+        times = {"draft_seconds": 0.05 * drafted, "verify_seconds": 0.5, "sampling_seconds": 0.1, "other_seconds": 0.0}
+        metrics.add(round_([1] * (accepted + 1), drafted, accepted, min(accepted + 1, drafted), **times))
+    v, r, a = 6 / 12, 6 / 9, 0.1
+    assert metrics.acceptance_rate == v and metrics.draft_share == pytest.approx(r)
+    assert metrics.harmonic_mean == pytest.approx(2 * v * r / (v + r))
+    assert metrics.draft_token_cost == pytest.approx(a)
+    assert metrics.predicted_speedup == pytest.approx(v / ((a - v) * r + v))  # Eq. 14
+    assert metrics.predicted_speedup == pytest.approx(9 * 0.5 / (12 * 0.05 + 3 * 0.5))  # Eq. 13: seconds over seconds
+    assert metrics.predicted_speedup_at(v) == pytest.approx(1)  # drafts as dear as they are good
+    assert metrics.predicted_speedup_at(0) == pytest.approx(9 / 3)
+    shares = metrics.time_shares
+    assert shares == pytest.approx({"draft": 0.6 / 2.4, "verify": 1.5 / 2.4, "sampling": 0.3 / 2.4, "other": 0})
+    assert metrics.as_dict()["time_shares"] == shares and metrics.as_dict()["harmonic_mean"] == metrics.harmonic_mean
+    with pytest.raises(ValueError, match="a cost cannot be negative"):
+        metrics.predicted_speedup_at(-0.1)
+
+
+def test_figures_of_early_exit_where_nothing_is_accepted_or_drafted() -> None:
+    metrics = Metrics()
+    assert (metrics.draft_share, metrics.harmonic_mean, metrics.predicted_speedup) == (0, 0, 1)
+    assert set(metrics.time_shares.values()) == {0}
+    metrics.add(round_([1], 0, 0, 0, draft_seconds=0.0))
+    assert (metrics.draft_token_cost, metrics.predicted_speedup) == (0, 1)
+    wasted = Metrics()
+    wasted.add(round_([1], 4, 0, 1))
+    assert wasted.harmonic_mean == 0
+    assert wasted.predicted_speedup == pytest.approx(1 / (0.1 * 4 + 1))  # Eq. 14 would be 0/0

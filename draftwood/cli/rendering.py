@@ -24,7 +24,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from draftwood.text import TextDecoder
-    from draftwood.trace import GenerationResult, Metrics
+    from draftwood.trace import GenerationResult
 
 # Apart for the colour-blind too: corrections are underlined, bonus tokens bold.
 KIND_STYLES = {
@@ -140,12 +140,12 @@ def summary(result: GenerationResult) -> list[str]:
         f"{metrics.tokens_per_second:.1f} tokens/s",
         f"tau {metrics.tau:.2f}",
         f"acceptance {percent(metrics.acceptance_rate)}" if metrics.drafted else "nothing drafted",
-        " ".join(f"{name} {percent(share)}" for name, share in time_split(metrics).items()),
+        " ".join(f"{name} {percent(share)}" for name, share in metrics.time_shares.items()),
         *_layers(result),
         f"finish {result.finish_reason}",
         method_label(result.method),
         f"seed {result.seed}",
-        "lossless" if result.lossless else "not lossless",
+        "lossless" if result.lossless else "lossy",
     ]
     return parts
 
@@ -248,18 +248,6 @@ def flow(parts: Sequence[str], stream: TextIO) -> str:
 
 def percent(share: float) -> str:
     return f"{100 * share:.0f}%"
-
-
-def time_split(metrics: Metrics) -> dict[str, float]:
-    """Shares of draft forwards, target forwards, sampling and the rest in the time that rounds took."""
-    seconds = {
-        "draft": metrics.draft_seconds,
-        "verify": metrics.verify_seconds,
-        "sampling": metrics.sampling_seconds,
-        "other": metrics.other_seconds,
-    }
-    total = sum(seconds.values())
-    return {name: value / total if total else 0.0 for name, value in seconds.items()}
 
 
 def method_label(method: Mapping[str, Any]) -> str:

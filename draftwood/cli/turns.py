@@ -44,9 +44,7 @@ class Entry:
     @property
     def split(self) -> dict[str, float]:
         """Median shares of draft, verify, sampling and other time."""
-        from draftwood.cli.rendering import time_split
-
-        splits = [time_split(run.metrics) for run in self.runs]
+        splits = [run.metrics.time_shares for run in self.runs]
         return {name: median(split[name] for split in splits) for name in splits[0]}
 
     @property

@@ -1,14 +1,17 @@
 """Depth controllers: how far a round drafts."""
 
+from draftwood.depth.adaptive import AdaptiveConfidence
+from draftwood.depth.calibrated import CalibratedThompson
 from draftwood.depth.improvement import DraftCost, best_depth, improvement
-from draftwood.depth.rules import Confidence, DepthController, Entropy, Fixed, Growth
+from draftwood.depth.rules import Confidence, DepthController, Entropy, Fixed, Growth, Learner
 from draftwood.depth.settings import CONTROLLERS, depth_text, parse_depth
 from draftwood.depth.stopping import OptimalStopping
-from draftwood.depth.thompson import Acceptance, BetaThompson, CalibratedThompson, SpeedupThompson
+from draftwood.depth.thompson import Acceptance, BetaThompson, SpeedupThompson
 
 __all__ = [
     "CONTROLLERS",
     "Acceptance",
+    "AdaptiveConfidence",
     "BetaThompson",
     "CalibratedThompson",
     "Confidence",
@@ -17,6 +20,7 @@ __all__ = [
     "Entropy",
     "Fixed",
     "Growth",
+    "Learner",
     "OptimalStopping",
     "SpeedupThompson",
     "best_depth",

@@ -1,23 +1,26 @@
 """Decision models (MCSD §3.3): small networks that foretell whether drafts will be accepted, and stop the drafting.
 
 Kind 'hidden' reads the draft's last hidden state, kind 'output' its top-k probabilities and their entropy. Knows
-training, judging, saving and loading. Refuses to know models: examples are arrays that were recorded.
+training, saving, loading and stopping. Refuses to know models and what a good figure is (judgement.py): examples are
+arrays that were recorded.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
+import copy
+import functools
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor, nn
 
+from draftwood.depth.judgement import Judgement, judge
 from draftwood.depth.rules import Growth
 from draftwood.errors import ConfigurationError
 from draftwood.sampling import Streams
@@ -28,9 +31,8 @@ DecisionKind = Literal["hidden", "output"]
 
 def output_features(logits: Tensor, k: int) -> Tensor:
     """concat(top-k probabilities, entropy) [n, k + 1] of draft logits [n, V]; a small vocabulary is filled with 0."""
-    log_q = torch.log_softmax(logits.float(), -1)
-    q = log_q.exp()
-    entropy = -(q * log_q.clamp(min=torch.finfo(torch.float32).min)).sum(-1, keepdim=True)
+    q = torch.softmax(logits.float(), -1)
+    entropy = torch.special.entr(q).sum(-1, keepdim=True)
     top = q.topk(min(k, q.shape[-1]), -1).values
     return torch.cat((nn.functional.pad(top, (0, k - top.shape[-1])), entropy), -1)
 
@@ -69,81 +71,11 @@ class Decision(nn.Module):
             return torch.sigmoid(self(features))
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """How well chances foretell acceptance, on examples that training did not see."""
-
-    examples: int
-    accepted: float  # share
-    log_loss: float
-    base_loss: float  # of always foretelling the share
-    auc: float
-    overlap: float  # common area of the two histograms of chances (MCSD Figure 7): 0 separates, 1 says nothing
-    error: float  # expected calibration error
-    calibration: list[tuple[float, float, int]]  # per bin: mean chance, share accepted, examples
-    roc: list[tuple[float, float]]  # (false, true) positive rates, thresholds falling
-
-
-def roc_curve(chances: Tensor, accepted: Tensor) -> list[tuple[float, float]]:
-    """(share of rejected, share of accepted examples) whose chance reaches a threshold, for each threshold, falling."""
-    positive = accepted > 0.5
-    order = chances.argsort(descending=True, stable=True)
-    ranked, hits = chances[order], positive[order].double()
-    last = torch.cat((ranked[1:] != ranked[:-1], torch.ones(1, dtype=torch.bool)))  # equal chances move together
-    true = hits.cumsum(0)[last] / max(float(hits.sum()), 1.0)
-    false = (1 - hits).cumsum(0)[last] / max(float((1 - hits).sum()), 1.0)
-    return [(0.0, 0.0), *zip(false.tolist(), true.tolist(), strict=True)]
-
-
-def area_under(curve: list[tuple[float, float]]) -> float:
-    """Area under a ROC curve: that an accepted example has the larger chance, ties counted half."""
-    return sum((x2 - x1) * (y1 + y2) / 2 for (x1, y1), (x2, y2) in itertools.pairwise(curve))
-
-
-def calibration_table(chances: Tensor, accepted: Tensor, bins: int = 10) -> list[tuple[float, float, int]]:
-    """(mean chance, share accepted, examples) of equal intervals of chances, empty ones left out."""
-    place = (chances * bins).long().clamp(0, bins - 1)
-    table = []
-    for i in range(bins):
-        inside = place == i
-        if bool(inside.any()):
-            table.append((float(chances[inside].mean()), float(accepted[inside].mean()), int(inside.sum())))
-    return table
-
-
-def overlap(chances: Tensor, accepted: Tensor, bins: int = 20) -> float:
-    """Common area of the histograms of chances of accepted and of rejected examples (MCSD Figure 7)."""
-    positive = accepted > 0.5
-    place = (chances * bins).long().clamp(0, bins - 1)
-    histograms = [torch.bincount(place[chosen], minlength=bins).double() for chosen in (positive, ~positive)]
-    a, b = (counts / counts.sum().clamp(min=1) for counts in histograms)
-    return float(torch.minimum(a, b).sum())
-
-
-def judge(chances: Tensor, accepted: Tensor) -> Judgement:
-    """All figures at once; chances and labels [n] (labels between 0 and 1 count as accepted above one half)."""
-    chances, accepted = chances.double().cpu(), accepted.double().cpu()
-    share = accepted.mean().clamp(1e-9, 1 - 1e-9)
-    cross_entropy = nn.functional.binary_cross_entropy
-    curve = roc_curve(chances, accepted)
-    table = calibration_table(chances, accepted)
-    return Judgement(
-        len(chances),
-        float(share),
-        float(cross_entropy(chances, accepted)),
-        float(cross_entropy(share.expand_as(accepted), accepted)),
-        area_under(curve),
-        overlap(chances, accepted),
-        sum(n * abs(foretold - seen) for foretold, seen, n in table) / len(chances),
-        table,
-        curve,
-    )
-
-
 def train_decision(
     kind: DecisionKind,
     features: Tensor,
     labels: Tensor,
+    groups: Tensor | None = None,
     width: int = 64,
     held_out: float = 0.2,
     epochs: int = 30,
@@ -153,18 +85,24 @@ def train_decision(
 ) -> tuple[Decision, Judgement]:
     """Train on features [n, inputs] and labels [n] in [0, 1]; the judgement is on the `held_out` share, drawn by seed.
 
-    The epoch that is best on a second held-out share, of the same size, is kept.
+    Examples of one group [n] (of one prompt) are held out together; by default each is a group. The epoch that is best
+    on a second held-out share, of the same size, is kept.
     """
-    count = len(features)
+    group_of = torch.arange(len(features)) if groups is None else torch.unique(groups, return_inverse=True)[1]
+    count = int(group_of.max()) + 1 if len(features) else 0
     aside = int(count * held_out)
     if not 0 < held_out < 0.5 or aside < 1 or count - 2 * aside < 1:
-        raise ConfigurationError(f"{count} examples cannot be split with held_out {held_out}; record more rounds")
+        what = f"{count} examples" if groups is None else f"{len(features)} examples of {count} prompts"
+        raise ConfigurationError(f"{what} cannot be split with held_out {held_out}; record more")
     if not bool(((labels >= 0) & (labels <= 1)).all()):
         raise ConfigurationError("labels must lie between 0 and 1; record them as accepted or min(1, p/q)")
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(count, generator=generator)
+    place = torch.randperm(count, generator=generator)[group_of]  # of each example's group in a random order
     features, labels = features.float(), labels.float()
-    test, tune, rest = order[:aside], order[aside : 2 * aside], order[2 * aside :]
+    test, tune, rest = (
+        torch.nonzero(where)[:, 0]
+        for where in (place < aside, (aside <= place) & (place < 2 * aside), 2 * aside <= place)
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Decision(kind, features.shape[1], width)
@@ -187,76 +125,111 @@ def train_decision(
     return model, judge(model.chance(features[test]), labels[test])
 
 
-def fingerprint(draft: Mapping[str, Any]) -> str:
-    """A hash of a draft model's configuration."""
-    return hashlib.sha256(json.dumps(draft, sort_keys=True, default=str).encode()).hexdigest()[:16]
+def save_decision(
+    path: Path,
+    model: Decision,
+    draft: str,
+    judgement: Judgement | None = None,
+    recorded: Mapping[str, Any] | None = None,
+) -> None:
+    """Write PATH (safetensors: all that loading needs) and beside it PATH with .json, for people.
 
-
-def save_decision(path: Path, model: Decision, draft: Mapping[str, Any], judgement: Judgement | None = None) -> None:
-    """Write PATH (safetensors) and beside it PATH with .json: the shape, the draft's hash, the judgement."""
+    `draft` is the fingerprint of the draft model, `recorded` how the examples came about. Each file is written aside
+    and then renamed, so that a kill leaves a whole one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, path)
-    about = {
-        "kind": model.kind,
-        "inputs": model.inputs,
-        "width": model.width,
-        "draft": fingerprint(draft),
-        "judgement": asdict(judgement) if judgement else None,
-    }
-    path.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n", "utf-8")
+    about = {"kind": model.kind, "inputs": model.inputs, "width": model.width, "draft": draft}
+    weights = {name: value.contiguous() for name, value in model.state_dict().items()}
+    _write(path, save(weights, {name: str(value) for name, value in about.items()}))
+    document = {**about, "judgement": asdict(judgement) if judgement else None, "recorded": dict(recorded or {})}
+    _write(path.with_suffix(".json"), (json.dumps(document, indent=2) + "\n").encode())
 
 
-def load_decision(path: Path, draft: Mapping[str, Any]) -> Decision:
-    """A saved decision model; ConfigurationError where it is missing, damaged or of another draft."""
-    beside = path.with_suffix(".json")
-    for file in (path, beside):
-        if not file.is_file():
-            raise ConfigurationError(f"decision model {file} does not exist; train it with `draftwood train decision`")
-    try:
-        about = json.loads(beside.read_text("utf-8"))
-        model = Decision(about["kind"], about["inputs"], about["width"])
-        trained_for = about["draft"]
-        model.load_state_dict(load_file(path))
-    except Exception as error:  # whatever a damaged file makes the readers raise
-        raise ConfigurationError(f"decision model {path} cannot be read ({error}); train it again") from error
-    if trained_for != fingerprint(draft):
+def load_decision(path: Path, draft: str) -> Decision:
+    """A saved decision model, shared by all who load it; `draft` is the fingerprint of the draft model.
+
+    ConfigurationError where the model is missing, damaged or of another draft.
+    """
+    path = path.expanduser()
+    if not path.is_file():
+        raise ConfigurationError(f"decision model {path} does not exist; train it with `draftwood train decision`")
+    state = path.stat()
+    model, trained_for = _read(path, state.st_mtime_ns, state.st_size)
+    if trained_for != draft:
         raise ConfigurationError(
-            f"decision model {path} was trained for another draft (its hash is {trained_for}, this draft's "
-            f"{fingerprint(draft)}); train one for this draft with `draftwood train decision`"
+            f"decision model {path} was trained for another draft (its hash is {trained_for}, this draft's {draft}); "
+            "train one for this draft with `draftwood train decision`"
         )
-    model.eval()
     return model
 
 
-class OutputDecision:
-    """Stop when the foretold acceptance of every sequence is below `threshold` (MCSD's beta), at `limit` at the latest.
+@functools.lru_cache(maxsize=16)
+def _read(path: Path, changed: int, size: int) -> tuple[Decision, str]:
+    """(model, fingerprint of its draft); read anew when the file changed."""
+    try:
+        with safe_open(path, "pt") as file:
+            about = file.metadata()
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        model = Decision(about["kind"], int(about["inputs"]), int(about["width"]))
+        model.load_state_dict(weights)
+        return model.eval(), about["draft"]
+    except Exception as error:  # whatever a damaged file makes the reader raise
+        raise ConfigurationError(f"decision model {path} cannot be read ({error}); train it again") from error
 
-    The first layer is always drafted: before it nothing is known of the draft's output.
+
+@functools.lru_cache(maxsize=16)
+def _placed(model: Decision, device: torch.device) -> Decision:
+    """A copy on another device, made once: requests on several devices share one model."""
+    return copy.deepcopy(model).to(device)
+
+
+def _write(path: Path, data: bytes) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(data)
+    partial.replace(path)
+
+
+class Decide:
+    """Stop when the foretold acceptance of every sequence is below `threshold` (MCSD's beta), after `most` layers at
+    the latest.
+
+    The first layer is always drafted: before it nothing is known of what the draft says.
     """
 
-    needs: frozenset[str] = frozenset({"logits"})
-
-    def __init__(self, model: Decision, limit: int, threshold: float = 0.4) -> None:
-        if model.kind != "output":
-            raise ConfigurationError(
-                f"this controller reads the draft's output, but the decision model is of kind {model.kind}; "
-                "train one with --kind output"
-            )
+    def __init__(self, model: Decision, most: int, threshold: float = 0.4) -> None:
         if not 0 <= threshold <= 1:
             raise ConfigurationError(f"threshold is {threshold}, but must lie between 0 and 1")
-        self.model, self.limit, self.threshold = model, limit, threshold
+        self.model, self.most, self.threshold = model, most, threshold
+        self.needs = frozenset({"hidden" if model.kind == "hidden" else "logits"})
 
     def start(self, streams: Streams) -> None:
         pass
 
     def deeper(self, growth: Growth) -> bool:
-        if growth.depth >= self.limit:
+        if growth.depth >= self.most:
             return False
         if growth.depth == 0 or growth.logits is None:
             return True
-        rows = sorted({row for row, _ in growth.picked}) or list(range(len(growth.logits)))  # of sequences that go on
-        features = output_features(growth.logits[rows], self.model.inputs - 1)
-        return bool((self.model.chance(features.to(self.model.mean.device)) >= self.threshold).any())
+        read = growth.hidden if self.model.kind == "hidden" else growth.logits
+        if read is None:
+            raise ConfigurationError(
+                "a decision model of kind hidden reads the draft's hidden states, which this drafter does not give; "
+                "train one with --kind output"
+            )
+        if growth.picked:
+            rows = sorted({row for row, _ in growth.picked})  # of sequences that go on
+            if len(rows) < len(read):
+                read = read[rows]
+        features = read if self.model.kind == "hidden" else output_features(read, self.model.inputs - 1)
+        if features.shape[-1] != self.model.inputs:
+            raise ConfigurationError(
+                f"the decision model reads hidden states of width {self.model.inputs}, but the draft's are "
+                f"{features.shape[-1]} wide; train one for this draft with `draftwood train decision`"
+            )
+        model = self.model
+        if model.mean.device != features.device:
+            model = self.model = _placed(model, features.device)
+        return bool((model.chance(features) >= self.threshold).any())
 
     def observe(self, news: Round) -> None:
         pass

@@ -5,7 +5,7 @@ Pure maths and running sums; refuses to know controllers and models.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from draftwood.trace import Round
 
@@ -41,35 +41,49 @@ def best_depth(alpha: float, most: int, c: float) -> int:
 
 
 @dataclass(slots=True)
+class Spent:
+    """Discounted sums over measured rounds; seconds."""
+
+    draft: float = 0.0
+    layers: float = 0.0
+    verify: float = 0.0
+    rounds: float = 0.0
+
+
+@dataclass(slots=True)
 class DraftCost:
     """c: time of one drafted layer in target forwards; `fixed`, or measured with older rounds discounted.
 
-    The first round is left out, since it contains the prompt. Where several models draft a layer, c counts them all.
+    The first round of a request is left out, since it contains the prompt. Where several models draft a layer, c counts
+    them all.
     """
 
     fixed: float | None = None
     discount: float = 0.95
-    _draft: float = field(init=False, default=0.0)  # seconds
-    _layers: float = field(init=False, default=0.0)
-    _verify: float = field(init=False, default=0.0)  # seconds
-    _rounds: float = field(init=False, default=0.0)
+    spent: Spent = field(default_factory=Spent)
     _begun: bool = field(init=False, default=False)
+
+    def beside(self) -> DraftCost:
+        """The same sums for another request, whose first round is still to come."""
+        return replace(self)
 
     @property
     def ratio(self) -> float:
         if self.fixed is not None:
             return self.fixed
-        if not self._draft or not self._verify:
+        spent = self.spent
+        if not spent.draft or not spent.verify:
             return GUESS
-        return (self._draft / self._layers) / (self._verify / self._rounds)
+        return (spent.draft / spent.layers) / (spent.verify / spent.rounds)
 
     def add(self, news: Round, layers: int) -> None:
         """Count a round that drafted `layers` layers."""
         if self.fixed is None and self._begun:
+            spent = self.spent
             if news.draft_seconds > 0 and layers:
-                self._draft = self.discount * self._draft + news.draft_seconds
-                self._layers = self.discount * self._layers + layers
+                spent.draft = self.discount * spent.draft + news.draft_seconds
+                spent.layers = self.discount * spent.layers + layers
             if news.verify_seconds > 0:
-                self._verify = self.discount * self._verify + news.verify_seconds
-                self._rounds = self.discount * self._rounds + 1
+                spent.verify = self.discount * spent.verify + news.verify_seconds
+                spent.rounds = self.discount * spent.rounds + 1
         self._begun = True

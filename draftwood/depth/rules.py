@@ -6,10 +6,9 @@ in the forest, since dropping it would bias the output.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from draftwood.trace import Round
 
 NOTHING: frozenset[str] = frozenset()
 LOGITS = frozenset({"logits"})
+STATES = frozenset({"hidden", "target"})  # what the heads of draft and target read
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +42,25 @@ class Growth:
             return []
         if len(self.picked) == 1:  # the same without lists as indices, which cost more than the sums
             ((row, token),) = self.picked
-            return [math.exp(float(self.logits[row, token]) - float(self.logits[row].logsumexp(-1)))]
+            return [float(torch.softmax(self.logits[row], -1)[token])]
         rows, tokens = (list(each) for each in zip(*self.picked, strict=True))
-        chances: list[float] = (self.logits[rows, tokens] - self.logits.logsumexp(-1)[rows]).exp().tolist()
+        chances: list[float] = torch.softmax(self.logits, -1)[rows, tokens].tolist()
         return chances
 
     def entropies(self) -> list[float]:
         """Entropy, in nats, of the distribution that each picked token was drawn from."""
         if self.logits is None or not self.picked:
             return []
-        probs = torch.softmax(self.logits, -1)
-        each: list[float] = torch.special.entr(probs).sum(-1).tolist()
+        log_q = torch.log_softmax(self.logits, -1).clamp_(min=-1e4)  # 0 log 0 is 0
+        each: list[float] = (-(log_q.exp() * log_q).sum(-1)).tolist()
         return [each[row] for row, _ in self.picked]
 
 
 class DepthController(Protocol):
-    """Asked before each layer whether to draft it."""
+    """Asked before each layer whether to draft it.
+
+    `needs` says what it reads: of `Growth` 'logits' and 'hidden', of `Round` 'target', the target's hidden state.
+    """
 
     needs: frozenset[str]
 
@@ -69,6 +72,16 @@ class DepthController(Protocol):
 
     def observe(self, news: Round) -> None:
         """A round ended."""
+
+
+@runtime_checkable
+class Learner(DepthController, Protocol):
+    """A controller that learns from rounds: of its own request or, where `shared`, of all requests of an engine."""
+
+    shared: bool
+
+    def beside(self) -> DepthController:
+        """A controller for another request that learns into the same posterior; what a round is about is its own."""
 
 
 @dataclass(slots=True)

@@ -5,32 +5,41 @@ setting), `speedup-ts:discount=0.9,cost=0.1`; in files and in Python also {"name
 text is the one canonical form.
 
 `speedup-ts` and `optimal-stopping` measure time unless `cost` is given. The law of the output stays as it is, but
-drafts and so sampled texts then differ between runs of one seed; greedy and coupled texts do not.
+drafts and so sampled texts then differ between runs of one seed; greedy and coupled texts do not. The same goes for
+`shared=true`, with which the requests of an engine learn together: sampled texts then depend on the requests before.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from draftwood.depth.adaptive import AdaptiveConfidence
+from draftwood.depth.calibrated import CalibratedThompson, load_calibration
+from draftwood.depth.decision import Decide, load_decision
 from draftwood.depth.improvement import DraftCost
 from draftwood.depth.rules import Confidence, DepthController, Entropy, Fixed
 from draftwood.depth.stopping import OptimalStopping
 from draftwood.depth.thompson import Acceptance, BetaThompson, SpeedupThompson
-from draftwood.errors import did_you_mean
+from draftwood.errors import ConfigurationError, did_you_mean
 
 Discount = Annotated[float, Field(gt=0, le=1, description="what older rounds count for, per round")]
 Prior = Annotated[float, Field(gt=0, le=1e6)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Cost = Annotated[
     float | None,
     Field(ge=0, le=100, description="c, a layer's time in target forwards; null: measured, which seeds cannot repeat"),
 ]
 
-Draft: TypeAlias = Callable[[], str]  # the fingerprint of the draft model: what was learned belongs to one
+Draft: TypeAlias = Callable[[], str]  # the fingerprint of a model: what was learned belongs to one
+Zero = Annotated[bool, Field(description="ask before the first layer too, so that a round may draft nothing")]
+Shared = Annotated[bool, Field(description="the requests of an engine learn together")]
+Deviation = Annotated[float | None, Field(gt=0, le=10, description="null: as training found it")]
 
 
 class DepthSettings(BaseModel):
@@ -41,14 +50,14 @@ class DepthSettings(BaseModel):
     name: ClassVar[str]
 
     @abstractmethod
-    def build(self, most: int, draft: Draft | None = None) -> DepthController:
-        """A controller for one request that drafts at most `most` layers; `draft` is asked for the draft model."""
+    def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
+        """A controller for one request that drafts at most `most` layers; `draft` and `target` say which models."""
 
 
 class FixedDepth(DepthSettings):
     name = "fixed"
 
-    def build(self, most: int, draft: Draft | None = None) -> DepthController:
+    def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
         return Fixed(most)
 
 
@@ -57,8 +66,21 @@ class ConfidenceDepth(DepthSettings):
 
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.4
 
-    def build(self, most: int, draft: Draft | None = None) -> DepthController:
+    def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
         return Confidence(most, self.threshold)
+
+
+class AdaptiveDepth(DepthSettings):
+    name = "adaptive-confidence"
+
+    threshold: Annotated[Share, Field(description="where it starts")] = 0.6
+    target: Annotated[Share, Field(description="share of drafts that are to be accepted")] = 0.9
+    step: Annotated[Share, Field(description="how far the threshold wants to move after a round")] = 0.01
+    rate_memory: Annotated[Share, Field(description="what the rate so far counts for")] = 0.5
+    memory: Annotated[Share, Field(description="what the threshold so far counts for")] = 0.9
+
+    def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
+        return AdaptiveConfidence(most, self.threshold, self.target, self.step, self.rate_memory, self.memory)
 
 
 class EntropyDepth(DepthSettings):
@@ -66,8 +88,24 @@ class EntropyDepth(DepthSettings):
 
     limit: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
 
-    def build(self, most: int, draft: Draft | None = None) -> DepthController:
+    def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
         return Entropy(most, self.limit)
+
+
+class DecisionDepth(DepthSettings):
+    name = "decision"
+
+    path: Annotated[
+        str,
+        BeforeValidator(lambda path: str(path) if isinstance(path, Path) else path),
+        Field(min_length=1, pattern=r"^[^,=]*$", description="what `draftwood train decision` wrote"),
+    ]
+    threshold: Annotated[Share, Field(description="least chance that drafting goes on for, MCSD's beta")] = 0.4
+
+    def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
+        if draft is None:
+            raise ConfigurationError("the controller decision needs a draft model; this method drafts without one")
+        return Decide(load_decision(Path(self.path), draft()), most, self.threshold)
 
 
 class BetaDepth(DepthSettings):
@@ -76,9 +114,40 @@ class BetaDepth(DepthSettings):
     discount: Discount = 1.0
     a: Prior = 1.0
     b: Prior = 1.0
+    zero: Zero = False
+    shared: Shared = False
 
-    def build(self, most: int, draft: Draft | None = None) -> DepthController:
-        return BetaThompson(most, Acceptance(self.a, self.b, self.discount))
+    def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
+        return BetaThompson(most, Acceptance(self.a, self.b, self.discount), self.zero, self.shared)
+
+
+class CalibratedDepth(DepthSettings):
+    name = "cali-ts"
+
+    path: Annotated[
+        str,
+        BeforeValidator(lambda path: str(path) if isinstance(path, Path) else path),
+        Field(min_length=1, pattern=r"^[^,=]*$", description="what `draftwood train calibration` wrote"),
+    ]
+    model_deviation: Deviation = None
+    sample_deviation: Deviation = None
+    theta0: Annotated[float | None, Field(gt=0, le=1, description="guess, counted once; null: training's share")] = None
+    zero: Zero = False
+    shared: Shared = False
+
+    def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
+        if draft is None or target is None:
+            raise ConfigurationError("the controller cali-ts needs a draft model; this method drafts without one")
+        trained = load_calibration(Path(self.path), target(), draft())
+        return CalibratedThompson(
+            most,
+            trained.model.chance,
+            self.model_deviation or trained.model_deviation,
+            self.sample_deviation or trained.sample_deviation,
+            self.theta0 or trained.theta0,
+            self.zero,
+            self.shared,
+        )
 
 
 class SpeedupDepth(DepthSettings):
@@ -88,9 +157,10 @@ class SpeedupDepth(DepthSettings):
     cost: Cost = None
     a: Prior = 1.0
     b: Prior = 1.0
+    shared: Shared = False
 
-    def build(self, most: int, draft: Draft | None = None) -> DepthController:
-        return SpeedupThompson(most, Acceptance(self.a, self.b, self.discount), DraftCost(self.cost))
+    def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
+        return SpeedupThompson(most, Acceptance(self.a, self.b, self.discount), DraftCost(self.cost), self.shared)
 
 
 class StoppingDepth(DepthSettings):
@@ -98,13 +168,25 @@ class StoppingDepth(DepthSettings):
 
     discount: Discount = 0.98
     cost: Cost = None
+    shared: Shared = False
 
-    def build(self, most: int, draft: Draft | None = None) -> DepthController:
-        return OptimalStopping(most, self.discount, DraftCost(self.cost))
+    def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
+        return OptimalStopping(most, self.discount, DraftCost(self.cost), self.shared)
 
 
 CONTROLLERS: dict[str, type[DepthSettings]] = {
-    kind.name: kind for kind in (FixedDepth, ConfidenceDepth, EntropyDepth, BetaDepth, SpeedupDepth, StoppingDepth)
+    kind.name: kind
+    for kind in (
+        FixedDepth,
+        ConfidenceDepth,
+        AdaptiveDepth,
+        EntropyDepth,
+        DecisionDepth,
+        BetaDepth,
+        CalibratedDepth,
+        SpeedupDepth,
+        StoppingDepth,
+    )
 }
 
 
@@ -137,6 +219,10 @@ def parse_depth(value: object) -> DepthSettings:
                 if kind.model_fields
                 else f"{name} has no settings"
             ) from None
+        if first["type"] == "missing":
+            raise ValueError(f"{name} needs its setting {key!r}, as {name}:{key.upper()} or {name}:{key}=...") from None
+        if first["type"] == "string_pattern_mismatch":
+            raise ValueError(f"for the setting {key!r} of {name} a path without commas and = is needed") from None
         message = first["msg"][:1].lower() + first["msg"][1:]
         raise ValueError(f"for the setting {key!r} of {name}, {first['input']!r}, {message}") from None
 
@@ -149,7 +235,8 @@ def depth_text(value: object) -> str:
         return settings.name
     if list(given) == [next(iter(type(settings).model_fields))]:
         return f"{settings.name}:{next(iter(given.values()))}"
-    return f"{settings.name}:" + ",".join(f"{key}={setting}" for key, setting in given.items())
+    said = {key: str(each).lower() if isinstance(each, bool) else each for key, each in given.items()}
+    return f"{settings.name}:" + ",".join(f"{key}={each}" for key, each in said.items())
 
 
 def _parts(text: str) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Depth by optimal stopping: draft on while the next layer is worth its time.
 
-Knows how confidence is turned into a chance of acceptance. Learns from the request's own rounds only.
+Knows how confidence is turned into a chance of acceptance. Learns from rounds: its own request's, or all where shared.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from draftwood.depth.improvement import DraftCost
 from draftwood.depth.rules import LOGITS, Growth
@@ -39,6 +39,17 @@ class Rates:
 
 
 @dataclass(slots=True)
+class Experience:
+    """What was learned from rounds; `tokens`, `rounds` and `layers` are discounted sums."""
+
+    own: Rates = field(default_factory=Rates)  # of layers, by their confidence
+    next: Rates = field(default_factory=Rates)  # of layers, by the confidence of the layer before
+    tokens: float = 1.0
+    rounds: float = 1.0
+    layers: float = 0.0
+
+
+@dataclass(slots=True)
 class OptimalStopping:
     """Go on while (product of the layers' chances, the next one's included) > lambda c.
 
@@ -53,25 +64,25 @@ class OptimalStopping:
     most: int
     discount: float = 0.98
     cost: DraftCost = field(default_factory=DraftCost)
+    shared: bool = False
+    seen: Experience = field(default_factory=Experience)
     needs: frozenset[str] = LOGITS
-    own: Rates = field(init=False, default_factory=Rates)  # of layers, by their confidence
-    next: Rates = field(init=False, default_factory=Rates)  # of layers, by the confidence of the layer before
     _own: list[float] = field(init=False, default_factory=list)  # the chances, made once per round
     _next: list[float] = field(init=False, default_factory=list)
     _bins: list[int] = field(init=False, default_factory=list)  # of the round's layers so far
     _asked: int = field(init=False, default=0)
     _reach: float = field(init=False, default=1.0)  # chance that all drafted layers are accepted
-    _tokens: float = field(init=False, default=1.0)
-    _rounds: float = field(init=False, default=1.0)
-    _layers: float = field(init=False, default=0.0)
 
     @property
     def rate(self) -> float:
         """lambda, tokens per time of a target forward."""
-        return self._tokens / (self._rounds + self.cost.ratio * self._layers)
+        return self.seen.tokens / (self.seen.rounds + self.cost.ratio * self.seen.layers)
+
+    def beside(self) -> OptimalStopping:
+        return replace(self, cost=self.cost.beside())
 
     def start(self, streams: Streams) -> None:
-        self._own, self._next = self.own.chances(), self.next.chances()
+        self._own, self._next = self.seen.own.chances(), self.seen.next.chances()
         self._bins, self._asked, self._reach = [], 0, 1.0
 
     def deeper(self, growth: Growth) -> bool:
@@ -87,15 +98,16 @@ class OptimalStopping:
         return True
 
     def observe(self, news: Round) -> None:
-        self.own.fade(self.discount)
-        self.next.fade(self.discount)
+        seen = self.seen
+        seen.own.fade(self.discount)
+        seen.next.fade(self.discount)
         for layer in range(news.attempted):
             accepted = layer < news.depth_accepted
             if layer < len(self._bins):
-                self.own.add(self._bins[layer], accepted)
+                seen.own.add(self._bins[layer], accepted)
             if layer <= len(self._bins):
-                self.next.add(self._bins[layer - 1] if layer else UNKNOWN, accepted)
+                seen.next.add(self._bins[layer - 1] if layer else UNKNOWN, accepted)
         self.cost.add(news, self._asked)
-        self._tokens = self.discount * self._tokens + news.depth_accepted + 1
-        self._rounds = self.discount * self._rounds + 1
-        self._layers = self.discount * self._layers + self._asked
+        seen.tokens = self.discount * seen.tokens + news.depth_accepted + 1
+        seen.rounds = self.discount * seen.rounds + 1
+        seen.layers = self.discount * seen.layers + self._asked

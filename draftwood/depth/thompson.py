@@ -1,4 +1,4 @@
-"""Depth by Thompson sampling: over acceptance (EESD Algorithms 2 and 3), and over the speed-up itself.
+"""Depth by Thompson sampling: over acceptance (EESD Algorithm 2), and over the speed-up itself.
 
 Knows posteriors. All randomness is the stream 'depth', which drafting and acceptance do not touch.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
 from draftwood.depth.improvement import DraftCost, best_depth
@@ -81,13 +81,19 @@ class BetaThompson:
     """Beta-TS (EESD Algorithm 2): after each drafted layer draw theta ~ Beta(a, b) and go on with the chance theta.
 
     theta is drawn anew for every layer and used once, so that going on has the chance E[theta] = a / (a + b), each time
-    independently: that is drawn. As in the paper one layer is always drafted; what it costs is not looked at.
+    independently: that is drawn. What a layer costs is not looked at. As in the paper one layer is always drafted; with
+    `zero` the coin is thrown before it too, so that a round may draft nothing.
     """
 
     most: int
     acceptance: Acceptance = field(default_factory=Acceptance)
+    zero: bool = False
+    shared: bool = False
     needs: frozenset[str] = NOTHING
     _streams: Streams = field(init=False, compare=False, default_factory=lambda: Streams(0))
+
+    def beside(self) -> BetaThompson:
+        return replace(self)
 
     def start(self, streams: Streams) -> None:
         self._streams = streams
@@ -95,7 +101,8 @@ class BetaThompson:
     def deeper(self, growth: Growth) -> bool:
         if growth.depth >= self.most:
             return False
-        return growth.depth == 0 or self._streams.uniform("depth") < self.acceptance.mean
+        first = growth.depth == 0 and not self.zero
+        return first or self._streams.uniform("depth") < self.acceptance.mean
 
     def observe(self, news: Round) -> None:
         self.acceptance.add(news)
@@ -112,9 +119,13 @@ class SpeedupThompson:
     most: int
     acceptance: Acceptance = field(default_factory=lambda: Acceptance(discount=0.95))
     cost: DraftCost = field(default_factory=DraftCost)
+    shared: bool = False
     needs: frozenset[str] = NOTHING
     _depth: int = field(init=False, default=0)
     _asked: int = field(init=False, default=0)
+
+    def beside(self) -> SpeedupThompson:
+        return replace(self, cost=self.cost.beside())
 
     def start(self, streams: Streams) -> None:
         a = draw_beta(self.acceptance.a, self.acceptance.b, lambda: streams.uniform("depth"))
@@ -130,53 +141,3 @@ class SpeedupThompson:
     def observe(self, news: Round) -> None:
         self.acceptance.add(news)
         self.cost.add(news, self._asked)
-
-
-@dataclass(slots=True)
-class CalibratedThompson:
-    """Cali-TS (EESD Algorithm 3): a predictor's theta_M for the layer, corrected by what verification showed.
-
-    theta ~ N(mu, s²), clipped to [0, 1], with mu = (sS² theta_M + n sM² theta_hat) / (n sM² + sS²) and
-    s² = sM² sS² / (sS² + n sM²) (Eq. 6, 7); n is the number of verified rounds. theta_hat is the mean of all verified
-    drafts, accepted ones over tried ones, with the guess `theta0` counted as one: EESD Eq. 8 divides by the
-    accepted drafts themselves, so that its theta_hat can only rise to 1 (spec §9.5).
-    """
-
-    most: int
-    predict: Callable[[Growth], float]  # theta_M of the layer after `growth`
-    model_deviation: float = 0.25  # sM, the predictor's error
-    sample_deviation: float = 0.5  # sS, of the share of accepted drafts in a round
-    theta0: float = 0.5
-    needs: frozenset[str] = NOTHING  # what `predict` looks at
-    rounds: int = field(init=False, default=0)  # n
-    accepted: int = field(init=False, default=0)
-    tried: int = field(init=False, default=0)
-    _streams: Streams = field(init=False, compare=False, default_factory=lambda: Streams(0))
-
-    @property
-    def theta_hat(self) -> float:
-        return (self.theta0 + self.accepted) / (1 + self.tried)
-
-    def posterior(self, theta_model: float) -> tuple[float, float]:
-        """(mu, s²) of theta."""
-        model, sample = self.model_deviation**2, self.sample_deviation**2
-        total = self.rounds * model + sample
-        return (sample * theta_model + self.rounds * model * self.theta_hat) / total, model * sample / total
-
-    def start(self, streams: Streams) -> None:
-        self._streams = streams
-
-    def deeper(self, growth: Growth) -> bool:
-        if growth.depth >= self.most:
-            return False
-        if growth.depth == 0:
-            return True
-        mu, variance = self.posterior(self.predict(growth))
-        theta = mu + math.sqrt(variance) * draw_normal(lambda: self._streams.uniform("depth"))
-        return self._streams.uniform("depth") < min(1.0, max(0.0, theta))
-
-    def observe(self, news: Round) -> None:
-        if news.attempted:
-            self.rounds += 1
-            self.tried += news.attempted
-            self.accepted += news.depth_accepted

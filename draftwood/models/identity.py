@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 
 import torch
@@ -14,6 +15,11 @@ import torch
 from draftwood.models.base import CausalModel
 
 ROWS = 64  # of the table of embeddings
+
+
+def fingerprints(models: Sequence[CausalModel]) -> str:
+    """The fingerprint of all models that draft together; of one, its own."""
+    return "+".join(map(fingerprint, models))
 
 
 def fingerprint(model: CausalModel) -> str:

@@ -3,35 +3,25 @@
 import json
 import math
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 import torch
-from enumeration import EnumeratedRandomness
-from tabular import exact_law
 from torch import Tensor
 
-from draftwood import METHODS, Engine, SamplingParams, TabularModel
 from draftwood.depth import Growth
 from draftwood.depth.decision import (
+    Decide,
     Decision,
-    OutputDecision,
-    area_under,
-    calibration_table,
     hidden_label,
-    judge,
     load_decision,
     output_features,
-    overlap,
-    roc_curve,
     save_decision,
     train_decision,
 )
-from draftwood.draft import ModelDrafter
+from draftwood.depth.judgement import area_under, calibration_table, judge, overlap, roc_curve
 from draftwood.errors import ConfigurationError
-from draftwood.methods import Parts, Speculative
 
-DRAFT = {"n_layers": 2, "d_model": 64}
+DRAFT = "0123456789abcdef"
 
 
 def examples(count: int = 3000) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,9 +74,9 @@ def test_training_learns_and_is_calibrated() -> None:
     assert figures.auc > 0.8 and figures.log_loss < 0.8 * figures.base_loss
     assert figures.error < 0.08
     assert float((model.chance(features) - chance).abs().mean()) < 0.08
-    again, same = train_decision("output", features, accepted, epochs=12)
+    (one, same), (again, figures) = (train_decision("output", features, accepted, epochs=1) for _ in range(2))
     assert same == figures
-    assert torch.equal(again.chance(features), model.chance(features))
+    assert torch.equal(again.chance(features), one.chance(features))
     noise = torch.randn(3000, 4, generator=torch.Generator().manual_seed(3))
     assert abs(train_decision("output", noise, accepted, epochs=2)[1].auc - 0.5) < 0.08
 
@@ -101,21 +91,37 @@ def test_hidden_kind_learns_soft_labels() -> None:
 
 
 def test_what_cannot_be_trained() -> None:
-    with pytest.raises(ConfigurationError, match="record more rounds"):
+    with pytest.raises(ConfigurationError, match=r"3 examples cannot be split .* record more"):
         train_decision("output", torch.zeros(3, 2), torch.zeros(3))
     with pytest.raises(ConfigurationError, match="between 0 and 1"):
         train_decision("output", torch.zeros(50, 2), torch.full((50,), 1.5))
 
 
+def test_groups_are_held_out_whole() -> None:
+    """What is learned of a prompt by heart says nothing about other prompts."""
+    generator = torch.Generator().manual_seed(5)
+    groups = torch.arange(60).repeat_interleave(20)
+    labels = (torch.rand(60, generator=generator) < 0.5).float()[groups]
+    features = torch.randn(60, 16, generator=generator)[groups] + 0.01 * torch.randn(1200, 16, generator=generator)
+    known = train_decision("output", features, labels, epochs=40)[1]
+    unseen = train_decision("output", features, labels, groups, epochs=40)[1]
+    assert known.examples == unseen.examples == 240
+    assert known.auc > 0.99 and unseen.auc < 0.8
+    with pytest.raises(ConfigurationError, match="80 examples of 4 prompts cannot be split"):
+        train_decision("output", features[:80], labels[:80], groups[:80])
+
+
 def test_saved_models_come_back_and_know_their_draft(tmp_path: Path) -> None:
     model = Decision("output", 5, 8)
     path = tmp_path / "models" / "decision.safetensors"
-    save_decision(path, model, DRAFT, judge(torch.tensor([0.2, 0.9]), torch.tensor([0.0, 1.0])))
+    save_decision(path, model, DRAFT, judge(torch.tensor([0.2, 0.9]), torch.tensor([0.0, 1.0])), {"prompts": 7})
     features = torch.rand(6, 5)
-    assert torch.equal(load_decision(path, dict(reversed(DRAFT.items()))).chance(features), model.chance(features))
-    assert json.loads(path.with_suffix(".json").read_text())["judgement"]["auc"] == 1.0
+    assert torch.equal(load_decision(path, DRAFT).chance(features), model.chance(features))
+    about = json.loads(path.with_suffix(".json").read_text())
+    assert about["judgement"]["auc"] == 1.0 and about["recorded"] == {"prompts": 7} and about["draft"] == DRAFT
+    assert sorted(file.name for file in path.parent.iterdir()) == ["decision.json", "decision.safetensors"]
     with pytest.raises(ConfigurationError, match="trained for another draft") as caught:
-        load_decision(path, {**DRAFT, "d_model": 32})
+        load_decision(path, "f" * 16)
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigurationError, match="does not exist"):
         load_decision(tmp_path / "none.safetensors", DRAFT)
@@ -124,59 +130,52 @@ def test_saved_models_come_back_and_know_their_draft(tmp_path: Path) -> None:
         load_decision(path, DRAFT)
 
 
+def test_a_model_is_read_once_until_it_changes(tmp_path: Path) -> None:
+    path = tmp_path / "decision.safetensors"
+    save_decision(path, Decision("output", 5, 8), DRAFT)
+    first = load_decision(path, DRAFT)
+    assert load_decision(path, DRAFT) is first
+    save_decision(path, Decision("output", 4, 8), DRAFT)
+    assert load_decision(path, DRAFT).inputs == 4
+
+
 def test_drafting_stops_when_every_sequence_looks_bad() -> None:
     """Beta is met by one sequence: go on; by none: stop; the first layer and the limit come before it."""
     logits, accepted, _ = examples()
     model, _ = train_decision("output", output_features(logits, 4), accepted, epochs=8)
     sure, unsure = torch.zeros(1, 20), torch.zeros(1, 20)
     sure[0, 3] = 12.0
-    control = OutputDecision(model, 5, 0.4)
+    control = Decide(model, 5, 0.4)
     assert control.deeper(Growth(0))
     assert control.deeper(Growth(1, [1], sure))
     assert control.deeper(Growth(1, [1, 2], torch.cat((unsure, sure))))
     assert not control.deeper(Growth(1, [1, 2], torch.cat((unsure, unsure))))
     assert not control.deeper(Growth(1, [1], torch.cat((unsure, sure)), [(0, 2)]))  # the sure one is over
     assert not control.deeper(Growth(5, [1], sure))
-    assert OutputDecision(model, 5, 0.0).deeper(Growth(1, [1], unsure))
+    assert Decide(model, 5, 0.0).deeper(Growth(1, [1], unsure))
 
 
-def test_settings_that_are_refused() -> None:
-    for threshold in (-0.1, 1.1, math.nan):
-        with pytest.raises(ConfigurationError, match="between 0 and 1"):
-            OutputDecision(Decision("output", 5), 4, threshold)
-    with pytest.raises(ConfigurationError, match="--kind output"):
-        OutputDecision(Decision("hidden", 5), 4)
+def test_hidden_states_of_sequences_that_go_on_are_read() -> None:
+    model = Decision("hidden", 2, 1)  # a chance above one half where the first number is above 3
+    weights = zip(model.parameters(), ([[1.0, 0.0]], [0.0], [[1.0]], [0.0], [[10.0]], [-30.0]), strict=True)
+    with torch.no_grad():
+        for weight, values in weights:
+            weight.copy_(torch.tensor(values))
+    control, logits = Decide(model, 5, 0.5), torch.zeros(2, 9)
+    low_high = torch.tensor([[1.0, 9.0], [4.0, 0.0]])
+    assert control.needs == {"hidden"}
+    assert control.deeper(Growth(0))
+    assert control.deeper(Growth(1, [1, 2], logits, [(0, 3), (1, 5)], low_high))
+    assert not control.deeper(Growth(1, [1, 2], logits, [(0, 3)], low_high))  # the better one is over
+    assert not control.deeper(Growth(1, [1, 2], logits, [(0, 3), (0, 4)], low_high))
+    assert control.deeper(Growth(1, [1, 2], logits, [(1, 0)], low_high))
+    with pytest.raises(ConfigurationError, match="train one with --kind output"):
+        control.deeper(Growth(1, [1], logits, [(0, 3)]))
+    with pytest.raises(ConfigurationError, match="of width 2, but the draft's are 3 wide"):
+        control.deeper(Growth(1, [1], logits, [(0, 3)], torch.zeros(2, 3)))
 
 
-class _Decided(Speculative):
-    name: ClassVar[str] = "decided-test"
-    asked: ClassVar[list[bool]] = []
-
-    def build(self, drafts: list[Any], target: Any) -> Parts:
-        class Noted(OutputDecision):
-            def deeper(self, growth: Growth) -> bool:
-                deeper = super().deeper(growth)
-                if 0 < growth.depth < self.limit:
-                    _Decided.asked.append(deeper)
-                return deeper
-
-        model = Decision("output", 3, 1)  # a chance above one half where the best token has more than 0.6
-        first, _, last = model.layers
-        weights = {first.weight: [[1.0, 0.0, 0.0]], first.bias: [0.0], last.weight: [[10.0]], last.bias: [-6.0]}
-        with torch.no_grad():
-            for weight, values in weights.items():
-                weight.copy_(torch.tensor(values))
-        return Parts(ModelDrafter(drafts, (1,)), self.verifier(), Noted(model, 3, 0.5))
-
-
-def test_stopping_early_changes_no_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decision that stops some rounds and not others: the output's law is plain decoding's, by enumeration."""
-    monkeypatch.setitem(METHODS, "decided-test", _Decided)
-    target, draft = TabularModel.random(3, seed=41), TabularModel.random(3, seed=42)
-    engine = Engine(target, [draft], end_tokens=frozenset({0}))
-    randomness = EnumeratedRandomness(monkeypatch)
-    law = randomness.law_of(lambda: tuple(engine.generate([1, 1], "decided-test", max_new_tokens=4).tokens))
-    plain = exact_law(target, [1, 1], SamplingParams(), 4, {0})
-    assert set(_Decided.asked) == {True, False}
-    assert law.keys() == plain.keys()
-    assert all(abs(law[output] - chance) < 1e-12 for output, chance in plain.items())
+@pytest.mark.parametrize("threshold", [-0.1, 1.1, math.nan])
+def test_thresholds_that_are_refused(threshold: float) -> None:
+    with pytest.raises(ConfigurationError, match="between 0 and 1"):
+        Decide(Decision("output", 5), 4, threshold)

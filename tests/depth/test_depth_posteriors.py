@@ -65,7 +65,7 @@ def test_beta_posterior_finds_the_rate_and_the_papers_does_not(acceptance: float
 @pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.9])
 def test_running_mean_finds_the_rate_and_the_papers_only_rises(acceptance: float) -> None:
     """Spec §9.5."""
-    right = CalibratedThompson(8, lambda growth: 0.5)
+    right = CalibratedThompson(8, lambda growth, target: 0.5)
     wrong, t, history = 0.5, 0, []
     for drafted, accepted in rounds_of(acceptance, 3000):
         right.observe(a_round(accepted, drafted, 0.1))
@@ -78,7 +78,9 @@ def test_running_mean_finds_the_rate_and_the_papers_only_rises(acceptance: float
 
 
 def test_calibrated_posterior_by_hand() -> None:
-    controller = CalibratedThompson(8, lambda growth: 0.9, model_deviation=0.2, sample_deviation=0.4, theta0=0.5)
+    controller = CalibratedThompson(
+        8, lambda growth, target: 0.9, model_deviation=0.2, sample_deviation=0.4, theta0=0.5
+    )
     assert controller.posterior(0.9) == pytest.approx((0.9, 0.04))  # nothing seen: the predictor's word
     controller.observe(a_round(1, 4, 0.1))
     controller.observe(a_round(0, 0, 0.1))  # nothing was verified
@@ -94,7 +96,7 @@ def test_calibrated_posterior_by_hand() -> None:
 
 def test_calibrated_thompson_follows_its_predictor_at_first() -> None:
     def mean_depth(chance: float) -> float:
-        controller, streams, total = CalibratedThompson(50, lambda growth: chance, 0.01), Streams(1), 0
+        controller, streams, total = CalibratedThompson(50, lambda growth, target: chance, 0.01), Streams(1), 0
         for position in range(2000):
             streams.at(position)
             controller.start(streams)
@@ -129,7 +131,7 @@ def test_beta_thompson_goes_on_as_often_as_when_theta_is_drawn() -> None:
 
 
 def test_first_layer_of_the_papers_controllers_is_always_drafted() -> None:
-    for controller in (BetaThompson(4, Acceptance(1e-3, 1e3)), CalibratedThompson(4, lambda growth: 0.0)):
+    for controller in (BetaThompson(4, Acceptance(1e-3, 1e3)), CalibratedThompson(4, lambda growth, target: 0.0)):
         controller.start(Streams(0))
         assert controller.deeper(Growth(0))
         assert not controller.deeper(Growth(4))

@@ -1,6 +1,7 @@
 """The option `depth`: its forms, how it travels, and one sentence for each mistake."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from draftwood import ConfigurationError, Method
 from draftwood.config import assignments
 from draftwood.depth import (
     CONTROLLERS,
+    AdaptiveConfidence,
     BetaThompson,
     Confidence,
     Entropy,
@@ -36,6 +38,9 @@ WITH_DEPTH = ["speculative", "specinfer", "mcsd", "dsbd", "speculative-beam-sear
         ("beta-ts:a=2,b=3", "beta-ts:a=2.0,b=3.0"),
         ("speedup-ts:0.9,cost=0.1", "speedup-ts:discount=0.9,cost=0.1"),
         ("speedup-ts:cost=null", "speedup-ts"),
+        ("decision:models/one.safetensors", "decision:models/one.safetensors"),
+        ({"name": "decision", "path": Path("one"), "threshold": 0.4}, "decision:one"),
+        ("decision:one,threshold=0.5", "decision:path=one,threshold=0.5"),
         ({"name": "optimal-stopping", "cost": 1e-3}, "optimal-stopping:cost=0.001"),
     ],
 )
@@ -60,8 +65,9 @@ def test_a_mapping_on_the_command_line() -> None:
 
 
 def test_controllers_are_built_anew_with_the_most_layers() -> None:
-    kinds = (Fixed, Confidence, Entropy, BetaThompson, SpeedupThompson, OptimalStopping)
-    for settings, kind in zip(CONTROLLERS.values(), kinds, strict=True):
+    kinds = (Fixed, Confidence, AdaptiveConfidence, Entropy, BetaThompson, SpeedupThompson, OptimalStopping)
+    without_files = [settings for settings in CONTROLLERS.values() if "path" not in settings.model_fields]
+    for settings, kind in zip(without_files, kinds, strict=True):
         one, other = settings().build(7), settings().build(7)
         assert type(one) is kind
         assert one == other
@@ -82,6 +88,9 @@ def test_controllers_are_built_anew_with_the_most_layers() -> None:
         ("confidence:limit=3", r"confidence has no setting 'limit'"),
         ("beta-ts:0", "the setting 'discount' of beta-ts, 0, input should be greater than 0"),
         ("speedup-ts:cost=much", "the setting 'cost' of speedup-ts, 'much', input should be a valid number"),
+        ("decision", "decision needs its setting 'path', as decision:PATH"),
+        ({"name": "decision", "path": "a,b"}, "a path without commas and = is needed"),
+        ("decision:one,threshold=1.5", "the setting 'threshold' of decision, 1.5, input should be less than or equal"),
         ("", "there is no controller ''"),
         ({"threshold": 0.3}, "a controller needs a name"),
         (4, "a controller is a name or a mapping"),

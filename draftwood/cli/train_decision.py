@@ -1,0 +1,250 @@
+"""`draftwood train decision`: a model that foretells acceptance and ends drafting early (MCSD §3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftwood.cli import flags
+from draftwood.errors import ConfigurationError, RequestError, did_you_mean
+
+if TYPE_CHECKING:
+    from draftwood.depth.judgement import Judgement
+
+RECORDING, TRAINING = "Recording", "Training"
+KINDS = {"hidden": "the draft's last hidden state", "output": "its most probable tokens and its entropy"}
+SUFFIX = ".safetensors"
+FEWEST = 100  # examples
+THRESHOLD = 0.4  # the controller's default, MCSD's beta
+
+
+def decision(
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="PATH",
+            help="The .safetensors file to write; JSON and the figure go beside it. Use it as depth=decision:PATH.",
+            rich_help_panel=flags.OUTPUT,
+            show_default=False,
+        ),
+    ],
+    kind: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND",
+            help="hidden: reads the draft's last hidden state; output: its most probable tokens and its entropy.",
+            rich_help_panel=TRAINING,
+        ),
+    ] = "output",
+    prompts: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|world",
+            help="Prompts, one per line; world: those that the embedded pair was trained on, of every domain.",
+            rich_help_panel=RECORDING,
+        ),
+    ] = "world",
+    limit: Annotated[int, typer.Option(metavar="N", help="Most prompts.", rich_help_panel=RECORDING)] = 280,
+    max_new_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Tokens to decode for each prompt.", rich_help_panel=RECORDING)
+    ] = 64,
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="T",
+            help="0: greedy. Repeat it to decode every prompt at several.",
+            rich_help_panel=RECORDING,
+            show_default="1",
+        ),
+    ] = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Who drafts: mcsd-fork, mcsd, specinfer, speculative. The model serves all of them.",
+            rich_help_panel=RECORDING,
+        ),
+    ] = "mcsd-fork",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option of the method, such as gamma=6. Repeatable.",
+            rich_help_panel=RECORDING,
+            show_default=False,
+        ),
+    ] = None,
+    top: Annotated[
+        int,
+        typer.Option(metavar="K", help="Kind output: how many probabilities it reads.", rich_help_panel=TRAINING),
+    ] = 8,
+    width: Annotated[int, typer.Option(metavar="D", help="Hidden units of a layer.", rich_help_panel=TRAINING)] = 64,
+    epochs: Annotated[
+        int, typer.Option(metavar="N", help="Most of them; the best counts.", rich_help_panel=TRAINING)
+    ] = 30,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Of prompts, texts and training.", rich_help_panel=TRAINING)
+    ] = 0,
+    target: flags.Target = None,
+    draft: flags.Draft = None,
+    dtype: flags.Dtype = "float32",
+    device: flags.Device = None,
+    color: flags.Color = None,
+    json: flags.Json = False,
+) -> None:
+    """Train a model that ends drafting where acceptance is unlikely (MCSD §3.3).
+
+    Prompts are decoded with drafts, and a small network learns which were accepted;
+    it is judged on prompts that it did not see, and belongs to the draft model.
+    """
+    from draftwood.cli.rendering import as_json, console
+
+    _check(kind, out, {"--top": top, "--width": width, "--epochs": epochs})
+    models = flags.ModelFlags(target, draft, dtype, device)
+    chosen = flags.method(method, settings, models.drafts)
+    from draftwood.depth.decision import save_decision, train_decision
+    from draftwood.train.decisions import record, recordable
+    from draftwood.train.recording import prompts_of
+
+    texts = prompts_of(prompts, limit, seed)
+    _writable(out)  # now, not after the work
+    engine = models.load()
+    chosen = recordable(engine, chosen)
+    temperatures = temperature or [1.0]
+    learned: Any = kind
+    with _progress(len(texts) * len(temperatures), color) as advance:
+        examples = record(engine, texts, learned, chosen, temperatures, max_new_tokens, top, seed, advance)
+    if len(examples) < FEWEST:
+        raise RequestError(
+            f"only {len(examples)} drafts were judged, but {FEWEST} are needed; give more prompts or --max-new-tokens"
+        )
+    model, judgement = train_decision(learned, *examples.tensors(), width=width, epochs=epochs, seed=seed)
+    recorded = {
+        "models": engine.names,
+        "method": chosen.as_dict(),
+        "temperatures": temperatures,
+        "prompts": len(texts),
+        "max_new_tokens": max_new_tokens,
+        "examples": len(examples),
+        "seed": seed,
+    }
+    save_decision(out, model, examples.draft, judgement, recorded)
+    figure, why_not = _figure(judgement, out, kind)
+    if json:
+        print(as_json({"out": str(out), "figure": figure, "kind": kind, **recorded, **_figures(judgement)}))
+        return
+    show = console(color).print
+    show(f"{kind}: {KINDS[kind]}, {len(examples):,} drafts of {len(texts)} prompts", markup=False, soft_wrap=True)
+    show(_table(judgement))
+    show()
+    show(_thresholds(judgement))
+    show()
+    show(
+        f"{out}{f' and {figure}' if figure else ''} · use it with --set depth=decision:{out}",
+        markup=False,
+        soft_wrap=True,
+    )
+    if why_not:
+        show(why_not, markup=False, soft_wrap=True)
+
+
+def _check(kind: str, out: Path, counts: dict[str, int]) -> None:
+    if kind not in KINDS:
+        raise ConfigurationError(f"there is no decision model of kind {kind!r}" + did_you_mean(kind, KINDS))
+    if out.suffix != SUFFIX:
+        raise ConfigurationError(f"--out is {out}, but a decision model's file ends with {SUFFIX}")
+    if any(sign in str(out) for sign in ",="):
+        raise ConfigurationError(
+            f"--out is {out}, but depth=decision:PATH takes a path without commas and =; rename it"
+        )
+    for flag, count in counts.items():
+        if count < 1:
+            raise ConfigurationError(f"{flag} is {count}, but must be at least 1")
+
+
+def _writable(out: Path) -> None:
+    """Raise OSError where the file could not be written."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if out.is_dir():
+        raise ConfigurationError(f"--out is {out}, which is a directory; name a file")
+    trial = out.with_name(out.name + ".partial")
+    trial.touch()
+    trial.unlink()
+
+
+def _figure(judgement: Judgement, out: Path, kind: str) -> tuple[str | None, str | None]:
+    """(the figure's path, or why there is none)."""
+    from draftwood.train.decision_figure import draw_judgement
+
+    path = out.with_suffix(".png")
+    try:
+        draw_judgement(judgement, path, f"Decision model of kind {kind} on held-out prompts", THRESHOLD)
+    except ConfigurationError as error:
+        return None, f"no figure: {error}"
+    return str(path), None
+
+
+def _figures(judgement: Judgement) -> dict[str, Any]:
+    return {
+        "held_out": judgement.examples,
+        "accepted": judgement.accepted,
+        "log_loss": judgement.log_loss,
+        "base_loss": judgement.base_loss,
+        "auc": judgement.auc,
+        "calibration_error": judgement.error,
+        "overlap": judgement.overlap,
+        "thresholds": judgement.thresholds,
+    }
+
+
+def _table(judgement: Judgement) -> Any:
+    from draftwood.cli.rendering import percent, simple_table
+
+    made = simple_table()
+    made.add_column("held-out prompts")
+    made.add_column("", justify="right", no_wrap=True)
+    rows: Sequence[tuple[str, str]] = (
+        ("examples", f"{judgement.examples:,}"),
+        ("share accepted", percent(judgement.accepted)),
+        ("log loss", f"{judgement.log_loss:.3f}"),
+        ("log loss of always foretelling that share", f"{judgement.base_loss:.3f}"),
+        ("area under the ROC curve", f"{judgement.auc:.3f}"),
+        ("calibration error", f"{judgement.error:.3f}"),
+        ("overlap of accepted and rejected", f"{judgement.overlap:.2f}"),
+    )
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def _thresholds(judgement: Judgement) -> Any:
+    from draftwood.cli.rendering import percent, simple_table
+
+    made = simple_table()
+    for name in ("threshold", "accepted drafts after which\ndrafting goes on", "rejected drafts after which\nit stops"):
+        made.add_column(name, justify="right", no_wrap=True)
+    for beta, kept, stopped in judgement.thresholds:
+        made.add_row(f"{beta:g}", percent(kept), percent(stopped))
+    return made
+
+
+@contextmanager
+def _progress(total: int, color: bool | None) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr in requests decoded, where stderr is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from draftwood.cli.rendering import console
+
+    err = console(color, stderr=True)
+    if not err.is_terminal:
+        yield lambda count: None
+        return
+    columns = (TextColumn("recording"), BarColumn(30), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda count: bar.update(task, advance=count)

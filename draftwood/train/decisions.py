@@ -1,0 +1,193 @@
+"""Examples for decision models (MCSD §3.3), noted while an engine decodes with any lossless method of one hypothesis.
+
+Knows which drafts of a round were judged, what the draft model said where they were drawn and what came of them.
+Refuses to know the loop: a recorder stands in the place of a request's verifier and depth controller and passes on what
+these say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from draftwood.decode import Request
+from draftwood.depth import DepthController, Growth
+from draftwood.depth.decision import DecisionKind, hidden_label, output_features
+from draftwood.engine import Engine, MethodSpec, Prompt
+from draftwood.errors import ConfigurationError
+from draftwood.forest import Forest, Verdict
+from draftwood.methods import Method
+from draftwood.models.identity import fingerprints
+from draftwood.sampling import Penalties, SamplingParams, Streams, warp
+from draftwood.trace import Round
+from draftwood.train.recording import Recording
+from draftwood.verify import Verifier
+
+TOGETHER = 8  # requests at once
+
+
+@dataclass(slots=True)
+class Examples:
+    """What was recorded, one entry per judged draft, and the fingerprint of the draft model that it belongs to."""
+
+    kind: DecisionKind
+    draft: str
+    features: list[Tensor] = field(default_factory=list)  # [inputs] each: hidden state, or top probabilities, entropy
+    labels: list[float] = field(default_factory=list)
+    prompts: list[int] = field(default_factory=list)  # which prompt it comes from
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(features [n, inputs], labels [n], prompts [n]) on the CPU."""
+        features = torch.stack(self.features) if self.features else torch.empty(0, 0)
+        return features, torch.tensor(self.labels), torch.tensor(self.prompts, dtype=torch.long)
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Verifier and depth controller of one request, which notes an example for each draft that was judged.
+
+    A draft is judged when all before it on its path were accepted and no sibling drawn before it was. Its features are
+    of the row that it was drawn from. Its label is min(1, p(x)/q(x)) for kind 'hidden', with p and q after temperature
+    and truncation; for kind 'output', and where drafts are not drawn (greedy, coupled), whether it was accepted.
+    """
+
+    verify: Verifier
+    depth: DepthController
+    examples: Examples
+    top: int  # probabilities among the features of kind 'output'
+    prompt: int
+    needs: frozenset[str] = field(init=False)
+    name: str = field(init=False)
+    lossless: bool = field(init=False)
+    _growths: list[Growth] = field(init=False, default_factory=list)  # one per drafted layer of the round
+
+    def __post_init__(self) -> None:
+        self.needs = self.depth.needs | {"hidden" if self.examples.kind == "hidden" else "logits"}
+        self.name, self.lossless = self.verify.name, self.verify.lossless
+
+    def start(self, streams: Streams) -> None:
+        self._growths = []
+        self.depth.start(streams)
+
+    def deeper(self, growth: Growth) -> bool:
+        if growth.depth:
+            self._growths.append(growth)
+        return self.depth.deeper(growth)
+
+    def observe(self, news: Round) -> None:
+        self.depth.observe(news)
+
+    def __call__(
+        self, forest: Forest, logits: Tensor, params: SamplingParams, penalties: Penalties | None, streams: Streams
+    ) -> Verdict:
+        verdict = self.verify(forest, logits, params, penalties, streams)
+        path = forest.path(verdict.parent[0])
+        for row, parent, nodes, q in self._drawn(forest, path):
+            p = None
+            if self.examples.kind == "hidden" and q is not None:
+                answer = forest.answers([parent], logits)
+                p = warp(answer if penalties is None else penalties(answer, forest, [parent]), params)[0]
+            for node in nodes:
+                x = forest.token[node]
+                label = float(node in path) if p is None or q is None else float(hidden_label(p[x], q[x]))
+                self.examples.features.append(row)
+                self.examples.labels.append(label)
+                self.examples.prompts.append(self.prompt)
+        return verdict
+
+    def _drawn(self, forest: Forest, path: list[int]) -> Iterator[tuple[Tensor, int, list[int], Tensor | None]]:
+        """(features [inputs], parent, judged drafts, q [V]) of each proposal below the accepted path.
+
+        The last layer's drafts are left out when the request's end, and not the controller, ended the drafting.
+        """
+        frontier = forest.live
+        for parent, after, growth in zip(path, [*path[1:], None], self._growths, strict=False):
+            if growth.logits is None:
+                return
+            rows = [node for node in frontier if node not in forest.finished]
+            if len(frontier) == 1:
+                rows *= len(growth.logits)  # the root, once per draft model
+            places = [row for row, node in enumerate(rows) if node == parent]
+            for place, proposal in zip(places, forest.proposals.get(parent, ()), strict=False):
+                nodes = list(dict.fromkeys(proposal.nodes))
+                accepted = after in nodes
+                yield (
+                    self._features(growth, place),
+                    parent,
+                    nodes[: nodes.index(after) + 1] if after is not None and accepted else nodes,
+                    proposal.q,
+                )
+                if accepted:
+                    break
+            frontier = list(growth.nodes)
+
+    def _features(self, growth: Growth, row: int) -> Tensor:
+        if self.examples.kind == "hidden":
+            if growth.hidden is None:
+                raise ConfigurationError(
+                    "this drafter gives no hidden states for a decision model of kind hidden; train one of kind output"
+                )
+            return growth.hidden[row].float().cpu().clone()
+        assert growth.logits is not None
+        return output_features(growth.logits[row : row + 1], self.top)[0].cpu()
+
+
+def recordable(engine: Engine, spec: MethodSpec) -> Method:
+    """The method, if decision models can be trained on it; else ConfigurationError."""
+    method = engine.method(spec)
+    if "depth" not in type(method).model_fields or "n_best" in type(method).model_fields:
+        raise ConfigurationError(
+            f"decision models are not recorded with method {method.name}, but with one that drafts for one hypothesis: "
+            "mcsd-fork, mcsd, specinfer or speculative"
+        )
+    if not method.lossless:
+        raise ConfigurationError(
+            f"method {method.name} is lossy as it is set, so its drafts are not judged one by one; record with a "
+            "lossless form of it"
+        )
+    return method
+
+
+def record(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    kind: DecisionKind,
+    method: MethodSpec = "mcsd-fork",
+    temperatures: Sequence[float] = (1.0,),
+    max_new_tokens: int = 64,
+    top: int = 8,
+    seed: int = 0,
+    advance: Callable[[int], object] = lambda count: None,
+) -> Examples:
+    """Decode every prompt at every temperature and note the judged drafts; `advance` is told of requests that ended.
+
+    `top` is how many of the draft's probabilities kind 'output' reads.
+    """
+    chosen = recordable(engine, method)
+    models = chosen.models(engine.target, engine.drafts)
+    if kind == "hidden" and len(models) > 1:
+        raise ConfigurationError("hidden states are those of one draft model; load one, or train --kind output")
+    examples = Examples(kind, fingerprints(models))
+    known: dict[tuple[int, ...], int] = {}  # prompt -> its number
+
+    def watch(request: Request, number: int) -> None:
+        prompt = known.setdefault(tuple(request.prompt), len(known))
+        request.verify = request.depth = Recorder(request.verify, request.depth, examples, top, prompt)
+
+    recording = Recording(engine, watch)
+    requests = [
+        {"prompt": prompt, "seed": seed + i, "sampling": {"temperature": temperature}}
+        for temperature in temperatures
+        for i, prompt in enumerate(prompts)
+    ]
+    for start in range(0, len(requests), TOGETHER):
+        some = requests[start : start + TOGETHER]
+        recording.batch(some, TOGETHER, method=chosen, max_new_tokens=max_new_tokens)
+        advance(len(some))
+    return examples
