@@ -1,14 +1,14 @@
-"""What a tree of drafts is worth, and the search for the best: formulas over measured acceptance and measured costs.
+"""What a tree of drafts is worth, and which is best: formulas over measured acceptance and measured costs.
 
-Pure arithmetic. Refuses to know models: a measurement is a function that is given.
+Pure arithmetic. Refuses to know models and how numbers are measured.
 """
 
 from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 
 def sequence_alpha(accepted: Sequence[int], longest: Sequence[int] | int) -> float:
@@ -85,6 +85,28 @@ class Cost:
         low, high = self.seconds[right - 1], self.seconds[right]
         return max(low + (high - low) * (rows - a) / (b - a), min(low, high))
 
+    def scaled(self, factor: float) -> Cost:
+        """So many times as slow."""
+        return Cost({rows: factor * seconds for rows, seconds in zip(self.rows, self.seconds, strict=True)})
+
+    def plus(self, fixed: float, per_row: float = 0.0) -> Cost:
+        """The same and so many seconds more, for each forward and for each row of it."""
+        beyond = [*self.rows, self.rows[-1] + 1]  # so that a single measurement rises too
+        return Cost({rows: self(rows) + fixed + per_row * rows for rows in beyond})
+
+
+def rising(seconds: Mapping[int, float]) -> dict[int, float]:
+    """The nearest costs that do not fall with rows (isotonic least squares): what falls is noise."""
+    blocks: list[list[float]] = []  # [sum, count]
+    for rows in sorted(seconds):
+        blocks.append([seconds[rows], 1.0])
+        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] >= blocks[-1][0] / blocks[-1][1]:
+            total, count = blocks.pop()
+            blocks[-1][0] += total
+            blocks[-1][1] += count
+    levels = [total / count for total, count in blocks for _ in range(int(count))]
+    return dict(zip(sorted(seconds), levels, strict=True))
+
 
 def round_seconds(shape: Shape, target: Cost, draft: Cost) -> float:
     """One forward of all rows by the target, and per layer one of the layer above by the draft."""
@@ -100,14 +122,18 @@ def speed_up(shape: Shape, acceptance: Acceptance, target: Cost, draft: Cost) ->
     return expected_tokens(shape, acceptance) * target(1) / round_seconds(shape, target, draft)
 
 
-def shapes(row_limit: int, max_depth: int, initial: Sequence[int] = (1,)) -> Iterator[Shape]:
-    """Every k-configuration of at most `row_limit` rows and `max_depth` drafted layers."""
+def shapes(
+    row_limit: int, max_depth: int, initial: Sequence[int] = (1,), widths: Container[int] | None = None
+) -> Iterator[Shape]:
+    """Every k-configuration of at most `row_limit` rows and `max_depth` drafted layers, of given or all `widths`."""
 
     def below(shape: Shape) -> Iterator[Shape]:
         yield shape
         if len(shape.tree) < max_depth:
             last, rows = shape.layers[-1], shape.rows
             for width in range(1, (row_limit - rows) // last + 1):
+                if widths is not None and width not in widths:
+                    continue
                 yield from below(Shape((*shape.tree, width), shape.initial))
 
     for count in initial:
@@ -123,10 +149,12 @@ def best_shapes(
     max_depth: int = 8,
     initial: Sequence[int] = (1,),
     count: int = 1,
+    widths: Container[int] | None = None,
 ) -> list[tuple[float, Shape]]:
     """The `count` best (predicted speed-up, shape), best first, without looking at all: branch and bound.
 
     Deeper trees cost no less than what they extend if costs do not fall with rows, and gain at most a token per layer.
+    `widths` are those that a layer may have, all by default.
     """
     if row_limit < min(initial, default=1):
         raise ValueError(f"{row_limit} rows cannot hold the tree's first tokens; allow more rows")
@@ -151,6 +179,8 @@ def best_shapes(
         ):
             return
         for width in range(1, (row_limit - rows) // last + 1 if depth < max_depth else 0):
+            if widths is not None and width not in widths:
+                continue
             grown = reach * layer_acceptance(by_place, width)
             consider(
                 Shape((*shape.tree, width), shape.initial),
@@ -163,65 +193,3 @@ def best_shapes(
         if first <= row_limit:
             consider(Shape((), first), 1.0, 1.0, 0.0)
     return found
-
-
-@dataclass(slots=True)
-class Measured:
-    """What a run of one shape showed: its speed, and how often the i-th sibling of a layer was met and accepted."""
-
-    speed: float
-    met: Sequence[Sequence[int]] = ()
-    accepted: Sequence[Sequence[int]] = ()
-
-
-@dataclass(slots=True)
-class Tally:
-    """Acceptance by layer and place among siblings from all runs so far; beta(1, 1) where nothing was seen."""
-
-    met: dict[tuple[int, int], int] = field(default_factory=dict)
-    accepted: dict[tuple[int, int], int] = field(default_factory=dict)
-
-    def add(self, run: Measured) -> None:
-        for layer, (met, accepted) in enumerate(zip(run.met, run.accepted, strict=True)):
-            for place, (n, a) in enumerate(zip(met, accepted, strict=True)):
-                self.met[layer, place] = self.met.get((layer, place), 0) + n
-                self.accepted[layer, place] = self.accepted.get((layer, place), 0) + a
-
-    def acceptance(self) -> list[list[float]]:
-        """Rows [layer][place] for `expected_tokens`."""
-        table: list[list[float]] = []
-        for layer in range(1 + max((key[0] for key in self.met), default=0)):
-            places = 1 + max((key[1] for key in self.met if key[0] == layer), default=0)
-            table.append(
-                [
-                    (self.accepted.get((layer, place), 0) + 1) / (self.met.get((layer, place), 0) + 2)
-                    for place in range(places)
-                ]
-            )
-        return table
-
-
-def guided(
-    measure: Callable[[Shape], Measured],
-    pilot: Shape,
-    target: Cost,
-    draft: Cost,
-    row_limit: int,
-    runs: int,
-    max_depth: int = 8,
-    initial: Sequence[int] = (1,),
-) -> list[tuple[float, Shape]]:
-    """At most `runs` measurements: the pilot, then each time the best foretold shape that was not measured yet.
-
-    Returns (measured speed, shape), best first.
-    """
-    tally = Tally()
-    done: dict[Shape, float] = {}
-    shape: Shape | None = pilot
-    while shape is not None and len(done) < runs:
-        run = measure(shape)
-        done[shape] = run.speed
-        tally.add(run)
-        ranked = best_shapes(tally.acceptance(), target, draft, row_limit, max_depth, initial, len(done) + 1)
-        shape = next((candidate for _, candidate in ranked if candidate not in done), None)
-    return sorted(((speed, shape) for shape, speed in done.items()), key=lambda entry: -entry[0])

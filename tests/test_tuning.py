@@ -7,13 +7,12 @@ import random
 import pytest
 
 from draftwood.depth import improvement
+from draftwood.guiding import Measured, guided
 from draftwood.tuning import (
     Cost,
-    Measured,
     Shape,
     best_shapes,
     expected_tokens,
-    guided,
     layer_acceptance,
     round_seconds,
     sequence_alpha,
@@ -151,5 +150,5 @@ def test_guided_search_needs_few_runs() -> None:
     grid = list(shapes(30, 5))
     best = max(speed_up(shape, ACCEPTANCE, TARGET, DRAFT) for shape in grid)
     ranked = guided(measure, Shape((4, 2, 1)), TARGET, DRAFT, 30, 8, 5)
-    assert len(ranked) == 8 <= len(grid) / 5
+    assert len(ranked) <= 8 <= len(grid) / 5
     assert speed_up(ranked[0][1], ACCEPTANCE, TARGET, DRAFT) > 0.97 * best
