@@ -27,7 +27,7 @@ from beams_items import Lab, Store, gather
 from beams_report import memories, overheads, scored, searched, show
 from beams_settings import LIMITS, PAPER, PROSE, Grid, Item, Setting, items
 from pairs import NAMES, Pair, pair
-from record import RESULTS, arguments, environment, write
+from record import RESULTS, arguments, environment, listed, write
 from rich.console import Console
 
 PARTS = ("pareto", "table", "search", "overhead", "memory")
@@ -37,11 +37,6 @@ REPORTS: dict[str, Callable[[Sequence[Setting], Store, Sequence[Item]], list[dic
     "overhead": overheads,
     "memory": memories,
 }
-
-
-def _list(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """Of command-line values with commas between."""
-    return lambda text: tuple(kind(part) for part in text.split(","))
 
 
 def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -57,12 +52,12 @@ def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quality-dtype", default="float32", help="of the pair of --quality-from")
     parser.add_argument("--quality-limit", type=int, default=300, help="documents of each task, with --quality-from")
     parser.add_argument("--quality-repeats", type=int, default=2)
-    parser.add_argument("--tasks", type=_list(str), default=tuple(LIMITS))
-    parser.add_argument("--draft-widths", type=_list(int), default=grid.draft_widths)
-    parser.add_argument("--thresholds", type=_list(float), default=grid.thresholds)
-    parser.add_argument("--gammas", type=_list(int), default=grid.gammas)
-    parser.add_argument("--root-weights", type=_list(str), default=grid.root_weights)
-    parser.add_argument("--min-widths", type=_list(int), default=grid.min_widths)
+    parser.add_argument("--tasks", type=listed(str), default=tuple(LIMITS))
+    parser.add_argument("--draft-widths", type=listed(int), default=grid.draft_widths)
+    parser.add_argument("--thresholds", type=listed(float), default=grid.thresholds)
+    parser.add_argument("--gammas", type=listed(int), default=grid.gammas)
+    parser.add_argument("--root-weights", type=listed(str), default=grid.root_weights)
+    parser.add_argument("--min-widths", type=listed(int), default=grid.min_widths)
     for option, value in PAPER.items():
         parser.add_argument(f"--{option.replace('_', '-')}", type=type(value), default=value)
     parser.add_argument("--out", type=Path, default=None, help="directory of results; default: benchmarks/results")

@@ -21,6 +21,8 @@ from record import commit
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import draftwood
+from draftwood.trace import Round
+from draftwood.tuning import sequence_alpha
 from draftwood.world import score
 
 Record = dict[str, Any]
@@ -192,6 +194,14 @@ def measured(engine: draftwood.Engine, setting: Setting, item: Item) -> Record:
     return described(result, setting, item)
 
 
+def drafted_length(news: Round) -> int:
+    """Drafts on the longest path of a round; roots, which are the target's, do not count."""
+    depths: list[int] = []
+    for parent in news.forest_parent:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return max(depths, default=0)
+
+
 def described(result: draftwood.GenerationResult, setting: Setting, item: Item) -> Record:
     """How long a run took, where the time went, how many beams there were, and how good the answer is.
 
@@ -200,6 +210,9 @@ def described(result: draftwood.GenerationResult, setting: Setting, item: Item) 
     metrics, first, later = result.metrics, result.rounds[0], result.rounds[1:]
     layers = [layer for news in result.rounds for layer in news.layers]
     drafted = [layer for layer in layers if layer.judged]
+    lengths = [drafted_length(news) for news in result.rounds]
+    drafting = [news.depth_accepted for news, length in zip(result.rounds, lengths, strict=True) if length]
+    alpha = sequence_alpha(drafting, [length for length in lengths if length])
     scored = score(item.document, result.text)
     return {
         "timed": True,
@@ -218,6 +231,9 @@ def described(result: draftwood.GenerationResult, setting: Setting, item: Item) 
         "width": fmean(layer.width for layer in layers) if layers else 1.0,
         "distinct": fmean(len(layer.distinct) for layer in layers) if layers else 1.0,
         "accepted": fmean(layer.accepted for layer in drafted) if drafted else 0.0,
+        "accepted_shares": alpha * len(drafting),  # accepted over drafted length, summed over rounds with drafts
+        "drafting_rounds": len(drafting),
+        "drafted_lengths": sum(lengths),
         "target_rows": metrics.target_rows,
         "draft_rows": metrics.draft_rows,
         "draft_forwards": metrics.draft_forwards,

@@ -12,7 +12,7 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,11 @@ def write(name: str, result: dict[str, Any], folder: Path = RESULTS) -> Path:
     path = folder / f"{name}.json"
     path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
     return path
+
+
+def listed(kind: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Of command-line values with commas between."""
+    return lambda text: tuple(kind(part) for part in text.split(","))
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
