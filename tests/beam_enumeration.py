@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from enumeration import Choices, Law, law_of, sequences
-from torch import Tensor
+from enumeration import Choices, Law, law_of
 
+from draftwood.evidence.certificate.enumeration import Scripted
 from draftwood.sampling import SamplingParams
 from draftwood.trace import Layer, Outcome
 from draftwood.verify.beam import verify_layer
@@ -16,25 +16,6 @@ from draftwood.verify.joint import Joint, joint_of
 from draftwood.verify.width import WidthRule
 
 Beams = tuple[Outcome, ...]
-
-
-class Scripted:
-    """`Choices` in the place of the randomness of drafting and verification."""
-
-    def __init__(self, choices: Choices) -> None:
-        self.choices = choices
-
-    def coin(self, chance: float) -> bool:
-        return self.choices.coin(chance)
-
-    def pick(self, probs: Tensor) -> int:
-        return self.choices.choose(probs.tolist())
-
-    def picks(self, probs: Tensor, count: int) -> list[int]:
-        return [self.pick(probs) for _ in range(count)]
-
-    def distinct(self, probs: Tensor, count: int) -> list[int]:
-        return sequences(self.choices, probs, count, False)
 
 
 def random_joint(

@@ -1,4 +1,4 @@
-"""The exact output law of plain decoding on tabular models, and how far samples are from it."""
+"""How far samples are from the exact output law of plain decoding on tabular models."""
 
 from __future__ import annotations
 
@@ -8,44 +8,20 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from enumeration import slow_penalties, slow_warp
+from draftwood.evidence.certificate.distances import total_variation
+from draftwood.evidence.certificate.references import Output, exact_law, step_law
 
-from draftwood import SamplingParams, TabularModel
-
-Output = tuple[int, ...]
-
-
-def step_law(model: TabularModel, prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> list[float]:
-    """Next-token probabilities [V] of plain decoding, from the model's law and the slow warper."""
-    logits = [math.log(w) if w > 0 else -math.inf for w in model.law((*prompt, *output))]
-    return slow_warp(slow_penalties(logits, prompt, output, params), params)
-
-
-def exact_law(
-    model: TabularModel,
-    prompt: Sequence[int],
-    params: SamplingParams,
-    max_new_tokens: int,
-    end: Iterable[int] = (),
-) -> dict[Output, float]:
-    """Every possible output and its probability."""
-    ends = frozenset(end)
-    law: dict[Output, float] = {}
-    todo: list[tuple[Output, float]] = [((), 1.0)]
-    while todo:
-        output, chance = todo.pop()
-        if len(output) == max_new_tokens or (output and output[-1] in ends):
-            law[output] = chance
-            continue
-        for token, p in enumerate(step_law(model, prompt, output, params)):
-            if p > 0:
-                todo.append(((*output, token), chance * p))
-    return law
-
-
-def total_variation(a: dict[Output, float], b: dict[Output, float]) -> float:
-    """Half the sum of absolute differences."""
-    return 0.5 * math.fsum(abs(a.get(x, 0.0) - b.get(x, 0.0)) for x in a.keys() | b.keys())
+__all__ = [
+    "Output",
+    "exact_law",
+    "follows",
+    "frequencies",
+    "noise_level",
+    "sampled",
+    "step_law",
+    "surplus",
+    "total_variation",
+]
 
 
 def frequencies(samples: Iterable[Output]) -> dict[Output, float]:

@@ -1,0 +1,285 @@
+"""`draftwood eval`: quality, speed and energy of methods on tasks, into a directory that can be resumed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftwood.cli import flags
+from draftwood.cli.turns import parse_methods
+from draftwood.errors import RequestError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from draftwood.engine import Engine
+    from draftwood.evidence.running import Job
+    from draftwood.evidence.tasks import Task
+
+USUAL, USUAL_WITHOUT_DRAFT = "speculative,mcsd", "lookup"
+USUAL_TASKS = "qa,sql,math,summaries"
+WHAT = "Methods and tasks"
+
+
+def evaluate(
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", help="Results go here; the same command goes on where it was stopped."),
+    ],
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="As of `draftwood compare`; autoregressive, the baseline, is always among them.",
+            rich_help_panel=WHAT,
+            show_default=USUAL,
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="An option of every method that has it, or METHOD.KEY=VALUE for one. Repeatable.",
+            rich_help_panel=WHAT,
+            show_default=False,
+        ),
+    ] = None,
+    tasks: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,...",
+            help="Tasks, each with options if need be: 'qa,squad:path=dev.json;shots=1'. `draftwood tasks` lists them.",
+            rich_help_panel=WHAT,
+        ),
+    ] = USUAL_TASKS,
+    limit: Annotated[int, typer.Option(metavar="N", help="Items of each task.", rich_help_panel=WHAT)] = 20,
+    seeds: Annotated[
+        int, typer.Option(metavar="K", help="Runs of each item, with seeds from --seed on.", rich_help_panel=WHAT)
+    ] = 1,
+    run_code: Annotated[
+        bool,
+        typer.Option(
+            "--run-code", metavar="", help="Run programs that the model wrote, in a sandbox.", rich_help_panel=WHAT
+        ),
+    ] = False,
+    warmup: Annotated[
+        int, typer.Option(metavar="N", help="Runs of each method that do not count.", rich_help_panel=WHAT)
+    ] = 1,
+    target: flags.Target = None,
+    draft: flags.Draft = None,
+    dtype: flags.Dtype = "float32",
+    device: flags.Device = None,
+    quantize: flags.Quantize = None,
+    compile: flags.Compile = False,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--no-chat",
+            metavar="",
+            help="Plain prompts for a chat model, too. Default: its chat template.",
+            rich_help_panel=flags.LIMITS,
+        ),
+    ] = False,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Most tokens of each answer.",
+            rich_help_panel=flags.LIMITS,
+            show_default="the task's own",
+        ),
+    ] = None,
+    seed: flags.Seed = 0,
+    temperature: flags.Temperature = 0.0,
+    top_k: flags.TopK = 0,
+    top_p: flags.TopP = 1.0,
+    min_p: flags.MinP = 0.0,
+    repetition_penalty: flags.RepetitionPenalty = 1.0,
+    presence_penalty: flags.PresencePenalty = 0.0,
+    frequency_penalty: flags.FrequencyPenalty = 0.0,
+    logit_bias: flags.LogitBias = None,
+    color: flags.Color = None,
+    json: flags.Json = False,
+) -> None:
+    """Measure methods on tasks: quality, speed and energy.
+
+    Methods take turns on each item, through the same loop. The same command goes
+    on where it was stopped; a failing item is recorded, never skipped.
+    """
+    from draftwood.cli.rendering import as_json, console
+    from draftwood.evidence import evaluation
+    from draftwood.evidence.running import Plan
+    from draftwood.evidence.tasks import parse_all
+
+    if limit < 1 or seeds < 1 or warmup < 0:
+        raise RequestError("eval needs --limit and --seeds of 1 or more and --warmup of 0 or more")
+    models = flags.ModelFlags(target, draft, dtype, device, quantize, compile)
+    names = methods if methods is not None else USUAL if models.drafts else USUAL_WITHOUT_DRAFT
+    chosen = parse_methods(names, settings or ())
+    wanted = [limited(task, max_new_tokens) for task in parse_all(tasks)]
+    evaluation.refuse_code(wanted, run_code)
+    params = flags.sampling(
+        logit_bias,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+    )
+    for method in chosen:
+        method.refuse(params)
+    engine = models.load()
+    chat = not plain and talks(engine)
+    asked = [(task, task.instances(limit, chat)) for task in wanted]
+    plan = Plan(chosen, asked, params, range(seed, seed + seeds), warmup)
+    interrupted = False
+    try:
+        with progress(color) as (begun, told):
+            document = evaluation.evaluate(engine, plan, out, begun, told)
+    except KeyboardInterrupt:  # what has been measured is shown
+        interrupted = True
+        document = read_summary(out)
+    if json:
+        print(as_json(document))
+    else:
+        show(document, out, console(color).print)
+    if interrupted:
+        sys.exit(130)
+
+
+def limited(task: Task, most: int | None) -> Task:
+    """A task whose answers end after so many tokens, if the flag says so and its own options do not."""
+    if most is None or task.max_new_tokens is not None:
+        return task
+    if most < 1:
+        raise RequestError("eval needs --max-new-tokens of 1 or more")
+    return task.model_copy(update={"max_new_tokens": most})
+
+
+def talks(engine: Engine) -> bool:
+    """Whether the target has a chat template."""
+    return engine.tokenizer is not None and bool(engine.tokenizer.templates)
+
+
+def read_summary(out: Path) -> Any:
+    """The summary that an interrupted evaluation left."""
+    import json
+
+    from draftwood.evidence.store import SUMMARY
+
+    path = out / SUMMARY
+    if not path.is_file():
+        raise KeyboardInterrupt
+    return json.loads(path.read_text("utf-8"))
+
+
+@contextmanager
+def progress(color: bool | None) -> Iterator[tuple[Callable[[int, int], None], Callable[[Job], None]]]:
+    """A bar on stderr that is redrawn between runs only, so that it costs the runs nothing."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from draftwood.cli.rendering import console
+
+    err = console(color, stderr=True)
+    if not err.is_terminal:
+        yield lambda made, expected: None, lambda job: None
+        return
+    columns = (BarColumn(30), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=err, auto_refresh=False, transient=True) as bar:
+        line = bar.add_task("", total=None)
+        made = 0
+
+        def begun(there: int, expected: int) -> None:
+            nonlocal made
+            made = there
+            bar.update(line, completed=there, total=expected, refresh=True)
+
+        def told(job: Job) -> None:
+            nonlocal made
+            bar.update(line, completed=made, description=f"{job.task.name}: {job.method.name}", refresh=True)
+            made += 1
+
+        yield begun, told
+
+
+def show(document: Mapping[str, Any], out: Path, say: Callable[..., Any]) -> None:
+    """A table for each task, and what must be said about it."""
+    from draftwood.cli.rendering import SEPARATOR, grown
+
+    rows = document["rows"]
+    for task in document["configuration"]["tasks"]:
+        say(f"[bold]{task['name']}[/]  {task['metric']}, {task['items']} item{'s' * (task['items'] != 1)}")
+        say(table([row for row in rows if row["task"] == task["name"]]))
+        say()
+    runs, sampling = document["runs"], document["configuration"]["sampling"]
+    count = len(document["configuration"]["seeds"])
+    notes = [f"{runs['made']} of {runs['expected']} runs", f"{runs['failed']} failed"]
+    notes += [f"temperature {sampling['temperature']:g}", f"{count} seed{'s' * (count != 1)}"]
+    say(SEPARATOR.join(notes), markup=False)
+    energy = document["energy"]
+    say("energy: " + (energy if isinstance(energy, str) else "see joules in summary.json"), markup=False)
+    say("in brackets: 95% bootstrap intervals over items; speed-up: paired with the baseline", markup=False)
+    for error, times in errors(rows):
+        say(f"{times}× {error}", markup=False)
+    for note in grown(document["configuration"]["models"]):
+        say(note, markup=False)
+    say(f"{out}: summary.json, items.jsonl, run.json", markup=False, soft_wrap=True)
+
+
+def errors(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
+    """The most frequent errors."""
+    found: dict[str, int] = {}
+    for row in rows:
+        for error, count in row["errors"].items():
+            found[error] = found.get(error, 0) + count
+    return sorted(found.items(), key=lambda entry: -entry[1])[:5]
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The methods of one task side by side, within 80 columns."""
+    from rich.text import Text
+
+    from draftwood.cli.rendering import method_label, simple_table
+
+    made = simple_table()
+    made.add_column("method", overflow="fold", min_width=14)
+    failed = [row["runs"]["failed_to_decode"] + row["runs"]["failed_to_score"] for row in rows]
+    for name in ("score", "tokens/s", "speed-up", "tau", "failed" if any(failed) else "accept"):
+        made.add_column(name, justify="right", no_wrap=True)
+    for row, failures in zip(rows, failed, strict=True):
+        quality, decoding = row["quality"], row["decoding"]
+        speed_up = row["paired"]["speed_up"] if row["paired"] else None
+        rate = row["timing"]["tokens_per_second"]["value"]
+        made.add_row(
+            Text(method_label(row["method"]) + ("" if row["lossless"] else " (lossy)")),
+            bracketed(quality.get(quality["metric"]), 2),
+            "-" if rate is None else f"{rate:.0f}",
+            "1" if row["baseline"] and rate else bracketed(speed_up, 2),
+            number(decoding["tau"]["value"], 2),
+            Text(str(failures), "bold red" if failures else "")
+            if any(failed)
+            else number(decoding["acceptance_rate"]["value"], 2),
+        )
+    return made
+
+
+def number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def bracketed(interval: Mapping[str, Any] | None, digits: int) -> str:
+    """0.81 [0.70, 0.92]"""
+    if interval is None or interval["value"] is None:
+        return "-"
+    value = number(interval["value"], digits)
+    if interval["low"] is None:
+        return value
+    return rf"{value} \[{number(interval['low'], digits)}, {number(interval['high'], digits)}]"

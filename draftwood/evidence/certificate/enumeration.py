@@ -1,0 +1,202 @@
+"""Exact laws by enumeration: every random choice of an experiment is replayed once with its probability.
+
+The engine itself is the experiment: its random streams are replaced by scripted choices, the loop is left as it is.
+Knows where the package draws random numbers; refuses to know what the law should be.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias, TypeVar
+
+from torch import Tensor
+
+from draftwood import sampling
+from draftwood.sampling import Streams
+from draftwood.verify import joint
+
+Outcome = TypeVar("Outcome", bound=Hashable)
+Law: TypeAlias = dict[Outcome, float]
+Replace: TypeAlias = Callable[[Any, str, Any], None]  # setattr, undone later by whoever gave it
+
+BOTH_SIDES = ("draft", "accept")
+
+
+class TooLarge(Exception):
+    """An experiment has more outcomes than were allowed."""
+
+
+class NotDiscrete(Exception):
+    """An experiment asks for continuous noise, which cannot be enumerated."""
+
+
+class Choices:
+    """Scripted randomness of one replay: `choose` follows the script, then takes the first possible option."""
+
+    def __init__(self, script: Sequence[int]) -> None:
+        self.script = script
+        self.taken: list[int] = []
+        self.others: list[list[int]] = []  # per choice beyond the script: the options left for later replays
+        self.weight = 1.0
+
+    def choose(self, weights: Sequence[float]) -> int:
+        """The index of one option of positive weight; weights may have any sum."""
+        total = math.fsum(weights)
+        place = len(self.taken)
+        if place < len(self.script):
+            option, rest = self.script[place], []
+        else:
+            option, *rest = [i for i, weight in enumerate(weights) if weight > 0]
+        self.taken.append(option)
+        self.others.append(rest)
+        self.weight *= weights[option] / total
+        return option
+
+    def coin(self, chance: float) -> bool:
+        """True with that chance."""
+        return self.choose((chance, 1.0 - chance)) == 0
+
+
+def replays(
+    experiment: Callable[[Choices], Outcome], most: int | None = None, advance: Callable[[], None] | None = None
+) -> Iterator[tuple[float, Outcome]]:
+    """(probability, outcome) of every sequence of choices, depth first; raises TooLarge when there are over `most`."""
+    todo: list[list[int]] = [[]]
+    done = 0
+    while todo:
+        if done == most:
+            raise TooLarge
+        choices = Choices(todo.pop())
+        outcome = experiment(choices)
+        done += 1
+        if advance is not None:
+            advance()
+        yield choices.weight, outcome
+        for place, options in enumerate(choices.others):
+            todo += [[*choices.taken[:place], option] for option in options]
+
+
+def law_of(
+    experiment: Callable[[Choices], Outcome], most: int | None = None, advance: Callable[[], None] | None = None
+) -> Law[Outcome]:
+    """The exact distribution of an experiment's outcome."""
+    law: Law[Outcome] = {}
+    for weight, outcome in replays(experiment, most, advance):
+        law[outcome] = law.get(outcome, 0.0) + weight
+    return law
+
+
+def sequences(choices: Choices, q: Tensor, count: int, replacement: bool) -> list[int]:
+    """Up to `count` draws from q [V], one after the other; without replacement, drawn tokens are out."""
+    weights = q.tolist()
+    drawn: list[int] = []
+    while len(drawn) < count and any(weight > 0 for weight in weights):
+        token = choices.choose(weights)
+        drawn.append(token)
+        if not replacement:
+            weights[token] = 0.0
+    return drawn
+
+
+class Scripted:
+    """`Choices` as the randomness of beams (verify/joint.py)."""
+
+    def __init__(self, choices: Choices) -> None:
+        self.choices = choices
+
+    def coin(self, chance: float) -> bool:
+        return self.choices.coin(chance)
+
+    def pick(self, probs: Tensor) -> int:
+        return self.choices.choose(probs.tolist())
+
+    def picks(self, probs: Tensor, count: int) -> list[int]:
+        return [self.pick(probs) for _ in range(count)]
+
+    def distinct(self, probs: Tensor, count: int) -> list[int]:
+        return sequences(self.choices, probs, count, False)
+
+
+class _Coin:
+    """A uniform number that is only ever compared with a chance, or handed to `draw`."""
+
+    def __init__(self, choices: Choices) -> None:
+        self.choices = choices
+
+    def __lt__(self, chance: float) -> bool:
+        return self.choices.coin(chance)
+
+
+class EnumeratedRandomness:
+    """Puts `Choices` in the place of the random streams of the given purposes, for the code as it runs.
+
+    `replace(owner, name, value)` sets an attribute and whoever gave it sets it back; `enumerated()` does both. Other
+    purposes (depth control) keep their seeded numbers, which no replay changes.
+    """
+
+    def __init__(self, replace: Replace, purposes: Sequence[str] = BOTH_SIDES) -> None:
+        self.choices = Choices([])
+        uniform, draw = Streams.uniform, sampling.draw
+
+        def scripted_uniform(streams: Streams, purpose: str) -> Any:
+            return _Coin(self.choices) if purpose in purposes else uniform(streams, purpose)
+
+        def scripted_draw(probs: Tensor, u: Any) -> int:
+            return self.choices.choose(probs.tolist()) if isinstance(u, _Coin) else draw(probs, u)
+
+        def scripted_distinct(probs: Tensor, count: int, streams: Streams) -> list[list[int]]:
+            return [sequences(self.choices, row, count, False) for row in probs]
+
+        def noise(streams: Streams, *where: Any) -> Tensor:
+            raise NotDiscrete
+
+        replace(Streams, "uniform", scripted_uniform)
+        replace(Streams, "exponential", noise)
+        replace(Streams, "gumbel", noise)
+        for original, scripted in (
+            (draw, scripted_draw),
+            (sampling.draw_distinct, scripted_distinct),
+            (joint.Seeded, lambda streams, purpose: Scripted(self.choices)),
+        ):
+            for module, name in _holders(original):
+                replace(module, name, scripted)
+
+    def law_of(
+        self, run: Callable[[], Outcome], most: int | None = None, advance: Callable[[], None] | None = None
+    ) -> Law[Outcome]:
+        """The exact distribution of what `run` returns."""
+
+        def experiment(choices: Choices) -> Outcome:
+            self.choices = choices
+            return run()
+
+        return law_of(experiment, most, advance)
+
+
+def _holders(value: Any) -> list[tuple[Any, str]]:
+    """Every module of the package that has `value` under a name of its own."""
+    name = value.__name__
+    return [
+        (module, name)
+        for path, module in sorted(sys.modules.items())
+        if path.startswith("draftwood.") and getattr(module, name, None) is value
+    ]
+
+
+@contextmanager
+def enumerated() -> Iterator[EnumeratedRandomness]:
+    """Randomness that is enumerated until the block ends. Not for engines that other threads use meanwhile."""
+    before: list[tuple[Any, str, Any]] = []
+
+    def replace(owner: Any, name: str, value: Any) -> None:
+        before.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    try:
+        yield EnumeratedRandomness(replace)
+    finally:
+        for owner, name, value in reversed(before):
+            setattr(owner, name, value)

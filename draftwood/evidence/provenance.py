@@ -1,0 +1,57 @@
+"""Where figures come from: program, machine and moment."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import draftwood
+
+
+def session(device: torch.device) -> dict[str, Any]:
+    """The program and the machine, as they head result files."""
+    return {
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
+        "draftwood": draftwood.__version__,
+        "git_commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "system": platform.platform(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+    }
+
+
+def processor() -> str:
+    """The CPU's name."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text("utf-8", "replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def commit() -> str | None:
+    """The git commit of a checkout, with '+changes' when its package differs from it; None elsewhere."""
+    root = Path(draftwood.__file__).parent.parent
+    if not (root / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    try:
+        head = git("rev-parse", "HEAD")
+        return head + ("+changes" if git("status", "--porcelain", "--", "draftwood") else "") if head else None
+    except OSError:  # git is not installed
+        return None

@@ -1,0 +1,1 @@
+"""Runs what a model wrote, queries and programs, where it can reach nothing and nobody, for a limited time."""

@@ -1,0 +1,88 @@
+"""Runs SQL that a model wrote: read-only, in a process of its own, for a limited time.
+
+Knows SQLite databases. Refuses to know what a right result is (scoring/rows.py).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftwood.errors import ConfigurationError
+
+WORKER = Path(__file__).parent / "query_worker.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one query. Seconds are wall time, the process's start included."""
+
+    seconds: float = 10.0
+    memory: int = 1 << 30  # bytes
+    rows: int = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A SQLite file, or the script that makes one in memory."""
+
+    file: Path | None = None
+    script: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a query gave: rows, or the error that it met."""
+
+    rows: list[tuple[Any, ...]]
+    error: str | None = None
+
+
+LIMITS = Limits()
+
+
+def run_query(database: Database, sql: str, limits: Limits = LIMITS) -> Result:
+    """Run one SELECT. Whatever the query is, nothing is written, attached or loaded, and it ends in time.
+
+    Raises ConfigurationError where the database cannot be read: that is no fault of the query.
+    """
+    if sys.platform == "win32":
+        raise ConfigurationError("SQL that a model wrote runs under process limits that Windows does not have")
+    if database.file is not None and not database.file.is_file():
+        raise ConfigurationError(f"the database {database.file} does not exist; give the directory that holds it")
+    request = {
+        "database": None if database.file is None else str(database.file.resolve()),
+        "script": database.script,
+        "sql": sql.replace("\x00", ""),
+        "seconds": limits.seconds,
+        "memory": limits.memory,
+        "rows": limits.rows,
+    }
+    command = [sys.executable, "-I", "-S", str(WORKER)]
+    try:
+        done = subprocess.run(
+            command,
+            input=json.dumps(request).encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=limits.seconds,
+            env={},
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Result([], f"the query runs longer than {limits.seconds:g} s")
+    try:
+        said = json.loads(done.stdout)
+    except ValueError:
+        return Result([], f"the query was ended by its limits (exit status {done.returncode})")
+    if "error" in said:
+        return Result([], str(said["error"]))
+    return Result([tuple(_value(value) for value in row) for row in said["rows"]])
+
+
+def _value(value: Any) -> Any:
+    return bytes.fromhex(value["bytes"]) if isinstance(value, dict) else value

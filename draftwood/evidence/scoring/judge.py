@@ -1,0 +1,91 @@
+"""A language model as judge of open answers, over any endpoint that speaks OpenAI's chat completions.
+
+Knows how to ask and how to read a rating. Refuses to know how answers came about. The key is read from the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from draftwood.errors import ConfigurationError, DraftwoodError
+
+KEY = "OPENAI_API_KEY"
+RATING = re.compile(r"\[\[\s*(\d+(?:\.\d+)?)\s*\]\]")
+LEAST, MOST = 1.0, 10.0
+AGAIN = {408, 409, 429, 500, 502, 503, 504}  # answers of a busy server
+
+TASK = (
+    "You judge how well an assistant answered a user. Weigh whether the answer helps, whether it is correct, to the "
+    "point, thorough and as creative as the question wants. Its length is no merit. Say in two or three sentences "
+    "what is good and what is not, then end with a whole number from 1 (useless) to 10 (perfect) in double brackets, "
+    "such as [[4]]."
+)
+
+
+class JudgeError(DraftwoodError):
+    """The judge could not be asked, or gave no rating."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """An endpoint's address up to /v1, the model that judges there, seconds per call, and tries."""
+
+    url: str
+    model: str
+    seconds: float = 120.0
+    tries: int = 3
+    pause: float = 1.0  # before the second try; twice as long before each further one
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigurationError(f"the judge's address is {self.url!r}, but begins with http:// or https://")
+
+    def rate(self, turns: Sequence[tuple[str, str]], reference: str | None = None) -> float:
+        """The rating of the last answer, 1 to 10; `turns` are (user, assistant), `reference` a right last answer.
+
+        Raises JudgeError where the endpoint fails `tries` times or gives no rating.
+        """
+        talk = "\n\n".join(f"[User]\n{asked}\n\n[Assistant]\n{said}" for asked, said in turns)
+        right = f"\n\n[A right answer to the last question]\n{reference}" if reference else ""
+        which = "the assistant's last answer" if len(turns) > 1 else "the assistant's answer"
+        said = self._ask(f"{TASK}\n\nJudge {which}.\n\n{talk}{right}")
+        found = RATING.findall(said)
+        if not found or not LEAST <= float(found[-1]) <= MOST:
+            raise JudgeError(f"the judge gave no rating from 1 to 10: {' '.join(said.split())[-120:]!r}")
+        return float(found[-1])
+
+    def _ask(self, text: str) -> str:
+        body = {"model": self.model, "messages": [{"role": "user", "content": text}], "temperature": 0}
+        headers = {"Content-Type": "application/json"}
+        if os.environ.get(KEY):
+            headers["Authorization"] = f"Bearer {os.environ[KEY]}"
+        request = Request(f"{self.url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers)
+        for attempt in range(self.tries):
+            if attempt:
+                time.sleep(self.pause * 2 ** (attempt - 1))
+            try:
+                with urlopen(request, timeout=self.seconds) as reply:
+                    return _said(json.load(reply))
+            except HTTPError as error:
+                error.close()
+                problem = f"HTTP status {error.code}"
+                if error.code not in AGAIN:
+                    break
+            except (URLError, OSError, ValueError) as error:
+                problem = str(getattr(error, "reason", error))
+        raise JudgeError(f"the judge at {self.url} cannot be asked: {problem}")
+
+
+def _said(document: Any) -> str:
+    try:
+        return str(document["choices"][0]["message"]["content"])
+    except (KeyError, IndexError, TypeError):
+        raise ValueError("the reply is no chat completion") from None
