@@ -19,6 +19,7 @@ import torch
 
 from draftwood import config
 from draftwood.decode import Request, rounds
+from draftwood.depth import Learner
 from draftwood.errors import ConfigurationError, ModelError, RequestError
 from draftwood.executor import Decoding, drive, drive_together
 from draftwood.methods import Method
@@ -135,7 +136,8 @@ class Engine:
         self.end_tokens = end_tokens
         self.names = dict(names or {})
         self._caches: dict[int, Cache] = {}
-        self._models: dict[Method, Sequence[CausalModel]] = {}  # what methods draft with
+        self._models: dict[object, Sequence[CausalModel]] = {}  # what methods draft with; see Method.drafts_from
+        self._learners: dict[Method, Learner] = {}  # controllers whose requests learn together
 
     @property
     def compile_seconds(self) -> float:
@@ -222,7 +224,7 @@ class Engine:
         if spec is None:
             spec = "speculative" if self.drafts else "autoregressive"
         method = Method.parse(spec)
-        fewest, most = method.draft_models
+        fewest, most = method.drafts_needed
         if len(self.drafts) < fewest:
             raise ConfigurationError(
                 f"method {method.name} needs a draft model; name one with --draft, or load(target, draft=...)"
@@ -306,12 +308,14 @@ class Engine:
 
     def _begin(self, plan: _Plan) -> _Work:
         """Take cache rows and build the method's parts."""
-        models = self._models.get(plan.method)
+        models = self._models.get(plan.method) or self._models.get(plan.method.drafts_from)
         if models is None:
-            models = self._models[plan.method] = plan.method.models(self.target, self.drafts)
+            models = self._models[plan.method.drafts_from] = plan.method.models(self.target, self.drafts)
         sessions = [Session(model, self._cache(model), "draft") for model in models]
         target = Session(self.target, self._cache(self.target))
         drafter, verify, depth, answers = plan.method.build(sessions, target)
+        if isinstance(depth, Learner) and depth.shared:
+            depth = self._learners.setdefault(plan.method, depth).beside()
         request = Request(
             plan.prompt,
             target,

@@ -185,8 +185,8 @@ def drive(decoding: Decoding[News]) -> Iterator[News]:
 def drive_together(decodings: Iterable[Callable[[], Decoding[News]]], limit: int) -> Iterator[tuple[int, News]]:
     """Run many requests, at most `limit` at once: yields (index of the request, its news).
 
-    Each step first answers the runs on draft models; when nobody waits for a draft any more, one padded forward of
-    the target serves all. A request that ends makes room for the next one.
+    Each step first answers the runs that draft: on draft models, and on the target's first layers; when nobody waits
+    for a draft any more, one padded forward of the target serves all. A request that ends makes room for the next one.
     """
     waiting = enumerate(decodings)
     active: dict[int, Decoding[News]] = {}
@@ -214,7 +214,8 @@ def drive_together(decodings: Iterable[Callable[[], Decoding[News]]], limit: int
                     yield index, news
             if not active:
                 return
-            ready = [i for i, run in wishes.items() if run.session.role != "target"] or list(wishes)
+            drafting = [i for i, run in wishes.items() if run.session.role != "target" or run.upto is not None]
+            ready = drafting or list(wishes)
             groups: dict[tuple[int, int | None], list[int]] = {}
             for i in sorted(ready):
                 groups.setdefault((id(wishes[i].session.cache), wishes[i].upto), []).append(i)

@@ -87,14 +87,20 @@ def grow(
 
     What a model of that shape costs can then be measured with the real acceptance
     of a small one. The result is a normal checkpoint; config.json says grown_from.
+    An exit layer, heads and a skip set beside the source's weights are grown alike.
     """
     if out is None:
         source, out = "embedded:target", Path(source)
     if like is not None:
         layers, width = _like(like, layers, width)
     from draftwood.cli.rendering import as_json, console
-    from draftwood.models import checkpoint
+    from draftwood.models import checkpoint, skip
+    from draftwood.models import exit as exits
+    from draftwood.models import heads as medusa
     from draftwood.models.grow import Growth, Shape, write
+    from draftwood.models.grow_exit import write_exit
+    from draftwood.models.grow_heads import write_heads
+    from draftwood.models.grow_skip import write_grown_skipped
 
     began = perf_counter()
     directory = _locate(source)
@@ -114,6 +120,12 @@ def grow(
     count = sum(shape.numel() for _, shape, _ in growth.parameters(model))
     with _progress(count, color) as advance:
         config = write(model, out, growth, raw, dtype, source, advance)
+    if (directory / exits.BESIDE / exits.ABOUT).is_file():
+        write_exit(exits.load(directory / exits.BESIDE, model, packed=False), model, growth, out, dtype)
+    if (directory / medusa.BESIDE / medusa.ABOUT).is_file():
+        write_heads(medusa.load(directory / medusa.BESIDE, model, packed=False), model, growth, out, dtype)
+    if (directory / skip.BESIDE).is_file():
+        write_grown_skipped(skip.load_skipped(directory / skip.BESIDE, model), model, growth, out, dtype)
     for name in COPIED:
         if (directory / name).is_file():
             (out / name).write_bytes((directory / name).read_bytes())
@@ -121,7 +133,7 @@ def grow(
         (out / template.name).write_bytes(template.read_bytes())
     before = {"parameters": config["grown_from"]["parameters"], **_as_dict(Shape.of(c))}
     after = {"parameters": count, **_as_dict(Shape.of(growth.config))}
-    size = sum(file.stat().st_size for file in out.iterdir())
+    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     document = {
         "source": source,
         "out": str(out),

@@ -23,13 +23,37 @@ from draftwood.errors import ConfigurationError, DraftwoodError, did_you_mean
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 1
 
+GROUP = "group"
 COMMANDS = {  # name -> module:function, in the order of the help page
     "generate": "draftwood.cli.generate:generate",
     "compare": "draftwood.cli.compare:compare",
+    "eval": "draftwood.cli.evaluate:evaluate",
     "methods": "draftwood.cli.methods:methods",
+    "tasks": "draftwood.cli.tasks:tasks",
     "grow": "draftwood.cli.grow:grow",
+    "tune": GROUP,
+    "train": GROUP,
+    "certify": "draftwood.cli.certify:certify",
+    "plan": "draftwood.cli.plan:plan",
     "env": "draftwood.cli.env:env",
 }
+GROUPS = {  # name -> (one line of help, commands as above)
+    "tune": (
+        "Find settings that are fastest on this machine.",
+        {"method": "draftwood.cli.tune:tune", "skip": "draftwood.cli.tune_skip:skip"},
+    ),
+    "train": (
+        "Train what makes drafts better: decision models, exit layers, heads.",
+        {
+            "decision": "draftwood.cli.train_decision:decision",
+            "calibration": "draftwood.cli.train_calibration:calibration",
+            "corpus": "draftwood.cli.train_corpus:corpus",
+            "eesd": "draftwood.cli.train_exit:eesd",
+            "medusa": "draftwood.cli.train_medusa:medusa",
+        },
+    ),
+}
+DEFAULTS = {"tune": "method"}  # group -> its command when none is named
 
 HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
 
@@ -37,22 +61,50 @@ HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
 class LazyCommands(TyperGroup):
     """Sub-commands that are imported when they are asked for."""
 
+    commands_of = COMMANDS
+
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return list(self.commands_of)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.commands_of:
             return None
-        module, _, name = COMMANDS[cmd_name].partition(":")
+        if self.commands_of[cmd_name] == GROUP:
+            return _group(cmd_name)
+        module, _, name = self.commands_of[cmd_name].partition(":")
         function: Callable[..., Any] = getattr(import_module(module), name)
         alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
         alone.command(cmd_name, context_settings=HELP_FLAGS)(function)
         return typer.main.get_command(alone)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and not args[0].startswith("-") and args[0] not in COMMANDS:
-            raise ConfigurationError(f"there is no command {args[0]!r}" + did_you_mean(args[0], COMMANDS))
+        known = self.commands_of
+        if args and not args[0].startswith("-") and args[0] not in known:
+            raise ConfigurationError(f"there is no command {args[0]!r}" + did_you_mean(args[0], known))
         return super().resolve_command(ctx, args)
+
+
+def _group(name: str) -> Any:
+    """A group of commands, such as `train`; the first flag of one with a default names no command."""
+    about, commands = GROUPS[name]
+    default = DEFAULTS.get(name)
+
+    class Group(LazyCommands):
+        commands_of = commands
+
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            if default is not None and args and args[0].startswith("-") and args[0] not in ("-h", "--help"):
+                args = [default, *args]
+            parsed: list[str] = super().parse_args(ctx, args)
+            return parsed
+
+    alone = typer.Typer(
+        cls=Group, add_completion=False, rich_markup_mode="rich", context_settings=HELP_FLAGS, no_args_is_help=True
+    )
+    alone.callback(help=about)(lambda: None)
+    made = typer.main.get_command(alone)
+    made.name = name  # or the help page lists it without one
+    return made
 
 
 app = typer.Typer(

@@ -2,7 +2,19 @@
 
 from draftwood.draft.base import Drafter, NoDrafter, Proposer
 from draftwood.draft.beam import BeamDrafter
+from draftwood.draft.early_exit import ExitDrafter, ExitSource
+from draftwood.draft.heads import HeadsDrafter
 from draftwood.draft.model import ModelDrafter
 from draftwood.draft.ngram import NgramDrafter
 
-__all__ = ["BeamDrafter", "Drafter", "ModelDrafter", "NgramDrafter", "NoDrafter", "Proposer"]
+__all__ = [
+    "BeamDrafter",
+    "Drafter",
+    "ExitDrafter",
+    "ExitSource",
+    "HeadsDrafter",
+    "ModelDrafter",
+    "NgramDrafter",
+    "NoDrafter",
+    "Proposer",
+]

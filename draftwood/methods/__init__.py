@@ -2,6 +2,9 @@
 
 from draftwood.methods.base import METHODS, Method, Parts
 from draftwood.methods.beams import DynamicWidth, PlainBeamSampling, PlainBeamSearch, SpeculativeBeamSearch
+from draftwood.methods.early_exit import EarlyExit
+from draftwood.methods.medusa import Medusa
+from draftwood.methods.self_speculative import SelfSpeculative
 from draftwood.methods.sequences import (
     Autoregressive,
     Fork,
@@ -20,6 +23,9 @@ METHODS.update(
         SpecInfer,
         MultiCandidate,
         Fork,
+        EarlyExit,
+        SelfSpeculative,
+        Medusa,
         Lookup,
         PlainBeamSampling,
         DynamicWidth,
@@ -32,13 +38,16 @@ __all__ = [
     "METHODS",
     "Autoregressive",
     "DynamicWidth",
+    "EarlyExit",
     "Fork",
     "Lookup",
+    "Medusa",
     "Method",
     "MultiCandidate",
     "Parts",
     "PlainBeamSampling",
     "PlainBeamSearch",
+    "SelfSpeculative",
     "SequenceMethod",
     "SpecInfer",
     "Speculative",

@@ -45,6 +45,16 @@ class Method(BaseModel):
     def build(self, drafts: list[Session], target: Session) -> Parts:
         """Parts for one request; `drafts` are sessions on `models`."""
 
+    @property
+    def drafts_needed(self) -> tuple[int, int]:
+        """Fewest and most draft models that it works with as its options stand."""
+        return self.draft_models
+
+    @property
+    def drafts_from(self) -> object:
+        """What decides `models`: methods of one engine that agree in it share them, and load them once."""
+        return self
+
     def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
         """The models that it drafts with: of the loaded `drafts`, or made for the target; asked once per engine."""
         return drafts[: self.draft_models[1]]

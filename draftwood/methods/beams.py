@@ -10,9 +10,11 @@ from pydantic import Field, model_validator
 from draftwood.decode import Answers
 from draftwood.depth import Fixed
 from draftwood.draft import BeamDrafter, NoDrafter
+from draftwood.draft.base import Source
 from draftwood.errors import ConfigurationError
 from draftwood.methods.base import Method, Parts
 from draftwood.methods.options import Depth, controller
+from draftwood.methods.sources import Sourced
 from draftwood.sampling import SamplingParams
 from draftwood.session import Session
 from draftwood.verify import BeamSampling, BeamSearching, Verifier
@@ -74,7 +76,7 @@ class PlainBeamSampling(BeamSamplingMethod):
         return Parts(NoDrafter(), self.verifier(), Fixed(0), self.answers)
 
 
-class DynamicWidth(BeamSamplingMethod):
+class DynamicWidth(Sourced, BeamSamplingMethod):
     """DSBD (Qin et al. 2025): dynamic-width speculative beam decoding."""
 
     name = "dsbd"
@@ -94,7 +96,6 @@ class DynamicWidth(BeamSamplingMethod):
     one_cache: Annotated[
         bool, Field(description="go on from the output beam of lowest perplexity alone; lossy, by design")
     ] = False
-    drafter: Annotated[str, Field(description="who proposes beams: model, a draft model")] = "model"
     depth: Depth = "fixed"
 
     @model_validator(mode="after")
@@ -103,8 +104,6 @@ class DynamicWidth(BeamSamplingMethod):
         if self.draft_width < least:
             what = "width" if self.width else "min_width"
             raise ValueError(f"draft_width is {self.draft_width}, but must not be below {what}, {least}")
-        if self.drafter != "model":
-            raise ValueError(f"drafter {self.drafter!r} cannot propose beams, having no joint distribution; use model")
         return self
 
     @property
@@ -116,8 +115,13 @@ class DynamicWidth(BeamSamplingMethod):
         return BeamSampling(rule, self.warp, self.replacement, self.one_cache)
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
-        drafter = BeamDrafter(drafts[0], self.draft_width, self.replacement, self.warp, self.root_weights)
-        return Parts(drafter, self.verifier(), controller(self.depth, self.gamma, drafts), self.answers)
+        def make(source: Source) -> BeamDrafter:
+            return BeamDrafter(source, self.draft_width, self.replacement, self.warp, self.root_weights)
+
+        drafter = self.drafting(make, drafts, target)
+        return Parts(
+            drafter, self.verifier(), controller(self.depth, self.gamma, drafts, target, hidden=False), self.answers
+        )
 
 
 class PlainBeamSearch(BeamMethod):
@@ -178,4 +182,6 @@ class SpeculativeBeamSearch(PlainBeamSearch):
     def build(self, drafts: list[Session], target: Session) -> Parts:
         wide = self.draft_width or self.width
         drafter = BeamDrafter(drafts[0], wide, root_weights="target", search=BeamSearch(wide))
-        return Parts(drafter, self.verifier(), controller(self.depth, self.gamma, drafts), self.answers)
+        return Parts(
+            drafter, self.verifier(), controller(self.depth, self.gamma, drafts, target, hidden=False), self.answers
+        )

@@ -8,19 +8,20 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from draftwood.depth import DepthController, depth_text, parse_depth
-from draftwood.models.identity import fingerprint
+from draftwood.errors import ConfigurationError
+from draftwood.models.identity import fingerprint, fingerprints
 from draftwood.session import Session
 
 
-def _widths(value: object) -> object:
+def listed(value: object) -> object:
     """'4,2,2,1' or [4, 2, 2, 1]."""
     if isinstance(value, int) and not isinstance(value, bool):
         return (value,)
-    if isinstance(value, str):
+    if isinstance(value, str) or value is None:  # None: nothing behind the = sign
         try:
-            return tuple(int(part) for part in value.split(","))
+            return tuple(int(part) for part in (value or "").split(","))
         except ValueError:
-            raise ValueError("a configuration is whole numbers with commas between, such as 4,2,2,1") from None
+            raise ValueError("give whole numbers with commas between, such as 4,2,2,1") from None
     return value
 
 
@@ -34,14 +35,27 @@ Gamma = Annotated[int, Field(ge=0, le=64, description="draft tokens per round")]
 Depth = Annotated[
     str,
     BeforeValidator(depth_text),
-    Field(description="who ends drafting early: fixed, confidence:0.4, entropy, beta-ts, speedup-ts, optimal-stopping"),
+    Field(
+        description="who ends drafting early: fixed, confidence:0.4, adaptive-confidence, entropy, "
+        "decision:PATH, beta-ts, speedup-ts, optimal-stopping"
+    ),
 ]
 Width = Annotated[int, Field(ge=1)]
 Widths = Annotated[
-    tuple[Width, ...], BeforeValidator(_widths), Field(min_length=1, description="children per node, layer by layer")
+    tuple[Width, ...], BeforeValidator(listed), Field(min_length=1, description="children per node, layer by layer")
 ]
 
 
-def controller(depth: str, most: int, drafts: Sequence[Session]) -> DepthController:
-    """Who decides whether to draft a layer more, at most `most` of them."""
-    return parse_depth(depth).build(most, lambda: fingerprint(drafts[0].model))
+def controller(
+    depth: str, most: int, drafts: Sequence[Session], target: Session, hidden: bool = True
+) -> DepthController:
+    """Who decides whether to draft a layer more, at most `most` of them; `hidden`: whether hidden states are given."""
+    made = parse_depth(depth).build(
+        most, lambda: fingerprints([session.model for session in drafts]), lambda: fingerprint(target.model)
+    )
+    if not hidden and "hidden" in made.needs:
+        raise ConfigurationError(
+            f"depth {depth} reads the draft's hidden states, which beams do not give; use "
+            "another controller, or a decision model trained with --kind output"
+        )
+    return made

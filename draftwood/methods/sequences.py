@@ -8,8 +8,10 @@ from pydantic import Field, model_validator
 
 from draftwood.depth import Fixed
 from draftwood.draft import ModelDrafter, NgramDrafter, NoDrafter
+from draftwood.draft.base import Source
 from draftwood.methods.base import Method, Parts
 from draftwood.methods.options import MOST_ROWS, Depth, Gamma, Initial, Widths, controller
+from draftwood.methods.sources import Sourced
 from draftwood.session import Session
 from draftwood.tuning import Shape
 from draftwood.verify import Coupled, Initialised, Rejection, Verifier
@@ -56,7 +58,7 @@ class Speculative(SequenceMethod):
     depth: Depth = "fixed"
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
-        return Parts(ModelDrafter(drafts, (1,)), self.verifier(), controller(self.depth, self.gamma, drafts))
+        return Parts(ModelDrafter(drafts, (1,)), self.verifier(), controller(self.depth, self.gamma, drafts, target))
 
 
 class SpecInfer(SequenceMethod):
@@ -70,11 +72,11 @@ class SpecInfer(SequenceMethod):
     depth: Depth = "fixed"
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
-        depth = controller(self.depth, len(self.expansion), drafts)
+        depth = controller(self.depth, len(self.expansion), drafts, target)
         return Parts(ModelDrafter(drafts, self.expansion), self.verifier(), depth)
 
 
-class MultiCandidate(SequenceMethod):
+class MultiCandidate(Sourced, SequenceMethod):
     """MCSD (Yang et al. 2024): a k-configuration tree, children drawn with or without replacement."""
 
     name = "mcsd"
@@ -111,8 +113,11 @@ class MultiCandidate(SequenceMethod):
         return super().verifier()
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
-        depth = controller(self.depth, len(self.tree), drafts)
-        return Parts(ModelDrafter(drafts, self.tree, self.replacement), self.verifier(), depth)
+        def make(source: Source) -> ModelDrafter:
+            return ModelDrafter([source], self.tree, self.replacement)
+
+        depth = controller(self.depth, len(self.tree), drafts, target)
+        return Parts(self.drafting(make, drafts, target), self.verifier(), depth)
 
 
 class Fork(Method):
@@ -159,7 +164,7 @@ class Fork(Method):
     def build(self, drafts: list[Session], target: Session) -> Parts:
         first = 1 if self.verify == "longest" else self.width
         widths = (first, *(1,) * (self.gamma - 1))
-        depth = controller(self.depth, self.gamma, drafts)
+        depth = controller(self.depth, self.gamma, drafts, target)
         return Parts(ModelDrafter(drafts, widths, self.replacement), self.verifier(), depth)
 
 

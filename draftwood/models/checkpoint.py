@@ -148,6 +148,7 @@ def load(
         if tied:
             _put(model, "head.weight", model.embed.weight, hold)
         _refuse_leftovers(tensors, family, config.num_hidden_layers)
+    model.home = directory
     return model.eval()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -168,6 +169,10 @@ class Block(nn.Module):
 
         Where the view names cells, x is packed: attention alone has the cells of each row apart, with padding.
         """
+        return self.feed(self.attend(x, view, memory))
+
+    def attend(self, x: Tensor, view: View, memory: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
+        """The first half of the layer: x + attention."""
         b, n, _ = x.shape
         normed = self.normalise(x, self.attention_norm, self.attention_norm_bias, self.eps)
         qkv = self.qkv(normed).view(b, n, -1, self.head_dim)
@@ -197,8 +202,12 @@ class Block(nn.Module):
         out = self.o(out)
         if self.sandwich:
             out = self.normalise(out, self.post_attention_norm, self.post_attention_norm_bias, self.eps)
-        x = x + out
+        return x + out
+
+    def feed(self, x: Tensor) -> Tensor:
+        """The second half of the layer: x + MLP."""
         normed = self.normalise(x, self.mlp_norm, self.mlp_norm_bias, self.eps)
+        out: Tensor
         if self.gated:
             gate, up = self.gate_up(normed).chunk(2, -1)
             out = self.down(activate(self.activation, gate) * up)
@@ -228,6 +237,7 @@ class Decoder(nn.Module):
         self.vocab_size = config.vocab_size
         self.context = config.max_position_embeddings
         self.n_layers = config.num_hidden_layers
+        self.home: Path | None = None  # the directory that it was loaded from
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position = (
             None
@@ -293,7 +303,10 @@ class Decoder(nn.Module):
             x = self.embedded(batch.tokens, batch.positions) if batch.hidden is None else batch.hidden
             x = self.run(x, views, batch.slots, planes, batch.start, stop)
             return x if stop < self.n_layers else self._answer(x.flatten(0, 1)[batch.wanted], batch)
-        x = self.embedded(*(part.flatten()[batch.cells][None] for part in (batch.tokens, batch.positions)))
+        if batch.hidden is None:
+            x = self.embedded(*(part.flatten()[batch.cells][None] for part in (batch.tokens, batch.positions)))
+        else:
+            x = batch.hidden.flatten(0, 1)[batch.cells][None]
         for view in views:
             view.cells = batch.cells
             if view.cos is not None and view.sin is not None:
@@ -373,8 +386,12 @@ class Decoder(nn.Module):
 
     def train_forward(self, tokens: Tensor) -> Tensor:
         """Plain causal forward without a cache, differentiable: tokens [B, T] -> logits [B, T, V]."""
-        n = tokens.shape[1]
-        x = self.embedded(tokens, torch.arange(n, device=tokens.device)[None])
+        x = self.embedded(tokens, torch.arange(tokens.shape[1], device=tokens.device)[None])
+        return self._head(self.train_layers(x, 0, self.n_layers))
+
+    def train_layers(self, x: Tensor, start: int, stop: int) -> Tensor:
+        """Layers [start, stop) of the same: x [B, T, D], the positions 0, 1, ... of each row -> [B, T, D]."""
+        n = x.shape[1]
         views: list[View] = []
         for window in self.windows:
             bias = None  # the fused kernel knows the causal one
@@ -384,6 +401,6 @@ class Decoder(nn.Module):
             rotary = self._rotary(window)
             cos, sin = (None, None) if rotary is None else rotary.tables(n, x.device, x.dtype)
             views.append(View(cos if cos is None else cos[:n], sin if sin is None else sin[:n], bias, fused))
-        for layer, kind in zip(self.layers, self.kinds, strict=True):
-            x = layer(x, views[kind], None)
-        return self._head(x)
+        for layer in range(start, stop):
+            x = self.layers[layer](x, views[self.kinds[layer]], None)
+        return x

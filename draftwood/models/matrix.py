@@ -94,3 +94,13 @@ def holder(dtype: torch.dtype, device: torch.device, quantize: str | None) -> Ho
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return None
     return Packed
+
+
+def pack(model: nn.Module, hold: Holder | None) -> None:
+    """Replace the linear layers of a small model, each as it is held best; None: leave them."""
+    if hold is None:
+        return
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                setattr(module, name, hold(child.weight, child.bias))

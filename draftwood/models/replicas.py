@@ -100,6 +100,7 @@ def maker(copies: Copies, name: str, weight: Tensor, fresh: bool, seed: int) -> 
         "gate_up.bias": ((copies.hidden, copies.hidden), None),
         "down.weight": ((copies.channels,), copies.hidden),
         "down.bias": ((copies.channels,), None),
+        "lift.weight": ((copies.channels,), copies.channels),
     }.get(kind, ((copies.channels,), None))
 
     def make(dtype: torch.dtype) -> Tensor:

@@ -7,7 +7,8 @@ another with the end-of-sequence token between them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -39,31 +40,59 @@ CLOSING_SHARES = {"careless-sql" if domain == "sql" else domain: share for domai
 _WAITING = 48
 
 
-def _encoded(tokenizer: Tokenizer, domain: str, split: Split, seed: int, batch: int = 256) -> Iterator[list[int]]:
+# Texts to token ids.
+Encode = Callable[[list[str]], list[list[int]]]
+
+
+def _encoded(encode: Encode, eos: int, domain: str, split: Split, seed: int, batch: int = 256) -> Iterator[list[int]]:
     """Yield token lists of a domain without end; a domain that ends starts again."""
-    eos = end_token(tokenizer)
     while True:
         texts: list[str] = []
         for document in documents(domain, split, seed):
             texts.append(document.text)
             if len(texts) == batch:
-                for encoding in tokenizer.encode_batch(texts):
-                    yield [*encoding.ids, eos]
+                for ids in encode(texts):
+                    yield [*ids, eos]
                 texts = []
-        for encoding in tokenizer.encode_batch(texts):
-            yield [*encoding.ids, eos]
+        for ids in encode(texts):
+            yield [*ids, eos]
         seed += 1_000_000
 
 
-def _mixed(tokenizer: Tokenizer, split: Split, seed: int, shares: Mapping[str, float]) -> Iterator[list[int]]:
+def mixed(
+    encode: Encode, eos: int, split: Split, seed: int, shares: Mapping[str, float] = SHARES
+) -> Iterator[list[int]]:
     """Yield documents of all domains; each time of the one furthest behind its share."""
-    sources = {domain: _encoded(tokenizer, domain, split, seed) for domain in shares}
+    sources = {domain: _encoded(encode, eos, domain, split, seed) for domain in shares}
     given = dict.fromkeys(shares, 0.0)
     while True:
         domain = min(shares, key=lambda name: given[name] / shares[name])
         tokens = next(sources[domain])
         given[domain] += len(tokens)
         yield tokens
+
+
+def filled(source: Iterator[list[int]], context: int, eos: int) -> Iterator[list[int]]:
+    """Yield rows of ``context`` tokens, filled best fit first, until the source ends.
+
+    What stays free at the end of a row is filled with end-of-sequence tokens.
+    A document longer than a row is cut.
+    """
+    waiting = list(itertools.islice(source, _WAITING))
+    while waiting:
+        # The oldest document opens the row, so none waits for ever.
+        row = waiting.pop(0)[:context]
+        while True:
+            waiting.extend(itertools.islice(source, 1))
+            fits = [i for i, one in enumerate(waiting) if len(one) <= context - len(row)]
+            if not fits:
+                break
+            # First fit while there is much room, best fit at the end: long
+            # documents must not crowd the beginnings of the rows.
+            roomy = context - len(row) > context // 3
+            chosen = fits[0] if roomy else max(fits, key=lambda i: len(waiting[i]))
+            row = row + waiting.pop(chosen)
+        yield row + [eos] * (context - len(row))
 
 
 def pack(
@@ -74,31 +103,16 @@ def pack(
     seed: int,
     shares: Mapping[str, float] = SHARES,
 ) -> np.ndarray[tuple[int, int], np.dtype[np.uint16]]:
-    """Return ``rows`` rows of ``context`` tokens, filled best fit first.
+    """Return ``rows`` rows of ``context`` tokens of the world, filled as ``filled`` does."""
 
-    What stays free at the end of a row is filled with end-of-sequence tokens.
-    A document longer than a row is cut.
-    """
+    def encode(texts: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+
     eos = end_token(tokenizer)
-    packed = np.full((rows, context), eos, dtype=np.uint16)
-    source = _mixed(tokenizer, split, seed, shares)
-    waiting = [next(source) for _ in range(_WAITING)]
-    for row in packed:
-        # The oldest document opens the row, so none waits for ever.
-        tokens = waiting.pop(0)[:context]
-        at = 0
-        while True:
-            row[at : at + len(tokens)] = tokens
-            at += len(tokens)
-            waiting.append(next(source))
-            fits = [i for i, one in enumerate(waiting) if len(one) <= context - at]
-            if not fits:
-                break
-            # First fit while there is much room, best fit at the end: long
-            # documents must not crowd the beginnings of the rows.
-            roomy = context - at > context // 3
-            chosen = fits[0] if roomy else max(fits, key=lambda i: len(waiting[i]))
-            tokens = waiting.pop(chosen)
+    source = filled(mixed(encode, eos, split, seed, shares), context, eos)
+    packed = np.empty((rows, context), dtype=np.uint16)
+    for place, row in enumerate(itertools.islice(source, rows)):
+        packed[place] = row
     return packed
 
 

@@ -12,16 +12,19 @@ import math
 import platform
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 import draftwood
 from draftwood import Engine
 from draftwood.models.checkpoint import load
 from draftwood.models.decoder import Decoder
+from draftwood.models.exit import ExitLayer, find
 from draftwood.train.monitor import batch_of, held_out
 from draftwood.world import DOMAINS, score
 from draftwood.world.score import STOPS
@@ -30,8 +33,27 @@ from draftwood.world.score import STOPS
 LIMITS = {"qa": 16, "sql": 48, "math": 64, "summaries": 40, "code": 80}
 
 
+class Forced(Protocol):
+    """What gives logits [B, T, V] of tokens [B, T]."""
+
+    def train_forward(self, tokens: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Early:
+    """A target that is left after its first layers."""
+
+    target: Decoder
+    exit: ExitLayer
+
+    def train_forward(self, tokens: Tensor) -> Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        hidden = self.target.embedded(tokens, places)
+        return self.exit.train_forward(self.target.train_layers(hidden, 0, self.exit.layers))
+
+
 @torch.no_grad()
-def teacher_forced(target: Decoder, draft: Decoder, tokenizer: Tokenizer, domain: str, count: int) -> dict[str, float]:
+def teacher_forced(target: Decoder, draft: Forced, tokenizer: Tokenizer, domain: str, count: int) -> dict[str, float]:
     """Return perplexities and acceptance on held-out text of a domain.
 
     ``acceptance`` is the mean over positions of sum_x min(p(x), q(x)) at
@@ -110,16 +132,20 @@ def main(arguments: list[str] | None = None) -> None:
     options.add_argument("--pair", type=Path, required=True, help="has target/ and draft/")
     options.add_argument("--out", type=Path, required=True)
     options.add_argument("--items", type=int, default=300)
+    options.add_argument("--exit", action="store_true", help="measure the target's exit layer in place of the draft")
     chosen = options.parse_args(arguments)
     tokenizer = Tokenizer.from_file(str(chosen.pair / "target" / "tokenizer.json"))
     target, draft = (load(chosen.pair / role) for role in ("target", "draft"))
     found: dict[str, Any] = {"circumstances": circumstances(), "domains": {}, "scores": {}}
+    forced: Forced = Early(target, find(target, None)) if chosen.exit else draft
     for domain in DOMAINS:
-        figures = teacher_forced(target, draft, tokenizer, domain, chosen.items // 2)
+        figures = teacher_forced(target, forced, tokenizer, domain, chosen.items // 2)
         found["domains"][domain] = figures
         print(domain, {name: round(value, 3) for name, value in figures.items()}, flush=True)
-    engines = {role: draftwood.load(chosen.pair / role) for role in ("target", "draft")}
-    for domain in LIMITS:
+    if chosen.exit:  # what the target writes is the same
+        found.pop("scores")
+    engines = {} if chosen.exit else {role: draftwood.load(chosen.pair / role) for role in ("target", "draft")}
+    for domain in LIMITS if engines else ():
         scores: dict[str, float] = {"items": chosen.items}
         for role, engine in engines.items():
             for temperature in (0.0, 1.0):

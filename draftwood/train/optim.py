@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -31,27 +32,47 @@ class Schedule:
         return self.peak
 
 
-class Optimizers:
-    """Muon for the matrices of the layers, AdamW for embeddings and norms.
+@dataclass(frozen=True)
+class Cosine:
+    """Warm-up, then half a cosine down to zero."""
 
-    Muon is scaled so that one learning rate serves both.
+    peak: float
+    warmup: int
+    steps: int
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        if step < self.warmup:
+            return self.peak * (step + 1) / self.warmup
+        done = (step - self.warmup) / max(1, self.steps - self.warmup)
+        return self.peak * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+class Optimizers:
+    """Muon for the matrices of the layers, AdamW for embeddings and norms; AdamW for all with ``muon=False``.
+
+    Muon is scaled so that one learning rate serves both. Frozen parameters get none.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers." in n]
-        rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "layers." not in n]
-        self._names = {p: n for n, p in model.named_parameters()}
-        self._both: tuple[torch.optim.Optimizer, ...] = (
-            torch.optim.Muon(
-                matrices,
-                lr=0.0,
-                momentum=0.95,
-                nesterov=True,
-                weight_decay=0.05,
-                adjust_lr_fn="match_rms_adamw",
-            ),
-            torch.optim.AdamW(rest, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0),
-        )
+    def __init__(self, model: nn.Module, *, muon: bool = True) -> None:
+        trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        matrices = [p for n, p in trained.items() if muon and p.ndim == 2 and "layers." in n]
+        rest = [p for n, p in trained.items() if not (muon and p.ndim == 2 and "layers." in n)]
+        self._names = {p: n for n, p in trained.items()}
+        adam = torch.optim.AdamW(rest, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)
+        self._both: tuple[torch.optim.Optimizer, ...] = (adam,)
+        if matrices:
+            self._both = (
+                torch.optim.Muon(
+                    matrices,
+                    lr=0.0,
+                    momentum=0.95,
+                    nesterov=True,
+                    weight_decay=0.05,
+                    adjust_lr_fn="match_rms_adamw",
+                ),
+                adam,
+            )
 
     def step(self, rate: float) -> None:
         """Make one step at a learning rate and drop the gradients."""
@@ -79,4 +100,6 @@ class Optimizers:
                     prefix = f"{self._names[parameter]}:"
                     for key, value in state.items():
                         if key.startswith(prefix):
-                            optimizer.state[parameter][key.removeprefix(prefix)] = value.clone()
+                            name = key.removeprefix(prefix)
+                            place = value.device if name == "step" else parameter.device  # counted on the CPU
+                            optimizer.state[parameter][name] = value.to(place, copy=True)

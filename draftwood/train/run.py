@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.train.optim import Optimizers, Schedule
+from draftwood.train.saved import read_state, write_state
 
 # Rows of packed tokens, uint16 [rows, context].
 Rows = np.ndarray[tuple[int, int], np.dtype[np.uint16]]
@@ -83,24 +82,13 @@ class Run:
             self._load()
 
     def _load(self) -> None:
-        with safe_open(self._path, "pt") as stored:
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-            self.progress = Progress(**json.loads(stored.metadata()["progress"]))
-        weights = {n.removeprefix("weight/"): t for n, t in tensors.items() if "weight/" in n}
-        with torch.no_grad():
-            for name, parameter in self.decoder.named_parameters():
-                parameter.copy_(weights[name])
-        self.optimizers.load({n.removeprefix("state/"): t for n, t in tensors.items() if n.startswith("state/")})
+        facts = read_state(self._path, dict(self.decoder.named_parameters()), self.optimizers)
+        self.progress = Progress(**json.loads(facts["progress"]))
 
     def save(self) -> None:
         """Write everything into one file, in one move: a kill leaves the old one or the new."""
-        tensors = {f"weight/{n}": p.detach() for n, p in self.decoder.named_parameters()}
-        tensors |= {f"state/{n}": t for n, t in self.optimizers.state().items()}
-        partial = self._path.with_suffix(".partial")
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        metadata = {"progress": json.dumps(self.progress.__dict__)}
-        save_file({n: t.contiguous() for n, t in tensors.items()}, partial, metadata)
-        partial.replace(self._path)
+        facts = {"progress": json.dumps(self.progress.__dict__)}
+        write_state(self._path, dict(self.decoder.named_parameters()), self.optimizers, facts)
 
     def _batch(self, rows: Rows, size: int) -> Tensor:
         cursor: dict[str, Any] = self.progress.cursor if self.progress.cursor is not None else {}

@@ -12,8 +12,18 @@ from draftwood.verify.coupled import Coupled
 from draftwood.verify.initialised import Initialised
 from draftwood.verify.layers import BeamSampling, BeamSearching
 from draftwood.verify.tree import Rejection
+from draftwood.verify.typical import GreedyText, Typical
 
-__all__ = ["BeamSampling", "BeamSearching", "Coupled", "Initialised", "Rejection", "Verifier"]
+__all__ = [
+    "BeamSampling",
+    "BeamSearching",
+    "Coupled",
+    "GreedyText",
+    "Initialised",
+    "Rejection",
+    "Typical",
+    "Verifier",
+]
 
 
 class Verifier(Protocol):

@@ -41,7 +41,10 @@ FLAGS = [  # (flags, what the sentence must say)
     (["--method", "dsbd", "--set", "min_width=0"], "option 'min_width' is 0"),
     (["--method", "dsbd", "--set", "n_best=7"], "n_best is 7, but there are at most 6 beams; widen the beams"),
     (["--method", "dsbd", "--set", "n_best=0"], "option 'n_best' is 0"),
-    (["--method", "dsbd", "--set", "drafter=lookup"], "drafter 'lookup' cannot propose beams"),
+    (
+        ["--method", "dsbd", "--set", "drafter=lookup"],
+        "option 'drafter' is 'lookup', but input should be 'model' or 'exit'",
+    ),
     (["--method", "beam-sampling", "--set", "width=0"], "option 'width' is 0"),
     (["--method", "beam-sampling", "--set", "gamma=2"], "method beam-sampling has no option 'gamma'"),
     (["--method", "beam-search", "--set", "width=2", "--set", "n_best=3"], "there are at most 2 beams"),

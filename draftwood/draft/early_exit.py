@@ -1,0 +1,103 @@
+"""Drafting with an exit of the target itself (EESD §3.1): its first N layers, then a trained layer, norm and head.
+
+Drafting and verification share the first N layers: each is computed once for each token, when the token is first asked
+for, and verification resumes above them. Knows which hidden states still have to be read. Refuses to know trees,
+sampling and slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from draftwood.depth import DepthController
+from draftwood.draft.base import Drafter, Proposer
+from draftwood.forest import TRUNK, Forest
+from draftwood.session import Run, Session
+
+
+@dataclass(slots=True)
+class ExitSource:
+    """Draft logits from an exit after the first `layers` layers of the target; a `Source` over two sessions.
+
+    `target` runs layers [0, N) for the tokens that it has not seen, `exit` reads the hidden states that come out.
+    """
+
+    target: Session
+    exit: Session
+    layers: int
+    _state: dict[int, Tensor] = field(init=False, default_factory=dict)  # node -> [D] after N layers
+    _seen: int = field(init=False, default=0)  # leading tokens of the trunk whose states were taken
+    _held: int = field(init=False, default=0)  # the first of them whose state is still there
+
+    @property
+    def context(self) -> int:
+        return min(self.target.context, self.exit.context)
+
+    @property
+    def keep_hidden(self) -> bool:
+        return self.exit.keep_hidden
+
+    @keep_hidden.setter
+    def keep_hidden(self, wanted: bool) -> None:
+        self.exit.keep_hidden = wanted
+
+    @property
+    def hidden(self) -> Tensor | None:
+        return self.exit.hidden
+
+    def answer(self, forest: Forest, nodes: Sequence[int]) -> Generator[Run, Tensor, Tensor]:
+        """Logits [len(nodes), V] of the exit after each node: a run of the first layers, then one of the exit."""
+        yield from self.read(forest, nodes)
+        logits = yield Run(self.exit, forest, nodes, given=self._state)
+        last = max(0, len(forest.trunk) - 1)  # beams may ask for the end of the trunk once more
+        for position in range(self._held, last):
+            del self._state[TRUNK - 1 - position]
+        self._held = last
+        return logits
+
+    def read(self, forest: Forest, nodes: Sequence[int]) -> Generator[Run, Tensor, None]:
+        """Run the first layers over the trunk, `nodes` and what lies between, as far as that was not done before."""
+        trunk = len(forest.trunk)
+        wanted = {node for node in nodes if node >= 0}
+        for node in tuple(wanted):
+            while (node := forest.parent[node]) != TRUNK and node not in wanted and node not in self._state:
+                wanted.add(node)
+        cells = [TRUNK - 1 - position for position in range(self._seen, trunk)]
+        cells += sorted(wanted - self._state.keys())
+        if cells:
+            hidden = yield Run(self.target, forest, cells, upto=self.layers)
+            self._state.update(zip(cells, hidden, strict=True))
+        self._seen = trunk
+
+    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
+        """Follow `advance`. What joins the trunk waits there: the exit, which never saw the leaves, lags behind."""
+        before = self._state
+        self._state = {node: state for node, state in before.items() if node < TRUNK}
+        first = len(forest.trunk) - len(trunk)
+        self._state.update((TRUNK - 1 - first - place, before[node]) for place, node in enumerate(trunk))
+        self._state.update((new, before[node]) for new, node in enumerate(kept) if node in before)  # none: it had ended
+        self._seen = len(forest.trunk)
+        self.exit.commit(trunk, kept, forest)
+
+
+@dataclass(slots=True)
+class ExitDrafter:
+    """Any drafter that drafts from an exit: what it leaves unread is read at the end.
+
+    Verification would compute the first layers of the last tokens too, but then the exit could never read them.
+    """
+
+    drafter: Drafter
+    source: ExitSource
+
+    def draft(
+        self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
+    ) -> Generator[Run, Tensor, None]:
+        yield from self.drafter.draft(forest, depth, limit, propose)
+        yield from self.source.read(forest, range(forest.fresh, len(forest)))
+
+    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
+        self.drafter.commit(trunk, kept, forest)

@@ -1,0 +1,64 @@
+"""EESD: drafts from an exit of the target itself (Liu et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from draftwood.draft import ModelDrafter
+from draftwood.draft.base import Source
+from draftwood.methods.base import Parts
+from draftwood.methods.options import MOST_ROWS, Depth, Gamma, Widths, controller
+from draftwood.methods.sequences import SequenceMethod
+from draftwood.methods.sources import Exit, from_exit
+from draftwood.models import exit as exits
+from draftwood.models.base import CausalModel
+from draftwood.session import Session
+from draftwood.tuning import Shape
+
+
+class EarlyExit(SequenceMethod):
+    """EESD (Liu et al. 2024): the target's first layers and a trained exit draft, its other layers verify.
+
+    What drafting computes of a token is not computed again. The exit layer comes with the embedded target; for another
+    target `draftwood train eesd` makes one. The paper ends drafting by Thompson sampling: depth=beta-ts, or speedup-ts,
+    which weighs what a draft costs.
+    """
+
+    name = "eesd"
+    summary = "a chain or tree from an exit of the target itself; needs no draft model"
+
+    gamma: Gamma = 4
+    tree: Annotated[
+        Widths | None, Field(description="children per node, layer by layer, in place of a chain of gamma tokens")
+    ] = None
+    replacement: Annotated[bool, Field(description="draw siblings independently; false: distinct siblings")] = False
+    depth: Depth = "fixed"
+    exit: Exit = None
+
+    @model_validator(mode="after")
+    def _few_rows(self) -> Self:
+        if self.tree is not None and (rows := Shape(self.tree).rows) > MOST_ROWS:
+            raise ValueError(
+                f"a tree {','.join(map(str, self.tree))} has {rows} tokens, but at most {MOST_ROWS} are verified at "
+                "once; make it narrower or shallower"
+            )
+        return self
+
+    @property
+    def drafts_from(self) -> object:
+        return "exit", self.exit
+
+    def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
+        return [exits.find(target, self.exit)]
+
+    def build(self, drafts: list[Session], target: Session) -> Parts:
+        widths = self.tree or (1,)
+
+        def make(source: Source) -> ModelDrafter:
+            return ModelDrafter([source], widths, self.replacement)
+
+        most = len(self.tree) if self.tree else self.gamma
+        return Parts(from_exit(make, drafts, target), self.verifier(), controller(self.depth, most, drafts, target))

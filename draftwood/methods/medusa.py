@@ -1,0 +1,115 @@
+"""Medusa: heads on the target's last hidden state draft a tree of candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self, cast
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from draftwood.draft.heads import Choices, HeadsDrafter, likeliest, regular, sparse
+from draftwood.methods.base import Method, Parts
+from draftwood.methods.options import MOST_ROWS, Depth, Widths, controller
+from draftwood.methods.sequences import Autoregressive
+from draftwood.models import heads as trained
+from draftwood.models.base import CausalModel
+from draftwood.session import Session
+from draftwood.tuning import Shape
+from draftwood.verify import Coupled, GreedyText, Rejection, Typical, Verifier
+
+UNKNOWN = (3, 2, 1)  # the tree of heads of which nothing was measured
+
+
+def _paths(value: object) -> object:
+    """'0,1,0.0' or [[0], [1], [0, 0]]."""
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        try:
+            return tuple(tuple(int(rank) for rank in path.split(".")) for path in str(value).split(","))
+        except ValueError:
+            raise ValueError("paths are ranks joined by dots, with commas between, such as 0,1,0.0") from None
+    return value
+
+
+class Medusa(Method):
+    """Medusa (Cai et al. 2024): head k foretells the token k places after the next one, all from one hidden state.
+
+    A head does not see the tokens in between, so its distribution q is the same for all nodes of a layer. Rejection
+    (the default) is exact all the same: siblings are distinct draws from q, the best tokens in greedy decoding. Heads
+    come with the embedded target; for another one `draftwood train medusa` makes them.
+    """
+
+    name = "medusa"
+    summary = "a tree of candidates from trained heads on the target's last hidden state"
+
+    heads: Annotated[
+        str | None,
+        Field(min_length=1, description="directory of the target's heads; null: the one beside its weights"),
+    ] = None
+    tree: Annotated[
+        Widths | None, Field(description="children per node, layer by layer; layer k draws from head k")
+    ] = None
+    paths: Annotated[
+        tuple[tuple[int, ...], ...] | None,
+        BeforeValidator(_paths),
+        Field(description="a sparse tree in place of `tree`: ranks along each path, such as 0,1,0.0"),
+    ] = None
+    nodes: Annotated[
+        int,
+        Field(ge=1, lt=MOST_ROWS, description="without tree and paths: the drafts that are most often right"),
+    ] = 15
+    drafts: Annotated[
+        Literal["drawn", "best"],
+        Field(description="siblings: distinct draws from a head, or its most probable tokens, in sampling too"),
+    ] = "drawn"
+    verify: Annotated[
+        Literal["rejection", "coupled", "typical", "greedy"],
+        Field(description="lossless: rejection, coupled; lossy: typical acceptance, greedy (greedy text in sampling)"),
+    ] = "rejection"
+    epsilon: Annotated[float, Field(gt=0, le=1, description="typical: what is likelier than this is accepted")] = 0.09
+    delta: Annotated[float, Field(gt=0, le=1, description="typical: or likelier than delta exp(-entropy)")] = 0.3
+    depth: Depth = "fixed"
+
+    def choices(self, ranks: Sequence[Sequence[float]] = ()) -> Choices:
+        """The tree: path of ranks -> children; `ranks` are the heads' chances to be right."""
+        if self.paths is not None:
+            return sparse(self.paths)
+        if self.tree is not None:
+            return regular(self.tree)
+        return likeliest(ranks, self.nodes) if ranks else regular(UNKNOWN)
+
+    @model_validator(mode="after")
+    def _one_tree(self) -> Self:
+        if self.tree is not None and self.paths is not None:
+            raise ValueError("tree and paths both name a tree; leave one of them out")
+        rows = Shape(self.tree).rows if self.tree is not None else 1 + len(self.paths or ())
+        if rows > MOST_ROWS:
+            raise ValueError(
+                f"the tree has {rows} tokens, but at most {MOST_ROWS} are verified at once; make it narrower or "
+                "shallower"
+            )
+        if self.paths is not None:
+            sparse(self.paths)
+        return self
+
+    def verifier(self) -> Verifier:
+        if self.verify == "typical":
+            return Typical(self.epsilon, self.delta)
+        if self.verify == "greedy":
+            return GreedyText()
+        return Coupled() if self.verify == "coupled" else Rejection()
+
+    def twin(self, greedy: bool) -> Method | None:
+        if greedy:
+            return Autoregressive()
+        return Autoregressive(verify="coupled") if self.verify == "coupled" else None
+
+    def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
+        return [trained.find(target, self.heads)]
+
+    def build(self, drafts: list[Session], target: Session) -> Parts:
+        heads = cast(trained.Heads, drafts[0].model)
+        choices = self.choices(heads.ranks)
+        most = 1 + max(map(len, choices), default=0)
+        best = self.drafts == "best" or self.verify in ("typical", "greedy")
+        drafter = HeadsDrafter(drafts[0], target, choices, best)
+        return Parts(drafter, self.verifier(), controller(self.depth, min(most, heads.count), drafts, target))

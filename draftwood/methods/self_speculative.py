@@ -1,0 +1,62 @@
+"""Drafting with the target itself, some of its sublayers left out (Draft & Verify)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from draftwood.draft import ModelDrafter
+from draftwood.methods.base import Parts
+from draftwood.methods.options import Depth, Gamma, controller, listed
+from draftwood.methods.sequences import SequenceMethod
+from draftwood.models.base import CausalModel
+from draftwood.models.skip import Skipped, load_skipped, skipping
+from draftwood.session import Session
+
+
+def _layers(value: object) -> object:
+    """'3,5' or [3, 5]; nothing and an empty text stay what they are."""
+    return () if value == "" else value if value is None else listed(value)
+
+
+Layers = Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_layers)]
+
+
+class SelfSpeculative(SequenceMethod):
+    """Self-speculative decoding (Zhang et al. 2023, "Draft & Verify").
+
+    The draft model is the target without the attention of some layers and the MLP of some: no other weights, and a
+    cache of its own for the layers whose attention is left, so that a prompt is read once more by the draft. Drafting
+    ends where the draft is less sure than a threshold that follows the acceptance rate.
+    """
+
+    name = "self-spec"
+    summary = "the target drafts for itself with some of its sublayers skipped"
+
+    skip: Annotated[
+        str | None,
+        Field(description="file of `draftwood tune skip`; null: the one beside the weights, else every other layer"),
+    ] = None
+    attention: Annotated[Layers, Field(description="layers whose attention is skipped, from 0, such as 3,5,7")] = None
+    mlp: Annotated[Layers, Field(description="layers whose MLP is skipped")] = None
+    gamma: Gamma = 8
+    depth: Depth = "adaptive-confidence"
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.skip is not None and (self.attention is not None or self.mlp is not None):
+            raise ValueError("skip names a file that holds a set; leave out attention and mlp, or skip")
+        return self
+
+    def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
+        if self.attention is not None or self.mlp is not None:
+            skipped: Skipped | None = Skipped(self.attention or (), self.mlp or ())
+        else:
+            skipped = None if self.skip is None else load_skipped(Path(self.skip), target)
+        return [skipping(target, skipped)]
+
+    def build(self, drafts: list[Session], target: Session) -> Parts:
+        return Parts(ModelDrafter(drafts, (1,)), self.verifier(), controller(self.depth, self.gamma, drafts, target))

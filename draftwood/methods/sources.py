@@ -1,0 +1,56 @@
+"""Where drafts come from: a draft model, or an exit of the target itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal, cast
+
+from pydantic import Field, model_validator
+
+from draftwood.draft import Drafter, ExitDrafter, ExitSource
+from draftwood.draft.base import Source
+from draftwood.methods.base import Method
+from draftwood.models import exit as exits
+from draftwood.models.base import CausalModel
+from draftwood.session import Session
+
+Exit = Annotated[
+    str | None,
+    Field(min_length=1, description="directory of the target's exit layer; null: the one beside its weights"),
+]
+
+
+def from_exit(make: Callable[[Source], Drafter], drafts: Sequence[Session], target: Session) -> Drafter:
+    """A drafter that drafts from the target's exit, whose session is `drafts[0]`."""
+    source = ExitSource(target, drafts[0], cast(exits.Exit, drafts[0].model).layers)
+    return ExitDrafter(make(source), source)
+
+
+class Sourced(Method):
+    """A method of one draft model, which an exit of the target may stand for."""
+
+    drafter: Annotated[
+        Literal["model", "exit"], Field(description="who drafts: a draft model, or an exit of the target (EESD)")
+    ] = "model"
+    exit: Exit = None
+
+    @model_validator(mode="after")
+    def _exit_is_used(self) -> Sourced:
+        if self.exit is not None and self.drafter != "exit":
+            raise ValueError("exit names an exit layer, but drafter is model; say drafter=exit")
+        return self
+
+    @property
+    def drafts_needed(self) -> tuple[int, int]:
+        return (0, 0) if self.drafter == "exit" else self.draft_models
+
+    @property
+    def drafts_from(self) -> object:
+        return ("exit", self.exit) if self.drafter == "exit" else self
+
+    def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
+        return [exits.find(target, self.exit)] if self.drafter == "exit" else super().models(target, drafts)
+
+    def drafting(self, make: Callable[[Source], Drafter], drafts: Sequence[Session], target: Session) -> Drafter:
+        """The drafter that `make` makes of where drafts come from."""
+        return from_exit(make, drafts, target) if self.drafter == "exit" else make(drafts[0])

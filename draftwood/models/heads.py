@@ -1,0 +1,194 @@
+"""Medusa heads: from one hidden state of the target, distributions of the tokens after the next one (Cai et al. 2024).
+
+Knows the heads, their files and which target they belong to. Refuses to know trees, and how heads were trained.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from draftwood.errors import ModelError
+from draftwood.models.base import Batch, CausalModel
+from draftwood.models.cache import Cache
+from draftwood.models.decoder import Decoder
+from draftwood.models.exit import layered
+from draftwood.models.files import read_json
+from draftwood.models.identity import fingerprint
+from draftwood.models.matrix import holder, pack
+
+BESIDE = "heads"  # the directory of heads, in their target's
+ABOUT, WEIGHTS = "heads.json", "heads.safetensors"
+MOST = 16  # heads of one model
+RANKS = 10  # of a head's tokens, whose chances are kept
+
+
+class Heads(nn.Module):
+    """Head k of K: h -> out_k(h + SiLU(lift_k h)), logits of the token k places after the next one.
+
+    h [D] is what the target's own head reads at a token; the next token is not seen, so that a head's distribution is
+    the same whatever path of drafts it is used behind. A `CausalModel` without tokens and without memory: it reads
+    `Batch.hidden` [B, Q, D] and answers rows of K * V logits, the first head's first. With `shared`, out_k is the
+    target's own head (`outer`), and only lift_k is trained.
+    """
+
+    def __init__(self, width: int, vocabulary: int, count: int, target: str, outer: nn.Module | None = None) -> None:
+        super().__init__()
+        self.width, self.vocabulary, self.count, self.target = width, vocabulary, count, target
+        self.vocab_size, self.context, self.n_layers = count * vocabulary, 2, 1
+        self.lift = nn.ModuleList(nn.Linear(width, width) for _ in range(count))
+        own = () if outer is not None else range(count)
+        self.out = nn.ModuleList(nn.Linear(width, vocabulary, bias=False) for _ in own)
+        self.ranks: list[list[float]] = []  # how often each head's best, second, ... token was right on held-out text
+        self._outer = [] if outer is None else [outer]  # in a list: it is borrowed, and not one of the parameters
+
+    @staticmethod
+    def of(target: Decoder, count: int = 4, shared: bool = False) -> Heads:
+        """New ones in float32 that begin as the target's own head: lift 0, out a copy of it."""
+        if not 1 <= count <= MOST:
+            raise ModelError(f"{count} heads cannot be made; give 1 to {MOST}")
+        target.must_be_plain("given heads")
+        outer = target.head if shared else None
+        heads = Heads(target.config.hidden_size, target.vocab_size, count, fingerprint(target), outer).to(target.device)
+        with torch.no_grad():
+            for part in heads.lift.parameters():
+                part.zero_()
+            for part in heads.out.parameters():
+                part.copy_(target.head.weight)
+        return heads
+
+    @property
+    def shared(self) -> bool:
+        """Whether the target's own head is read instead of heads of their own."""
+        return bool(self._outer)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a forward reads, a shared head once."""
+        total = 0
+        for module in (*self.lift, *self.out, *self._outer):
+            held = getattr(module, "weight_bytes", None)
+            total += sum(part.numel() * part.element_size() for part in module.parameters()) if held is None else held
+        return total
+
+    def cells(self, count: int) -> int:
+        return max(count, getattr(self.lift[0], "fewest_rows", 1))
+
+    def new_cache(self, rows: int, capacity: int) -> Cache:
+        """Nothing is remembered."""
+        return Cache([], torch.float32, self.device, rows, capacity)
+
+    def forward(self, batch: Batch, cache: Cache) -> Tensor:
+        if batch.hidden is None:
+            raise ModelError("heads read hidden states of their target; they cannot run alone as a draft model")
+        hidden = batch.hidden.flatten(0, 1)
+        logits = self.train_forward(hidden)[:, batch.wanted].transpose(0, 1).flatten(1)
+        return logits if logits.dtype == torch.float64 else logits.float()
+
+    def train_forward(self, hidden: Tensor) -> Tensor:
+        """hidden [..., D] of the final norm -> logits [K, ..., V], differentiable."""
+        outs = list(self.out) or self._outer * self.count
+        each = [out(hidden + nn.functional.silu(lift(hidden))) for lift, out in zip(self.lift, outs, strict=True)]
+        return torch.stack(each)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The parameters by name, on the CPU."""
+        return {name: part.detach().cpu() for name, part in self.named_parameters()}
+
+
+def save(
+    weights: Mapping[str, Tensor], directory: Path, target: str, dtype: torch.dtype = torch.bfloat16, **about: Any
+) -> None:
+    """Write heads, each file in one move so that what was there before survives a failure.
+
+    `target` is the fingerprint of the model that they belong to. `about` goes into the JSON.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    made = {name: part.to(dtype).contiguous() for name, part in weights.items()}
+    count = sum(name.startswith("lift.") and name.endswith(".bias") for name in weights)
+    shared = not any(name.startswith("out.") for name in weights)
+    stored = str(dtype).removeprefix("torch.")
+    facts = {"heads": count, "shared": shared, "target": target, "dtype": stored, **about}
+    aside = directory / f"{WEIGHTS}.partial"
+    try:
+        save_file(made, aside, metadata={"format": "pt", "target": target})
+        os.replace(aside, directory / WEIGHTS)
+        aside = directory / f"{ABOUT}.partial"
+        aside.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
+        os.replace(aside, directory / ABOUT)
+    except (SafetensorError, OSError) as error:
+        aside.unlink(missing_ok=True)
+        raise ModelError(f"heads cannot be written to {directory} ({error}); what was there before is whole") from error
+
+
+def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Heads:
+    """The heads of a directory, in the dtype and on the device of the target that they must belong to.
+
+    On a CPU matrices are held packed; `packed=False` keeps plain parameters, which can be trained and saved.
+    """
+    place, decoder = Path(directory), layered(target)
+    if not (place / ABOUT).is_file():
+        raise ModelError(f"{place} has no {ABOUT}; give the directory that `draftwood train medusa` wrote")
+    about = read_json(place / ABOUT)
+    count, shared, whose = about.get("heads"), about.get("shared"), about.get("target")
+    if type(count) is not int or not 1 <= count <= MOST or not isinstance(shared, bool):
+        raise ModelError(f"{place / ABOUT} does not say heads and shared; train the heads again")
+    if whose != fingerprint(decoder):
+        raise ModelError(
+            f"the heads in {place} were trained for another target (fingerprint {whose}, this one has "
+            f"{fingerprint(decoder)}); train some for this target with `draftwood train medusa`"
+        )
+    outer = decoder.head if shared else None
+    made = Heads(decoder.config.hidden_size, decoder.vocab_size, count, str(whose), outer)
+    try:
+        state = load_file(place / WEIGHTS)
+        made.load_state_dict(
+            {name: part.to(decoder.device, decoder.dtype) for name, part in state.items()}, assign=True
+        )
+    except (SafetensorError, OSError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ModelError(
+            f"{place / WEIGHTS} is missing, damaged or of other heads ({reason}); train the heads again"
+        ) from error
+    made.ranks = _ranks(about.get("ranks"), count)
+    made.requires_grad_(False).eval()
+    if packed:
+        pack(made, holder(decoder.dtype, decoder.device, None))
+    return made
+
+
+def _ranks(known: object, count: int) -> list[list[float]]:
+    """The chances by rank in a file, made to fall; none where they are not there for each head."""
+    if not isinstance(known, list) or len(known) != count:
+        return []
+    rows = [[float(chance) for chance in row if 0 <= chance <= 1] for row in known if isinstance(row, list)]
+    return [sorted(row, reverse=True) for row in rows] if len(rows) == count and all(rows) else []
+
+
+def find(target: CausalModel, directory: str | None) -> Heads:
+    """The heads of a directory; None: those that lie beside the target's own weights."""
+    if directory is not None:
+        return load(directory, target)
+    home = layered(target).home
+    if home is None or not (home / BESIDE / ABOUT).is_file():
+        where = "the target, which was given as an object," if home is None else f"{home}"
+        raise ModelError(
+            f"{where} has no heads beside it; train some with `draftwood train medusa`, and name them with heads=DIR"
+        )
+    return load(home / BESIDE, target)

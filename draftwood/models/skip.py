@@ -1,0 +1,185 @@
+"""The target with some of its sublayers left out, as a draft model (Draft & Verify, Zhang et al. 2023, "self-SD").
+
+Knows sets of skipped attention and MLP sublayers, their file, and how to make a decoder of what is left, whose weights
+are the target's own. Refuses to know which set is good: skipping.py looks for that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from draftwood.errors import ConfigurationError, ModelError
+from draftwood.models.base import CausalModel
+from draftwood.models.decoder import Block, Decoder, DecoderConfig, View
+from draftwood.models.exit import layered
+from draftwood.models.files import read_json
+from draftwood.models.identity import fingerprint
+
+BESIDE = "skip.json"  # the file of a set, in its target's directory
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Layers whose attention, and layers whose MLP, is left out; counted from 0."""
+
+    attention: tuple[int, ...] = ()
+    mlp: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("attention", "mlp"):
+            object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
+
+    def check(self, layers: int) -> None:
+        """Raise ConfigurationError where a target of `layers` layers has no such sublayers, or no attention is left."""
+        for name in ("attention", "mlp"):
+            beyond = [layer for layer in getattr(self, name) if not 0 <= layer < layers]
+            if beyond:
+                raise ConfigurationError(
+                    f"the {name} of layer {beyond[0]} cannot be skipped: the target's layers go from 0 to {layers - 1}"
+                )
+        if len(self.attention) == layers:
+            raise ConfigurationError(
+                f"all {layers} attention sublayers are skipped, so drafts would not see the text; keep at least one"
+            )
+
+
+def every_other(layers: int) -> Skipped:
+    """What is skipped when nothing is said: every second layer between first and last; if there is none, an MLP."""
+    middle = tuple(range(1, layers - 1, 2))
+    return Skipped(middle, middle) if middle else Skipped((), (layers - 1,))
+
+
+class Rest(nn.Module):
+    """Sublayers that are left of neighbouring layers: one attention, and the MLPs around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[tuple[Block, bool]] = []  # (layer, whether its attention); not registered: they are borrowed
+
+    def forward(self, x: Tensor, view: View, memory: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
+        """As `Block.forward`."""
+        for block, attention in self.parts:
+            x = block.attend(x, view, memory) if attention else block.feed(x)
+        return x
+
+
+@dataclass(frozen=True)
+class SkippedConfig(DecoderConfig):
+    """The target's configuration, and what is left out of it."""
+
+    skipped: Skipped = Skipped()
+
+
+class SkippedDecoder(Decoder):
+    """A decoder of the sublayers that are left, one layer per attention; every weight is the target's own tensor.
+
+    It keeps keys and values of its own, of the layers whose attention is left.
+    """
+
+    def __init__(self, target: Decoder, skipped: Skipped) -> None:
+        nn.Module.__init__(self)
+        skipped.check(target.n_layers)
+        rests: list[Rest] = []
+        kinds: list[int] = []
+        ahead: list[tuple[Block, bool]] = []  # MLPs before the first attention
+        for layer in range(target.n_layers):
+            block: Any = target.layers[layer]
+            if layer not in skipped.attention:
+                rests.append(Rest())
+                kinds.append(target.kinds[layer])
+                rests[-1].parts, ahead = [*ahead, (block, True)], []
+            if layer not in skipped.mlp:
+                (rests[-1].parts if rests else ahead).append((block, False))
+        own = {"_modules", "_parameters", "_buffers"}
+        self.__dict__.update({name: value for name, value in target.__dict__.items() if name not in own})
+        for name in own:
+            self.__dict__[name] = dict(target.__dict__[name])
+        self.skipped = skipped
+        self.layers = nn.ModuleList(rests)
+        self.kinds, self.n_layers, self.home = kinds, len(rests), None
+        values = {field.name: getattr(target.config, field.name) for field in fields(DecoderConfig)}
+        self.config = SkippedConfig(**values, skipped=skipped)
+
+    @property
+    def weight_bytes(self) -> int:
+        """As `Decoder.weight_bytes`, of what is left."""
+        total = super().weight_bytes
+        for rest in self.layers:
+            assert isinstance(rest, Rest)
+            total += sum(part_bytes(block)["attention" if attention else "mlp"] for block, attention in rest.parts)
+        return total
+
+
+def part_bytes(block: Block) -> dict[str, int]:
+    """Bytes of weights that each half of a layer reads: 'attention' and 'mlp'."""
+    total = {"attention": 0, "mlp": 0}
+    for name, child in block.named_children():
+        held = getattr(child, "weight_bytes", None)
+        size = sum(part.numel() * part.element_size() for part in child.parameters()) if held is None else held
+        total["attention" if name in ("qkv", "o") else "mlp"] += size
+    for name, part in block.named_parameters(recurse=False):
+        total["mlp" if "mlp" in name else "attention"] += part.numel() * part.element_size()
+    return total
+
+
+def skipping(target: CausalModel, skipped: Skipped | None) -> SkippedDecoder:
+    """The target without some sublayers; None: the set beside its weights, else every other middle layer."""
+    decoder = layered(target)
+    if skipped is None:
+        beside = None if decoder.home is None else decoder.home / BESIDE
+        known = beside is not None and beside.is_file()
+        skipped = load_skipped(beside, decoder) if beside and known else every_other(decoder.n_layers)
+    return SkippedDecoder(decoder, skipped)
+
+
+def save_skipped(path: Path, skipped: Skipped, target: CausalModel, about: Mapping[str, Any]) -> None:
+    """Write a set as JSON, with the target it was found for and whatever is known `about` it."""
+    write_skipped(path, skipped, fingerprint(target), target.n_layers, about)
+
+
+def write_skipped(path: Path, skipped: Skipped, target: str, layers: int, about: Mapping[str, Any]) -> None:
+    """As `save_skipped`, where only the target's fingerprint and depth are at hand."""
+    document = {
+        "target": target,
+        "layers": layers,
+        "attention": list(skipped.attention),
+        "mlp": list(skipped.mlp),
+        **about,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+
+
+def load_skipped(path: Path, target: CausalModel) -> Skipped:
+    """A saved set; ConfigurationError where it is missing, damaged or of another target."""
+    if not path.is_file():
+        raise ConfigurationError(f"skip set {path} does not exist; find one with `draftwood tune skip --out {path}`")
+    try:
+        about = read_json(path)
+    except ModelError as error:
+        raise ConfigurationError(str(error)) from error
+    skipped = _set_of(about, path)
+    if about.get("target") != fingerprint(target):
+        raise ConfigurationError(
+            f"skip set {path} was found for another target (its hash is {about.get('target')}, this target's "
+            f"{fingerprint(target)}); find one for this target with `draftwood tune skip`"
+        )
+    return skipped
+
+
+def _set_of(about: Mapping[str, Any], path: Path) -> Skipped:
+    each: list[tuple[int, ...]] = []
+    for name in ("attention", "mlp"):
+        layers = about.get(name)
+        if not isinstance(layers, Iterable) or not all(type(layer) is int for layer in layers):
+            raise ConfigurationError(
+                f"skip set {path} has no list of layers {name!r}; find one with `draftwood tune skip`"
+            )
+        each.append(tuple(layers))
+    return Skipped(*each)

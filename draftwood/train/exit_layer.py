@@ -1,0 +1,283 @@
+"""Training an exit layer (EESD §3.2): the target's first layers frozen, a layer, norm and head trained above them.
+
+Knows the loss, the run and its saved state, and several processes under torchrun. Refuses to know flags and bars.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from draftwood.errors import ConfigurationError
+from draftwood.models.decoder import Decoder
+from draftwood.models.exit import ExitLayer, save
+from draftwood.models.identity import fingerprint
+from draftwood.train.optim import Cosine, Optimizers
+from draftwood.train.saved import read_facts, read_state, write_state
+from draftwood.train.texts import Texts, Tokens
+
+STATE = "run.safetensors"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the result of a run, beside the target and the data; a run is resumed with the same only."""
+
+    layers: int  # of the target, N of the paper
+    depth: int = 1  # layers of the exit
+    steps: int = 1000
+    batch: int = 16  # rows of a step
+    accumulate: int = 1  # parts that a step's rows are computed in
+    rate: float = 1e-3
+    warmup: int = 50  # steps
+    distill: float = 0.0  # weight of the distillation on the target's distribution; the rest is cross-entropy
+    seed: int = 0
+    bfloat16: bool = True
+
+    def check(self, processes: int = 1) -> None:
+        """Raise ConfigurationError where no run can be made of them."""
+        for name in ("steps", "batch", "accumulate"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} is {getattr(self, name)}, but must be at least 1")
+        if not 0 <= self.distill <= 1:
+            raise ConfigurationError(f"distill is {self.distill}, but must be from 0 (cross-entropy) to 1")
+        if not self.rate > 0 or self.warmup < 0:
+            raise ConfigurationError("the learning rate must be positive and the warm-up not negative")
+        if self.batch % (self.accumulate * processes):
+            parts = f"{self.accumulate} parts" + (f" on {processes} processes" if processes > 1 else "")
+            raise ConfigurationError(f"a batch of {self.batch} rows cannot be shared out evenly over {parts}")
+
+
+@dataclass
+class Progress:
+    """Where a run stands: what is saved beside the tensors."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    curve: list[dict[str, float]] = field(default_factory=list)
+
+
+class _Trained(nn.Module):
+    """What DistributedDataParallel wraps: it synchronises what passes through `forward`."""
+
+    def __init__(self, exit: Any) -> None:
+        super().__init__()
+        self.exit = exit
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.exit.train_forward(hidden)
+        return logits
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This process among those that torchrun started; one that was started alone is the first of one."""
+
+    number: int = 0
+    count: int = 1
+
+    @staticmethod
+    def here() -> Rank:
+        return Rank(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+
+
+class ExitRun:
+    """An exit layer in training: it can be killed at any time and goes on where it was saved, bit for bit on a CPU."""
+
+    def __init__(self, target: Decoder, texts: Texts, settings: Settings, out: Path, rank: Rank = Rank()) -> None:
+        """Start anew, or go on from `out` where a run with the same settings was saved."""
+        settings.check(rank.count)
+        if not len(texts.train) or not len(texts.held_out):
+            raise ConfigurationError("there is nothing to train on, or nothing is held out; give more text")
+        self.target, self.texts, self.settings, self.out, self.rank = target, texts, settings, out, rank
+        self.exit = self.made().train()
+        self.optimizers = Optimizers(self.exit, muon=False)
+        self.schedule = Cosine(settings.rate, settings.warmup, settings.steps)
+        self.progress = Progress()
+        whose = {"target": fingerprint(target), "data": texts.digest, "context": texts.train.shape[1]}
+        self.facts = {**asdict(settings), **whose}
+        if (out / STATE).exists():
+            self._load()
+        self._forward: Any = _Trained(self.exit)
+        if rank.count > 1:
+            here = [target.device] if target.device.type == "cuda" else None
+            self._forward = nn.parallel.DistributedDataParallel(self._forward, device_ids=here)
+
+    def made(self) -> Any:
+        """What is to be trained, as it is before the first step: a module as `ExitLayer`."""
+        return ExitLayer.of(self.target, self.settings.layers, self.settings.depth)
+
+    @property
+    def done(self) -> bool:
+        return self.progress.step >= self.settings.steps
+
+    def _load(self) -> None:
+        before = json.loads(read_facts(self.out / STATE).get("settings", "{}"))
+        for name, value in self.facts.items():
+            if before.get(name) != value:
+                raise ConfigurationError(
+                    f"{self.out} holds a run whose {name} is {before.get(name)}, not {value}; give the same settings "
+                    "to go on, or another directory"
+                )
+        facts = read_state(self.out / STATE, self._weights(), self.optimizers)
+        self.progress = Progress(**json.loads(facts["progress"]))
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: part for name, part in self.exit.named_parameters() if part.requires_grad}
+
+    def save(self, stored: torch.dtype = torch.bfloat16) -> None:
+        """Write the run and the exit layer as it stands; only the first process does."""
+        if self.rank.number:
+            return
+        facts = {"settings": json.dumps(self.facts), "progress": json.dumps(asdict(self.progress))}
+        write_state(self.out / STATE, self._weights(), self.optimizers, facts)
+        held_out = {key: value for key, value in (self.progress.curve or [{}])[-1].items() if key != "step"}
+        self.write(stored, {"steps": self.progress.step, "tokens": self.progress.tokens, **held_out})
+
+    def write(self, stored: torch.dtype, trained: dict[str, float]) -> None:
+        """Write what is trained as it stands, without the run; `trained` says how far it is."""
+        weights, config = self.exit.weights(), self.target.config
+        save(weights, self.out, self.facts["target"], config, self.settings.layers, stored, trained=trained)
+
+    def rows(self, step: int) -> Tokens:
+        """The rows of a step: each epoch in an order of its own, which depends on the seed alone."""
+        count, size = len(self.texts.train), self.settings.batch
+        places = range(step * size, (step + 1) * size)
+        orders = {epoch: self._order(epoch) for epoch in {place // count for place in places}}
+        return self.texts.train[[orders[place // count][place % count] for place in places]]
+
+    def _order(self, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return np.random.default_rng([self.settings.seed, epoch]).permutation(len(self.texts.train))
+
+    def _autocast(self) -> Any:
+        if not self.settings.bfloat16:
+            return nullcontext()
+        return torch.autocast(self.target.device.type, torch.bfloat16)
+
+    @torch.no_grad()
+    def _read(self, tokens: Tensor, answered: bool) -> tuple[Tensor, Tensor | None]:
+        """Hidden states after N layers [B, T, D] and, if asked for, the target's log-probabilities [B, T, V]."""
+        with self._autocast():
+            x = self.target.embedded(tokens, torch.arange(tokens.shape[1], device=tokens.device)[None])
+            hidden = self.target.train_layers(x, 0, self.settings.layers)
+            if not answered:
+                return hidden.to(self.exit.dtype), None
+            last = self.target.train_layers(hidden, self.settings.layers, self.target.n_layers)
+            return hidden.to(self.exit.dtype), torch.log_softmax(self.target.logits(last), -1)
+
+    def step(self) -> dict[str, float]:
+        """Train on the next rows; returns loss and gradient norm."""
+        began = time.perf_counter()
+        settings, rank = self.settings, self.rank
+        rows = self.rows(self.progress.step)[rank.number :: rank.count]
+        total = 0.0
+        parts = np.split(rows, settings.accumulate)
+        for number, part in enumerate(parts):
+            tokens = torch.from_numpy(part.astype(np.int64)).to(self.target.device)
+            hidden, answer = self._read(tokens, settings.distill > 0)
+            alone = rank.count > 1 and number + 1 < len(parts)
+            with self._forward.no_sync() if alone else nullcontext():
+                with self._autocast():
+                    logits = self._forward(hidden)
+                loss = self.loss(logits.float(), tokens, answer) / len(parts)
+                loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(self._weights().values(), 1.0)
+        self.optimizers.step(self.schedule.rate(self.progress.step))
+        self.progress.step += 1
+        self.progress.tokens += settings.batch * rows.shape[1]
+        self.progress.seconds += time.perf_counter() - began
+        return {"loss": total, "norm": norm.item()}
+
+    def loss(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> Tensor:
+        """Mean over places that count: (1 - w) * -log q(next token) + w * sum p (log p - log q), in nats.
+
+        logits [B, T, V], tokens [B, T], answer = log p [B, T, V]; w = `distill`.
+        """
+        weight = self.settings.distill
+        counted = self._counted(tokens)
+        log_q = torch.log_softmax(logits[:, :-1], -1)[counted]  # [n, V]
+        loss = (1 - weight) * F.nll_loss(log_q, tokens[:, 1:][counted])
+        if answer is not None:
+            loss = loss + weight * F.kl_div(log_q, answer[:, :-1][counted], reduction="batchmean", log_target=True)
+        return loss
+
+    def _counted(self, tokens: Tensor) -> Tensor:
+        """Which of the places [B, T - 1] count: not the filling of a row, an end after another."""
+        end = self.texts.end
+        return (tokens[:, 1:] != end) | (tokens[:, :-1] != end)
+
+    @torch.no_grad()
+    def measure(self, rows: int = 4) -> dict[str, float]:
+        """Held-out figures, added to the curve; `rows` are computed at a time.
+
+        loss: cross-entropy in nats; acceptance: mean of sum_x min(p(x), q(x)); agreement: share of places where both
+        have the same most probable token.
+        """
+        sums = dict.fromkeys(("loss", "acceptance", "agreement"), 0.0)
+        places = 0
+        for first in range(0, len(self.texts.held_out), rows):
+            part = self.texts.held_out[first : first + rows].astype(np.int64)
+            tokens = torch.from_numpy(part).to(self.target.device)
+            hidden, answer = self._read(tokens, True)
+            assert answer is not None
+            with self._autocast():
+                logits = self.exit.train_forward(hidden)
+            counted = self._counted(tokens)
+            log_q, log_p = torch.log_softmax(logits[:, :-1], -1)[counted], answer[:, :-1][counted]
+            sums["loss"] += F.nll_loss(log_q, tokens[:, 1:][counted], reduction="sum").item()
+            sums["acceptance"] += torch.minimum(log_p, log_q).exp().sum().item()
+            sums["agreement"] += (log_p.argmax(-1) == log_q.argmax(-1)).sum().item()
+            places += int(counted.sum())
+        point = {"step": float(self.progress.step), **{name: value / places for name, value in sums.items()}}
+        self.progress.curve.append(point)
+        return point
+
+    def train(self, save_every: int, measure_every: int, stored: torch.dtype) -> Iterator[dict[str, float]]:
+        """Steps up to the last, each with its figures and, where there are any, the held-out ones; saves on the way."""
+        if not self.progress.curve:
+            self.measure()
+        while not self.done:
+            figures = self.step()
+            step = self.progress.step
+            if step % measure_every == 0 or self.done:
+                figures |= {f"held_out/{name}": value for name, value in self.measure().items()}
+            if step % save_every == 0 or self.done:
+                self.save(stored)
+            yield figures
+
+
+def plot(curve: list[dict[str, float]], path: Path) -> bool:
+    """Draw the held-out figures of a run; False where matplotlib is not installed."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(6, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    shares = figure.subplots()
+    losses = shares.twinx()
+    steps = [point["step"] for point in curve]
+    names = {"acceptance": "acceptance, sum min(p, q)", "agreement": "same most probable token"}
+    for name, label in names.items():
+        shares.plot(steps, [point[name] for point in curve], label=label, marker=".")
+    losses.plot(steps, [point["loss"] for point in curve], color="grey", linestyle="--")
+    shares.plot([], [], color="grey", linestyle="--", label="loss (right)")
+    shares.set(xlabel="step", ylabel="held-out share of places", ylim=(0, 1))
+    losses.set(ylabel="held-out loss, nats per token")
+    shares.legend(loc="center right")
+    figure.savefig(path, dpi=120)
+    return True

@@ -1,0 +1,121 @@
+"""What is trained on: rows of tokens from a file of texts, or from the world that the embedded pair knows.
+
+Knows files and which rows are held out. Refuses to know models.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from draftwood.errors import ConfigurationError
+from draftwood.models.tokenizer import Tokenizer
+from draftwood.train.corpus import filled, mixed
+from draftwood.world import Split
+
+WORLD = "world"
+EVERY = 20  # one document of so many is held out
+
+Tokens = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Rows of `context` tokens: those to train on [R, context] and those held out [H, context].
+
+    `digest` tells data apart, so that a run is only resumed with what it began with.
+    """
+
+    train: Tokens
+    held_out: Tokens
+    digest: str
+    end: int
+
+
+def read_texts(
+    data: str, tokenizer: Tokenizer, end: int, context: int, rows: int, held_out: int, seed: int = 0
+) -> Texts:
+    """At most `rows` rows to train on and `held_out` held out, from 'world' or a file; `end` is put between texts.
+
+    A .jsonl file has an object with text or tokens in each line; any other file is one text. Every twentieth text, or
+    piece of a long text, is held out. Raises ConfigurationError for a file that cannot be used.
+    """
+    if data == WORLD:
+
+        def encode(texts: list[str]) -> list[list[int]]:
+            return [tokenizer.encode(text) for text in texts]
+
+        def packed(split: Split, count: int) -> Tokens:
+            return _array(itertools.islice(filled(mixed(encode, end, split, seed), context, end), count), context)
+
+        return Texts(packed("train", rows), packed("held-out", held_out), f"{WORLD}-{seed}", end)
+    path = Path(data)
+    pieces = [
+        piece[start : start + context]
+        for piece in documents_of(path, tokenizer, end)
+        for start in range(0, len(piece), context)
+    ]
+    if len(pieces) < 2:
+        raise ConfigurationError(
+            f"{path} holds {'no text' if not pieces else 'too little text'}; "
+            f"give a file with at least two texts, or one of more than {context} tokens"
+        )
+    every = min(EVERY, len(pieces))
+    apart = [piece for i, piece in enumerate(pieces) if i % every == every - 1]
+    rest = [piece for i, piece in enumerate(pieces) if i % every != every - 1]
+    train, held = (
+        _array(itertools.islice(filled(iter(part), context, end), count), context)
+        for part, count in ((rest, rows), (apart, held_out))
+    )
+    return Texts(train, held, sha256(path.read_bytes()).hexdigest()[:16], end)
+
+
+def documents_of(path: Path, tokenizer: Tokenizer, end: int) -> Iterator[list[int]]:
+    """Token ids of each text of a file, with `end` behind it."""
+    for text in texts_of(path):
+        tokens = text if isinstance(text, list) else tokenizer.encode(text)
+        if tokens:
+            yield [*tokens, end]
+
+
+def texts_of(path: Path) -> Iterator[str | list[int]]:
+    """The texts of a file: strings, or token ids where a line of JSON has them."""
+    try:
+        content = path.read_text("utf-8")
+    except UnicodeError:
+        raise ConfigurationError(f"{path} is not valid UTF-8; convert it first") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read ({error.strerror}); give a file of texts, or world") from None
+    if path.suffix != ".jsonl":
+        if content.strip():
+            yield content
+        return
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            entry: Any = json.loads(line)
+        except ValueError:
+            raise ConfigurationError(
+                f"{path}, line {number}, is not JSON; give an object with text or tokens"
+            ) from None
+        tokens = entry.get("tokens") if isinstance(entry, dict) else None
+        text = entry.get("text") if isinstance(entry, dict) else None
+        if isinstance(tokens, list) and all(isinstance(token, int) for token in tokens):
+            yield tokens
+        elif isinstance(text, str):
+            yield text
+        else:
+            raise ConfigurationError(f"{path}, line {number}, has neither text nor tokens; give one of them")
+
+
+def _array(rows: Iterator[list[int]], context: int) -> Tokens:
+    made = list(rows)
+    return np.array(made, dtype=np.int32).reshape(len(made), context)

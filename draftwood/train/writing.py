@@ -1,0 +1,167 @@
+"""Text that the target writes itself, mixed with given text: what its exit learns from (EESD §3.2).
+
+Each text depends on its number and the settings alone, so that a file that was broken off is gone on with as if it had
+not been. Refuses to know flags and bars.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from draftwood.engine import Engine
+from draftwood.errors import ConfigurationError
+from draftwood.train.recording import WORLD, prompts_of
+from draftwood.train.texts import texts_of
+from draftwood.world import DOMAINS, documents
+
+CHUNK = 32  # texts that are written to the file together
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What decides the texts, beside the target."""
+
+    prompts: str  # a file with one prompt per line, or world
+    given: str | None = None  # a file of texts, or world
+    share: float = 0.0  # of given texts
+    count: int = 1000  # texts, given ones included
+    greedy: tuple[int, int] = (3, 5)  # tokens that are the most probable ones, at least and at most; then sampled
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise ConfigurationError where no texts can be made of them."""
+        if self.count < 1 or self.max_new_tokens < 1:
+            raise ConfigurationError("count and max-new-tokens must be at least 1")
+        if not 0 <= self.share < 1:
+            raise ConfigurationError(f"the share of given text is {self.share}, but must be from 0 to below 1")
+        if self.share and self.given is None:
+            raise ConfigurationError("a share of given text is asked for, but no given text; name it with --given")
+        if not 0 <= self.greedy[0] <= self.greedy[1]:
+            raise ConfigurationError(f"from {self.greedy[0]} to {self.greedy[1]} greedy tokens is no range")
+
+    def is_given(self, number: int) -> bool:
+        """Whether a text is a given one; they are spread evenly."""
+        return int((number + 1) * self.share) > int(number * self.share)
+
+
+def write_texts(engine: Engine, plan: Writing, out: Path, concurrency: int = 16) -> Iterator[int]:
+    """Write texts to `out`, a line of JSON each, from where it ends; yields how many there are after each chunk.
+
+    A line has tokens, text, prompt_tokens and source (target or given). Raises ConfigurationError where the file was
+    begun with other settings.
+    """
+    plan.check()
+    if engine.tokenizer is None:
+        raise ConfigurationError("the target has no tokenizer, so it can write no text")
+    beside = out.with_suffix(".settings.json")
+    settings = json.loads(json.dumps({**asdict(plan), "models": engine.names}))
+    if out.exists() and out.stat().st_size:
+        before = json.loads(beside.read_text("utf-8")) if beside.is_file() else None
+        if before != settings:
+            raise ConfigurationError(f"{out} was begun with other settings; give the same to go on, or another file")
+    number = _whole_lines(out)
+    prompts = prompts_of(plan.prompts, plan.count, plan.seed)
+    given = [] if plan.given is None or not plan.share else _given(plan)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    beside.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+    yield number
+    with out.open("a", encoding="utf-8") as file:
+        while number < plan.count:
+            numbers = range(number, min(number + CHUNK, plan.count))
+            for entry in _chunk(engine, plan, prompts, given, numbers, concurrency):
+                file.write(json.dumps(entry) + "\n")
+            file.flush()
+            number = numbers.stop
+            yield number
+
+
+def _chunk(
+    engine: Engine,
+    plan: Writing,
+    prompts: Sequence[str],
+    given: Sequence[str | list[int]],
+    numbers: range,
+    concurrency: int,
+) -> Iterator[Mapping[str, Any]]:
+    words = engine.tokenizer
+    assert words is not None
+    mine = [number for number in numbers if not plan.is_given(number)]
+    starts = {}
+    for number in mine:
+        prompt = words.encode(prompts[(number - int(number * plan.share)) % len(prompts)])
+        starts[number] = prompt[: max(1, engine.target.context // 2)]
+    opened = _continued(engine, plan, starts, {n: _opening(plan, n) for n in mine}, 0.0, concurrency)
+    left = {
+        number: plan.max_new_tokens - len(tokens)
+        for number, (tokens, over) in opened.items()
+        if not over and plan.max_new_tokens > len(tokens)
+    }
+    begun = {number: [*starts[number], *opened[number][0]] for number in left}
+    sampled = _continued(engine, plan, begun, left, plan.temperature, concurrency)
+    for number in numbers:
+        if number in starts:
+            tokens = [*starts[number], *opened[number][0], *(sampled[number][0] if number in sampled else ())]
+            source, prompt_tokens = "target", len(starts[number])
+        else:
+            text = given[int(number * plan.share) % len(given)]
+            tokens = text if isinstance(text, list) else words.encode(text)
+            source, prompt_tokens = "given", 0
+        yield {"tokens": tokens, "text": words.decode(tokens), "prompt_tokens": prompt_tokens, "source": source}
+
+
+def _opening(plan: Writing, number: int) -> int:
+    return min(plan.max_new_tokens, random.Random(f"{plan.seed}:{number}").randint(*plan.greedy))
+
+
+def _continued(
+    engine: Engine,
+    plan: Writing,
+    starts: Mapping[int, list[int]],
+    lengths: Mapping[int, int],
+    temperature: float,
+    concurrency: int,
+) -> dict[int, tuple[list[int], bool]]:
+    """(new tokens without the one that ends the text, whether it has ended) of each number."""
+    asked = [number for number in starts if lengths[number]]
+    results = engine.batch(
+        [{"prompt": starts[n], "max_new_tokens": lengths[n], "seed": plan.seed + n} for n in asked],
+        concurrency,
+        method="autoregressive",
+        sampling={"temperature": temperature},
+    )
+    made: dict[int, tuple[list[int], bool]] = {number: ([], False) for number in starts}
+    for number, result in zip(asked, results, strict=True):
+        over = bool(result.tokens) and result.tokens[-1] in engine.end_tokens
+        made[number] = result.tokens[:-1] if over else result.tokens, over
+    return made
+
+
+def _given(plan: Writing) -> list[str | list[int]]:
+    wanted = int(plan.count * plan.share)
+    if plan.given == WORLD:
+        each = [documents(domain, "train", plan.seed + 1) for domain in DOMAINS]
+        return [document.text for document in itertools.islice(itertools.chain(*zip(*each, strict=False)), wanted)]
+    found = list(itertools.islice(texts_of(Path(str(plan.given))), wanted))
+    if not found:
+        raise ConfigurationError(f"{plan.given} holds no text; give a file with texts, or world")
+    return found
+
+
+def _whole_lines(out: Path) -> int:
+    """How many lines a file has; what a kill left of another one is cut off."""
+    if not out.exists():
+        return 0
+    content = out.read_bytes()
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
+        with out.open("r+b") as file:
+            file.truncate(end)
+    return content.count(b"\n")

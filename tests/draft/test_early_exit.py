@@ -1,0 +1,414 @@
+"""Drafting from an exit of the target: each layer of each token is computed once, and the text is plain decoding's."""
+
+import copy
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from beam_reference import BeamLaw
+from enumeration import EnumeratedRandomness
+from tabular import exact_law, follows, frequencies, sampled, surplus
+from test_greedy import MARGIN, models, naive, prompt_of
+from test_session import LAYERS, decoder
+from torch import Tensor
+
+from draftwood import ConfigurationError, Engine, ModelError, SamplingParams, TabularModel
+from draftwood.models import exit as exits
+from draftwood.models.base import Batch, CausalModel
+from draftwood.models.decoder import Decoder
+from draftwood.session import Job, Session
+
+METHODS: dict[str, dict[str, Any]] = {
+    "chain": {"name": "eesd", "gamma": 4},
+    "no-drafts": {"name": "eesd", "gamma": 0},
+    "tree": {"name": "eesd", "tree": [3, 2, 1]},
+    "tree-iid": {"name": "eesd", "tree": [2, 2, 1, 1], "replacement": True},
+    "mcsd": {"name": "mcsd", "drafter": "exit", "tree": [3, 2, 1]},
+}
+CONTROLLERS = [
+    "fixed",
+    "confidence:0.45",
+    "adaptive-confidence",
+    "entropy:1.0",
+    "beta-ts",
+    "speedup-ts",
+    "speedup-ts:discount=0.8,cost=0.3",
+    "optimal-stopping",
+]
+BEAMS: dict[str, Any] = {"name": "dsbd", "drafter": "exit", "draft_width": 4, "gamma": 3}
+
+
+@pytest.fixture(scope="session")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Directories of exit layers for the decoders of these tests, made when they are first asked for.
+
+    They begin as the target's last layer: behind all layers but one they say what the target says, behind fewer
+    something else.
+    """
+    root = tmp_path_factory.mktemp("exits")
+
+    @functools.cache
+    def place(target: Decoder, layers: int, depth: int = 1) -> str:
+        where = root / f"{id(target)}-{layers}-{depth}"
+        weights = exits.ExitLayer.of(target, layers, depth).weights()
+        exits.save(weights, where, target, target.config, layers, target.dtype)
+        return str(where)
+
+    return place
+
+
+class Ledger:
+    """Which layers each slot of the targets passed, from its first token on to when it is free again."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cells = self.layers = 0
+        passed: dict[int, dict[int, set[int]]] = {}
+        held: list[Session] = []  # so that no number of a session is used again
+        store, commit = Session.store, Session.commit
+
+        def noted(session: Session, job: Job, hidden: Tensor | None) -> None:
+            store(session, job, hidden)
+            if session.role == "target":
+                held.append(session)
+                for slot in job.slots:
+                    before = passed.setdefault(id(session), {}).setdefault(slot, set())
+                    now = set(range(job.start, job.stop))
+                    assert not before & now, "a layer is computed twice"
+                    assert not before or max(before) + 1 == job.start
+                    self.cells += not before
+                    before |= now
+                    self.layers += len(now)
+
+        def followed(session: Session, *decided: Any) -> None:
+            if session.role == "target":
+                for layers in passed[id(session)].values():
+                    assert layers == set(range(session.model.n_layers)), "verification lacks a layer"
+            commit(session, *decided)
+            if session.role == "target":
+                live = {*session._trunk_slot, *session._node_slot.values()}
+                for slot in passed[id(session)].keys() - live:
+                    del passed[id(session)][slot]
+
+        monkeypatch.setattr(Session, "store", noted)
+        monkeypatch.setattr(Session, "commit", followed)
+
+
+@pytest.mark.parametrize("layers", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("name", METHODS)
+def test_no_layer_of_the_target_is_computed_twice_and_none_is_missed(
+    name: str, layers: int, places: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts, accepted and rejected drafts, leaves, rounds without drafts, ends of texts; alone and in a batch."""
+    target, ledger = decoder(3), Ledger(monkeypatch)
+    engine = Engine(target, end_tokens=frozenset({5}))
+    method = {**METHODS[name], "exit": places(target, layers)}
+    for depth in ("fixed", "speedup-ts:cost=0.4"):
+        requests = [{"prompt": prompt_of(1 + 13 * i), "seed": i} for i in range(3)]
+        options: dict[str, Any] = {"method": {**method, "depth": depth}, "max_new_tokens": 20}
+        ledger.cells = ledger.layers = 0
+        together = engine.batch(requests, concurrency=2, **options)
+        batched = ledger.cells, ledger.layers
+        alone = [engine.generate(**request, **options) for request in requests]
+        assert [result.tokens for result in together] == [result.tokens for result in alone]
+        for results, cells, computed in (
+            (together, *batched),
+            (alone, ledger.cells - batched[0], ledger.layers - batched[1]),
+        ):
+            # the prompt but for its last token, then a root and the drafts of each round
+            expected = sum(len(result.prompt_tokens) - 1 for result in results)
+            expected += sum(1 + news.drafted for result in results for news in result.rounds)
+            assert cells == expected
+            assert computed == expected * LAYERS
+            assert sum(result.metrics.target_rows for result in results) == pytest.approx(expected)
+    if name != "no-drafts" and layers < LAYERS - 1:  # else the exit says what the target says
+        kinds = {kind for result in together for kind in result.kinds}
+        assert {"accepted", "corrected"} <= kinds
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_beams_compute_each_layer_once(layers: int, places: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, ledger = decoder(3), Ledger(monkeypatch)
+    engine = Engine(target, end_tokens=frozenset({5}))
+    requests = [{"prompt": prompt_of(1 + 13 * i), "seed": i} for i in range(4)]
+    for weights in ("draft", "target"):
+        method = {**BEAMS, "exit": places(target, layers), "root_weights": weights}
+        ledger.cells = ledger.layers = 0
+        together = engine.batch(requests, concurrency=3, method=method, max_new_tokens=20)
+        assert ledger.layers == ledger.cells * LAYERS
+        alone = [engine.generate(**request, method=method, max_new_tokens=20) for request in requests]
+        assert [result.tokens for result in alone] == [result.tokens for result in together]
+        assert sum(result.metrics.target_rows for result in together) == pytest.approx(ledger.cells / 2)
+        assert sum(news.depth_accepted for result in together for news in result.rounds) > 5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", METHODS)
+def test_greedy_text_is_plain_decodings(name: str, dtype: str, places: Any) -> None:
+    target = models(dtype)[0]
+    engine = Engine(target)
+    prompts = [prompt_of(length) for length in (1, 7, 240)]
+    for layers, verify in ((1, "coupled"), (3, "rejection")):
+        method = {**METHODS[name], "exit": places(target, layers), "verify": verify}
+        options: dict[str, Any] = {"method": method, "sampling": {"temperature": 0}, "max_new_tokens": 48}
+        results = engine.batch(prompts, concurrency=2, **options)
+        assert [result.tokens for result in results] == [naive(dtype, prompt) for prompt in prompts]
+        if layers == LAYERS - 1 and name != "no-drafts":  # the exit is the rest of the target
+            assert all(result.metrics.acceptance_rate == 1 for result in results if name == "chain")
+            assert all(result.metrics.tau > 2 for result in results)
+    assert MARGIN > 0
+
+
+@pytest.mark.parametrize("depth", CONTROLLERS)
+def test_every_controller_leaves_the_text_as_it_is(depth: str, places: Any) -> None:
+    target = models("float64")[0]
+    engine = Engine(target)
+    for name in ("chain", "tree"):
+        method = {**METHODS[name], "exit": places(target, 2), "depth": depth}
+        options: dict[str, Any] = {"sampling": {"temperature": 0}, "max_new_tokens": 48}
+        assert engine.generate(prompt_of(7), method, **options).tokens == naive("float64", prompt_of(7))
+        options = {"sampling": {"temperature": 0.9}, "max_new_tokens": 30, "seed": 3}
+        plain = engine.generate(prompt_of(7), {"name": "autoregressive", "verify": "coupled"}, **options)
+        assert engine.generate(prompt_of(7), {**method, "verify": "coupled"}, **options).tokens == plain.tokens
+
+
+def test_an_exit_of_two_layers_drafts_too(places: Any) -> None:
+    target = models("float32")[0]
+    method = {"name": "eesd", "exit": places(target, 2, 2)}  # the two last layers are all that is left
+    result = Engine(target).generate(prompt_of(7), method, {"temperature": 0}, max_new_tokens=48)
+    assert result.tokens == naive("float32", prompt_of(7))
+    assert result.metrics.acceptance_rate == 1
+
+
+def test_drafting_requests_share_their_forwards(places: Any) -> None:
+    """Runs of the first layers are drafts: verification waits until all have drafted, and then serves them together."""
+    target = decoder(3)
+    engine, calls = Engine(target), []
+    forward = target.forward
+
+    def counted(batch: Batch, cache: Any) -> Tensor:
+        calls.append((batch.start, batch.stop, len(batch.tokens)))
+        return forward(batch, cache)
+
+    target.forward = counted  # type: ignore[method-assign]
+    method = {"name": "eesd", "gamma": 3, "exit": places(target, 3)}
+    results = engine.batch(
+        [{"prompt": prompt_of(6 + i)} for i in range(4)],
+        4,
+        method=method,
+        sampling={"temperature": 0},
+        max_new_tokens=32,
+    )
+    verified = [rows for start, stop, rows in calls if stop is None]
+    assert all(start == 3 for start, stop, _ in calls if stop is None)
+    assert len(verified) == max(result.metrics.rounds for result in results)
+    assert verified == [4] * 8
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", METHODS)
+def test_on_a_device_the_text_is_the_cpus(name: str, places: Any) -> None:
+    here = models("float64")[0]
+    exit = places(here, 2)
+    options: dict[str, Any] = {"sampling": {"temperature": 0}, "max_new_tokens": 48}
+    there = Engine(copy.deepcopy(here).to("cuda"))
+    assert there.generate(prompt_of(7), {**METHODS[name], "exit": exit}, **options).tokens == naive(
+        "float64", prompt_of(7)
+    )
+
+
+# -- laws ------------------------------------------------------------------------------------------------------------
+
+TARGET = TabularModel.random(4, seed=11, order=4, n_layers=5)
+PROMPT, END = [1, 2, 1, 2], frozenset({0})
+
+
+class TabularExit(TabularModel):
+    """Reads hidden states, which carry the token through."""
+
+    layers = 2
+
+    def forward(self, batch: Batch, cache: Any) -> Tensor:
+        assert batch.hidden is not None
+        batch.tokens = torch.full_like(batch.tokens, -1)  # nothing but hidden states may be read
+        return super().forward(batch, cache)
+
+
+@pytest.fixture
+def tabular(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tabular targets have an exit with a law of its own, of the same vocabulary."""
+    made: dict[int, TabularModel] = {}
+
+    def find(target: CausalModel, directory: str | None) -> CausalModel:
+        return made.setdefault(target.vocab_size, TabularExit.random(target.vocab_size, seed=12, order=3))
+
+    monkeypatch.setattr(exits, "find", find)
+    yield
+
+
+@pytest.mark.parametrize(
+    ("method", "vocab", "length"),
+    [
+        ({"name": "eesd", "gamma": 2}, 4, 4),
+        ({"name": "eesd", "gamma": 3}, 3, 4),
+        ({"name": "eesd", "tree": [2, 1]}, 3, 4),
+        ({"name": "eesd", "tree": [2, 2], "replacement": True}, 3, 3),
+        ({"name": "mcsd", "drafter": "exit", "tree": [3, 2]}, 3, 3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 1.5, "top_k": 2, "presence_penalty": 0.5}], ids=["plain", "warped"]
+)
+def test_the_law_is_exact(
+    method: dict[str, Any],
+    vocab: int,
+    length: int,
+    sampling: dict[str, Any],
+    tabular: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every random number that the engine asks for is enumerated: its output has plain decoding's law, to 1e-12."""
+    target = TabularModel.random(vocab, seed=21, n_layers=3)
+    engine = Engine(target, end_tokens=END)
+    params = SamplingParams(**sampling)
+    randomness = EnumeratedRandomness(monkeypatch)
+    law = randomness.law_of(lambda: tuple(engine.generate([1, 1], method, params, max_new_tokens=length).tokens))
+    plain = exact_law(target, [1, 1], params, length, END)
+    assert law.keys() == plain.keys()
+    assert all(abs(law[output] - chance) < 1e-12 for output, chance in plain.items())
+
+
+@pytest.mark.parametrize("depth", ["beta-ts", "confidence:0.45", "entropy:1.0"])
+def test_the_law_is_exact_under_controllers(depth: str, tabular: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "draftwood.depth.thompson.draw_beta", lambda a, b, uniform: 0.9 if uniform() < a / (a + b) else 0.2
+    )
+    target = TabularModel.random(3, seed=21, n_layers=3)
+    engine = Engine(target, end_tokens=END)
+    method = {"name": "eesd", "gamma": 2, "depth": depth}
+    law = EnumeratedRandomness(monkeypatch).law_of(
+        lambda: tuple(engine.generate([1, 1], method, max_new_tokens=3).tokens)
+    )
+    plain = exact_law(target, [1, 1], SamplingParams(), 3, END)
+    assert law.keys() == plain.keys()
+    assert all(abs(law[output] - chance) < 1e-12 for output, chance in plain.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "concurrency", "count"),
+    [
+        ("chain", 4, 800),
+        ("tree", 1, 800),
+        pytest.param("mcsd", 4, 20_000, marks=pytest.mark.slow),
+        pytest.param("tree-iid", 4, 20_000, marks=pytest.mark.slow),
+        pytest.param("chain", 1, 20_000, marks=pytest.mark.slow),
+    ],
+)
+def test_generations_follow_plain_decoding(name: str, concurrency: int, count: int, tabular: None) -> None:
+    engine = Engine(TARGET, end_tokens=END)
+    requests = [{"prompt": PROMPT, "seed": seed} for seed in range(count)]
+    sampling = {"temperature": 1.2, "top_p": 0.95}
+    results = engine.batch(requests, concurrency, method=METHODS[name], sampling=sampling, max_new_tokens=4)
+    law = exact_law(TARGET, PROMPT, SamplingParams(**sampling), 4, END)
+    samples = [tuple(result.tokens) for result in results]
+    assert surplus(samples, law) < 5
+    assert follows(samples, law, [sampled(law, count, seed) for seed in (1, 2)])
+
+
+@pytest.mark.parametrize("weights", ["draft", "target"])
+def test_beams_follow_beam_sampling(weights: str, tabular: None) -> None:
+    target = TabularModel.random(3, seed=11, order=4, n_layers=4)
+    engine = Engine(target, end_tokens=END)
+    law: Any = BeamLaw(target, PROMPT, SamplingParams(), END, "joint").law(2, True, 4)
+    method = {**BEAMS, "width": 2, "n_best": 2, "root_weights": weights}
+    requests = [{"prompt": PROMPT, "seed": seed} for seed in range(400)]
+    samples: Any = [
+        tuple(sorted(tuple(beam.tokens) for beam in result.beams))
+        for result in engine.batch(requests, 4, method=method, max_new_tokens=4)
+    ]
+    assert surplus(samples, law) < 5
+    assert follows(samples, law, [sampled(law, len(samples), seed) for seed in (1, 2)])
+    assert len(frequencies(samples)) > 10
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_bad_exits_are_refused(places: Any, tmp_path: Path) -> None:
+    target, other = decoder(3), decoder(4)
+    engine = Engine(target)
+    whole = Path(places(target, 2))
+
+    def refused(exit: str | None, sentence: str, error: type[Exception] = ModelError, **options: Any) -> None:
+        with pytest.raises(error, match=sentence):
+            engine.generate([1, 2], {"name": "eesd", "exit": exit, **options})
+
+    refused(None, "was given as an object, has no exit layer beside it; train one with `draftwood train eesd`")
+    refused(str(tmp_path), "has no exit.json; give the directory that `draftwood train eesd` wrote")
+    refused(places(other, 2), "was trained for another target")
+    refused(str(whole), "at most 1024 are verified", ConfigurationError, tree=[8, 8, 8, 8])
+    for name, change, sentence in (
+        (
+            "deep",
+            lambda text: text.replace('"layers": 2', '"layers": 4'),
+            "after layer 4 does not fit a target of 4 layers",
+        ),
+        ("none", lambda text: text.replace('"layers": 2', '"layers": 0'), "after layer 0 does not fit .* give 1 to 3"),
+        ("words", lambda text: text.replace('"layers": 2', '"layers": "two"'), "does not say layers, depth and target"),
+        ("broken", lambda text: text[:40], "is not valid JSON"),
+        (
+            "wide",
+            lambda text: text.replace('"depth": 1', '"depth": 2'),
+            "does not hold the parameters of an exit layer",
+        ),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "exit.json").write_text(change((whole / "exit.json").read_text()))
+        (tmp_path / name / "exit.safetensors").write_bytes((whole / "exit.safetensors").read_bytes())
+        refused(str(tmp_path / name), sentence)
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut" / "exit.json").write_bytes((whole / "exit.json").read_bytes())
+    refused(str(tmp_path / "cut"), "missing, damaged or truncated")
+    (tmp_path / "cut" / "exit.safetensors").write_bytes((whole / "exit.safetensors").read_bytes()[:-50])
+    refused(str(tmp_path / "cut"), "missing, damaged or truncated")
+    for layers in (0, LAYERS, 9):
+        with pytest.raises(ModelError, match=f"after layer {layers} does not fit a target of 4 layers; give 1 to 3"):
+            exits.ExitLayer.of(target, layers)
+
+
+def test_an_exit_is_no_draft_model_and_a_draft_model_is_no_exit(places: Any) -> None:
+    target = decoder(3)
+    layer = exits.load(places(target, 2), target)
+    with pytest.raises(ModelError, match="reads hidden states of its target; it cannot run alone"):
+        Engine(target, [layer]).generate([1, 2, 3], "speculative")
+    with pytest.raises(ConfigurationError, match="drafter is model; say drafter=exit"):
+        Engine(target, [target]).generate([1], {"name": "mcsd", "exit": places(target, 2)})
+    with pytest.raises(ConfigurationError, match="method mcsd needs a draft model"):
+        Engine(target).generate([1], "mcsd")
+    method = {"name": "mcsd", "drafter": "exit", "exit": places(target, 2)}
+    assert Engine(target).generate([1], method, max_new_tokens=5).tokens
+    assert Engine(target, [target, target]).generate([1], method, max_new_tokens=5).tokens
+
+
+def test_methods_of_an_engine_share_an_exit(places: Any) -> None:
+    target = decoder(3)
+    engine = Engine(target)
+    for layers in (1, 2):
+        place = places(target, layers)
+        for options in ({}, {"gamma": 2}, {"tree": [2, 1]}, {"name": "mcsd", "drafter": "exit"}):
+            engine.generate([1, 2], {"name": "eesd", "exit": place, **options}, max_new_tokens=4)
+    assert [model.layers for models in engine._models.values() for model in models] == [1, 2]  # type: ignore[attr-defined]
+
+
+def test_targets_without_layer_ranges_are_refused() -> None:
+    from draftwood.models.compiled import Compiled
+
+    for target, sentence in (
+        (Compiled(decoder(3)), "a compiled model computes all of its layers at once, .* leave compile out"),
+        (TARGET, "a TabularModel computes all of its layers at once, .* give a checkpoint"),
+    ):
+        with pytest.raises(ModelError, match=sentence):
+            Engine(target).generate([1], "eesd")

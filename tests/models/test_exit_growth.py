@@ -1,0 +1,77 @@
+"""A grown exit drafts what the exit drafted, behind the layer that says what its layer said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import draftwood
+from draftwood import Engine
+from draftwood.cli.main import run
+from draftwood.engine import EMBEDDED
+from draftwood.models import exit as exits
+from draftwood.models.checkpoint import load
+from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.grow import Growth, grow
+from draftwood.models.grow_exit import grow_exit, grown_layers
+
+
+def target() -> Decoder:
+    torch.manual_seed(2)
+    model = Decoder(DecoderConfig(23, 16, 24, 4, 2, 1, 8, 64)).double()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.4)
+    return model.eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize(("layers", "behind"), [(1, 1), (2, 2), (3, 5)])
+@pytest.mark.parametrize("width", [32, 40])
+def test_the_grown_exit_says_the_same(layers: int, behind: int, width: int, tmp_path: Path) -> None:
+    """Two layers are added behind the second; a width that is no multiple has silent channels."""
+    small = target()
+    plan = Growth.plan(small, 6, width, keep_first=2)
+    large = grow(small, 6, width, keep_first=2)
+    exit = exits.ExitLayer.of(small, layers).double()
+    with torch.no_grad():
+        for parameter in exit.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    assert grown_layers(layers, plan) == behind
+    for name, weights, model, after in (
+        ("small", exit.weights(), small, layers),
+        ("large", grow_exit(exit, plan, torch.float64), large, behind),
+    ):
+        exits.save(weights, tmp_path / name, model, model.config, after, torch.float64)
+    engines = {"small": Engine(small), "large": Engine(large)}
+    for seed in range(3):
+        results = [
+            engine.generate(
+                [1 + seed, 2, 3], {"name": "eesd", "exit": str(tmp_path / name)}, max_new_tokens=40, seed=seed
+            )
+            for name, engine in engines.items()
+        ]
+        drafts = [[(news.forest_token, news.accepted) for news in result.rounds] for result in results]
+        assert drafts[0] == drafts[1] and results[0].tokens == results[1].tokens
+        assert 0 < results[0].metrics.accepted < results[0].metrics.drafted
+
+
+def test_growing_the_embedded_target_grows_its_exit(tmp_path: Path) -> None:
+    out = tmp_path / "grown"
+    with pytest.raises(SystemExit) as left:
+        run(["grow", str(out), "--layers", "14", "--width", "384", "--dtype", "bfloat16", "--json"])
+    assert left.value.code == 0
+    before = json.loads((EMBEDDED / "target" / "exit" / "exit.json").read_text())
+    about = json.loads((out / "exit" / "exit.json").read_text())
+    assert about["layers"] == before["layers"] and about["grown_from"] == before["target"] != about["target"]
+    model = load(out, "bfloat16")
+    assert exits.find(model, None).layers == before["layers"]
+    options = {"sampling": {"temperature": 0}, "max_new_tokens": 24}
+    result = draftwood.load(out).generate("Story: Mara was", "eesd", **options)
+    same = draftwood.load(EMBEDDED / "target").generate("Story: Mara was", "eesd", **options)
+    assert result.tokens == same.tokens
+    assert abs(result.metrics.rounds - same.metrics.rounds) <= 2
+    with pytest.raises(draftwood.ModelError, match="was trained for another target"):
+        exits.load(EMBEDDED / "target" / "exit", model)

@@ -1,0 +1,254 @@
+"""Training exit layers: the loss, what is frozen, accumulation, several processes, the shipped layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import draftwood
+from draftwood import Engine
+from draftwood.engine import EMBEDDED
+from draftwood.models import exit as exits
+from draftwood.models.checkpoint import load
+from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.tokenizer import Tokenizer
+from draftwood.train.exit_layer import ExitRun, Rank, Settings
+from draftwood.train.optim import Cosine
+from draftwood.train.texts import Texts, read_texts
+from draftwood.world import documents
+
+VOCAB, END = 23, 0
+
+
+def decoder() -> Decoder:
+    torch.manual_seed(3)
+    made = Decoder(DecoderConfig(VOCAB, 16, 24, 3, 2, 1, 8, 64))
+    for parameter in made.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return made.eval().requires_grad_(False)
+
+
+def texts(filled: bool = False) -> Texts:
+    rng = np.random.default_rng(1)
+    rows = rng.integers(1, 8, (24, 20)).astype(np.int32)
+    if filled:
+        rows[:, 15:] = END
+    return Texts(rows[:20], rows[20:], "test", END)
+
+
+SETTINGS = Settings(layers=1, steps=8, batch=4, warmup=2, rate=1e-2, bfloat16=False)
+
+
+def test_only_the_exit_learns_and_it_learns(tmp_path: Path) -> None:
+    target = decoder()
+    before = {name: part.clone() for name, part in target.named_parameters()}
+    run = ExitRun(target, texts(), dataclasses.replace(SETTINGS, steps=30), tmp_path)
+    start = {name: part.clone() for name, part in run.exit.weights().items()}
+    figures = list(run.train(100, 10, torch.float32))
+    assert all(torch.equal(part, before[name]) for name, part in target.named_parameters())
+    assert all(not torch.equal(part, start[name]) for name, part in run.exit.weights().items())
+    assert run.progress.curve[-1]["loss"] < run.progress.curve[0]["loss"] - 1
+    assert figures[-1]["loss"] < figures[0]["loss"] - 1
+    assert run.progress.tokens == 30 * 4 * 20
+
+
+def test_distillation_alone_teaches_what_the_target_says(tmp_path: Path) -> None:
+    """Cross-entropy on text that the target would not write teaches something else."""
+    ends = {}
+    for weight in (0.0, 1.0):
+        settings = dataclasses.replace(SETTINGS, steps=40, distill=weight)
+        run = ExitRun(decoder(), texts(), settings, tmp_path / str(weight))
+        list(run.train(100, 100, torch.float32))
+        ends[weight] = run.progress.curve
+    assert ends[1.0][-1]["acceptance"] > ends[1.0][0]["acceptance"] + 0.1
+    assert ends[1.0][-1]["acceptance"] > ends[0.0][-1]["acceptance"] + 0.1
+    assert ends[0.0][-1]["loss"] < ends[1.0][-1]["loss"] - 0.3
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_the_loss_is_what_it_says(weight: float, tmp_path: Path) -> None:
+    run = ExitRun(decoder(), texts(), dataclasses.replace(SETTINGS, distill=weight), tmp_path)
+    torch.manual_seed(0)
+    tokens = torch.tensor([[3, 1, END, END, END], [2, END, 4, 5, 6]])
+    logits = torch.randn(2, 5, VOCAB, dtype=torch.float64)
+    log_p = torch.log_softmax(torch.randn(2, 5, VOCAB, dtype=torch.float64), -1)
+    expected, places = 0.0, 0
+    for row, column in itertools.product(range(2), range(4)):
+        if tokens[row, column] == END and tokens[row, column + 1] == END:
+            continue  # the filling of a row
+        log_q = torch.log_softmax(logits[row, column], -1)
+        p = log_p[row, column].exp()
+        divergence = sum(float(p[v] * (log_p[row, column, v] - log_q[v])) for v in range(VOCAB))
+        expected += (1 - weight) * -float(log_q[tokens[row, column + 1]]) + weight * divergence
+        places += 1
+    assert places == 6
+    found = run.loss(logits, tokens, log_p if weight else None)
+    assert float(found) == pytest.approx(expected / places, abs=1e-12)
+
+
+def test_an_exit_behind_all_layers_but_one_begins_as_the_target(tmp_path: Path) -> None:
+    run = ExitRun(decoder(), texts(True), dataclasses.replace(SETTINGS, layers=2), tmp_path)
+    point = run.measure()
+    assert point["acceptance"] == pytest.approx(1, abs=1e-5) and point["agreement"] == 1
+    assert ExitRun(decoder(), texts(True), SETTINGS, tmp_path).measure()["acceptance"] < 0.9
+
+
+def test_parts_of_a_step_add_up_to_the_step(tmp_path: Path) -> None:
+    runs = [
+        ExitRun(decoder(), texts(), dataclasses.replace(SETTINGS, accumulate=parts, distill=0.5), tmp_path / str(parts))
+        for parts in (1, 2, 4)
+    ]
+    losses = [[run.step()["loss"] for _ in range(4)] for run in runs]
+    for run, other in zip(runs[1:], losses[1:], strict=True):
+        assert other == pytest.approx(losses[0], rel=1e-5)
+        for name, part in run.exit.weights().items():
+            torch.testing.assert_close(part, runs[0].exit.weights()[name], atol=1e-4, rtol=1e-3)
+
+
+def test_every_row_is_read_once_in_each_epoch(tmp_path: Path) -> None:
+    run = ExitRun(decoder(), texts(), SETTINGS, tmp_path)
+    epochs = [np.concatenate([run.rows(5 * epoch + step) for step in range(5)]) for epoch in range(3)]
+    ordered = [sorted(map(tuple, epoch.tolist())) for epoch in epochs]
+    assert ordered[0] == sorted(map(tuple, run.texts.train.tolist())) == ordered[1] == ordered[2]
+    assert not np.array_equal(epochs[0], epochs[1])
+
+
+def test_the_rate_warms_up_and_falls_along_a_cosine() -> None:
+    schedule = Cosine(2.0, 4, 24)
+    assert [schedule.rate(step) for step in range(4)] == [0.5, 1.0, 1.5, 2.0]
+    assert schedule.rate(4) == 2.0 and schedule.rate(14) == pytest.approx(1.0)
+    assert schedule.rate(23) == pytest.approx(1 + math.cos(math.pi * 19 / 20)) and schedule.rate(24) == 0
+
+
+def test_held_out_texts_are_not_trained_on(tmp_path: Path) -> None:
+    words = Tokenizer.load(EMBEDDED / "target")
+    path = tmp_path / "texts.jsonl"
+    lines = [json.dumps({"tokens": [i + 5] * 6}) for i in range(60)]
+    path.write_text("\n".join(lines))
+    found = read_texts(str(path), words, 0, 16, 100, 100)
+    seen, apart = (set(part.flatten().tolist()) - {0} for part in (found.train, found.held_out))
+    assert len(apart) == 3 and len(seen) == 57 and not seen & apart
+    (tmp_path / "long.txt").write_text("One day Mara went to the lake. " * 50)
+    long = read_texts(str(tmp_path / "long.txt"), words, 0, 16, 100, 100)
+    assert len(long.train) > 10 and len(long.held_out) == 1
+    assert found.digest != long.digest
+
+
+def test_a_save_that_fails_leaves_the_last_good_one(tmp_path: Path) -> None:
+    run = ExitRun(decoder(), texts(), SETTINGS, tmp_path)
+    run.measure()
+    run.step()
+    run.save(torch.float32)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert set(before) == {"run.safetensors", "exit.safetensors", "exit.json"}
+    for _ in range(3):
+        run.step()
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    small = len(before["exit.safetensors"])
+    for room, sentence in ((small // 2, "run cannot be saved .* the last good one is still there"), (900, "last good")):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))  # as a disk that is full after so many bytes
+        try:
+            with pytest.raises(draftwood.ModelError, match=sentence):
+                run.save(torch.float32)
+            with pytest.raises(draftwood.ModelError, match=r"cannot be written .* what was there before is whole"):
+                exits.save(run.exit.weights(), tmp_path, run.target, run.target.config, 1, torch.float32)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    again = ExitRun(decoder(), texts(), SETTINGS, tmp_path)
+    assert again.progress.step == 1
+    again.step()
+    run.save(torch.float32)
+    assert ExitRun(decoder(), texts(), SETTINGS, tmp_path).progress.step == 4
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
+    """torchrun, gloo on the CPU: half of each step's rows each, gradients averaged, one of them saves."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
+        "from test_exit_layer import decoder, texts, SETTINGS\n"
+        "from draftwood.train.exit_layer import ExitRun, Rank\n"
+        "torch.set_num_threads(1); rank = Rank.here()\n"
+        "torch.distributed.init_process_group('gloo') if rank.count > 1 else None\n"
+        "list(ExitRun(decoder(), texts(), SETTINGS, Path(sys.argv[1]), rank).train(3, 4, torch.float32))\n"
+    )
+    here = str(Path(__file__).parent)
+    subprocess.run([sys.executable, script, tmp_path / "one", here], check=True)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29511"]
+    subprocess.run([*torchrun, script, tmp_path / "two", here], check=True, capture_output=True)
+    one, two = (exits.load(tmp_path / name, decoder(), packed=False).weights() for name in ("one", "two"))
+    for name, part in one.items():
+        torch.testing.assert_close(part, two[name], atol=1e-4, rtol=1e-3)
+    with pytest.raises(draftwood.ConfigurationError, match="over 1 parts on 3 processes"):
+        ExitRun(decoder(), texts(), SETTINGS, tmp_path / "odd", Rank(0, 3))
+
+
+# -- the layer that is shipped -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return draftwood.load()
+
+
+def test_the_embedded_target_has_an_exit(engine: Engine) -> None:
+    """Greedy text is plain decoding's, with more than two tokens a round, though nothing but the target is there."""
+    alone = Engine(engine.target, tokenizer=engine.tokenizer, end_tokens=engine.end_tokens)
+    made = {method: [0, 0] for method in ("eesd", "tree", "mcsd")}
+    for domain in ("sql", "stories"):
+        (document,) = itertools.islice(documents(domain, "held-out", 7), 1)
+        options = {"sampling": {"temperature": 0}, "max_new_tokens": 40}
+        plain = alone.generate(document.prompt, "autoregressive", **options).tokens
+        for name, method in (
+            ("eesd", {"name": "eesd"}),
+            ("tree", {"name": "eesd", "tree": [3, 2, 1]}),
+            ("mcsd", {"name": "mcsd", "drafter": "exit", "tree": [3, 2, 1]}),
+        ):
+            result = alone.generate(document.prompt, method, **options)
+            assert result.tokens == plain
+            made[name][0] += len(result.tokens)
+            made[name][1] += result.metrics.rounds
+    assert all(tokens > 2 * rounds for tokens, rounds in made.values())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_reduced_precision_gives_plain_decodings_text_too(dtype: str) -> None:
+    """On a chain, layers in two runs give the logits of one bit for bit: near-ties fall the same way."""
+    options = {"dtype": "float32", "quantize": "int8"} if dtype == "int8" else {"dtype": dtype}
+    engine = draftwood.load(EMBEDDED / "target", **options)
+    (document,) = itertools.islice(documents("stories", "held-out", 9), 1)
+    asked = {"sampling": {"temperature": 0}, "max_new_tokens": 40}
+    plain = engine.generate(document.prompt, "autoregressive", **asked)
+    for method in ({"name": "eesd"}, {"name": "eesd", "tree": [3, 2, 1]}):
+        result = engine.generate(document.prompt, method, **asked)
+        assert result.tokens == plain.tokens
+        assert "tree" in method or result.logprobs == plain.logprobs
+        assert result.metrics.accepted > 5
+
+
+def test_the_shipped_exit_is_as_good_as_its_file_says(tmp_path: Path) -> None:
+    target = load(EMBEDDED / "target", packed=False)
+    place = EMBEDDED / "target" / exits.BESIDE
+    about = json.loads((place / exits.ABOUT).read_text())
+    words = Tokenizer.load(EMBEDDED / "target")
+    world = read_texts("world", words, 0, 256, 2, 8)
+    assert world.train.shape == (2, 256) and world.held_out.shape == (8, 256)
+    run = ExitRun(target, world, Settings(layers=about["layers"]), tmp_path)
+    untrained = run.measure()
+    run.exit = exits.load(place, target, packed=False)
+    point = run.measure()
+    assert point["acceptance"] > 0.8 > untrained["acceptance"] + 0.3
+    assert point["acceptance"] == pytest.approx(about["trained"]["acceptance"], abs=0.04)

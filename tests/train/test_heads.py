@@ -1,0 +1,206 @@
+"""Training heads: the loss by hand, resuming bit for bit, what is saved and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_session import VOCAB, decoder
+
+from draftwood import ConfigurationError, Engine, ModelError
+from draftwood.models import heads as trained
+from draftwood.models.decoder import Decoder
+from draftwood.models.heads import ABOUT, WEIGHTS, Heads, load, save
+from draftwood.models.identity import fingerprint
+from draftwood.train.heads import HeadRun, HeadSettings
+from draftwood.train.texts import Texts
+
+END, CONTEXT = 0, 12
+
+
+def texts(rows: int = 24, held_out: int = 4) -> Texts:
+    """Runs of 1, 2, 3, ... from random beginnings, with ends between."""
+    random = np.random.default_rng(1)
+
+    def row() -> list[int]:
+        filled: list[int] = []
+        while len(filled) < CONTEXT:
+            start = int(random.integers(1, 10))
+            filled += [*range(start, start + int(random.integers(3, 8))), END]
+        return filled[:CONTEXT]
+
+    made = np.array([row() for _ in range(rows + held_out)], dtype=np.int32)
+    return Texts(made[:rows], made[rows:], "digest", END)
+
+
+def settings(**options: Any) -> HeadSettings:
+    values = {"steps": 6, "batch": 4, "warmup": 1, "bfloat16": False, "heads": 3, "rate": 3e-2, **options}
+    return HeadSettings(4, **values)
+
+
+def run(out: Path, target: Decoder | None = None, **options: Any) -> HeadRun:
+    return HeadRun(target or decoder(), texts(), settings(**options), out)
+
+
+@pytest.mark.parametrize("distill", [0.0, 0.3])
+def test_loss_by_hand(tmp_path: Path, distill: float) -> None:
+    """sum_k 0.8^k of the mean over places t without an end in t+1..t+k, of what is k + 1 places ahead."""
+    job = run(tmp_path, distill=distill)
+    tokens = torch.from_numpy(texts().train[:3].astype(np.int64))
+    hidden, answer = job._read(tokens, True)
+    assert answer is not None
+    torch.manual_seed(0)
+    for part in job.exit.parameters():
+        part.data += 0.1 * torch.randn_like(part)
+    logits = job.exit.train_forward(hidden)
+    expected = 0.0
+    for k in (1, 2, 3):
+        each = []
+        for row in range(3):
+            for t in range(CONTEXT - k - 1):
+                if END in tokens[row, t + 1 : t + k + 1].tolist():
+                    continue
+                log_q = torch.log_softmax(logits[k - 1, row, t], -1)
+                log_p = answer[row, t + k]
+                nll = -log_q[tokens[row, t + k + 1]]
+                kl = (log_p.exp() * (log_p - log_q)).sum()
+                each.append(float(((1 - distill) * nll + distill * kl).detach()))
+        expected += 0.8**k * sum(each) / len(each)
+    got = job.loss(logits, tokens, answer if distill else None)
+    assert float(got.detach()) == pytest.approx(expected, rel=1e-5)
+
+
+def test_they_begin_as_the_targets_head() -> None:
+    target = decoder()
+    tokens = torch.arange(1, 9)[None]
+    x = target.train_layers(target.embedded(tokens, torch.arange(8)[None]), 0, 4)
+    for shared in (False, True):
+        heads = Heads.of(target, 2, shared)
+        logits = heads.train_forward(target.normed(x))
+        assert logits.shape == (2, 1, 8, VOCAB)
+        assert torch.allclose(logits, target.train_forward(tokens).expand(2, -1, -1, -1), atol=1e-5)
+        count = sum(part.numel() for part in heads.parameters())
+        assert count == 2 * (24 * 24 + 24 + (0 if shared else 24 * VOCAB))
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_training_lowers_the_loss_of_the_heads_only(tmp_path: Path, shared: bool) -> None:
+    target = decoder()
+    before = {name: part.detach().clone() for name, part in target.named_parameters()}
+    job = run(tmp_path, target, steps=40, shared=shared)
+    list(job.train(100, 100, torch.float32))
+    first, last = job.progress.curve[0], job.progress.curve[-1]
+    for k in (1, 2, 3):
+        assert last[f"loss_{k}"] < 0.8 * first[f"loss_{k}"]
+        assert 0 <= last[f"agreement_{k}"] <= 1 and 0 < last[f"acceptance_{k}"] < 1
+    assert last["acceptance"] == last["acceptance_1"]
+    assert all(torch.equal(part, before[name]) for name, part in target.named_parameters())
+    assert all(part.grad is None for part in target.parameters())
+
+
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    list(whole.train(100, 3, torch.float32))
+    broken = run(tmp_path / "broken")
+    steps = broken.train(2, 3, torch.float32)
+    for _ in range(3):
+        next(steps)
+    steps.close()  # killed after step 3, saved after step 2
+    again = run(tmp_path / "broken")
+    assert again.progress.step == 2
+    list(again.train(2, 3, torch.float32))
+    assert again.progress.step == whole.progress.step == 6
+    one, other = (load_file(tmp_path / name / WEIGHTS) for name in ("whole", "broken"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    assert again.progress.curve == whole.progress.curve
+    with pytest.raises(ConfigurationError, match="holds a run whose heads is 3, not 2; give the same settings"):
+        run(tmp_path / "broken", heads=2)
+
+
+def test_what_was_trained_is_loaded_and_drafts(tmp_path: Path) -> None:
+    target = decoder()
+    job = run(tmp_path, target, steps=30)
+    list(job.train(100, 100, torch.float32))
+    heads = load(tmp_path, target)
+    assert not heads.shared and heads.count == 3
+    hidden = torch.randn(5, 24)
+    assert torch.allclose(heads.train_forward(hidden), job.exit.train_forward(hidden), atol=1e-4)
+    method = {"name": "medusa", "heads": str(tmp_path), "tree": [2, 1, 1]}
+    prompt = texts().held_out[0][:6].tolist()
+    result = Engine(target).generate(prompt, method, {"temperature": 0}, max_new_tokens=16)
+    plain = Engine(target).generate(prompt, "autoregressive", {"temperature": 0}, max_new_tokens=16)
+    assert result.tokens == plain.tokens
+    target.home = tmp_path.parent
+    tmp_path.rename(tmp_path.parent / trained.BESIDE)
+    beside = Engine(target).generate(prompt, {**method, "heads": None}, {"temperature": 0}, max_new_tokens=16)
+    assert [r.drafted for r in beside.rounds] == [r.drafted for r in result.rounds]
+
+
+def test_shared_heads_are_small_and_load(tmp_path: Path) -> None:
+    target = decoder()
+    job = run(tmp_path, target, shared=True)
+    list(job.train(100, 100, torch.float32))
+    heads = load(tmp_path, target, packed=False)
+    assert heads.shared and not heads.out
+    hidden = torch.randn(5, 24)
+    assert torch.allclose(heads.train_forward(hidden), job.exit.train_forward(hidden), atol=1e-5)
+    assert heads.weight_bytes == 4 * (3 * (24 * 24 + 24) + 24 * VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 0}, "heads is 0, but must be from 1 to 16"),
+        ({"decay": 0.0}, "decay is 0.0, but must be above 0"),
+        ({"steps": 0}, "steps is 0, but must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_be(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        run(tmp_path, **options)
+
+
+def test_nothing_to_train_on(tmp_path: Path) -> None:
+    empty = Texts(texts().train[:0], texts().held_out, "digest", END)
+    with pytest.raises(ConfigurationError, match="there is nothing to train on"):
+        HeadRun(decoder(), empty, settings(), tmp_path)
+
+
+def test_files_that_cannot_be(tmp_path: Path) -> None:
+    target = decoder()
+    save(Heads.of(decoder(1), 2).weights(), tmp_path, fingerprint(decoder(1)))
+    with pytest.raises(
+        ModelError, match=r"the heads in .* were trained for another target .* `draftwood train medusa`"
+    ):
+        load(tmp_path, target)
+    save(Heads.of(target, 2).weights(), tmp_path, fingerprint(target))
+    load(tmp_path, target)
+    whole = (tmp_path / WEIGHTS).read_bytes()
+    (tmp_path / WEIGHTS).write_bytes(whole[:200])
+    with pytest.raises(ModelError, match=r"missing, damaged or of other heads .* train the heads again"):
+        load(tmp_path, target)
+    (tmp_path / WEIGHTS).write_bytes(whole)
+    (tmp_path / ABOUT).write_text((tmp_path / ABOUT).read_text("utf-8").replace('"heads": 2', '"heads": 3'), "utf-8")
+    with pytest.raises(ModelError, match="of other heads"):
+        load(tmp_path, target)
+    (tmp_path / ABOUT).write_text("{}", "utf-8")
+    with pytest.raises(ModelError, match="does not say heads and shared"):
+        load(tmp_path, target)
+
+
+def test_an_interrupted_save_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = decoder()
+    save(Heads.of(target, 2).weights(), tmp_path, fingerprint(target))
+    before = (tmp_path / WEIGHTS).read_bytes()
+
+    def full(tensors: Any, path: Path, metadata: Any) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trained, "save_file", full)
+    with pytest.raises(ModelError, match=r"No space left on device.*what was there before is whole"):
+        save(Heads.of(target, 2).weights(), tmp_path, fingerprint(target))
+    assert (tmp_path / WEIGHTS).read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == [ABOUT, WEIGHTS]
