@@ -21,7 +21,7 @@ from draftwood.evidence.tasks import Instance, Task
 from draftwood.evidence.tasks.base import digest
 from draftwood.methods import Method
 from draftwood.sampling import SamplingParams
-from draftwood.trace import GenerationResult, Metrics
+from draftwood.trace import GenerationResult, Metrics, Round
 
 WARM_TOKENS = 8
 
@@ -158,7 +158,8 @@ class Runner:
             "token_hash": digest([result.tokens for result in results]),
             "nats": -sum(sum(result.logprobs) for result in results),  # under the target's untouched softmax
             "seconds": seconds,
-            "rounds": rounds_of([result.metrics for result in results]),
+            "rounds": rounds_of([result.metrics for result in results])
+            | histograms([news for result in results for news in result.rounds]),
         }
         try:
             scores = job.task.score(instance, answers)
@@ -192,6 +193,7 @@ SUMS = (
     *("target_rows", "draft_rows", "draft_forwards", "layers", "widths", "widths_accepted"),
 )
 BY_POSITION = ("attempted_at", "accepted_at")
+HISTOGRAMS = ("width_counts", "depth_counts")
 
 
 def rounds_of(metrics: Sequence[Metrics]) -> dict[str, Any]:
@@ -201,6 +203,19 @@ def rounds_of(metrics: Sequence[Metrics]) -> dict[str, Any]:
         found[name] = added([getattr(each, name) for each in metrics])
     found["peak_slots"] = max(each.peak_slots for each in metrics)
     return found
+
+
+def histograms(rounds: Sequence[Round]) -> dict[str, list[int]]:
+    """Entry n of `width_counts`: layers of n beams, all hypotheses counted; of `depth_counts`: rounds n drafts deep."""
+    return {
+        "width_counts": counted([layer.width for news in rounds for layer in news.layers]),
+        "depth_counts": counted([news.depth_accepted for news in rounds]),
+    }
+
+
+def counted(values: Sequence[int]) -> list[int]:
+    """How often 0, 1, ... is among values."""
+    return [values.count(value) for value in range(max(values, default=-1) + 1)]
 
 
 def added(lists: Sequence[Sequence[int]]) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from draftwood.evidence.energy import NOT_AVAILABLE
 from draftwood.evidence.intervals import Interval, quotient, ratio
-from draftwood.evidence.running import BY_POSITION, SUMS, added, grouped
+from draftwood.evidence.running import BY_POSITION, HISTOGRAMS, SUMS, added, grouped
 from draftwood.evidence.scoring.programs import pass_at
 from draftwood.evidence.store import Record
 
@@ -181,6 +181,7 @@ def _decoding(made: Sequence[Record]) -> dict[str, Any]:
         "tau": ratio(per_item(made, _of("emitted")), per_item(made, _of("rounds"))),
         "acceptance_rate": ratio(per_item(made, _of("accepted")), per_item(made, _of("drafted"))),
         "acceptance_by_position": [a / n for a, n in zip(accepted, attempted, strict=True)],
+        **{name: added([record["rounds"].get(name, []) for record in made]) for name in HISTOGRAMS},
     }
 
 

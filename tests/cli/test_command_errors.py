@@ -43,7 +43,7 @@ FLAGS = [  # (flags, what the sentence must say)
     (["--method", "dsbd", "--set", "n_best=0"], "option 'n_best' is 0"),
     (
         ["--method", "dsbd", "--set", "drafter=lookup"],
-        "option 'drafter' is 'lookup', but input should be 'model' or 'exit'",
+        "'lookup', but input should be 'model' or 'exit'",
     ),
     (["--method", "beam-sampling", "--set", "width=0"], "option 'width' is 0"),
     (["--method", "beam-sampling", "--set", "gamma=2"], "method beam-sampling has no option 'gamma'"),

@@ -166,8 +166,8 @@ def plan(
     """Measure for about `seconds`, and say which method and settings are fastest on these prompts (token ids).
 
     An eighth of the time goes to forwards of K rows, a half to pilots of each kind of method, the rest to runs of the
-    best foretold settings in turns with decoding without drafts, on the same prompts with other seeds. Two prompts of each
-    are run however long they take.
+    best foretold settings in turns with decoding without drafts, on the same prompts with other seeds. Two prompts of
+    each are run however long they take.
     """
     params = params or SamplingParams()
     if not prompts:
