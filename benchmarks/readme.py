@@ -6,6 +6,7 @@ Run: python benchmarks/readme.py
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -363,6 +364,8 @@ def _points(found: dict[str, Any]) -> str:
     return f"{found['score']:.1%}: {_within(found['score_difference'], '+.1f', 100)}"
 
 
+early_exit_table = runpy.run_path(str(Path(__file__).with_name("early_exit_readme.py")))["early_exit_table"]
+
 # where each table stands: document -> (marker, result files, how they are written)
 TABLES: dict[str, list[tuple[str, str, Callable[[list[dict[str, Any]]], str]]]] = {
     "README.md": [
@@ -372,6 +375,7 @@ TABLES: dict[str, list[tuple[str, str, Callable[[list[dict[str, Any]]], str]]]] 
         ("batching table", "batching-*.json", batching_table),
         ("beams table", "beams-*.json", beams_table),
         ("candidates table", "candidates-*.json", candidates_table),
+        ("early exit table", "early-exit-*.json", early_exit_table),
     ],
     "draftwood/models/embedded/README.md": [
         ("acceptance", "embedded-pair.json", lambda results: acceptance_table(*results)),

@@ -279,7 +279,8 @@ class Metrics:
         """
         if a < 0:
             raise ValueError(f"a is {a}, but a cost cannot be negative")
-        return self.emitted / (a * self.drafted + self.emitted - self.accepted) if self.emitted else 1.0
+        forwards = max(self.emitted - self.accepted, 1)  # a text may end within its first drafts
+        return self.emitted / (a * self.drafted + forwards) if self.emitted else 1.0
 
     @property
     def predicted_speedup(self) -> float:

@@ -215,6 +215,7 @@ def test_figures_of_early_exit_by_hand() -> None:
     assert metrics.predicted_speedup == pytest.approx(9 * 0.5 / (12 * 0.05 + 3 * 0.5))  # Eq. 13: seconds over seconds
     assert metrics.predicted_speedup_at(v) == pytest.approx(1)  # drafts as dear as they are good
     assert metrics.predicted_speedup_at(0) == pytest.approx(9 / 3)
+    assert Metrics(emitted=3, accepted=3, drafted=4, rounds=1).predicted_speedup_at(0) == 3  # ended within its drafts
     shares = metrics.time_shares
     assert shares == pytest.approx({"draft": 0.6 / 2.4, "verify": 1.5 / 2.4, "sampling": 0.3 / 2.4, "other": 0})
     assert metrics.as_dict()["time_shares"] == shares and metrics.as_dict()["harmonic_mean"] == metrics.harmonic_mean
