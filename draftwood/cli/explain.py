@@ -230,11 +230,23 @@ def explain(
 
     `prompt` are the tokens before the first round; `ends` are tokens that end a sequence.
     """
+    return drawn(groves_of(rounds, prompt), prompt, words, ends, width, colour)
+
+
+def groves_of(rounds: Sequence[Round], prompt: Sequence[int]) -> list[Grove]:
+    """The forest of every round, every draft with its fate."""
     groves: list[Grove] = []
     hypotheses: Sequences = [(prompt[-1],)]
     for news in rounds:
         groves.append(judged(news, hypotheses))
         hypotheses = grown(news)
+    return groves
+
+
+def drawn(
+    groves: Sequence[Grove], prompt: Sequence[int], words: Words, ends: frozenset[int], width: int, colour: bool
+) -> list[str]:
+    """`explain`, of forests that are there."""
     drawing = Drawing(words, ends, max(width, NARROWEST), colour)
     lines = drawing.legend(groves)
     before = list(prompt)

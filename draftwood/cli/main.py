@@ -27,7 +27,9 @@ GROUP = "group"
 COMMANDS = {  # name -> module:function, in the order of the help page
     "generate": "draftwood.cli.generate:generate",
     "compare": "draftwood.cli.compare:compare",
+    "explain": "draftwood.cli.viewer:explain",
     "eval": "draftwood.cli.evaluate:evaluate",
+    "report": "draftwood.cli.report:report",
     "methods": "draftwood.cli.methods:methods",
     "tasks": "draftwood.cli.tasks:tasks",
     "grow": "draftwood.cli.grow:grow",

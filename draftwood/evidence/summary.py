@@ -205,6 +205,7 @@ def _timing(made: Sequence[Record]) -> dict[str, Any]:
     verify = parts["verify"] / rounds if rounds else 0.0
     return {
         "seconds": math.fsum(map(_seconds, made)),
+        "round_seconds": total,
         "first_round_seconds": math.fsum(record["rounds"]["first_round_seconds"] for record in made),
         "tokens_per_second": ratio(per_item(made, _tokens), per_item(made, _seconds)),
         "time_shares": {part: seconds / total if total else 0.0 for part, seconds in parts.items()},
