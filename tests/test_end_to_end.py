@@ -53,11 +53,8 @@ CELLS = [
     for method, verify, warped, concurrency in itertools.product(METHOD_CELLS, ("rejection", "coupled"), WARPS, (1, 4))
 ]
 EVERYDAY = {
-    ("autoregressive", "rejection", "penalties", 1),
     ("speculative", "rejection", "plain", 4),
     ("speculative", "coupled", "top_k", 1),
-    ("specinfer", "rejection", "top_p", 4),
-    ("specinfer-2", "rejection", "plain", 1),
     ("specinfer-2", "rejection", "penalties", 4),
     ("mcsd-iid", "rejection", "min_p", 1),
     ("mcsd-distinct", "rejection", "top_k", 4),

@@ -164,6 +164,7 @@ def test_chains_change_no_bit(grown: Path, dtype: str, threads: int) -> None:
         compare(grown, dtype, PROMPTS[1:4], 40)
 
 
+@pytest.mark.slow
 def test_single_cells_of_int8_change_no_bit(grouped: Path, threads: int) -> None:
     assert checkpoint.load(grouped, quantize="int8").cells(1) == 1
     if threads == 2:
