@@ -38,16 +38,7 @@ def certify(
             show_default=False,
         ),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="An option of the method. Repeatable.",
-            rich_help_panel=flags.METHOD,
-            show_default=False,
-        ),
-    ] = None,
+    settings: flags.MethodOptions = None,
     every: Annotated[
         bool, typer.Option("--all", metavar="", help="Every method there is.", rich_help_panel=flags.METHOD)
     ] = False,
@@ -80,12 +71,7 @@ def certify(
     ] = 1000,
     prompts: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Prompts for the pair, one a line. Default: held-out documents of every domain.",
-            rich_help_panel=CHECKS,
-            show_default=False,
-        ),
+        flags.prompts_file("Prompts for the pair, one a line. Default: held-out documents of every domain.", CHECKS),
     ] = None,
     position: Annotated[
         int,
@@ -119,7 +105,7 @@ def certify(
     if min(runs, pair_runs, replays, max_new_tokens) < 1 or position < 0:
         raise RequestError("certify needs --runs, --pair-runs, --replays and --max-new-tokens of 1 or more")
     models = flags.ModelFlags(target, draft, dtype, device, quantize, compile)
-    params = flags.sampling(None, temperature=temperature)
+    params = flags.sampling(temperature)
     if params.greedy:
         raise ConfigurationError(
             "certify samples the pair, so --temperature must be above 0; greedy text is checked too"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftwood.cli import flags
+from draftwood.cli import flags, prompt_flags
 from draftwood.cli.turns import Entry, parse_methods, set_references, take_turns
 from draftwood.errors import RequestError
 
@@ -24,8 +24,8 @@ USUAL, USUAL_WITHOUT_DRAFT = "speculative,mcsd,lookup", "lookup"
 
 
 def compare(
-    prompt: flags.PromptArgument = None,
-    prompt_file: flags.PromptFile = None,
+    prompt: prompt_flags.PromptArgument = None,
+    prompt_file: prompt_flags.PromptFile = None,
     max_new_tokens: flags.MaxNewTokens = 128,
     stop: flags.Stop = None,
     ignore_eos: flags.IgnoreEos = False,
@@ -45,16 +45,7 @@ def compare(
             show_default=USUAL,
         ),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="An option of every method that has it, or METHOD.KEY=VALUE for one. Repeatable.",
-            rich_help_panel=flags.METHOD,
-            show_default=False,
-        ),
-    ] = None,
+    settings: Annotated[list[str] | None, flags.setting(flags.OF_EVERY_METHOD)] = None,
     repeat: Annotated[
         int, typer.Option(metavar="N", help="Timed runs of each; medians count.", rich_help_panel=flags.METHOD)
     ] = 3,
@@ -80,21 +71,14 @@ def compare(
     """
     from draftwood.cli.rendering import as_json, console, grown, visible
 
-    text = flags.prompt_text(prompt, prompt_file)
+    text = prompt_flags.prompt_text(prompt, prompt_file)
     if repeat < 1 or warmup < 0:
         raise RequestError("compare needs --repeat 1 or more and --warmup 0 or more")
     models = flags.ModelFlags(target, draft, dtype, device, quantize, compile)
     names = methods if methods is not None else USUAL if models.drafts else USUAL_WITHOUT_DRAFT
     entries = [Entry(method) for method in parse_methods(names, settings or ())]
     params = flags.sampling(
-        logit_bias,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
+        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias
     )
     for entry in entries:
         entry.method.refuse(params)

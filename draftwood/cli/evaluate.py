@@ -40,16 +40,7 @@ def evaluate(
             show_default=USUAL,
         ),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="An option of every method that has it, or METHOD.KEY=VALUE for one. Repeatable.",
-            rich_help_panel=WHAT,
-            show_default=False,
-        ),
-    ] = None,
+    settings: Annotated[list[str] | None, flags.setting(flags.OF_EVERY_METHOD, WHAT)] = None,
     tasks: Annotated[
         str,
         typer.Option(
@@ -125,14 +116,7 @@ def evaluate(
     wanted = [limited(task, max_new_tokens) for task in parse_all(tasks)]
     evaluation.refuse_code(wanted, run_code)
     params = flags.sampling(
-        logit_bias,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
+        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias
     )
     for method in chosen:
         method.refuse(params)

@@ -1,55 +1,37 @@
-"""The flags that commands share, and what they mean: an engine, a prompt, methods and sampling options.
+"""The flags that commands share, and what they mean: an engine, methods and sampling options.
 
 Imports no torch until a function is called. Refuses to know what a command does with them.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from draftwood.errors import ConfigurationError, RequestError
+from draftwood.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from draftwood.engine import Engine, Prompt
+    from draftwood.engine import Engine
     from draftwood.methods import Method
     from draftwood.sampling import SamplingParams
 
 MODELS, METHOD, SAMPLING, LIMITS, OUTPUT = "Models", "Method", "Sampling", "Prompt and limits", "Output"
+OF_EVERY_METHOD = "An option of every method that has it, or METHOD.KEY=VALUE for one. Repeatable."
 
-PromptArgument: TypeAlias = Annotated[
-    str | None,
-    typer.Argument(metavar="PROMPT", help="The text to continue; - reads it from standard input.", show_default=False),
-]
-PromptFile: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Read the prompt from a file. As with -, one line break at its end is dropped.",
-        rich_help_panel=LIMITS,
-        show_default=False,
-    ),
-]
-Chat: TypeAlias = Annotated[
-    bool,
-    typer.Option(
-        "--chat",
-        metavar="",
-        help="The prompt is a user's message: put it into the checkpoint's chat template.",
-        rich_help_panel=LIMITS,
-    ),
-]
-System: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TEXT", help="With --chat: the system message before it.", rich_help_panel=LIMITS, show_default=False
-    ),
-]
+
+def setting(help: str, panel: str = METHOD) -> Any:
+    """The option --set of a command."""
+    return typer.Option("--set", metavar="KEY=VALUE", help=help, rich_help_panel=panel, show_default=False)
+
+
+def prompts_file(help: str, panel: str) -> Any:
+    """The option --prompts of a command that reads them with `draftwood.cli.prompts`."""
+    return typer.Option(metavar="FILE", help=help, rich_help_panel=panel, show_default=False)
+
+
 Target: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -97,6 +79,20 @@ Device: TypeAlias = Annotated[
         rich_help_panel=MODELS,
         show_default=False,
     ),
+]
+MethodName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        metavar="NAME",
+        help="How to decode, see 'draftwood methods'; file:PATH reads name and options from JSON or YAML. "
+        "Default: speculative with a draft model, else autoregressive.",
+        rich_help_panel=METHOD,
+        show_default=False,
+    ),
+]
+MethodOptions: TypeAlias = Annotated[
+    list[str] | None, setting("An option of the method, such as gamma=6 or tree=4,2,2,1. Repeatable.")
 ]
 Seed: TypeAlias = Annotated[
     int, typer.Option(metavar="N", help="The same seed gives the same text.", rich_help_panel=SAMPLING)
@@ -188,42 +184,16 @@ class ModelFlags:
         return load(self.target, drafts, self.dtype, self.device, self.quantize, self.compile)
 
 
-def prompt_text(argument: str | None, file: Path | None) -> str:
-    """The prompt from the argument, standard input or a file; never empty."""
-    if argument is not None and file is not None:
-        raise RequestError("give the prompt as an argument or with --prompt-file, not both")
-    if argument is None and file is None:
-        raise RequestError("there is no prompt; give the text as an argument, - for standard input, or --prompt-file")
-    try:
-        if file is not None:
-            text = _without_line_end(file.read_text("utf-8"))
-        else:
-            text = _without_line_end(sys.stdin.read()) if argument == "-" else str(argument)
-        text.encode("utf-8")  # an argument of broken bytes arrives as lone surrogates
-    except UnicodeError:
-        raise RequestError("the prompt is not valid UTF-8; convert it first") from None
-    except OSError as error:
-        raise RequestError(f"the prompt file {file} cannot be read: {error.strerror}") from None
-    if not text:
-        raise RequestError("the prompt is empty; give at least one token of text")
-    return text
-
-
-def conversation(text: str, chat: bool, system: str | None) -> Prompt:
-    """The prompt as it is; with --chat as a user's message, after the system's if there is one."""
-    if not chat:
-        if system is not None:
-            raise RequestError("--system is a message of a conversation; give --chat too")
-        return text
-    first = [] if system is None else [{"role": "system", "content": system}]
-    return [*first, {"role": "user", "content": text}]
-
-
-def _without_line_end(text: str) -> str:
-    return text[:-1] if text.endswith("\n") else text
-
-
-def sampling(logit_bias: Iterable[str] | None, **values: Any) -> SamplingParams:
+def sampling(
+    temperature: float,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
+    logit_bias: Iterable[str] | None = None,
+) -> SamplingParams:
     """Checked sampling options; `logit_bias` are ID=X flags."""
     from draftwood import config
     from draftwood.sampling import SamplingParams
@@ -237,7 +207,17 @@ def sampling(logit_bias: Iterable[str] | None, **values: Any) -> SamplingParams:
             bias[int(token)] = float(value)
         except ValueError:
             raise ConfigurationError(f"--logit-bias takes ID=X, such as 42=-5, not {flag!r}") from None
-    return config.parse(SamplingParams, {**values, "logit_bias": bias}, "sampling")
+    values = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "logit_bias": bias,
+    }
+    return config.parse(SamplingParams, values, "sampling")
 
 
 def method(name: str | None, settings: Iterable[str] | None, drafts: int) -> Method:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftwood.cli import flags
+from draftwood.cli import flags, prompt_flags
 
 if TYPE_CHECKING:
     from draftwood.cli.rendering import Painter
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def generate(
-    prompt: flags.PromptArgument = None,
-    prompt_file: flags.PromptFile = None,
-    chat: flags.Chat = False,
-    system: flags.System = None,
+    prompt: prompt_flags.PromptArgument = None,
+    prompt_file: prompt_flags.PromptFile = None,
+    chat: prompt_flags.Chat = False,
+    system: prompt_flags.System = None,
     max_new_tokens: flags.MaxNewTokens = 128,
     stop: flags.Stop = None,
     ignore_eos: flags.IgnoreEos = False,
@@ -31,27 +31,8 @@ def generate(
     device: flags.Device = None,
     quantize: flags.Quantize = None,
     compile: flags.Compile = False,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            "--method",
-            metavar="NAME",
-            help="How to decode, see 'draftwood methods'; file:PATH reads name and options from JSON or YAML. "
-            "Default: speculative with a draft model, else autoregressive.",
-            rich_help_panel=flags.METHOD,
-            show_default=False,
-        ),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="An option of the method, such as gamma=6 or tree=4,2,2,1. Repeatable.",
-            rich_help_panel=flags.METHOD,
-            show_default=False,
-        ),
-    ] = None,
+    method: flags.MethodName = None,
+    settings: flags.MethodOptions = None,
     seed: flags.Seed = 0,
     temperature: flags.Temperature = 1.0,
     top_k: flags.TopK = 0,
@@ -102,18 +83,11 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
     from draftwood.cli.rendering import as_json
 
     # what can be refused is refused before a model is loaded
-    asked = flags.conversation(flags.prompt_text(prompt, prompt_file), chat, system)
+    asked = prompt_flags.conversation(prompt_flags.prompt_text(prompt, prompt_file), chat, system)
     models = flags.ModelFlags(target, draft, dtype, device, quantize, compile)
     chosen = flags.method(method, settings, models.drafts)
     params = flags.sampling(
-        logit_bias,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
+        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias
     )
     chosen.refuse(params)
     engine = models.load()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from draftwood.cli import flags
+from draftwood.cli.progress import advancing
 from draftwood.errors import ConfigurationError
 
 SHAPE = "Shape"
@@ -118,7 +118,7 @@ def grow(
         seed,
     )
     count = sum(shape.numel() for _, shape, _ in growth.parameters(model))
-    with _progress(count, color) as advance:
+    with advancing("growing", count, color, percent=True) as advance:
         config = write(model, out, growth, raw, dtype, source, advance)
     if (directory / exits.BESIDE / exits.ABOUT).is_file():
         write_exit(exits.load(directory / exits.BESIDE, model, packed=False), model, growth, out, dtype)
@@ -174,23 +174,6 @@ def _locate(source: str) -> Path:
     if source not in known:
         raise ConfigurationError(f"there is no model {source!r}" + did_you_mean(source, known))
     return checkpoint.locate(EMBEDDED / source.partition(":")[2])
-
-
-@contextmanager
-def _progress(total: int, color: bool | None) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr in parameters made, where stderr is a terminal."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    from draftwood.cli.rendering import console
-
-    err = console(color, stderr=True)
-    if not err.is_terminal:
-        yield lambda count: None
-        return
-    columns = (TextColumn("growing"), BarColumn(30), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda count: bar.update(task, advance=count)
 
 
 def _show(document: dict[str, Any], show: Callable[..., Any]) -> None:

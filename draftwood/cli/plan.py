@@ -29,12 +29,7 @@ def plan(
     compile: flags.Compile = False,
     prompts: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Your prompts, one a line. Default: held-out documents of every domain.",
-            rich_help_panel=PLANNING,
-            show_default=False,
-        ),
+        flags.prompts_file("Your prompts, one a line. Default: held-out documents of every domain.", PLANNING),
     ] = None,
     seconds: Annotated[
         float, typer.Option(metavar="S", help="About how long to measure.", rich_help_panel=PLANNING)
@@ -69,7 +64,7 @@ def plan(
 
     if not seconds > 0 or max_new_tokens < 8:
         raise RequestError("plan needs --seconds above 0 and --max-new-tokens of 8 or more")
-    params = flags.sampling(None, temperature=temperature, top_k=top_k, top_p=top_p)
+    params = flags.sampling(temperature, top_k, top_p)
     engine = flags.ModelFlags(target, draft, dtype, device, quantize, compile).load()
     asked = token_prompts(engine, prompts, 8, max_new_tokens)
     with _progress(color) as told:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 import typer
 
-from draftwood.cli import flags
+from draftwood.cli import flags, train_flags
+from draftwood.cli.progress import advancing
+from draftwood.cli.train_flags import RECORDING
 from draftwood.errors import ConfigurationError
 
-RECORDING, TRAINING = "Recording", "Training"
 SUFFIX = ".safetensors"
 
 
@@ -27,18 +26,9 @@ def calibration(
             show_default=False,
         ),
     ],
-    prompts: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE|world",
-            help="Prompts, one per line; world: those that the embedded pair was trained on, of every domain.",
-            rich_help_panel=RECORDING,
-        ),
-    ] = "world",
-    limit: Annotated[int, typer.Option(metavar="N", help="Most prompts.", rich_help_panel=RECORDING)] = 280,
-    max_new_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Tokens to decode for each prompt.", rich_help_panel=RECORDING)
-    ] = 96,
+    prompts: train_flags.Prompts = "world",
+    limit: train_flags.Limit = 280,
+    max_new_tokens: train_flags.MaxNewTokens = 96,
     temperature: Annotated[
         list[float] | None,
         typer.Option(
@@ -48,12 +38,8 @@ def calibration(
             show_default="0 and 1",
         ),
     ] = None,
-    epochs: Annotated[
-        int, typer.Option(metavar="N", help="Most of them; the best counts.", rich_help_panel=TRAINING)
-    ] = 60,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Of prompts, texts and training.", rich_help_panel=TRAINING)
-    ] = 0,
+    epochs: train_flags.Epochs = 60,
+    seed: train_flags.RecordingSeed = 0,
     target: flags.Target = None,
     draft: flags.Draft = None,
     dtype: flags.Dtype = "float32",
@@ -67,14 +53,7 @@ def calibration(
         ),
     ] = "speculative",
     settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="An option of the method. gamma is 10 unless given. Repeatable.",
-            rich_help_panel=RECORDING,
-            show_default=False,
-        ),
+        list[str] | None, flags.setting("An option of the method. gamma is 10 unless given. Repeatable.", RECORDING)
     ] = None,
     color: flags.Color = None,
     json: flags.Json = False,
@@ -106,7 +85,7 @@ def calibration(
         pass
     engine = models.load()
     chosen = engine.method(chosen)
-    with _progress(len(texts), color) as advance:
+    with advancing("recording", len(texts), color) as advance:
         drafts = record(engine, chosen, texts, temperature or (0.0, 1.0), max_new_tokens, seed, advance)
     trained = train_calibration(drafts, epochs=epochs, seed=seed)
     names = {"models": engine.names, "method": chosen.as_dict(), "prompts": len(texts), "drafts": len(drafts)}
@@ -137,20 +116,3 @@ def calibration(
         markup=False,
         soft_wrap=True,
     )
-
-
-@contextmanager
-def _progress(total: int, color: bool | None) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr in prompts decoded, where stderr is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from draftwood.cli.rendering import console
-
-    err = console(color, stderr=True)
-    if not err.is_terminal:
-        yield lambda count: None
-        return
-    columns = (TextColumn("recording"), BarColumn(30), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda count: bar.update(task, advance=count)

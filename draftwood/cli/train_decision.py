@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftwood.cli import flags
+from draftwood.cli import flags, train_flags
+from draftwood.cli.progress import advancing
+from draftwood.cli.train_flags import RECORDING, TRAINING
 from draftwood.errors import ConfigurationError, RequestError, did_you_mean
 
 if TYPE_CHECKING:
     from draftwood.depth.judgement import Judgement
 
-RECORDING, TRAINING = "Recording", "Training"
 KINDS = {"hidden": "the draft's last hidden state", "output": "its most probable tokens and its entropy"}
 SUFFIX = ".safetensors"
 FEWEST = 100  # examples
@@ -40,18 +40,9 @@ def decision(
             rich_help_panel=TRAINING,
         ),
     ] = "output",
-    prompts: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE|world",
-            help="Prompts, one per line; world: those that the embedded pair was trained on, of every domain.",
-            rich_help_panel=RECORDING,
-        ),
-    ] = "world",
-    limit: Annotated[int, typer.Option(metavar="N", help="Most prompts.", rich_help_panel=RECORDING)] = 280,
-    max_new_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Tokens to decode for each prompt.", rich_help_panel=RECORDING)
-    ] = 64,
+    prompts: train_flags.Prompts = "world",
+    limit: train_flags.Limit = 280,
+    max_new_tokens: train_flags.MaxNewTokens = 64,
     temperature: Annotated[
         list[float] | None,
         typer.Option(
@@ -70,26 +61,15 @@ def decision(
         ),
     ] = "mcsd-fork",
     settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="An option of the method, such as gamma=6. Repeatable.",
-            rich_help_panel=RECORDING,
-            show_default=False,
-        ),
+        list[str] | None, flags.setting("An option of the method, such as gamma=6. Repeatable.", RECORDING)
     ] = None,
     top: Annotated[
         int,
         typer.Option(metavar="K", help="Kind output: how many probabilities it reads.", rich_help_panel=TRAINING),
     ] = 8,
     width: Annotated[int, typer.Option(metavar="D", help="Hidden units of a layer.", rich_help_panel=TRAINING)] = 64,
-    epochs: Annotated[
-        int, typer.Option(metavar="N", help="Most of them; the best counts.", rich_help_panel=TRAINING)
-    ] = 30,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Of prompts, texts and training.", rich_help_panel=TRAINING)
-    ] = 0,
+    epochs: train_flags.Epochs = 30,
+    seed: train_flags.RecordingSeed = 0,
     target: flags.Target = None,
     draft: flags.Draft = None,
     dtype: flags.Dtype = "float32",
@@ -117,7 +97,7 @@ def decision(
     chosen = recordable(engine, chosen)
     temperatures = temperature or [1.0]
     learned: Any = kind
-    with _progress(len(texts) * len(temperatures), color) as advance:
+    with advancing("recording", len(texts) * len(temperatures), color) as advance:
         examples = record(engine, texts, learned, chosen, temperatures, max_new_tokens, top, seed, advance)
     if len(examples) < FEWEST:
         raise RequestError(
@@ -231,20 +211,3 @@ def _thresholds(judgement: Judgement) -> Any:
     for beta, kept, stopped in judgement.thresholds:
         made.add_row(f"{beta:g}", percent(kept), percent(stopped))
     return made
-
-
-@contextmanager
-def _progress(total: int, color: bool | None) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr in requests decoded, where stderr is a terminal."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from draftwood.cli.rendering import console
-
-    err = console(color, stderr=True)
-    if not err.is_terminal:
-        yield lambda count: None
-        return
-    columns = (TextColumn("recording"), BarColumn(30), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda count: bar.update(task, advance=count)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftwood.cli import flags
-from draftwood.cli.train_exit import TRAINING, Sizes, carried_out, prepared
+from draftwood.cli import flags, train_flags
+from draftwood.cli.train_flags import TRAINING
+from draftwood.cli.training_run import NO_PLOT, Sizes, carried_out, prepared
 
 if TYPE_CHECKING:
     from draftwood.models.decoder import Decoder
@@ -17,14 +18,7 @@ if TYPE_CHECKING:
 
 def medusa(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the heads go.", show_default=False)],
-    data: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE|world",
-            help="What `draftwood train corpus` wrote, or any text: .jsonl with text or tokens; or the embedded "
-            "pair's world.",
-        ),
-    ] = "world",
+    data: train_flags.Data = "world",
     target: flags.Target = None,
     heads: Annotated[
         int, typer.Option(metavar="K", help="Heads: tokens that are foretold.", rich_help_panel=TRAINING)
@@ -41,35 +35,22 @@ def medusa(
     decay: Annotated[
         float, typer.Option(metavar="X", help="Head k's loss weighs X^k.", rich_help_panel=TRAINING)
     ] = 0.8,
-    steps: Annotated[int, typer.Option(metavar="N", help="Steps.", rich_help_panel=TRAINING)] = 1000,
-    batch: Annotated[int, typer.Option(metavar="N", help="Rows of a step.", rich_help_panel=TRAINING)] = 16,
-    context: Annotated[int, typer.Option(metavar="N", help="Tokens of a row.", rich_help_panel=TRAINING)] = 256,
-    accumulate: Annotated[
-        int, typer.Option(metavar="N", help="Parts that a step is computed in.", rich_help_panel=TRAINING)
-    ] = 1,
-    rate: Annotated[float, typer.Option(metavar="X", help="Peak learning rate.", rich_help_panel=TRAINING)] = 1e-3,
-    warmup: Annotated[int, typer.Option(metavar="N", help="Steps of warm-up.", rich_help_panel=TRAINING)] = 50,
-    distill: Annotated[
-        float,
-        typer.Option(
-            metavar="W",
-            help="Weight of distillation on the target's own distributions; the rest is cross-entropy on the text.",
-            rich_help_panel=TRAINING,
-        ),
-    ] = 0.0,
-    precision: Annotated[
-        str, typer.Option(metavar="TYPE", help="Of products: bfloat16 or float32.", rich_help_panel=TRAINING)
-    ] = "bfloat16",
-    store: Annotated[str, typer.Option(metavar="TYPE", help="Of the file: bfloat16 or float32.")] = "bfloat16",
-    rows: Annotated[
-        int, typer.Option(metavar="N", help="Rows to train on at most; then they are read again.")
-    ] = 20_000,
-    held_out: Annotated[int, typer.Option(metavar="N", help="Rows that are measured and not trained on.")] = 32,
-    save_every: Annotated[int, typer.Option(metavar="N", help="Steps between two saves.")] = 100,
-    measure_every: Annotated[int, typer.Option(metavar="N", help="Steps between two measurements.")] = 100,
+    steps: train_flags.Steps = 1000,
+    batch: train_flags.Batch = 16,
+    context: train_flags.Context = 256,
+    accumulate: train_flags.Accumulate = 1,
+    rate: train_flags.Rate = 1e-3,
+    warmup: train_flags.Warmup = 50,
+    distill: train_flags.Distill = 0.0,
+    precision: train_flags.Precision = "bfloat16",
+    store: train_flags.Store = "bfloat16",
+    rows: train_flags.Rows = 20_000,
+    held_out: train_flags.HeldOut = 32,
+    save_every: train_flags.SaveEvery = 100,
+    measure_every: train_flags.MeasureEvery = 100,
     dtype: flags.Dtype = "float32",
     device: flags.Device = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of the order of rows, and of the world.")] = 0,
+    seed: train_flags.RunSeed = 0,
     color: flags.Color = None,
     json: flags.Json = False,
 ) -> None:
@@ -106,7 +87,7 @@ def medusa(
     )
     each = ", ".join(f"{document[f'acceptance_{k}']:.3f}" for k in range(1, heads + 1))
     show(
-        f"held out: acceptance head by head {each}" + ("" if document["plot"] else "; no plot without matplotlib"),
+        f"held out: acceptance head by head {each}" + ("" if document["plot"] else NO_PLOT),
         markup=False,
         soft_wrap=True,
     )

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftwood.cli import flags
+from draftwood.cli import flags, tune_flags
 from draftwood.cli.prompts import fitted, held_out, read
+from draftwood.cli.tune_flags import SEARCH, WORK
 from draftwood.cli.tune_plan import TREES, Plan, make_plan
 from draftwood.errors import ConfigurationError, RequestError
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from draftwood.methods import Method
 
 PROMPTS_SEED = 11  # documents that no benchmark uses
-SEARCH, WORK = "Search", "Prompts and limits"
 
 
 def tune(
@@ -47,14 +47,7 @@ def tune(
         ),
     ] = "guided",
     settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="An option that is fixed, such as verify=coupled. Repeatable.",
-            rich_help_panel=SEARCH,
-            show_default=False,
-        ),
+        list[str] | None, flags.setting("An option that is fixed, such as verify=coupled. Repeatable.", SEARCH)
     ] = None,
     rows: Annotated[
         int,
@@ -97,19 +90,8 @@ def tune(
             rich_help_panel=SEARCH,
         ),
     ] = 0.02,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="One prompt per line; of a .jsonl file, a string or its 'prompt'. Default: the embedded world's.",
-            rich_help_panel=WORK,
-            show_default=False,
-        ),
-    ] = None,
-    documents: Annotated[
-        int,
-        typer.Option(metavar="N", help="Without --prompts: prompts of each domain.", rich_help_panel=WORK),
-    ] = 3,
+    prompts: tune_flags.Prompts = None,
+    documents: tune_flags.Documents = 3,
     max_new_tokens: Annotated[
         int, typer.Option(metavar="N", help="Most tokens to generate for each.", rich_help_panel=WORK)
     ] = 64,
@@ -153,7 +135,7 @@ def tune(
     # what can be refused is refused before a model is loaded
     models = flags.ModelFlags(target, draft, dtype, device, quantize, compile)
     plan = make_plan(method, budget, search, settings, rows, max_depth, widths, initial, beams, tolerance)
-    params = flags.sampling(None, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    params = flags.sampling(temperature, top_k, top_p, min_p)
     plan.plain.refuse(params)
     if max_new_tokens < 2:
         raise RequestError("a run of fewer than 2 tokens shows no speed; raise --max-new-tokens")

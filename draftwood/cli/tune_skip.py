@@ -9,33 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftwood.cli import flags
+from draftwood.cli import flags, tune_flags
 from draftwood.cli.prompts import token_prompts
+from draftwood.cli.tune_flags import SEARCH, WORK
 from draftwood.errors import ConfigurationError, RequestError
 
 if TYPE_CHECKING:
     from draftwood.skipping import Foretold
-
-SEARCH, WORK = "Search", "Prompts and limits"
 
 
 def skip(
     budget: Annotated[int, typer.Option(metavar="N", help="Sets to judge.", rich_help_panel=SEARCH)] = 200,
     gamma: Annotated[int, typer.Option(metavar="N", help="Most drafts of a round.", rich_help_panel=SEARCH)] = 8,
     search_seed: Annotated[int, typer.Option(metavar="N", help="Of the search.", rich_help_panel=SEARCH)] = 0,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="One prompt per line. Default: held-out documents of the embedded world.",
-            rich_help_panel=WORK,
-            show_default=False,
-        ),
-    ] = None,
-    documents: Annotated[
-        int,
-        typer.Option(metavar="N", help="Without --prompts: prompts of each domain.", rich_help_panel=WORK),
-    ] = 4,
+    prompts: tune_flags.Prompts = None,
+    documents: tune_flags.Documents = 4,
     max_new_tokens: Annotated[
         int, typer.Option(metavar="N", help="Tokens that the target writes after each.", rich_help_panel=WORK)
     ] = 64,
@@ -70,7 +58,7 @@ def skip(
         raise RequestError("sets are judged by text: give --max-new-tokens of 2 or more, and --documents of 1 or more")
     if out.suffix != ".json" or out.is_dir():
         raise ConfigurationError(f"--out {out} will not do; name a .json file")
-    params = flags.sampling(None, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    params = flags.sampling(temperature, top_k, top_p, min_p)
     engine = flags.ModelFlags(target, None, dtype, device, quantize, False).load()
 
     from draftwood.models.exit import layered

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftwood.cli import flags
+from draftwood.cli import flags, prompt_flags
 
 if TYPE_CHECKING:
     from draftwood.cli.explain import Grove
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def explain(
-    prompt: flags.PromptArgument = None,
+    prompt: prompt_flags.PromptArgument = None,
     html: Annotated[
         Path | None,
         typer.Option(
@@ -29,9 +29,9 @@ def explain(
             show_default=False,
         ),
     ] = None,
-    prompt_file: flags.PromptFile = None,
-    chat: flags.Chat = False,
-    system: flags.System = None,
+    prompt_file: prompt_flags.PromptFile = None,
+    chat: prompt_flags.Chat = False,
+    system: prompt_flags.System = None,
     max_new_tokens: flags.MaxNewTokens = 48,
     stop: flags.Stop = None,
     ignore_eos: flags.IgnoreEos = False,
@@ -40,26 +40,8 @@ def explain(
     dtype: flags.Dtype = "float32",
     device: flags.Device = None,
     quantize: flags.Quantize = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            "--method",
-            metavar="NAME",
-            help="How to decode, see 'draftwood methods'. Default: speculative with a draft, else autoregressive.",
-            rich_help_panel=flags.METHOD,
-            show_default=False,
-        ),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="An option of the method, such as gamma=6. Repeatable.",
-            rich_help_panel=flags.METHOD,
-            show_default=False,
-        ),
-    ] = None,
+    method: flags.MethodName = None,
+    settings: flags.MethodOptions = None,
     seed: flags.Seed = 0,
     temperature: flags.Temperature = 1.0,
     top_k: flags.TopK = 0,
@@ -82,18 +64,11 @@ def explain(
     from draftwood.cli.viewer_data import noted
     from draftwood.train.recording import Recording
 
-    asked = flags.conversation(flags.prompt_text(prompt, prompt_file), chat, system)
+    asked = prompt_flags.conversation(prompt_flags.prompt_text(prompt, prompt_file), chat, system)
     models = flags.ModelFlags(target, draft, dtype, device, quantize)
     chosen = flags.method(method, settings, models.drafts)
     params = flags.sampling(
-        logit_bias,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
+        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias
     )
     chosen.refuse(params)
     recorders: list[Recorder] = []

@@ -23,7 +23,7 @@ def draw_judgement(judgement: Judgement, path: Path, title: str, threshold: floa
     try:
         figures = import_module("matplotlib.figure")
     except ImportError as error:
-        raise ConfigurationError(f"{error}; figures need matplotlib, which is in the extra draftwood[bench]") from error
+        raise ConfigurationError(f"{error}; pip install 'draftwood[train]' for figures") from error
     figure = figures.Figure(figsize=(12, 3.8), layout="constrained")
     figure.suptitle(title)
     roc, calibration, overlap = figure.subplots(1, 3)

@@ -67,7 +67,7 @@ def test_the_table_and_a_missing_matplotlib(command: Command, tmp_path: Path, mo
     assert "of 12 prompts" in lines[0]
     assert all(word in shown.out for word in ("share accepted", "log loss", "ROC", "calibration error", "overlap"))
     assert f"--set depth=decision:{out}" in lines[-2]
-    assert lines[-1].startswith("no figure: ") and "draftwood[bench]" in lines[-1]
+    assert lines[-1].startswith("no figure: ") and "draftwood[train]" in lines[-1]
     assert max(map(len, lines[1:-2])) <= 80
     assert out.is_file() and not out.with_suffix(".png").exists()
 
