@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 import math
 import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -56,6 +59,14 @@ def _module(name: str, **values: Any) -> ModuleType:
 
 def asked(*args: Any) -> Any:
     return SimpleNamespace(args=args)
+
+
+def test_the_entry_point_is_the_model(harness: Any) -> None:
+    """Versions of the harness that look for models of other packages find it."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    ((name, place),) = project["entry-points"]["lm_eval.models"].items()
+    assert name == harness.MODEL
+    assert EntryPoint(name, place, "lm_eval.models").load() is harness.Draftwood
 
 
 PROMPT = "Once upon a time there was a"
