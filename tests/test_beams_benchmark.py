@@ -24,9 +24,9 @@ def bench() -> Iterator[Any]:
         import beams
         import beams_fronts
         import beams_items
+        import beams_readme
         import beams_report
         import beams_settings
-        import readme
 
         yield SimpleNamespace(
             main=beams,
@@ -34,7 +34,7 @@ def bench() -> Iterator[Any]:
             items=beams_items,
             report=beams_report,
             settings=beams_settings,
-            readme=readme,
+            readme=beams_readme,
         )
     finally:
         sys.path.remove(str(BENCHMARKS))

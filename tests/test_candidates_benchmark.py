@@ -24,12 +24,16 @@ def bench() -> Iterator[Any]:
     try:
         import beams_items
         import candidates
+        import candidates_readme
         import candidates_report
         import candidates_settings
-        import readme
 
         yield SimpleNamespace(
-            main=candidates, items=beams_items, report=candidates_report, settings=candidates_settings, readme=readme
+            main=candidates,
+            items=beams_items,
+            report=candidates_report,
+            settings=candidates_settings,
+            readme=candidates_readme,
         )
     finally:
         sys.path.remove(str(BENCHMARKS))
