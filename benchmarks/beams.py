@@ -14,11 +14,8 @@ Run: python benchmarks/beams.py --limit 300 --repeats 2
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import beams_settings as settings_of
@@ -26,8 +23,9 @@ import torch
 from beams_items import Lab, Store, gather
 from beams_report import memories, overheads, scored, searched, show
 from beams_settings import LIMITS, PAPER, PROSE, Grid, Item, Setting, items
-from pairs import NAMES, Pair, pair
-from record import RESULTS, arguments, environment, listed, write
+from pairs import NAMES, pair
+from parts import begun, draw, pair_of, parsed, part_arguments
+from record import environment, listed, write
 from rich.console import Console
 
 PARTS = ("pareto", "table", "search", "overhead", "memory")
@@ -42,11 +40,8 @@ REPORTS: dict[str, Callable[[Sequence[Setting], Store, Sequence[Item]], list[dic
 def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     grid = Grid()
-    parser = arguments(__doc__.splitlines()[0])
-    parser.add_argument("--pair", choices=NAMES, default="embedded")
-    parser.add_argument("--part", choices=PARTS, action="append", help="may be given several times; default: all")
+    parser = part_arguments(__doc__.splitlines()[0], PARTS)
     parser.add_argument("--limit", type=int, default=12, help="documents of each task that are timed")
-    parser.add_argument("--repeats", type=int, default=1, help="runs of each setting on each document, own seeds")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of a text where no answer is scored")
     parser.add_argument("--quality-from", choices=NAMES, help="pair whose answers are scored; default: the timed one")
     parser.add_argument("--quality-dtype", default="float32", help="of the pair of --quality-from")
@@ -60,23 +55,13 @@ def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--min-widths", type=listed(int), default=grid.min_widths)
     for option, value in PAPER.items():
         parser.add_argument(f"--{option.replace('_', '-')}", type=type(value), default=value)
-    parser.add_argument("--out", type=Path, default=None, help="directory of results; default: benchmarks/results")
     parser.add_argument("--minutes", type=float, default=math.inf, help="for each part's speed and for its quality")
-    parser.add_argument("--no-runs", action="store_true", help="conclude from the runs that are there")
-    parser.add_argument(
-        "--quick", action="store_true", help="seconds: few settings, items, tokens; in a directory aside"
-    )
-    options = parser.parse_args(words)
-    if (options.target is None) != (options.draft is None):
-        parser.error("beams need both a target and a draft: give --target and --draft, or --pair")
+    options = parsed(parser, words, PARTS, "beams")
     if unknown := set(options.tasks) - set(LIMITS):
         parser.error(f"there is no task {sorted(unknown)[0]!r}; there are {', '.join(LIMITS)}")
     if options.quick:
         options.limit, options.repeats, options.tokens = 2, 1, 16
         options.quality_limit, options.quality_repeats = 4, 1
-        options.out = options.out or Path(tempfile.gettempdir()) / "draftwood-beams-quick"
-    options.out = options.out or RESULTS
-    options.part = [part for part in PARTS if part in (options.part or PARTS)]
     return options
 
 
@@ -109,11 +94,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        if options.target is not None:
-            place = Path(options.target)
-            self.pair = Pair(options.name or place.name, place, Path(options.draft), place)
-        else:
-            self.pair = pair(options.pair)
+        self.pair = pair_of(options)
         sampling = sampling_of(options)
         other = "" if sampling == PAPER else "-T{temperature:g}-k{top_k}-p{top_p:g}".format(**sampling)
         self.name = options.name or f"beams-{self.pair.name}-{options.dtype}{other}"
@@ -125,10 +106,7 @@ class Bench:
             name = f"beams-{judged.name}-{options.quality_dtype}{other}"
             store = self.store if name == self.name else self._store(name)
             self.judge = store, Lab(judged.target, judged.draft, options.quality_dtype)
-        self.result: dict[str, Any] = {"pair": self.pair.describe(), "parts": {}}
-        path = options.out / f"{self.name}.json"
-        if path.exists():  # parts that are not run now stay
-            self.result["parts"] = json.loads(path.read_text("utf-8"))["parts"]
+        self.result = begun(self.pair, options.out / f"{self.name}.json")
 
     def _store(self, name: str) -> Store:
         return Store(self.options.out / f"{name}.items.jsonl", self.options.threads)
@@ -187,13 +165,7 @@ def main() -> None:
     path = options.out / f"{bench.name}.json"
     console.print(f"written: {path}; runs: {bench.store.path}")
     if "pareto" in options.part:
-        try:
-            from beams_figures import draw
-        except ImportError as error:
-            console.print(f"no figures: {error}; they need the extra draftwood[bench]")
-        else:
-            for figure in draw(bench.name, bench.result, options.out / "figures"):
-                console.print(f"drawn: {figure}")
+        draw("beams_figures", bench.name, bench.result, options.out / "figures", console)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,7 @@ Run: python benchmarks/candidates.py --limit 20
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,8 @@ from beams_settings import Item, Setting
 from candidates_decision import decision_file
 from candidates_report import headlines, losses, qualities, show, speeds
 from pairs import NAMES, Pair, pair
-from record import RESULTS, arguments, environment, listed, write
+from parts import begun, draw, pair_of, parsed, part_arguments
+from record import environment, listed, write
 from rich.console import Console
 
 from draftwood.world import DOMAINS
@@ -42,11 +41,8 @@ HIDDEN = ("out", "name", "minutes", "quality_minutes", "no_runs", "decision", "o
 
 def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = arguments(__doc__.splitlines()[0])
-    parser.add_argument("--pair", choices=NAMES, default="embedded")
-    parser.add_argument("--part", choices=PARTS, action="append", help="may be given several times; default: all")
+    parser = part_arguments(__doc__.splitlines()[0], PARTS)
     parser.add_argument("--limit", type=int, default=8, help="documents of each domain that are timed")
-    parser.add_argument("--repeats", type=int, default=1, help="runs of each setting on each document, own seeds")
     parser.add_argument("--tokens", type=int, default=64, help="most tokens of a text; scored answers have fewer")
     parser.add_argument("--domains", type=listed(str), default=DOMAINS)
     parser.add_argument("--temperatures", type=listed(float), default=settings_of.TEMPERATURES, help="of part static")
@@ -63,18 +59,11 @@ def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quality-limit", type=int, default=150, help="documents of each domain with a score")
     parser.add_argument("--quality-prose", type=int, default=20, help="documents of each other domain")
     parser.add_argument("--quality-repeats", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=None, help="directory of results; default: benchmarks/results")
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="for each part's speed, of all its drafts; 0: none"
     )
     parser.add_argument("--quality-minutes", type=float, default=math.inf, help="for each part's quality; 0: none")
-    parser.add_argument("--no-runs", action="store_true", help="conclude from the runs that are there")
-    parser.add_argument(
-        "--quick", action="store_true", help="seconds: few settings, items, tokens; in a directory aside"
-    )
-    options = parser.parse_args(words)
-    if (options.target is None) != (options.draft is None):
-        parser.error("candidates need both a target and a draft: give --target and --draft, or --pair")
+    options = parsed(parser, words, PARTS, "candidates")
     if unknown := set(options.domains) - set(DOMAINS):
         parser.error(f"there is no domain {sorted(unknown)[0]!r}; there are {', '.join(DOMAINS)}")
     if options.quality_from is None and options.target is None:
@@ -86,9 +75,6 @@ def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     if options.quick:
         options.limit, options.tokens, options.widths = 1, 12, options.widths[:2]
         options.quality_limit, options.quality_prose, options.decision_prompts = 2, 1, 14
-        options.out = options.out or Path(tempfile.gettempdir()) / "draftwood-candidates-quick"
-    options.out = options.out or RESULTS
-    options.part = [part for part in PARTS if part in (options.part or PARTS)]
     return options
 
 
@@ -97,21 +83,14 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        if options.target is not None:
-            place = Path(options.target)
-            self.pair = Pair(options.name or place.name, place, Path(options.draft), place)
-        else:
-            self.pair = pair(options.pair)
+        self.pair = pair_of(options)
         self.name = options.name or f"candidates-{self.pair.name}-{options.dtype}"
         self.drafts = {self.pair.name: self.pair.draft}
         if options.other_draft and "widths" in options.part:
             self.drafts[options.other_draft] = pair(options.other_draft).draft
         self.stores: dict[str, Store] = {}
         self.labs: dict[tuple[Path, Path, str], Lab] = {}
-        self.result: dict[str, Any] = {"pair": self.pair.describe(), "parts": {}}
-        path = options.out / f"{self.name}.json"
-        if path.exists():  # parts that are not run now stay
-            self.result["parts"] = json.loads(path.read_text("utf-8"))["parts"]
+        self.result = begun(self.pair, options.out / f"{self.name}.json")
 
     def store(self, name: str) -> Store:
         """The runs of one target, draft and type."""
@@ -202,13 +181,7 @@ def main() -> None:
         bench.part(part)
         show(console, part, bench.result["parts"][part])
     console.print(f"written: {options.out / f'{bench.name}.json'}")
-    try:
-        from candidates_figures import draw
-    except ImportError as error:
-        console.print(f"no figures: {error}; they need the extra draftwood[bench]")
-    else:
-        for figure in draw(bench.name, bench.result, options.out / "figures"):
-            console.print(f"drawn: {figure}")
+    draw("candidates_figures", bench.name, bench.result, options.out / "figures", console)
 
 
 if __name__ == "__main__":
