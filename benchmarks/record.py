@@ -20,18 +20,9 @@ from typing import Any
 import torch
 
 import draftwood
+from draftwood.evidence.provenance import processor
 
 RESULTS = Path(__file__).parent / "results"
-
-
-def processor() -> str:
-    """The CPU's name."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text("utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def commit() -> str:

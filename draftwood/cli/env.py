@@ -7,7 +7,6 @@ import platform
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.cli import flags
@@ -44,13 +43,14 @@ def collect() -> dict[str, Any]:
     import torch
 
     from draftwood import __version__
+    from draftwood.evidence.provenance import processor
 
     return {
         "draftwood": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES} | {"torch": torch.__version__},  # names its build
-        "cpu": _cpu(),
+        "cpu": processor(),
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "memory_gib": _memory(),
@@ -64,15 +64,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _cpu() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text("utf-8", "replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _memory() -> float | None:
