@@ -20,11 +20,12 @@ import torch
 from draftwood import config
 from draftwood.decode import Request, rounds
 from draftwood.depth import Learner
+from draftwood.draft import SharedSession
 from draftwood.errors import ConfigurationError, ModelError, RequestError
 from draftwood.executor import Decoding, drive, drive_together
 from draftwood.methods import Method
 from draftwood.models import checkpoint
-from draftwood.models.base import CausalModel
+from draftwood.models.base import CausalModel, Part
 from draftwood.models.cache import Cache
 from draftwood.models.chat import Message
 from draftwood.models.compiled import Compiled
@@ -311,8 +312,13 @@ class Engine:
         models = self._models.get(plan.method) or self._models.get(plan.method.drafts_from)
         if models is None:
             models = self._models[plan.method.drafts_from] = plan.method.models(self.target, self.drafts)
-        sessions = [Session(model, self._cache(model), "draft") for model in models]
         target = Session(self.target, self._cache(self.target))
+        sessions = [
+            SharedSession(model, target.cache, "draft", target=target)
+            if isinstance(model, Part) and model.whole is self.target
+            else Session(model, self._cache(model), "draft")
+            for model in models
+        ]
         drafter, verify, depth, answers = plan.method.build(sessions, target)
         if isinstance(depth, Learner) and depth.shared:
             depth = self._learners.setdefault(plan.method, depth).beside()

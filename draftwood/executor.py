@@ -216,9 +216,9 @@ def drive_together(decodings: Iterable[Callable[[], Decoding[News]]], limit: int
                 return
             drafting = [i for i, run in wishes.items() if run.session.role != "target" or run.upto is not None]
             ready = drafting or list(wishes)
-            groups: dict[tuple[int, int | None], list[int]] = {}
+            groups: dict[tuple[int, int | None], list[int]] = {}  # by model: parts of the target share its cache
             for i in sorted(ready):
-                groups.setdefault((id(wishes[i].session.cache), wishes[i].upto), []).append(i)
+                groups.setdefault((id(wishes[i].session.model), wishes[i].upto), []).append(i)
             for members in groups.values():
                 with torch.inference_mode():
                     answers = execute([wishes.pop(i) for i in members])

@@ -29,6 +29,7 @@ class Run:
 
     With `upto` = N, layers [0, N) are computed and the answer is hidden states [len(nodes), D]; a later run resumes
     at N from what the session kept. Ancestors and trunk tokens that the model has not seen are computed on the way.
+    N = 0 computes nothing, but gives slots to what has none.
 
     `given` holds the input of models that read another model's hidden states in place of tokens: [D] for each node
     that such a model has not seen yet.
@@ -110,6 +111,11 @@ class Session:
     def span(self) -> int:
         """Slots [0, span) are in use, holes included."""
         return self._top
+
+    @property
+    def cached(self) -> int:
+        """Leading tokens of the trunk that have slots."""
+        return len(self._trunk_slot)
 
     @property
     def live_slots(self) -> int:

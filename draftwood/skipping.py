@@ -2,6 +2,9 @@
 
 Knows how a set's speed is foretold: its acceptance on text that the target wrote, with one forward per set, and what
 forwards cost. The search is optuna's (spaces.py). Refuses to know terminals and files.
+
+The forward is that of a draft model which skips the sublayers for every token. Drafts of self-spec read what the whole
+target left of verified tokens, so that their acceptance differs a little from what is foretold here.
 """
 
 from __future__ import annotations

@@ -55,10 +55,12 @@ class Recording(Heads):
 
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make both methods work on tables: other tables as views, random heads."""
+    """Make both methods work on tables: other tables as parts, which read the target's cache, and random heads."""
 
     def skipping(target: TabularModel, skipped: object) -> TabularModel:
-        return TabularModel.random(target.vocab_size, seed=99)
+        part = TabularModel.random(target.vocab_size, seed=99)
+        part.whole = target  # type: ignore[attr-defined]
+        return part
 
     def find(target: TabularModel, directory: object) -> Heads:
         return random_heads(target.vocab_size, target.vocab_size, 3)

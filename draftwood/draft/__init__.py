@@ -6,6 +6,7 @@ from draftwood.draft.early_exit import ExitDrafter, ExitSource
 from draftwood.draft.heads import HeadsDrafter
 from draftwood.draft.model import ModelDrafter
 from draftwood.draft.ngram import NgramDrafter
+from draftwood.draft.shared import SharedSession
 
 __all__ = [
     "BeamDrafter",
@@ -17,4 +18,5 @@ __all__ = [
     "NgramDrafter",
     "NoDrafter",
     "Proposer",
+    "SharedSession",
 ]

@@ -84,7 +84,7 @@ class Source(Protocol):
 
     @property
     def context(self) -> int:
-        """Positions that it has room for."""
+        """Positions that it has room for; 0 where it cannot draft yet."""
 
     @property
     def hidden(self) -> Tensor | None:

@@ -28,9 +28,10 @@ Layers = Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidat
 class SelfSpeculative(SequenceMethod):
     """Self-speculative decoding (Zhang et al. 2023, "Draft & Verify").
 
-    The draft model is the target without the attention of some layers and the MLP of some: no other weights, and a
-    cache of its own for the layers whose attention is left, so that a prompt is read once more by the draft. Drafting
-    ends where the draft is less sure than a threshold that follows the acceptance rate.
+    The draft model is the target without the attention of some layers and the MLP of some: no other weights, and no
+    other cache. Drafts read the keys and values that the whole target left of prompt and verified tokens; what they
+    write of their own is overwritten when the target verifies them. The first round reads the prompt and drafts
+    nothing. Drafting ends where the draft is less sure than a threshold that follows the acceptance rate.
     """
 
     name = "self-spec"

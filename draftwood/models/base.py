@@ -57,3 +57,11 @@ class CausalModel(Protocol):
     def new_cache(self, rows: int, capacity: int) -> Cache: ...
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor: ...
+
+
+@runtime_checkable
+class Part(CausalModel, Protocol):
+    """A model that is a part of another one and reads and writes the keys and values in its cache."""
+
+    @property
+    def whole(self) -> CausalModel: ...

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -73,6 +74,12 @@ class Cache:
     def of(self, rows: slice) -> list[Tensor]:
         """Views [B, heads, capacity, width] of some rows, one per plane."""
         return [plane[rows] for plane in self.planes]
+
+    def chosen(self, planes: Sequence[int]) -> Cache:
+        """The same rows with these planes only, in this order, to be read and written; nothing is copied."""
+        view = copy(self)
+        view.planes = [self.planes[plane] for plane in planes]
+        return view
 
     def read(self, plane: int, rows: slice, span: int) -> Tensor:
         """A view [B, heads, span, width] of the first `span` slots of some rows; nothing is copied."""

@@ -15,7 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from draftwood.errors import ConfigurationError, ModelError
-from draftwood.models.base import CausalModel
+from draftwood.models.base import Batch, CausalModel
+from draftwood.models.cache import Cache
 from draftwood.models.decoder import Block, Decoder, DecoderConfig, View
 from draftwood.models.exit import layered
 from draftwood.models.files import read_json
@@ -79,20 +80,24 @@ class SkippedConfig(DecoderConfig):
 class SkippedDecoder(Decoder):
     """A decoder of the sublayers that are left, one layer per attention; every weight is the target's own tensor.
 
-    It keeps keys and values of its own, of the layers whose attention is left.
+    It is a `Part`: its caches are the target's, where it reads and writes the layers whose attention is left.
     """
+
+    whole: Decoder
 
     def __init__(self, target: Decoder, skipped: Skipped) -> None:
         nn.Module.__init__(self)
         skipped.check(target.n_layers)
         rests: list[Rest] = []
         kinds: list[int] = []
+        planes: list[int] = []  # of the target's cache
         ahead: list[tuple[Block, bool]] = []  # MLPs before the first attention
         for layer in range(target.n_layers):
             block: Any = target.layers[layer]
             if layer not in skipped.attention:
                 rests.append(Rest())
                 kinds.append(target.kinds[layer])
+                planes += [2 * layer, 2 * layer + 1]
                 rests[-1].parts, ahead = [*ahead, (block, True)], []
             if layer not in skipped.mlp:
                 (rests[-1].parts if rests else ahead).append((block, False))
@@ -100,11 +105,19 @@ class SkippedDecoder(Decoder):
         self.__dict__.update({name: value for name, value in target.__dict__.items() if name not in own})
         for name in own:
             self.__dict__[name] = dict(target.__dict__[name])
+        self.__dict__["whole"] = target  # not registered: it is borrowed
         self.skipped = skipped
+        self.planes = planes if target.windows == [0] else [*planes, 2 * target.n_layers]  # behind: slots' positions
         self.layers = nn.ModuleList(rests)
         self.kinds, self.n_layers, self.home = kinds, len(rests), None
         values = {field.name: getattr(target.config, field.name) for field in fields(DecoderConfig)}
         self.config = SkippedConfig(**values, skipped=skipped)
+
+    def new_cache(self, rows: int, capacity: int) -> Cache:
+        return self.whole.new_cache(rows, capacity)
+
+    def forward(self, batch: Batch, cache: Cache) -> Tensor:
+        return super().forward(batch, cache.chosen(self.planes))
 
     @property
     def weight_bytes(self) -> int:

@@ -1,0 +1,48 @@
+"""Drafting with a part of the target, on the target's own keys and values (Draft & Verify, Zhang et al. 2023).
+
+Knows that what a part writes is provisional. Refuses to know slots and masks: the target's session gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from draftwood.forest import Forest
+from draftwood.session import Job, Run, Session
+
+
+@dataclass(slots=True)
+class SharedSession(Session):
+    """A session of a model that reads and writes the target's cache (`models.base.Part`): a `Source` of drafts.
+
+    Verified tokens are as the whole target left them. Drafts get their slots here; the keys and values written there
+    count as nothing computed, so that the target's forward, which verifies them, overwrites them in all layers.
+    """
+
+    target: Session = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.row = self.target.row
+
+    @property
+    def context(self) -> int:
+        """As of any session, but 0 before the target has read the prompt: there is nothing to draft from."""
+        return self.model.context if self.target.cached else 0
+
+    def prepare(self, run: Run) -> Job:
+        """The forward of all layers of the part over the asked nodes and those of their ancestors without slots."""
+        job = self.target.prepare(replace(run, session=self.target, upto=0))
+        self.rows += len(job.slots)
+        return replace(job, session=self, stop=self.model.n_layers)
+
+    def store(self, job: Job, hidden: Tensor | None) -> None:
+        """Nothing to note: to the target the slots are as they were, without any layer."""
+
+    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
+        """Nothing to do: the target's session follows `advance` for both."""
+
+    def close(self) -> None:
+        """Nothing to give back: the row is the target's."""
