@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 import typer
 
 from draftwood.cli import flags, train_flags
+from draftwood.cli.learned_file import check_name, check_writable
 from draftwood.cli.progress import advancing
 from draftwood.cli.train_flags import RECORDING
 from draftwood.errors import ConfigurationError
-
-SUFFIX = ".safetensors"
 
 
 def calibration(
@@ -63,8 +61,7 @@ def calibration(
     Prompts are decoded with drafts, and a linear predictor learns from the hidden
     states of both models which of them were accepted. It belongs to these models.
     """
-    if out.suffix != SUFFIX:
-        raise ConfigurationError(f"--out names a {SUFFIX} file, not {out}")
+    check_name(out, "cali-ts")
     if epochs < 1:
         raise ConfigurationError(f"--epochs is {epochs}, but must be at least 1")
     from draftwood.cli.rendering import as_json, console, percent
@@ -80,9 +77,7 @@ def calibration(
     models = flags.ModelFlags(target, draft, dtype, device)
     chosen = flags.method(method, given, models.drafts)
     texts = prompts_of(prompts, limit, seed)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryFile(dir=out.parent):  # whether it can be written, now and not after the work
-        pass
+    check_writable(out)  # now, not after the work
     engine = models.load()
     chosen = engine.method(chosen)
     with advancing("recording", len(texts), color) as advance:

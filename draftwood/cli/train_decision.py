@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftwood.cli import flags, train_flags
+from draftwood.cli.learned_file import check_name, check_writable
 from draftwood.cli.progress import advancing
 from draftwood.cli.train_flags import RECORDING, TRAINING
 from draftwood.errors import ConfigurationError, RequestError, did_you_mean
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from draftwood.depth.judgement import Judgement
 
 KINDS = {"hidden": "the draft's last hidden state", "output": "its most probable tokens and its entropy"}
-SUFFIX = ".safetensors"
 FEWEST = 100  # examples
 THRESHOLD = 0.4  # the controller's default, MCSD's beta
 
@@ -92,7 +92,7 @@ def decision(
     from draftwood.train.recording import prompts_of
 
     texts = prompts_of(prompts, limit, seed)
-    _writable(out)  # now, not after the work
+    check_writable(out)  # now, not after the work
     engine = models.load()
     chosen = recordable(engine, chosen)
     temperatures = temperature or [1.0]
@@ -136,25 +136,10 @@ def decision(
 def _check(kind: str, out: Path, counts: dict[str, int]) -> None:
     if kind not in KINDS:
         raise ConfigurationError(f"there is no decision model of kind {kind!r}" + did_you_mean(kind, KINDS))
-    if out.suffix != SUFFIX:
-        raise ConfigurationError(f"--out is {out}, but a decision model's file ends with {SUFFIX}")
-    if any(sign in str(out) for sign in ",="):
-        raise ConfigurationError(
-            f"--out is {out}, but depth=decision:PATH takes a path without commas and =; rename it"
-        )
+    check_name(out, "decision")
     for flag, count in counts.items():
         if count < 1:
             raise ConfigurationError(f"{flag} is {count}, but must be at least 1")
-
-
-def _writable(out: Path) -> None:
-    """Raise OSError where the file could not be written."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if out.is_dir():
-        raise ConfigurationError(f"--out is {out}, which is a directory; name a file")
-    trial = out.with_name(out.name + ".partial")
-    trial.touch()
-    trial.unlink()
 
 
 def _figure(judgement: Judgement, out: Path, kind: str) -> tuple[str | None, str | None]:

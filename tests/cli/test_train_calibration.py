@@ -41,7 +41,9 @@ def test_a_predictor_is_trained_and_used(command: Command, pair: list[str], prom
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--out", "one.json"), "--out names a .safetensors file, not one.json"),
+        (("--out", "one.json"), "--out is one.json, but cali-ts reads a .safetensors file"),
+        (("--out", "a=b.safetensors"), "depth=cali-ts:PATH takes a path without commas and ="),
+        (("--out", "folder.safetensors"), "which is a directory; name a file"),
         (("--out", "one.safetensors", "--epochs", 0), "--epochs is 0, but must be at least 1"),
         (("--out", "one.safetensors", "--prompts", "nowhere.txt"), "the file of prompts nowhere.txt does not exist"),
         (("--out", "one.safetensors", "--limit", 0), "0 prompts were asked for, but at least one is needed"),
@@ -50,7 +52,7 @@ def test_a_predictor_is_trained_and_used(command: Command, pair: list[str], prom
         (("--out", "prompts.txt/one.safetensors"), "prompts.txt"),
         (("--out", "one.safetensors", "--prompts", "one.empty"), "the file of prompts one.empty is empty"),
     ],
-    ids=["json", "epochs", "prompts", "limit", "method", "few", "directory", "empty"],
+    ids=["json", "name", "folder", "epochs", "prompts", "limit", "method", "few", "directory", "empty"],
 )
 def test_mistakes(
     command: Command,
@@ -64,5 +66,6 @@ def test_mistakes(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.txt").write_bytes(prompts.read_bytes())
     (tmp_path / "one.empty").write_text("\n\n", "utf-8")
+    (tmp_path / "folder.safetensors").mkdir()
     found = command("train", "calibration", "--prompts", "prompts.txt", *arguments, *pair)
     assert found.code == 2 and message in found.err and found.err.count("\n") == 1 and not found.out

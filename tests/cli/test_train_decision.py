@@ -74,7 +74,7 @@ def test_the_table_and_a_missing_matplotlib(command: Command, tmp_path: Path, mo
 
 MISTAKES = [  # (flags, what the sentence must say)
     (["--kind", "hiden"], "there is no decision model of kind 'hiden' (did you mean 'hidden'?)"),
-    (["--out", "model.json"], "a decision model's file ends with .safetensors"),
+    (["--out", "model.json"], "decision reads a .safetensors file"),
     (["--out", "a,b.safetensors"], "takes a path without commas and ="),
     (["--epochs", "0"], "--epochs is 0, but must be at least 1"),
     (["--limit", "0"], "0 prompts were asked for"),
