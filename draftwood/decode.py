@@ -72,7 +72,7 @@ def rounds(request: Request) -> Decoding[Round]:
     if request.params.edits_logits:
         penalties = Penalties(request.params, target.model.vocab_size, len(request.prompt), target.model.device)
     propose = Proposer(request.params, streams, target.model.vocab_size, penalties, request.verify.name == "coupled")
-    target.keep_hidden = "target" in request.depth.needs
+    target.keep_hidden = "target" in drafter.needs | request.depth.needs
     forest = plant(
         request.prompt,
         len(request.prompt) + ending.max_new_tokens,

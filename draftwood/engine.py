@@ -145,6 +145,13 @@ class Engine:
         """What torch.compile took so far, all models together; a part of the time of the requests that met it."""
         return float(sum(getattr(model, "compile_seconds", 0.0) for model in (self.target, *self.drafts)))
 
+    def draft_with(self, method: MethodSpec, models: Sequence[CausalModel]) -> None:
+        """Have a method draft with `models` in place of what it makes or loads for the target.
+
+        So do all methods that draft from the same (`Method.drafts_from`), such as those with another tree.
+        """
+        self._models[Method.parse(method).drafts_from] = list(models)
+
     def generate(
         self,
         prompt: Prompt,
@@ -309,7 +316,7 @@ class Engine:
 
     def _begin(self, plan: _Plan) -> _Work:
         """Take cache rows and build the method's parts."""
-        models = self._models.get(plan.method) or self._models.get(plan.method.drafts_from)
+        models = self._models.get(plan.method.drafts_from)
         if models is None:
             models = self._models[plan.method.drafts_from] = plan.method.models(self.target, self.drafts)
         target = Session(self.target, self._cache(self.target))

@@ -24,6 +24,7 @@ from draftwood.models.base import Batch
 from draftwood.models.cache import Cache
 from draftwood.models.compiled import Compiled
 from draftwood.models.heads import Heads
+from draftwood.models.skip import Skipped
 from draftwood.verify import tree
 
 END = frozenset({0})
@@ -382,3 +383,19 @@ def test_all_kinds_in_one_batch(with_heads: None) -> None:
     batch.append({"prompt": prompt_of(4), "seed": 9, "method": "autoregressive"})
     alone = [engine.generate(**request, max_new_tokens=12).tokens for request in batch]  # type: ignore[arg-type]
     assert [result.tokens for result in engine.batch(batch, concurrency=7, max_new_tokens=12)] == alone
+
+
+def test_options_that_load_nothing_share_what_was_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads per directory and parts per set of sublayers, whatever tree, rule, depth and controller."""
+    asked: list[object] = []
+    target = decoder(3)
+    monkeypatch.setattr(trained, "find", lambda target, where: asked.append(where) or Heads.of(target, 2))
+    skipping = self_speculative.skipping
+    monkeypatch.setattr(self_speculative, "skipping", lambda target, s: asked.append(s) or skipping(target, s))
+    engine = Engine(target)
+    for options in (
+        *({"name": "medusa", **more} for more in ({}, {"tree": [2, 1]}, {"nodes": 3}, {"heads": "a"}, {"heads": "a"})),
+        *({"name": "self-spec", **more} for more in ({}, {"gamma": 2}, {"depth": "fixed"}, {"mlp": [1]}, {"mlp": "1"})),
+    ):
+        engine.generate([1, 2], options, max_new_tokens=3)
+    assert asked == [None, "a", None, Skipped((), (1,))]

@@ -3,13 +3,14 @@
 from draftwood.depth.adaptive import AdaptiveConfidence
 from draftwood.depth.calibrated import CalibratedThompson
 from draftwood.depth.improvement import DraftCost, best_depth, improvement
-from draftwood.depth.rules import Confidence, DepthController, Entropy, Fixed, Growth, Learner
+from draftwood.depth.rules import NOTHING, Confidence, DepthController, Entropy, Fixed, Growth, Learner
 from draftwood.depth.settings import CONTROLLERS, depth_text, parse_depth
 from draftwood.depth.stopping import OptimalStopping
 from draftwood.depth.thompson import Acceptance, BetaThompson, SpeedupThompson
 
 __all__ = [
     "CONTROLLERS",
+    "NOTHING",
     "Acceptance",
     "AdaptiveConfidence",
     "BetaThompson",

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from draftwood.depth import DepthController
+from draftwood.depth import NOTHING, DepthController
 from draftwood.forest import Forest
 from draftwood.sampling import Penalties, SamplingParams, Streams, draw_distinct, draw_iid, warp
 from draftwood.session import Run
@@ -100,7 +100,13 @@ class Source(Protocol):
 
 
 class Drafter(Protocol):
-    """Appends nodes below the roots of a forest, yielding the model runs that it needs."""
+    """Appends nodes below the roots of a forest, yielding the model runs that it needs.
+
+    `needs` says what else it reads, as a controller's does: 'target', the target's hidden states after verification.
+    """
+
+    @property
+    def needs(self) -> frozenset[str]: ...
 
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
@@ -114,6 +120,8 @@ class Drafter(Protocol):
 @dataclass(slots=True)
 class NoDrafter:
     """Appends nothing: plain decoding through the same loop."""
+
+    needs: ClassVar[frozenset[str]] = NOTHING
 
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer

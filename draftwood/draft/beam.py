@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from draftwood.depth import DepthController, Growth
+from draftwood.depth import NOTHING, DepthController, Growth
 from draftwood.draft.base import Proposer, Source
 from draftwood.forest import TRUNK, DraftedLayer, Forest
 from draftwood.session import Run
@@ -41,6 +41,8 @@ class BeamDrafter:
     _weight: dict[int, float] = field(init=False, default_factory=dict)  # node -> log q of its generated part
     _row: dict[int, Tensor] = field(init=False, default_factory=dict)  # node -> [V] log q of the tokens after it
     _after: dict[int, tuple[int, float]] = field(init=False, default_factory=dict)  # root -> parent, log q of parent
+
+    needs: ClassVar[frozenset[str]] = NOTHING
 
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer

@@ -93,6 +93,10 @@ class ExitDrafter:
     drafter: Drafter
     source: ExitSource
 
+    @property
+    def needs(self) -> frozenset[str]:
+        return self.drafter.needs
+
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
     ) -> Generator[Run, Tensor, None]:

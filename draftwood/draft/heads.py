@@ -11,6 +11,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import product
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -83,11 +84,12 @@ class HeadsDrafter:
     _fresh: int = field(init=False, default=0)
     _hidden: Tensor | None = field(init=False, default=None)  # [D] at the node before the root
 
+    needs: ClassVar[frozenset[str]] = frozenset({"target"})
+
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
     ) -> Generator[Run, Tensor, None]:
         self._fresh = forest.fresh
-        self.target.keep_hidden = True
         growth = Growth(0)
         if self._hidden is None or limit < 1 or not depth.deeper(growth):
             return

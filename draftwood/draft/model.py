@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from draftwood.depth import DepthController, Growth
+from draftwood.depth import NOTHING, DepthController, Growth
 from draftwood.draft.base import Proposer, Source
 from draftwood.forest import Forest
 from draftwood.session import Run
@@ -30,6 +31,8 @@ class ModelDrafter:
     sources: Sequence[Source]
     widths: tuple[int, ...]
     replacement: bool = True
+
+    needs: ClassVar[frozenset[str]] = NOTHING
 
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer

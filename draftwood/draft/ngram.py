@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
-from draftwood.depth import DepthController, Growth
+from draftwood.depth import NOTHING, DepthController, Growth
 from draftwood.draft.base import Proposer
 from draftwood.forest import Forest
 from draftwood.session import Run
@@ -24,6 +25,8 @@ class NgramDrafter:
     min_ngram: int
     _after: dict[tuple[int, ...], int] = field(init=False, default_factory=dict)  # n-gram -> place after it
     _indexed: int = field(init=False, default=0)
+
+    needs: ClassVar[frozenset[str]] = NOTHING
 
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer

@@ -8,9 +8,9 @@ from typing import Annotated, Literal, Self, cast
 from pydantic import BeforeValidator, Field, model_validator
 
 from draftwood.draft.heads import Choices, HeadsDrafter, likeliest, regular, sparse
-from draftwood.methods.base import Method, Parts
+from draftwood.methods.base import Parts
 from draftwood.methods.options import MOST_ROWS, Depth, Widths, controller
-from draftwood.methods.sequences import Autoregressive
+from draftwood.methods.sequences import OneHypothesis
 from draftwood.models import heads as trained
 from draftwood.models.base import CausalModel
 from draftwood.session import Session
@@ -30,7 +30,7 @@ def _paths(value: object) -> object:
     return value
 
 
-class Medusa(Method):
+class Medusa(OneHypothesis):
     """Medusa (Cai et al. 2024): head k foretells the token k places after the next one, all from one hidden state.
 
     A head does not see the tokens in between, so its distribution q is the same for all nodes of a layer. Rejection
@@ -98,10 +98,9 @@ class Medusa(Method):
             return GreedyText()
         return Coupled() if self.verify == "coupled" else Rejection()
 
-    def twin(self, greedy: bool) -> Method | None:
-        if greedy:
-            return Autoregressive()
-        return Autoregressive(verify="coupled") if self.verify == "coupled" else None
+    @property
+    def drafts_from(self) -> object:
+        return "heads", self.heads
 
     def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
         return [trained.find(target, self.heads)]

@@ -52,6 +52,10 @@ class SelfSpeculative(SequenceMethod):
             raise ValueError("skip names a file that holds a set; leave out attention and mlp, or skip")
         return self
 
+    @property
+    def drafts_from(self) -> object:
+        return "skip", self.skip, self.attention, self.mlp
+
     def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
         if self.attention is not None or self.mlp is not None:
             skipped: Skipped | None = Skipped(self.attention or (), self.mlp or ())

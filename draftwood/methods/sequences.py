@@ -17,8 +17,17 @@ from draftwood.tuning import Shape
 from draftwood.verify import Coupled, Initialised, Rejection, Verifier
 
 
-class SequenceMethod(Method):
+class OneHypothesis(Method):
     """A method with one hypothesis; its reference is plain decoding."""
+
+    def twin(self, greedy: bool) -> Method | None:
+        if greedy:
+            return Autoregressive()
+        return Autoregressive(verify="coupled") if isinstance(self.verifier(), Coupled) else None
+
+
+class SequenceMethod(OneHypothesis):
+    """One whose verification is lossless, by rejection or coupled."""
 
     verify: Annotated[
         Literal["rejection", "coupled"],
@@ -27,11 +36,6 @@ class SequenceMethod(Method):
 
     def verifier(self) -> Verifier:
         return Coupled() if self.verify == "coupled" else Rejection()
-
-    def twin(self, greedy: bool) -> Method | None:
-        if greedy:
-            return Autoregressive()
-        return Autoregressive(verify="coupled") if self.verify == "coupled" else None
 
 
 class Autoregressive(SequenceMethod):
@@ -120,7 +124,7 @@ class MultiCandidate(Sourced, SequenceMethod):
         return Parts(self.drafting(make, drafts, target), self.verifier(), depth)
 
 
-class Fork(Method):
+class Fork(OneHypothesis):
     """The fork-shaped dynamic tree (MCSD §3.1, Figure 2): W candidates, each continued as a chain to depth D at most.
 
     With rejection or coupled verification the W candidates are drafts of one node, judged one by one against
@@ -155,11 +159,6 @@ class Fork(Method):
         if self.verify == "longest":
             return Initialised(self.width, self.replacement)
         return Coupled() if self.verify == "coupled" else Rejection()
-
-    def twin(self, greedy: bool) -> Method | None:
-        if greedy:
-            return Autoregressive()
-        return Autoregressive(verify="coupled") if self.verify == "coupled" else None
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         first = 1 if self.verify == "longest" else self.width

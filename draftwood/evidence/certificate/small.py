@@ -21,6 +21,8 @@ from draftwood.evidence.certificate.references import BeamLaw, Beams, exact_law
 from draftwood.forest import STAY, TRUNK
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamMethod, BeamSamplingMethod
+from draftwood.methods.self_speculative import SelfSpeculative
+from draftwood.models.base import CausalModel
 from draftwood.models.heads import Heads
 from draftwood.models.tabular import TabularModel
 from draftwood.sampling import SamplingParams
@@ -159,8 +161,16 @@ class _Exit(TabularModel):
 
     layers = 1
 
-    def __init__(self, model: TabularModel) -> None:
+    def __init__(self, model: TabularModel, target: TabularModel) -> None:
         super().__init__(model.law, model.vocab_size, n_layers=model.n_layers)
+
+
+class _Part(TabularModel):
+    """In the place of the target without some sublayers: an unrelated model that reads the target's cache."""
+
+    def __init__(self, model: TabularModel, target: TabularModel) -> None:
+        super().__init__(model.law, model.vocab_size, n_layers=model.n_layers)
+        self.whole = target
 
 
 @dataclass(slots=True)
@@ -197,8 +207,14 @@ class Case:
         engine = Engine(self.target, self.models, end_tokens=END)
         method = self.method
         if method.drafts_needed[0] == 0 and type(method).models is not Method.models:
-            engine._models[method] = [self._heads() if "heads" in type(method).model_fields else _Exit(self._random(9))]
+            engine.draft_with(method, [self._stand_in()])
         return engine
+
+    def _stand_in(self) -> CausalModel:
+        """Heads, an exit, or a part of the target."""
+        if "heads" in type(self.method).model_fields:
+            return self._heads()
+        return (_Part if isinstance(self.method, SelfSpeculative) else _Exit)(self._random(9), self.target)
 
     def _heads(self) -> Heads:
         """Two heads of random weights, which read a table's row of logits for a hidden state."""
