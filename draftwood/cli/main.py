@@ -30,6 +30,7 @@ COMMANDS = {  # name -> module:function, in the order of the help page
     "explain": "draftwood.cli.viewer:explain",
     "eval": "draftwood.cli.evaluate:evaluate",
     "report": "draftwood.cli.report:report",
+    "reproduce": "draftwood.cli.reproduce:reproduce",
     "methods": "draftwood.cli.methods:methods",
     "tasks": "draftwood.cli.tasks:tasks",
     "grow": "draftwood.cli.grow:grow",

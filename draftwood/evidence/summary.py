@@ -180,9 +180,21 @@ def _decoding(made: Sequence[Record]) -> dict[str, Any]:
         "accepted_at": accepted,
         "tau": ratio(per_item(made, _of("emitted")), per_item(made, _of("rounds"))),
         "acceptance_rate": ratio(per_item(made, _of("accepted")), per_item(made, _of("drafted"))),
+        "draft_share": ratio(per_item(made, _of("accepted")), per_item(made, _of("emitted"))),
+        "harmonic_mean": _harmonic_mean(made),
+        "accepted_depth": ratio(per_item(made, _of("depth_accepted")), per_item(made, _of("rounds"))),
+        "mean_width": ratio(per_item(made, _of("widths")), per_item(made, _of("layers"))),
+        "layers_per_round": ratio(per_item(made, _of("layers")), per_item(made, _of("rounds"))),
+        "peak_slots": max((record["rounds"].get("peak_slots", 0) for record in made), default=0),
         "acceptance_by_position": [a / n for a, n in zip(accepted, attempted, strict=True)],
         **{name: added([record["rounds"].get(name, []) for record in made]) for name in HISTOGRAMS},
     }
+
+
+def _harmonic_mean(made: Sequence[Record]) -> Interval:
+    """HM of accepted/drafted and accepted/emitted (EESD App. D): 2 accepted / (drafted + emitted)."""
+    accepted, drafted, emitted = (per_item(made, _of(name)) for name in ("accepted", "drafted", "emitted"))
+    return ratio([2 * each for each in accepted], [a + b for a, b in zip(drafted, emitted, strict=True)])
 
 
 def _of(name: str) -> Callable[[Record], float]:
@@ -233,23 +245,32 @@ def _paired(
     group: Sequence[Record], baseline: Sequence[Record], metric: str, idle: Mapping[str, float] | None
 ) -> dict[str, Any]:
     """Against the baseline on the runs that both have: same item, same seed."""
-    theirs = {(record["place"], record["seed"]): record for record in baseline if "tokens" in record}
-    pairs = [
-        (record, theirs[record["place"], record["seed"]])
-        for record in group
-        if "tokens" in record and (record["place"], record["seed"]) in theirs
-    ]
-    mine, plain = [a for a, _ in pairs], [b for _, b in pairs]
-    rates = [per_item(each, value) for each in (mine, plain) for value in (_tokens, _seconds)]
+    pairs = paired(group, baseline)
     values = [(a, scored(a, metric), scored(b, metric)) for a, b in pairs]
     found: dict[str, Any] = {
-        "speed_up": quotient(*rates),
+        "speed_up": speed_ratio(pairs),
         "same_tokens": mean([(a, float(a["token_hash"] == b["token_hash"])) for a, b in pairs]),
         "score_difference": mean([(a, x - y) for a, x, y in values if x is not None and y is not None]),
     }
     if idle:
         found["joules_per_token"] = {name: _paired_joules(pairs, name) for name in idle}
     return found
+
+
+def paired(group: Sequence[Record], others: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """Runs of two methods on the same item with the same seed, of which both could be decoded."""
+    theirs = {(record["place"], record["seed"]): record for record in others if "tokens" in record}
+    return [
+        (record, theirs[record["place"], record["seed"]])
+        for record in group
+        if "tokens" in record and (record["place"], record["seed"]) in theirs
+    ]
+
+
+def speed_ratio(pairs: Sequence[tuple[Record, Record]]) -> Interval:
+    """Tokens per second of the first of each pair over those of the second."""
+    sides = [a for a, _ in pairs], [b for _, b in pairs]
+    return quotient(*(per_item(each, value) for each in sides for value in (_tokens, _seconds)))
 
 
 def _paired_joules(pairs: Sequence[tuple[Record, Record]], name: str) -> Interval:

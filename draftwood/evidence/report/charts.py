@@ -45,6 +45,24 @@ class Bars:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """A row of a grouped bar chart: one bar for each part, or none."""
+
+    label: str
+    spans: Sequence[Span | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Horizontal bars from zero, several to a row."""
+
+    axis: str
+    parts: Sequence[tuple[str, str]]  # (name, colour)
+    rows: Sequence[Group]
+    reference: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Dot:
     """A point of a scatter plot."""
 
@@ -62,6 +80,17 @@ class Scatter:
     y_axis: str
     dots: Sequence[Dot]
     higher: bool = True  # whether more of y is better; more of x always is
+    families: Sequence[tuple[str, str]] = ()  # (name, colour): where given, each colour has a front and is explained
+
+    @property
+    def fronts(self) -> list[tuple[str | None, list[Dot]]]:
+        """(colour, front) of each family; without families the front of all dots, in no colour of its own."""
+        if not self.families:
+            return [(None, self.front)]
+        own = {colour: [dot for dot in self.dots if dot.colour == colour] for _, colour in self.families}
+        return [
+            (colour, Scatter(self.x_axis, self.y_axis, dots, self.higher).front) for colour, dots in own.items() if dots
+        ]
 
     @property
     def front(self) -> list[Dot]:
@@ -94,6 +123,25 @@ class Lines:
 
 
 @dataclass(frozen=True, slots=True)
+class Curve:
+    """Values over a number."""
+
+    label: str
+    points: Sequence[tuple[float, Span]]  # (x, y), from low x to high x
+    colour: str
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Curves over a number that is not counted from 1, and levels that do not depend on it."""
+
+    x_axis: str
+    y_axis: str
+    curves: Sequence[Curve]
+    levels: Sequence[Bar] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Stack:
     """A row of a stacked bar chart: one amount for each part."""
 
@@ -119,7 +167,7 @@ class Histograms:
     first: int = 0
 
 
-Chart = Bars | Scatter | Lines | Stacks | Histograms
+Chart = Bars | Groups | Scatter | Lines | Curves | Stacks | Histograms
 
 
 @dataclass(frozen=True, slots=True)

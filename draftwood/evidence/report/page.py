@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from draftwood.evidence.report import pictures, svg, tables
@@ -68,36 +68,51 @@ def write(
     """
     sections = [Section(found.resolve().name, summary_of(found)) for found in directories(place)]
     out = place if out is None else out
-    folder = out / FIGURES
-    folder.mkdir(parents=True, exist_ok=True)
     figures = {(section.name, task.name): task.figures() for section in sections for task in section.tasks}
-    files = []
-    for (name, _), made in figures.items():
-        for figure in made:
-            told(figure.title)
-            stem = figure.name if len(sections) == 1 else file_name(name, figure.name)
-            files.append(folder / f"{stem}.svg")
-            files[-1].write_text(svg.draw(figure.chart, figure.title), "utf-8")
-            if pictures.available():
-                files.append(folder / f"{stem}.png")
-                pictures.save(figure, files[-1])
+    stems = {
+        figure.name if len(sections) == 1 else file_name(name, figure.name): figure
+        for (name, _), made in figures.items()
+        for figure in made
+    }
+    files = save(stems, out / FIGURES, told)
     page = out / PAGE
     page.write_text(html(sections, figures), "utf-8", errors="replace")
     return page, files
 
 
-def html(sections: Sequence[Section], figures: Mapping[tuple[str, str], Sequence[Figure]] | None = None) -> str:
-    """The page as text."""
+def save(figures: Mapping[str, Figure], folder: Path, told: Callable[[str], None]) -> list[Path]:
+    """Figures as files by name: SVG, and PNG where matplotlib is installed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for stem, figure in figures.items():
+        told(figure.title)
+        files.append(folder / f"{stem}.svg")
+        files[-1].write_text(svg.draw(figure.chart, figure.title), "utf-8")
+        if pictures.available():
+            files.append(folder / f"{stem}.png")
+            pictures.save(figure, files[-1])
+    return files
+
+
+def html(
+    sections: Sequence[Section],
+    figures: Mapping[tuple[str, str], Sequence[Figure]] | None = None,
+    template: tuple[str, str] = ("draftwood.evidence.report", "page.html"),
+    **more: Any,
+) -> str:
+    """The page as text. A `template` (package, file) may extend this package's, and is given `more`."""
+    package, file = template
     environment = Environment(
-        loader=PackageLoader("draftwood.evidence.report", "."),
+        loader=ChoiceLoader([PackageLoader(package, "."), PackageLoader("draftwood.evidence.report", ".")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html").render(
+    return environment.get_template(file).render(
         sections=[_section(section, figures, number) for number, section in enumerate(sections, 1)],
         words=WORDS,
+        **more,
     )
 
 

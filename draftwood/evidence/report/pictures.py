@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from draftwood.evidence.report.charts import Bars, Figure, Histograms, Lines, Scatter, Span, Stacks
+from draftwood.evidence.report.charts import Bars, Curves, Figure, Groups, Histograms, Lines, Scatter, Span, Stacks
 from draftwood.evidence.report.svg import said, shortened
 
 DOTS = 150  # per inch
@@ -68,6 +68,54 @@ def _bars(chart: Bars, canvas: Any) -> None:
 
 
 @draw.register
+def _groups(chart: Groups, canvas: Any) -> None:
+    axes = canvas.subplots()
+    height = 0.8 / max(1, len(chart.parts))
+    for part, (name, colour) in enumerate(chart.parts):
+        drawn = [(place, row.spans[part]) for place, row in enumerate(chart.rows)]
+        known = [(place, span) for place, span in drawn if span is not None]
+        if known:
+            axes.barh(
+                [place + (part - (len(chart.parts) - 1) / 2) * height for place, _ in known],
+                [span.value for _, span in known],
+                height=height,
+                xerr=_errors([span for _, span in known]),
+                color=colour,
+                label=name,
+                error_kw={"linewidth": 1},
+            )
+    axes.set_yticks(range(len(chart.rows)), [shortened(row.label) for row in chart.rows])
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.set_xlabel(chart.axis)
+    if chart.reference is not None:
+        axes.axvline(chart.reference, color="black", linestyle="--", linewidth=1)
+    canvas.legend(loc="outside lower center", ncols=3, fontsize=8)
+
+
+@draw.register
+def _curves(chart: Curves, canvas: Any) -> None:
+    axes = canvas.subplots()
+    for one in chart.curves:
+        spans = [span for _, span in one.points]
+        axes.errorbar(
+            [x for x, _ in one.points],
+            [span.value for span in spans],
+            _errors(spans),
+            fmt="o-",
+            color=one.colour,
+            label=shortened(one.label),
+            markersize=4,
+        )
+    for level in chart.levels:
+        if level.span is not None:
+            axes.axhline(level.span.value, color=level.colour, linestyle="--", label=shortened(level.label))
+    axes.set_xlabel(chart.x_axis)
+    axes.set_ylabel(chart.y_axis)
+    canvas.legend(loc="outside lower center", ncols=3, fontsize=8)
+
+
+@draw.register
 def _stacks(chart: Stacks, canvas: Any) -> None:
     axes = canvas.subplots()
     begin = [0.0] * len(chart.rows)
@@ -114,12 +162,16 @@ def _histograms(chart: Histograms, canvas: Any) -> None:
 def _scatter(chart: Scatter, canvas: Any) -> None:
     axes = canvas.subplots()
     for dot in chart.dots:
+        named = {} if chart.families else {"label": shortened(dot.label)}
         axes.errorbar(
             dot.x.value, dot.y.value, _errors([dot.y]), _errors([dot.x]), color=dot.colour, alpha=0.35, linewidth=1
         )
-        axes.plot(dot.x.value, dot.y.value, "o", color=dot.colour, label=shortened(dot.label))
-    front = chart.front
-    axes.plot([dot.x.value for dot in front], [dot.y.value for dot in front], "--", color="black", linewidth=1)
+        axes.plot(dot.x.value, dot.y.value, "o", color=dot.colour, **named)
+    for name, colour in chart.families:
+        axes.plot([], [], "o", color=colour, label=name)
+    for line, front in chart.fronts:
+        x, y = [dot.x.value for dot in front], [dot.y.value for dot in front]
+        axes.plot(x, y, "--", color=line or "black", linewidth=1)
     axes.set_xlabel(chart.x_axis)
     axes.set_ylabel(chart.y_axis)
     canvas.legend(loc="outside lower center", ncols=3, fontsize=8)

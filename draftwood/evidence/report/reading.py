@@ -35,7 +35,7 @@ def summary_of(directory: Path) -> dict[str, Any]:
         document = json.loads((directory / CONFIGURATION).read_text("utf-8"))
         configuration, sessions = document["configuration"], document["sessions"]
         idles = [session["idle_watts"] for session in sessions if session["idle_watts"]]
-        records = _records(directory / ITEMS)
+        records = records_of(directory)
         if not records:
             raise ConfigurationError(f"{directory} holds no run yet; wait for the first, or run `draftwood eval` again")
         return summarise(configuration, sessions, records, idles[-1] if idles else None)
@@ -45,8 +45,9 @@ def summary_of(directory: Path) -> dict[str, Any]:
         ) from None
 
 
-def _records(path: Path) -> dict[str, Record]:
-    """Whole lines only: the last one may be under way."""
+def records_of(directory: Path) -> dict[str, Record]:
+    """The runs of an evaluation by key. Whole lines only: the last one may be under way."""
+    path = directory / ITEMS
     found: dict[str, Record] = {}
     if path.is_file():
         for line in path.read_bytes().splitlines(keepends=True):

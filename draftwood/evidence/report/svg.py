@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import singledispatch
 from html import escape
 
-from draftwood.evidence.report.charts import Bars, Dot, Histograms, Lines, Scatter, Span, Stacks
+from draftwood.evidence.report.charts import Bars, Curves, Dot, Groups, Histograms, Lines, Scatter, Span, Stacks
 
 WIDTH = 760
 FONT = "font-family='system-ui,-apple-system,Segoe UI,Roboto,Helvetica,Arial,sans-serif'"
@@ -130,6 +130,44 @@ def _bars(chart: Bars, name: str) -> str:
 
 
 @draw.register
+def _groups(chart: Groups, name: str) -> str:
+    legend = _legend_rows(chart.parts)
+    left, right = _margin([row.label for row in chart.rows]), WIDTH - RIGHT - 60.0
+    ends = [span.ends[1] for row in chart.rows for span in row.spans if span]
+    most = max([*ends, chart.reference or 0, 1e-9]) * 1.05
+    each, gap = 15.0, 9.0
+    top = 12.0 + 20 * len(legend)
+    high = {place: sum(span is not None for span in row.spans) for place, row in enumerate(chart.rows)}
+    bottom = top + sum(max(count, 1) * each + gap for count in high.values())
+    body = [*_placed(legend, 10.0), *_across(left, right, top, bottom, most, chart.axis)]
+
+    def at(value: float) -> float:
+        return left + value / most * (right - left)
+
+    y = top + gap / 2
+    for place, row in enumerate(chart.rows):
+        tall = max(high[place], 1) * each
+        body.append(text(left - 8, y + tall / 2 + 4, shortened(row.label), "end"))
+        if not high[place]:
+            body.append(text(left + 6, y + 11, "not measured", colour=FAINT, size=11))
+        drawn = y
+        for (part, colour), span in zip(chart.parts, row.spans, strict=True):
+            if span is None:
+                continue
+            low, end = span.ends
+            title = f"{row.label}, {part}: {said(span)}"
+            body.append(box(left, drawn + 1, at(span.value) - left, each - 3, colour, title))
+            if end > low:
+                body.append(line(at(low), drawn + each / 2, at(end), drawn + each / 2, INK, 1.2))
+            body.append(text(max(at(end), at(span.value)) + 6, drawn + each - 4, said(span), size=10))
+            drawn += each
+        y += tall + gap
+    if chart.reference is not None:
+        body.append(line(at(chart.reference), top, at(chart.reference), bottom, INK, 1, "4 3"))
+    return framed(body, bottom + 46, name)
+
+
+@draw.register
 def _stacks(chart: Stacks, name: str) -> str:
     left, right = _margin([row.label for row in chart.rows]), WIDTH - RIGHT
     most = max([sum(row.amounts) for row in chart.rows] + [1e-9]) * 1.02
@@ -188,6 +226,50 @@ def _lines(chart: Lines, name: str) -> str:
     body.append(_upright(14, (top + bottom) / 2, chart.y_axis))
     body += _placed(rows, bottom + 52)
     return framed(body, bottom + 52 + 20 * len(rows), name)
+
+
+@draw.register
+def _curves(chart: Curves, name: str) -> str:
+    levels = [level for level in chart.levels if level.span]
+    named = [(one.label, one.colour) for one in chart.curves] + [(level.label, level.colour) for level in levels]
+    rows = _legend_rows(named)
+    left, right, top, bottom = 66.0, WIDTH - 24.0, 14.0, 274.0
+    xs = sorted({x for one in chart.curves for x, _ in one.points}) or [0.0]
+    spans = [y for one in chart.curves for _, y in one.points] + [level.span for level in levels if level.span]
+    x_ends, y_ends = _range([Span(x) for x in xs], False), _range(spans or [Span(0)], False)
+
+    def x(value: float) -> float:
+        return left + (value - x_ends[0]) / (x_ends[1] - x_ends[0]) * (right - left)
+
+    def y(value: float) -> float:
+        return bottom - (value - y_ends[0]) / (y_ends[1] - y_ends[0]) * (bottom - top)
+
+    body = []
+    for tick in ticks(*y_ends):
+        body += [line(left, y(tick), right, y(tick)), text(left - 8, y(tick) + 4, f"{tick:g}", "end", FAINT)]
+    shown = -math.inf
+    for value in xs:
+        if x(value) - shown > 26:
+            shown = x(value)
+            body.append(text(x(value), bottom + 16, f"{value:g}", "middle", FAINT))
+    for level in levels:
+        assert level.span is not None
+        height = y(level.span.value)
+        body.append(line(left, height, right, height, level.colour, 2, "7 4"))
+    for one in chart.curves:
+        points = " ".join(f"{x(place):.1f},{y(span.value):.1f}" for place, span in one.points)
+        body.append(f"<polyline points='{points}' fill='none' stroke='{one.colour}' stroke-width='2'/>")
+        for place, span in one.points:
+            low, high = span.ends
+            body.append(f"<g opacity='0.4'>{line(x(place), y(low), x(place), y(high), one.colour, 2)}</g>")
+            title = f"{one.label}, {place:g}: {said(span)}"
+            body.append(
+                f"<circle cx='{x(place):.1f}' cy='{y(span.value):.1f}' r='4' fill='{one.colour}'>"
+                f"<title>{escape(title)}</title></circle>"
+            )
+    body += [text((left + right) / 2, bottom + 36, chart.x_axis, "middle", FAINT)]
+    body += [_upright(14, (top + bottom) / 2, chart.y_axis), *_placed(rows, bottom + 54)]
+    return framed(body, bottom + 54 + 20 * len(rows), name)
 
 
 def _upright(x: float, y: float, words: str) -> str:
@@ -267,8 +349,10 @@ def _scatter(chart: Scatter, name: str) -> str:
         body += [line(x(tick), top, x(tick), bottom), text(x(tick), bottom + 16, f"{tick:g}", "middle", FAINT)]
     for tick in ticks(*y_ends):
         body += [line(left, y(tick), right, y(tick)), text(left - 8, y(tick) + 4, f"{tick:g}", "end", FAINT)]
-    front = " ".join(f"{x(dot.x.value):.1f},{y(dot.y.value):.1f}" for dot in chart.front)
-    body.append(f"<polyline points='{front}' fill='none' stroke='{INK}' stroke-width='1.5' stroke-dasharray='5 4'/>")
+    for colour, dots in chart.fronts:
+        front = " ".join(f"{x(dot.x.value):.1f},{y(dot.y.value):.1f}" for dot in dots)
+        line_of = f"fill='none' stroke='{colour or INK}' stroke-width='1.5' stroke-dasharray='5 4'"
+        body.append(f"<polyline points='{front}' {line_of}/>")
     for dot in chart.dots:
         body.append("<g opacity='0.35'>")
         body += [line(x(end[0]), y(dot.y.value), x(end[1]), y(dot.y.value), dot.colour, 1.5) for end in [dot.x.ends]]
@@ -283,7 +367,9 @@ def _scatter(chart: Scatter, name: str) -> str:
     body += _labels([(dot, x(dot.x.value), y(dot.y.value)) for dot in chart.dots], (left, top, right, bottom))
     body += [text((left + right) / 2, bottom + 38, chart.x_axis, "middle", FAINT)]
     body += [_upright(16, (top + bottom) / 2, chart.y_axis)]
-    return framed(body, bottom + 50, name)
+    rows = _legend_rows(chart.families) if chart.families else []
+    body += _placed(rows, bottom + 56)
+    return framed(body, bottom + 50 + 20 * len(rows), name)
 
 
 def _range(spans: Sequence[Span], zero: bool) -> tuple[float, float]:
