@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from draftwood.cli import flags
+from draftwood.cli.progress import advancing
 
 
 def corpus(
@@ -55,16 +56,12 @@ def corpus(
     plan = Writing(prompts, given, share, count, greedy, max_new_tokens, temperature, seed)
     plan.check()
     engine = load(target or EMBEDDED / "target", dtype=dtype, device=device)
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    err = console(color, stderr=True)
-    columns = (TextColumn("writing"), BarColumn(30), MofNCompleteColumn(), TimeRemainingColumn())
-    before = None
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("", total=count)
+    counted, before = 0, None
+    with advancing("writing", count, color) as advance:
         for written in write_texts(engine, plan, out, concurrency):
             before = written if before is None else before
-            bar.update(task, completed=written)
+            advance(written - counted)
+            counted = written
     lines = out.read_text("utf-8").splitlines()
     by_target = sum('"source": "target"' in line for line in lines)
     document = {"out": str(out), "texts": len(lines), "by_target": by_target, "new": len(lines) - (before or 0)}

@@ -1,6 +1,8 @@
 """`draftwood train medusa` and `draftwood tune skip`, as a user runs them, on a tiny target."""
 
 import json
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,9 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def test_train_resume_and_use(command: Command, target: Path, text: Path, tmp_path: Path) -> None:
+def test_train_resume_and_use(
+    command: Command, target: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "heads"
     flags = ["train", "medusa", "--target", str(target), "--data", str(text), "--out", str(out), "--heads", "2", *SIZES]
     first = command(*flags, "--steps", "4", "--save-every", "2", "--json").document
@@ -39,6 +43,9 @@ def test_train_resume_and_use(command: Command, target: Path, text: Path, tmp_pa
     assert command(*flags, "--steps", "4", "--json").document["new"] == 0
     said = command(*flags, "--steps", "4").out
     assert "2 heads" in said and "acceptance head by head" in said
+    assert "no plot" not in said or find_spec("matplotlib") is None
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)  # as where it is not installed
+    assert "no plot without matplotlib: pip install 'draftwood[train]'" in command(*flags, "--steps", "4").out
     other = command(*flags, "--steps", "4", "--shared")
     assert (other.code, other.err.count("\n")) == (2, 1)
     assert "whose shared is False, not True" in other.err
