@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from draftwood.world.document import Document, Split, split_of, stream
@@ -21,12 +23,11 @@ _SIZE = 700
 def modules(split: Split) -> list[Path]:
     """Return the module files of a split, sorted; a file is in one split only."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    return [
-        path
-        for path in sorted(root.rglob("*.py"))
-        if not _LEFT_OUT & set(path.relative_to(root).parts)
-        and split_of("library", path.relative_to(root).as_posix()) == split
-    ]
+    found: list[Path] = []
+    for place, directories, names in os.walk(root):
+        directories[:] = [name for name in directories if name not in _LEFT_OUT]
+        found += [Path(place, name) for name in names if name.endswith(".py")]
+    return [path for path in sorted(found) if split_of("library", path.relative_to(root).as_posix()) == split]
 
 
 def _pieces(text: str) -> Iterator[list[str]]:
@@ -44,15 +45,10 @@ def _pieces(text: str) -> Iterator[list[str]]:
     yield piece
 
 
-def library(split: Split, seed: int) -> Iterator[Document]:
-    """Yield pieces of the standard library, each once, in a seeded order.
-
-    Unlike the other domains this one ends, and it depends on the version of
-    Python. The first third of the lines is the prompt.
-    """
-    rng = stream("library", split, seed)
-    pieces: list[list[str]] = []
-    seen: set[str] = set()
+@cache
+def _library(split: Split) -> tuple[tuple[str, ...], ...]:
+    """Return the lines of all pieces of a split, in the order of files; read once in a process."""
+    pieces: dict[str, tuple[str, ...]] = {}
     for path in modules(split):
         try:
             text = path.read_text(encoding="utf-8")
@@ -61,9 +57,19 @@ def library(split: Split, seed: int) -> Iterator[Document]:
         for piece in _pieces(text):
             whole = "\n".join(piece).strip("\n")
             # The same licence header or table stands in several modules.
-            if piece[-1:] and len(piece) >= 4 and whole not in seen:
-                seen.add(whole)
-                pieces.append(whole.split("\n"))
+            if piece[-1:] and len(piece) >= 4:
+                pieces.setdefault(whole, tuple(whole.split("\n")))
+    return tuple(pieces.values())
+
+
+def library(split: Split, seed: int) -> Iterator[Document]:
+    """Yield pieces of the standard library, each once, in a seeded order.
+
+    Unlike the other domains this one ends, and it depends on the version of
+    Python. The first third of the lines is the prompt.
+    """
+    rng = stream("library", split, seed)
+    pieces = list(_library(split))
     rng.shuffle(pieces)
     for lines in pieces:
         cut = max(1, len(lines) // 3)
