@@ -19,10 +19,10 @@ from draftwood.draft import Drafter, Proposer
 from draftwood.errors import NonFiniteError
 from draftwood.executor import Decoding
 from draftwood.forest import STAY, TRUNK, Forest, Verdict, advance, plant
+from draftwood.records import Beam, Round, Said, TopLogprobs
 from draftwood.sampling import Penalties, SamplingParams, Streams, warp
 from draftwood.session import Run, Session
 from draftwood.text import Ending
-from draftwood.trace import Beam, Round, Said, TopLogprobs
 from draftwood.verify import Verifier
 
 

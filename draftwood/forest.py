@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from draftwood.records import Kind, Layer, Said
 from draftwood.topology import TRUNK as TRUNK
 from draftwood.topology import Template
-from draftwood.trace import Kind, Layer, Said
 
 if TYPE_CHECKING:
     from draftwood.verify.joint import Joint

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from draftwood.depth.rules import LOGITS, Growth
+from draftwood.records import Round
 from draftwood.sampling import Streams
-from draftwood.trace import Round
 
 
 @dataclass(slots=True)

@@ -22,8 +22,8 @@ from draftwood.depth.judgement import Judgement, judge
 from draftwood.depth.rules import STATES, Growth
 from draftwood.depth.thompson import draw_normal
 from draftwood.errors import ConfigurationError
+from draftwood.records import Round
 from draftwood.sampling import Streams
-from draftwood.trace import Round
 
 TARGET_RATES = (0.3, 0.03)  # of the learning rate, for the target's vectors, which overfit: a round has one state
 PLACES = 10  # of drafts in a round that the predictor tells apart; later ones count as the last of them

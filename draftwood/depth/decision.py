@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from draftwood.depth.judgement import Judgement, judge
 from draftwood.depth.rules import Growth
 from draftwood.errors import ConfigurationError
+from draftwood.records import Round
 from draftwood.sampling import Streams
-from draftwood.trace import Round
 
 DecisionKind = Literal["hidden", "output"]
 

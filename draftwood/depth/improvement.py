@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from draftwood.trace import Round
+from draftwood.records import Round
 
 GUESS = 0.1  # cost ratio until a round with drafts was measured
 

@@ -13,8 +13,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from draftwood.records import Round
 from draftwood.sampling import Streams
-from draftwood.trace import Round
 
 NOTHING: frozenset[str] = frozenset()
 LOGITS = frozenset({"logits"})

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from draftwood.depth.improvement import DraftCost
 from draftwood.depth.rules import LOGITS, Growth
+from draftwood.records import Round
 from draftwood.sampling import Streams
-from draftwood.trace import Round
 
 BINS = 8  # of confidence; one more stands for 'not known'
 UNKNOWN = BINS

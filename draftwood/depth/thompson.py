@@ -12,8 +12,8 @@ from statistics import NormalDist
 
 from draftwood.depth.improvement import DraftCost, best_depth
 from draftwood.depth.rules import NOTHING, Growth
+from draftwood.records import Round
 from draftwood.sampling import Streams
-from draftwood.trace import Round
 
 Uniform = Callable[[], float]  # numbers in [0, 1)
 _STANDARD = NormalDist()

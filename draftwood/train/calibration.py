@@ -18,8 +18,8 @@ from draftwood.depth.rules import STATES
 from draftwood.engine import Engine, Prompt
 from draftwood.errors import ConfigurationError
 from draftwood.methods import Method
+from draftwood.records import Round
 from draftwood.sampling import Streams
-from draftwood.trace import Round
 from draftwood.train.recording import Recording
 
 TOGETHER = 8  # requests at once

@@ -21,8 +21,8 @@ from draftwood.errors import ConfigurationError
 from draftwood.forest import Forest, Verdict
 from draftwood.methods import Method
 from draftwood.models.identity import fingerprints
+from draftwood.records import Round
 from draftwood.sampling import Penalties, SamplingParams, Streams, warp
-from draftwood.trace import Round
 from draftwood.train.recording import Recording
 from draftwood.verify import Verifier
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from draftwood.errors import ConfigurationError
-from draftwood.trace import Judged, Layer, Outcome
+from draftwood.records import Judged, Layer, Outcome
 from draftwood.verify.joint import Joint, Randomness, align
 from draftwood.verify.tree import acceptance, residual, without
 from draftwood.verify.width import ResidualChain, WidthRule

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import ConfigurationError
-from draftwood.trace import Outcome
+from draftwood.records import Outcome
 
 Handle = TypeVar("Handle")
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from draftwood.forest import STAY, Forest, Verdict
+from draftwood.records import Kind
 from draftwood.sampling import Penalties, SamplingParams, Streams, draw, warp
-from draftwood.trace import Kind
 from draftwood.verify.tree import resolve, without
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import NonFiniteError
+from draftwood.records import Outcome
 from draftwood.sampling import SamplingParams, Streams, draw, draws, warp
-from draftwood.trace import Outcome
 
 Places: TypeAlias = npt.NDArray[np.int64]
 Probabilities: TypeAlias = npt.NDArray[np.float64]

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from draftwood.errors import NonFiniteError
 from draftwood.forest import STAY, Forest, Verdict
+from draftwood.records import Judged, Kind, Layer, Outcome
 from draftwood.sampling import Penalties, SamplingParams, Streams
-from draftwood.trace import Judged, Kind, Layer, Outcome
 from draftwood.verify.beam import bonus_width, least_perplexity, sample_layer, verify_layer
 from draftwood.verify.beam_search import BeamSearch, Pool, layer_stands
 from draftwood.verify.joint import NOT_FINITE, Joint, Seeded, joint_of

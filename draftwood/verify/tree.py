@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from draftwood.forest import Forest, Proposal, Verdict
+from draftwood.records import Kind
 from draftwood.sampling import Penalties, SamplingParams, Streams, draw, warp
-from draftwood.trace import Kind
 
 
 def acceptance(p: float, q: float) -> float:

@@ -1,0 +1,210 @@
+"""The one definition of every metric: sums over rounds, and the ratios that follow.
+
+Refuses to know models and methods.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from draftwood.records import Round
+
+RATIOS = (  # of `Metrics`, in the order of its dictionary
+    *("tau", "acceptance_rate", "alpha", "acceptance_by_position", "tokens_per_second", "draft_cost_ratio"),
+    *("draft_share", "harmonic_mean", "draft_token_cost", "predicted_speedup", "time_shares"),
+    *("layers_per_round", "mean_width", "mean_accepted_width"),
+)
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Sums and ratios over the rounds of one request."""
+
+    rounds: int = 0
+    emitted: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    depth_accepted: int = 0
+    attempted: int = 0
+    attempted_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    draft_seconds: float = 0.0
+    verify_seconds: float = 0.0
+    sampling_seconds: float = 0.0
+    other_seconds: float = 0.0
+    target_rows: float = 0.0
+    draft_rows: float = 0.0
+    draft_forwards: int = 0
+    seconds: float = 0.0  # wall time of the request
+    first_round_seconds: float = 0.0  # contains the prompt's forward
+    met_at: list[list[int]] = field(default_factory=list)  # [layer][place]: how often a sibling drawn there was met
+    taken_at: list[list[int]] = field(default_factory=list)  # and accepted
+    peak_slots: int = 0  # most cache slots that the target held at once
+    layers: int = 0  # of beams: all that rounds gave, accepted ones and the one that ended the round
+    widths: int = 0  # beams in these layers, with multiplicity
+    widths_accepted: int = 0  # those of them that were drafts
+    drafted_at: list[int] = field(default_factory=list)  # rounds that drafted a first, second, ... layer
+    least: list[float] = field(default_factory=list)  # beta of each drafted layer that was verified (Theorem 3.2)
+
+    def add(self, news: Round) -> None:
+        """Count one round."""
+        if self.rounds == 0:
+            self.first_round_seconds = news.seconds
+        self.rounds += 1
+        self.emitted += len(news.tokens)
+        self.drafted += news.drafted
+        self.accepted += news.accepted
+        self.depth_accepted += news.depth_accepted
+        self.attempted += news.attempted
+        self.draft_seconds += news.draft_seconds
+        self.verify_seconds += news.verify_seconds
+        self.sampling_seconds += news.sampling_seconds
+        self.other_seconds += news.other_seconds
+        self.target_rows += news.target_rows
+        self.draft_rows += news.draft_rows
+        self.draft_forwards += news.draft_forwards
+        while len(self.attempted_at) < news.attempted:
+            self.attempted_at.append(0)
+            self.accepted_at.append(0)
+        for depth in range(news.attempted):
+            self.attempted_at[depth] += 1
+            self.accepted_at[depth] += depth < news.depth_accepted
+        for depth, (place, draws) in enumerate(news.siblings):
+            if depth == len(self.met_at):
+                self.met_at.append([])
+                self.taken_at.append([])
+            met, taken = self.met_at[depth], self.taken_at[depth]
+            met += [0] * (draws - len(met))
+            taken += [0] * (draws - len(taken))
+            for i in range(min(place + 1, draws)):
+                met[i] += 1
+            if place < draws:
+                taken[place] += 1
+        if news.layers:
+            self._add_layers(news)
+
+    def _add_layers(self, news: Round) -> None:
+        self.layers += len(news.layers)
+        self.widths += sum(layer.width for layer in news.layers)
+        self.widths_accepted += sum(layer.accepted for layer in news.layers)
+        self.least += [layer.least for layer in news.layers if layer.judged]
+        each = len(news.layers[0].judged)  # draws of a layer
+        depth = max(math.ceil(news.draws / each), news.attempted) if each else 0
+        self.drafted_at += [0] * (depth - len(self.drafted_at))
+        for layer in range(depth):
+            self.drafted_at[layer] += 1
+
+    @property
+    def tau(self) -> float:
+        """Tokens emitted per target forward."""
+        return self.emitted / self.rounds if self.rounds else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over drafted tokens (v_d of EESD App. D); 0 when nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def alpha(self) -> float:
+        """Chance that verification goes on at a position where there were drafts; 0 when nothing was drafted."""
+        return self.depth_accepted / self.attempted if self.attempted else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """The same, separately for the first, second, ... drafted position."""
+        return [a / n for a, n in zip(self.accepted_at, self.attempted_at, strict=True)]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Emitted tokens per second of wall time, the prompt's forward included."""
+        return self.emitted / self.seconds if self.seconds else 0.0
+
+    @property
+    def draft_cost_ratio(self) -> float:
+        """c = seconds of a draft forward over seconds of a target forward; 0 without a draft model."""
+        if not self.draft_forwards or not self.verify_seconds:
+            return 0.0
+        return (self.draft_seconds / self.draft_forwards) / (self.verify_seconds / self.rounds)
+
+    @property
+    def draft_share(self) -> float:
+        """Accepted drafts over emitted tokens (r_d of EESD App. D, Eq. 12); 0 when nothing was emitted."""
+        return self.accepted / self.emitted if self.emitted else 0.0
+
+    @property
+    def harmonic_mean(self) -> float:
+        """Of v_d and r_d (HM of EESD App. D), from 0 to 1: deeper rounds raise r_d and lower v_d."""
+        v, r = self.acceptance_rate, self.draft_share
+        return 2 * v * r / (v + r) if v + r else 0.0
+
+    @property
+    def draft_token_cost(self) -> float:
+        """a = seconds per drafted token over seconds per target forward, the prompt's included (EESD App. D)."""
+        if not self.drafted or not self.verify_seconds:
+            return 0.0
+        return (self.draft_seconds / self.drafted) / (self.verify_seconds / self.rounds)
+
+    def predicted_speedup_at(self, a: float) -> float:
+        """v_d / ((a - v_d) r_d + v_d), the speed-up that EESD Eq. 14 foretells; without drafts 1.
+
+        Written as emitted tokens over a drafted + emitted - accepted (Eq. 13), which also holds where v_d is 0. It
+        knows drafting and target forwards only, and takes a verification for as dear as a plain decoding step.
+        """
+        if a < 0:
+            raise ValueError(f"a is {a}, but a cost cannot be negative")
+        forwards = max(self.emitted - self.accepted, 1)  # a text may end within its first drafts
+        return self.emitted / (a * self.drafted + forwards) if self.emitted else 1.0
+
+    @property
+    def predicted_speedup(self) -> float:
+        """`predicted_speedup_at` the measured `draft_token_cost`."""
+        return self.predicted_speedup_at(self.draft_token_cost)
+
+    @property
+    def time_shares(self) -> dict[str, float]:
+        """Shares of draft forwards, target forwards, sampling and the rest in the time of the rounds (EESD Table 8)."""
+        seconds = {
+            "draft": self.draft_seconds,
+            "verify": self.verify_seconds,
+            "sampling": self.sampling_seconds,
+            "other": self.other_seconds,
+        }
+        total = sum(seconds.values())
+        return {name: value / total if total else 0.0 for name, value in seconds.items()}
+
+    @property
+    def layers_per_round(self) -> float:
+        """Layers of beams per target forward: accepted ones and the one that ends the round; 0 without beams."""
+        return self.layers / self.rounds if self.rounds else 0.0
+
+    @property
+    def mean_width(self) -> float:
+        """Beams per layer, completions and multiplicity counted: comparable with the width of beam sampling."""
+        return self.widths / self.layers if self.layers else 0.0
+
+    @property
+    def mean_accepted_width(self) -> float:
+        """Accepted drafts per layer that was verified (DSBD App. C.1); 0 when no layer was drafted."""
+        return self.widths_accepted / self.attempted if self.layers and self.attempted else 0.0
+
+    def predicted_layers(self, threshold: float = 1.0) -> float:
+        """Theorem 3.2: layers per round are at least 1 + a + ... + a^gamma, gamma as each round drafted.
+
+        a is the mean of min(t, beta) over the verified layers; with a fixed width t is 1. The theorem takes a for the
+        same in every layer and round; where it is not, and in short texts, fewer layers may be measured.
+        """
+        if not self.rounds or not self.layers:
+            return 0.0
+        a = sum(min(threshold, beta) for beta in self.least) / len(self.least) if self.least else 0.0
+        return 1.0 + sum(count * a ** (layer + 1) for layer, count in enumerate(self.drafted_at)) / self.rounds
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every field and ratio, ready for JSON."""
+        lists = ("attempted_at", "accepted_at", "drafted_at", "least", "met_at", "taken_at")
+        names = [name for name in self.__dataclass_fields__ if name not in lists]
+        values = {name: getattr(self, name) for name in names}
+        for name in RATIOS:
+            values[name] = getattr(self, name)
+        return values
