@@ -84,7 +84,7 @@ def reproduce(
     made = None
     try:
         with err.status("preparing") as status:
-            made = prepare(engine, experiment, size, out, decision, lambda what: status.update(what))
+            made = prepare(engine, paper, size, out, decision, lambda what: status.update(what))
         evaluations = experiment.evaluations(size, made)
         with progress(color) as (begun, told):
             reproducing.run(engine, evaluations, out, begun, told)

@@ -37,13 +37,42 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
+class ExitShape:
+    """An exit to be trained: behind so many layers of the target, of `depth` layers itself.
+
+    `distilled`: on the target's distribution; else on given text alone.
+    """
+
+    layers: int
+    depth: int = 1
+    distilled: bool = True
+
+    @property
+    def name(self) -> str:
+        """Of its directory."""
+        return f"n{self.layers}-d{self.depth}-{'distilled' if self.distilled else 'text'}"
+
+    @property
+    def label(self) -> str:
+        how = "" if self.distilled else ", on text alone"
+        return f"exit, N={self.layers}, {self.depth} layer{'s' * (self.depth > 1)}{how}"
+
+    def beside(self, other: ExitShape) -> bool:
+        """Whether this one differs from `other` in that it was not distilled."""
+        same = (self.layers, self.depth) == (other.layers, other.depth)
+        return same and not self.distilled and other.distilled
+
+
+@dataclass(frozen=True, slots=True)
 class Made:
-    """What was trained for the pair before the evaluations; `missing` says in a sentence why something was not."""
+    """What was trained for the pair, and what the pair has; `missing` says in a sentence why something is left out."""
 
     calibration: Path | None = None
     decision: Path | None = None
-    exits: Mapping[str, Path] = field(default_factory=dict)  # by name, of exits.py
-    training: Mapping[str, Any] = field(default_factory=dict)
+    exits: Mapping[ExitShape, Path] = field(default_factory=dict)
+    training: Mapping[str, Sequence[str]] = field(default_factory=dict)  # cells of Table 6 by exit
+    shipped: int = 0  # layers before the exit that lies beside the target
+    layers: int = 0  # of the target
     missing: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -19,7 +19,7 @@ from draftwood.evidence.reproduce.results import Results
 from draftwood.evidence.running import Job
 from draftwood.evidence.store import write_json
 
-PAPERS = ("dsbd", "mcsd")
+PAPERS = ("dsbd", "mcsd", "eesd")
 ABOUT = "reproduction.json"
 
 

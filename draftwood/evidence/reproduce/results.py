@@ -36,7 +36,7 @@ class Measured:
         return "" if isinstance(energy, str) else next(iter(energy["idle_watts"]), "")
 
     def row(self, task: str, method: str) -> Row | None:
-        """The summary's row; None where the evaluation has no such method."""
+        """The summary's row; None where the evaluation has no such method. The task must be one of its own."""
         if method not in self.methods:
             return None
         wanted = self.summary["configuration"]["methods"][self.methods.index(method)]
