@@ -101,10 +101,11 @@ def test_a_paper_that_does_not_hold_together_is_refused() -> None:
         (interval(1.2, 1.1, 1.6), "same direction; smaller than in the paper, but the interval reaches it"),
         (interval(0.8, 0.7, 0.9), "opposite direction; smaller than in the paper"),
         (interval(1.1, 0.9, 1.3), "no direction is shown; smaller than in the paper"),
+        (interval(1.7), "one item has no interval, so no direction is shown; within the paper's range"),
         (interval(None), "not measured here"),
         (None, "not measured here"),
     ],
-    ids=["within", "larger", "reaches", "opposite", "unclear", "empty", "none"],
+    ids=["within", "larger", "reaches", "opposite", "unclear", "single", "empty", "none"],
 )
 def test_a_comparison_follows_from_the_numbers(ours: Interval | None, words: str) -> None:
     sentence = Comparison("speed", (1.5, 1.9), ours).sentence
@@ -120,9 +121,11 @@ def test_a_comparison_with_the_most_that_a_paper_saw() -> None:
 def test_an_order_follows_from_the_numbers() -> None:
     theirs = {"a": 3.0, "b": 2.0, "c": 1.0}
     same = Order("speed", theirs, {"a": interval(9), "b": interval(5), "c": interval(4), "other": interval(1)})
+    equal = Order("speed", theirs, {"a": interval(9), "b": interval(5), "c": interval(5)})
+    assert equal.here == "a > b = c" and equal.verdict.startswith("2 of 3 pairs")
     assert same.verdict == "same order" and same.here == "a > b > c"
     other = Order("speed", theirs, {"a": interval(9, 8, 10), "b": interval(4, 3, 5), "c": interval(7, 6, 8)})
-    assert other.verdict == "2 of 3 pairs of methods in the same order, 1 of the others by intervals that do not meet"
+    assert other.verdict == "2 of 3 pairs of methods in the same order, 1 of the others clearly in another"
     assert Order("speed", theirs, {"a": interval(9), "b": None, "c": interval(None)}).here == "not measured here"
 
 

@@ -38,6 +38,12 @@ def _errors(spans: list[Span]) -> list[list[float]]:
     return [[span.value - span.ends[0] for span in spans], [span.ends[1] - span.value for span in spans]]
 
 
+def _legend(canvas: Any, axes: Any) -> None:
+    """Below the axes, if there is anything to explain."""
+    if axes.get_legend_handles_labels()[0]:
+        canvas.legend(loc="outside lower center", ncols=3, fontsize=8)
+
+
 @singledispatch
 def draw(chart: object, canvas: Any) -> None:
     """Fill a matplotlib figure."""
@@ -90,7 +96,7 @@ def _groups(chart: Groups, canvas: Any) -> None:
     axes.set_xlabel(chart.axis)
     if chart.reference is not None:
         axes.axvline(chart.reference, color="black", linestyle="--", linewidth=1)
-    canvas.legend(loc="outside lower center", ncols=3, fontsize=8)
+    _legend(canvas, axes)
 
 
 @draw.register
@@ -112,7 +118,7 @@ def _curves(chart: Curves, canvas: Any) -> None:
             axes.axhline(level.span.value, color=level.colour, linestyle="--", label=shortened(level.label))
     axes.set_xlabel(chart.x_axis)
     axes.set_ylabel(chart.y_axis)
-    canvas.legend(loc="outside lower center", ncols=3, fontsize=8)
+    _legend(canvas, axes)
 
 
 @draw.register

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from draftwood.evidence.intervals import Interval
 
@@ -29,12 +29,13 @@ class Comparison:
     even: float | None = 1.0
     most: bool = False
     digits: int = 2
+    main: bool = True  # whether it is among those that a short table has
 
     @property
     def theirs(self) -> str:
         """The paper's value."""
-        low, high = self.paper
-        text = self._number(low) if low == high else f"{self._number(low)}–{self._number(high)}"
+        low, high = map(self._number, self.paper)
+        text = low if low == high else f"{low}–{high}"
         return ("at most " if self.most else "") + text + self.unit
 
     @property
@@ -64,8 +65,9 @@ class Comparison:
         if even is None or ours is None or ours["value"] is None:
             return ""
         paper = {_side(end, even) for end in ((self.paper[1],) if self.most else self.paper)}
-        low = ours["value"] if ours["low"] is None else ours["low"]
-        high = ours["value"] if ours["high"] is None else ours["high"]
+        low, high = ours["low"], ours["high"]
+        if low is None or high is None:
+            return "one item has no interval, so no direction is shown"
         if low <= even <= high:
             return f"the interval reaches {even:g}, so no direction is shown"
         if len(paper) > 1 or paper == {0}:
@@ -97,6 +99,7 @@ class Order:
     what: str
     paper: Mapping[str, float]
     ours: Mapping[str, Interval | None]
+    main: bool = True
 
     @property
     def _known(self) -> dict[str, float]:
@@ -117,16 +120,12 @@ class Order:
         pairs = [(a, b) for a, b in combinations(known, 2) if self.paper[a] != self.paper[b]]
         if not pairs:
             return ""
-        same = [(a, b) for a, b in pairs if (self.paper[a] > self.paper[b]) == (known[a] > known[b])]
+        same = [(a, b) for a, b in pairs if _side(self.paper[a], self.paper[b]) == _side(known[a], known[b])]
         if len(same) == len(pairs):
             return "same order"
         sure = sum(_apart(self.ours[a], self.ours[b]) for a, b in pairs if (a, b) not in same)
-        apart = (
-            f", {sure} of the others by intervals that do not meet"
-            if sure
-            else ", the others by less than intervals tell"
-        )
-        return f"{len(same)} of {len(pairs)} pairs of methods in the same order{apart}"
+        rest = f"{sure} of the others clearly in another" if sure else "the others too close to tell"
+        return f"{len(same)} of {len(pairs)} pairs of methods in the same order, {rest}"
 
     @property
     def sentence(self) -> str:
@@ -136,7 +135,10 @@ class Order:
 
 
 def _ranked(values: Mapping[str, float]) -> str:
-    return " > ".join(sorted(values, key=lambda name: -values[name]))
+    """a > b = c"""
+    names = sorted(values, key=lambda name: -values[name])
+    signs = [" = " if values[a] == values[b] else " > " for a, b in pairwise(names)]
+    return "".join(part for pair in zip(names, [*signs, ""], strict=True) for part in pair)
 
 
 def _apart(a: Interval | None, b: Interval | None) -> bool:

@@ -143,7 +143,7 @@ def tables(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
             ]
             theirs[VANILLA] = fmean(vanilla)
             ours = {name: _of(found, task, name, measure) for name in theirs}
-            comparisons.append(Order(f"{task}: {what}", theirs, ours))
+            comparisons.append(Order(f"{task}: {what}", theirs, ours, main=measure is SPEED_UP))
     notes = [sentence for name, sentence in made.missing.items() if name in ("draft", "medusa", "calibration")]
     notes.append(
         "The paper's values for the order are means over its models. speedup-ts and optimal-stopping are ours."
@@ -296,7 +296,8 @@ def times(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
             if name == BETA:
                 value = Interval(value=100 * share[SHARES[place]], low=None, high=None, n=0)
                 what = f"{task}: share of {part} in the time of {name}"
-                comparisons.append(Comparison(what, (min(theirs), max(theirs)), value, " %", None, digits=1))
+                ends = min(theirs), max(theirs)
+                comparisons.append(Comparison(what, ends, value, " %", None, digits=1, main=False))
     figure = Figure(file_name(exhibit.id, "time"), "Where the time goes", "", chart)
     note = (
         "Sampling here includes warping the target's distributions and judging drafts; the prompt's forward counts as "

@@ -101,9 +101,8 @@ def _compared(exhibit: Exhibit, found: Measured, names: Mapping[str, str]) -> li
         ours = _alphas(found, task, names)
         for paper in names:
             values = exhibit.number("alpha", Data_set=data, Method=paper)
-            made.append(
-                Comparison(f"{task}: alpha of {names[paper]}", (min(values), max(values)), ours[paper], "", None)
-            )
+            what, ends = f"{task}: alpha of {names[paper]}", (min(values), max(values))
+            made.append(Comparison(what, ends, ours[paper], "", None, main=paper == list(names)[-1]))
         theirs = {paper: sum(v := exhibit.number("alpha", Data_set=data, Method=paper)) / len(v) for paper in names}
         made.append(Order(f"{task}: alpha", theirs, ours))
     return made
@@ -133,13 +132,12 @@ def speed(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
         return Shown()
     best = INITIALISED[2]
     comparisons: list[Comparison | Order] = []
-    for task in found.tasks:
-        for what, range_, other in (
-            ("plain decoding", "speed-up", PLAIN),
-            (TREE, "target-initialised over MCSD", TREE),
-        ):
-            ends, ours = exhibit.ends(range_), found.faster(best, other, [task])
-            comparisons.append(Comparison(f"{task}: speed of {best} over {what}", ends, ours, most=True))
+    for range_, other, digits in (("speed-up", PLAIN, 2), ("target-initialised over MCSD", TREE, 3)):
+        for tasks in (found.tasks, *([task] for task in found.tasks)):
+            where = tasks[0] if len(tasks) == 1 else "all tasks"
+            what, ours = f"{where}: speed of {best} over {other}", found.faster(best, other, tasks)
+            whole = len(tasks) > 1
+            comparisons.append(Comparison(what, exhibit.ends(range_), ours, most=True, digits=digits, main=whole))
     notes = []
     ratio = found.faster(best, EXACT)
     if (value := showing.value(ratio)) is not None and ratio is not None:

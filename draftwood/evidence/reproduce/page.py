@@ -39,8 +39,8 @@ def exhibits(paper: Paper, experiment: Experiment, results: Results, size: Size,
 
 
 def comparisons(shown: Sequence[Beside]) -> list[tuple[str, Comparison | Order]]:
-    """(source, comparison) of all exhibits."""
-    return [(each.paper.source.partition(",")[0], one) for each in shown for one in each.ours.comparisons]
+    """(source, comparison) of all exhibits, the main ones."""
+    return [(each.paper.source.partition(",")[0], one) for each in shown for one in each.ours.comparisons if one.main]
 
 
 def write(
