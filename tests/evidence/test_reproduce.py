@@ -115,6 +115,7 @@ def test_a_comparison_follows_from_the_numbers(ours: Interval | None, words: str
 def test_a_comparison_with_the_most_that_a_paper_saw() -> None:
     assert "no more than the paper's most" in Comparison("s", (1.9, 1.9), interval(1.4, 1.2, 1.6), most=True).sentence
     over = Comparison("s", (1.9, 1.9), interval(2.4, 2.2, 2.6), most=True)
+    assert over.short == "same way, more"
     assert over.theirs == "at most 1.90×" and over.verdict == "same direction; more than the paper's most"
 
 

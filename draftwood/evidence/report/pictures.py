@@ -87,7 +87,7 @@ def _groups(chart: Groups, canvas: Any) -> None:
                 height=height,
                 xerr=_errors([span for _, span in known]),
                 color=colour,
-                label=name,
+                label=name or None,
                 error_kw={"linewidth": 1},
             )
     axes.set_yticks(range(len(chart.rows)), [shortened(row.label) for row in chart.rows])

@@ -131,7 +131,7 @@ def _bars(chart: Bars, name: str) -> str:
 
 @draw.register
 def _groups(chart: Groups, name: str) -> str:
-    legend = _legend_rows(chart.parts)
+    legend = _legend_rows(chart.parts) if any(name for name, _ in chart.parts) else []
     left, right = _margin([row.label for row in chart.rows]), WIDTH - RIGHT - 60.0
     ends = [span.ends[1] for row in chart.rows for span in row.spans if span]
     most = max([*ends, chart.reference or 0, 1e-9]) * 1.05

@@ -12,6 +12,19 @@ from itertools import combinations, pairwise
 from draftwood.evidence.intervals import Interval
 
 NOT_MEASURED = "not measured here"
+SAME, OPPOSITE, ONE_ITEM = "same direction", "opposite direction", "one item has no interval, so no direction is shown"
+OPEN = "the interval reaches {even:g}, so no direction is shown"
+SHORT = {
+    SAME: "same way",
+    OPPOSITE: "other way",
+    **{text: "open" for text in (ONE_ITEM, OPEN.format(even=1), OPEN.format(even=0))},
+    "smaller than in the paper": "smaller",
+    "larger than in the paper": "larger",
+    "within the paper's range": "as large",
+    "as large as in the paper": "as large",
+    "no more than the paper's most": "up to it",
+    "more than the paper's most": "more",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +68,11 @@ class Comparison:
         return "; ".join(part for part in (self._direction(), self._size()) if part)
 
     @property
+    def short(self) -> str:
+        """The verdict in a few words."""
+        return ", ".join(SHORT.get(part, part) for part in (self._direction(), self._size().partition(",")[0]) if part)
+
+    @property
     def sentence(self) -> str:
         if self.here == NOT_MEASURED:
             return f"{self.what}: the paper {self.theirs}; {NOT_MEASURED}."
@@ -67,12 +85,12 @@ class Comparison:
         paper = {_side(end, even) for end in ((self.paper[1],) if self.most else self.paper)}
         low, high = ours["low"], ours["high"]
         if low is None or high is None:
-            return "one item has no interval, so no direction is shown"
+            return ONE_ITEM
         if low <= even <= high:
-            return f"the interval reaches {even:g}, so no direction is shown"
+            return OPEN.format(even=even)
         if len(paper) > 1 or paper == {0}:
             return ""
-        return "same direction" if paper == {_side(ours["value"], even)} else "opposite direction"
+        return SAME if paper == {_side(ours["value"], even)} else OPPOSITE
 
     def _size(self) -> str:
         ours = self.ours
@@ -126,6 +144,11 @@ class Order:
         sure = sum(_apart(self.ours[a], self.ours[b]) for a, b in pairs if (a, b) not in same)
         rest = f"{sure} of the others clearly in another" if sure else "the others too close to tell"
         return f"{len(same)} of {len(pairs)} pairs of methods in the same order, {rest}"
+
+    @property
+    def short(self) -> str:
+        """The verdict in a few words."""
+        return self.verdict.partition(" of methods")[0]
 
     @property
     def sentence(self) -> str:

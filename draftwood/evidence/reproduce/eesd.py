@@ -21,8 +21,8 @@ METHODS, CONTROL, EXITS = "methods", "control", "exits"
 TASKS = {"math": "GSM8K", "summaries": "XSum", "library": "HumanEval", "stories": "MT-Bench"}  # ours -> its place
 TWO = ("math", "summaries")
 SIZES = {
-    "small": Size(items=8, seeds=1, tokens=64, takes="about ten minutes on two cores"),
-    "full": Size(items=200, seeds=1, tokens=512, whole=True, takes="about 12 hours on two cores, with training"),
+    "small": Size(items=16, seeds=1, tokens=64),
+    "full": Size(items=200, seeds=1, tokens=512, whole=True),
 }
 MOST = 10  # §4.1: K of the baselines; controllers end rounds before it
 TREE = (2, 1, 1, 1, 1, 1)  # Table 7's shape is not given
@@ -30,11 +30,8 @@ BETA, CALI = "eesd + beta-ts", "eesd + cali-ts"
 OWN = {"eesd + speedup-ts": "speedup-ts", "eesd + optimal-stopping": "optimal-stopping"}  # not the paper's
 VANILLA, SELF = "vanilla, K=10", "self-spec, K=10"
 ROWS = {"EESD + Beta-TS": BETA, "EESD + Cali-TS": CALI, "Medusa": "medusa", "Self SD": SELF}
-NO_SAMPLES, NO_MODEL, NO_EXIT = (
-    "cali-ts without sampling prediction",
-    "cali-ts without model prediction",
-    "without the exit layer",
-)
+NO_SAMPLES, NO_MODEL = "eesd, cali-ts, no sampling part", "eesd, cali-ts, no model part"
+NO_EXIT = "eesd without the exit layer"
 
 
 def fixed(k: int) -> str:

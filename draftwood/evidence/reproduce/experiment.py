@@ -33,7 +33,6 @@ class Size:
     seeds: int
     tokens: int | None = None  # None: each task's own
     whole: bool = False
-    takes: str = ""  # on what, for --help
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,9 @@ class Exhibit(BaseModel):
         """The numbers as the paper gives them."""
         if not self.rows:
             return None
-        return Table([Column(name, name) for name in self.columns], [[said(cell) for cell in row] for row in self.rows])
+        digits = [_decimals(column) for column in zip(*self.rows, strict=True)]
+        cells = [[said(cell, most) for cell, most in zip(row, digits, strict=True)] for row in self.rows]
+        return Table([Column(name, name) for name in self.columns], cells)
 
     def figures(self) -> list[Figure]:
         """The numbers redrawn."""
@@ -149,9 +151,14 @@ class Paper(BaseModel):
         return next(each for each in self.exhibits if each.id == name)
 
 
-def said(cell: Cell) -> str:
-    """A cell as text; whole numbers without a point."""
-    return cell if isinstance(cell, str) else f"{cell:g}"
+def said(cell: Cell, digits: int) -> str:
+    """A cell as text."""
+    return cell if isinstance(cell, str) else f"{cell:.{digits}f}"
+
+
+def _decimals(column: Sequence[Cell]) -> int:
+    """Of the number in a column that has most of them, as all of its numbers are printed."""
+    return max((len(f"{cell:g}".partition(".")[2]) for cell in column if not isinstance(cell, str)), default=0)
 
 
 def load(name: str) -> Paper:
