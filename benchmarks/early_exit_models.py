@@ -22,7 +22,7 @@ from safetensors import safe_open
 import draftwood
 from draftwood.depth.calibrated import PLACES, Calibration, load_calibration, save_calibration, train_calibration
 from draftwood.depth.calibrated import Trained as Predictor
-from draftwood.engine import EMBEDDED
+from draftwood.loading import EMBEDDED
 from draftwood.methods import Method
 from draftwood.models import checkpoint, skip
 from draftwood.models import exit as exits

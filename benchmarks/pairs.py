@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.cli.grow import grow
-from draftwood.engine import EMBEDDED
+from draftwood.loading import EMBEDDED
 
 SHAPE = {
     "layers": "num_hidden_layers",

@@ -4,8 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from draftwood.engine import Engine, StreamEvent, load
+    from draftwood.engine import Engine, StreamEvent
     from draftwood.errors import ConfigurationError, DraftwoodError, ModelError, NonFiniteError, RequestError
+    from draftwood.loading import load
     from draftwood.methods import METHODS, Method
     from draftwood.models.tabular import TabularModel
     from draftwood.sampling import SamplingParams
@@ -32,8 +33,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "engine": ("Engine", "StreamEvent", "load"),
+    "engine": ("Engine", "StreamEvent"),
     "errors": ("ConfigurationError", "DraftwoodError", "ModelError", "NonFiniteError", "RequestError"),
+    "loading": ("load",),
     "methods": ("METHODS", "Method"),
     "models.tabular": ("TabularModel",),
     "sampling": ("SamplingParams",),

@@ -1,46 +1,36 @@
-"""Load once; then generate, stream and batch with any method.
+"""Generates, streams and batches with any method.
 
-Knows models, tokenizers and requests. Refuses to know how decoding works (decode.py) and how forwards are batched
-(executor.py).
+Knows requests and what they share: models, caches, what controllers learn. Refuses to know how models are loaded
+(loading.py), how decoding works (decode.py) and how forwards are batched (executor.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
-from importlib.resources import files
-from pathlib import Path
-from time import perf_counter
 from typing import Any, TypeAlias
 
-import torch
-
 from draftwood import config
-from draftwood.decode import Request, rounds
+from draftwood.decode import Request
 from draftwood.depth import Learner
 from draftwood.draft import SharedSession
-from draftwood.errors import ConfigurationError, ModelError, RequestError
+from draftwood.errors import ConfigurationError, RequestError
 from draftwood.executor import Decoding, drive, drive_together
 from draftwood.methods import Method
-from draftwood.models import checkpoint
 from draftwood.models.base import CausalModel, Part
 from draftwood.models.cache import Cache
 from draftwood.models.chat import Message
-from draftwood.models.compiled import Compiled
 from draftwood.models.tokenizer import INCOMPLETE, Tokenizer, TokenStream
+from draftwood.records import Kind, Round
 from draftwood.sampling import SamplingParams, Streams
 from draftwood.session import Session
 from draftwood.text import Ending
-from draftwood.trace import GenerationResult, Kind, Metrics, Round
+from draftwood.trace import GenerationResult
+from draftwood.work import Plan, Work
 
-ModelSource: TypeAlias = str | Path | CausalModel | Any  # Any: a transformers model object
 MethodSpec: TypeAlias = str | Mapping[str, Any] | Method
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]  # text, token ids, or a conversation
-
-THROUGH_TRANSFORMERS = "hf:"  # prefix of a source
-EMBEDDED = Path(str(files("draftwood") / "models" / "embedded"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,71 +43,6 @@ class StreamEvent:
     logprobs: list[float]
     round: Round
     result: GenerationResult | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """A checked request."""
-
-    prompt: list[int]
-    method: Method
-    params: SamplingParams
-    max_new_tokens: int
-    seed: int
-    stop: tuple[str, ...]
-    top_logprobs: int
-    end_tokens: frozenset[int]
-    cancelled: Callable[[], bool] | None
-
-
-@dataclass(slots=True)
-class _Work:
-    """One request under way and what has been collected of it."""
-
-    request: Request
-    plan: _Plan
-    ending: Callable[[_Plan], Ending]
-    news: list[Round] = field(default_factory=list)
-    metrics: Metrics = field(default_factory=Metrics)
-    began: float = 0.0
-
-    def start(self) -> Decoding[Round]:
-        """The decoding of this request; its clock starts here."""
-        self.began = perf_counter()
-        return rounds(self.request)
-
-    def note(self, news: Round) -> None:
-        self.news.append(news)
-        self.metrics.add(news)
-
-    def result(self) -> GenerationResult:
-        self.metrics.seconds = perf_counter() - self.began
-        self.metrics.peak_slots = self.request.target.peak
-        news, ending = self.news, self.request.ending
-        beams = news[-1].beams if news else []
-        for beam in beams:
-            one = self.ending(self.plan)
-            one.feed(beam.tokens)
-            cut = ending.reason if beam is beams[0] else None  # of the best only: others need not end as it does
-            beam.text, beam.finish_reason = one.text, one.reason or cut or "cancelled"
-        return GenerationResult(
-            text=ending.text,
-            tokens=[token for r in news for token in r.tokens],
-            logprobs=[value for r in news for value in r.logprobs],
-            warped_logprobs=[value for r in news for value in r.warped_logprobs],
-            top_logprobs=[value for r in news for value in r.top_logprobs],
-            warped_top_logprobs=[value for r in news for value in r.warped_top_logprobs],
-            kinds=[kind for r in news for kind in r.kinds],
-            finish_reason=ending.reason or "cancelled",
-            metrics=self.metrics,
-            rounds=news,
-            prompt_tokens=self.request.prompt,
-            seed=self.plan.seed,
-            method=self.plan.method.as_dict(),
-            sampling=self.request.params.model_dump(mode="json"),
-            lossless=self.plan.method.lossless,
-            beams=beams,
-        )
 
 
 class Engine:
@@ -185,7 +110,7 @@ class Engine:
         """As `generate`, round by round; bad input is refused at once. Closing the iterator cancels the request."""
         return self._stream(self._plan(prompt, **options))
 
-    def _stream(self, plan: _Plan) -> Iterator[StreamEvent]:
+    def _stream(self, plan: Plan) -> Iterator[StreamEvent]:
         work = self._begin(plan)  # here, so that an iterator that is never started holds nothing
         for news in drive(work.start()):
             work.note(news)
@@ -214,7 +139,7 @@ class Engine:
             self._plan(**{**options, **(entry if isinstance(entry, Mapping) else {"prompt": entry})})
             for entry in prompts
         ]
-        works: dict[int, _Work] = {}
+        works: dict[int, Work] = {}
 
         def start(index: int) -> Decoding[Round]:
             works[index] = self._begin(plans[index])
@@ -278,7 +203,7 @@ class Engine:
         top_logprobs: int = 0,
         ignore_eos: bool = False,
         cancelled: Callable[[], bool] | None = None,
-    ) -> _Plan:
+    ) -> Plan:
         """Check everything; nothing is allocated yet."""
         params = (
             sampling
@@ -302,7 +227,7 @@ class Engine:
             raise RequestError("stop strings need a tokenizer, and this engine has none")
         chosen = self.method(method)
         chosen.refuse(params)
-        return _Plan(
+        return Plan(
             tokens,
             chosen,
             params,
@@ -314,18 +239,13 @@ class Engine:
             cancelled,
         )
 
-    def _begin(self, plan: _Plan) -> _Work:
+    def _begin(self, plan: Plan) -> Work:
         """Take cache rows and build the method's parts."""
         models = self._models.get(plan.method.drafts_from)
         if models is None:
             models = self._models[plan.method.drafts_from] = plan.method.models(self.target, self.drafts)
         target = Session(self.target, self._cache(self.target))
-        sessions = [
-            SharedSession(model, target.cache, "draft", target=target)
-            if isinstance(model, Part) and model.whole is self.target
-            else Session(model, self._cache(model), "draft")
-            for model in models
-        ]
+        sessions = [self._drafting(model, target) for model in models]
         drafter, verify, depth, answers = plan.method.build(sessions, target)
         if isinstance(depth, Learner) and depth.shared:
             depth = self._learners.setdefault(plan.method, depth).beside()
@@ -342,9 +262,15 @@ class Engine:
             plan.top_logprobs,
             answers,
         )
-        return _Work(request, plan, self._ending)
+        return Work(request, plan, self._ending)
 
-    def _ending(self, plan: _Plan) -> Ending:
+    def _drafting(self, model: CausalModel, target: Session) -> Session:
+        """A draft model's session: with a cache of its own, unless the model is a part of the target."""
+        if isinstance(model, Part) and model.whole is self.target:
+            return SharedSession(model, target.cache, "draft", target=target)
+        return Session(model, self._cache(model), "draft")
+
+    def _ending(self, plan: Plan) -> Ending:
         """Where one of the plan's texts ends."""
         words = self.tokenizer
         if words is None:
@@ -366,121 +292,3 @@ class Engine:
         if cache is None:
             cache = self._caches[id(model)] = model.new_cache(1, min(256, model.context + 64))
         return cache
-
-
-def load(
-    target: ModelSource | None = None,
-    draft: ModelSource | Sequence[ModelSource] | None = None,
-    dtype: str | torch.dtype = "float32",
-    device: str | torch.device | None = None,
-    quantize: str | None = None,
-    compile: bool = False,
-    tokenizer: Tokenizer | str | Path | Any = None,
-) -> Engine:
-    """An engine from checkpoint directories, hub ids or model objects.
-
-    Without a target the embedded pair is loaded (its draft too, unless `draft` names another). `device` defaults to
-    CUDA where there is one. Models may have differently padded vocabularies, but must share a tokenizer. A source that
-    begins with "hf:", and a transformers model object, run through transformers (extra hf), whose fast tokenizers are
-    taken too. On a CPU, `quantize="int8"` holds weights in a quarter of float32's bytes, which changes what the model
-    says a little; methods stay exact to the model so changed. `compile` runs forwards of few cells through
-    torch.compile, which takes a C++ compiler, and tens of seconds the first time on a machine.
-    """
-    place = _place(device)
-    if target is None:
-        target = EMBEDDED / "target"
-        draft = EMBEDDED / "draft" if draft is None else draft
-    sources: list[ModelSource] = []
-    if draft is not None:
-        sources = list(draft) if isinstance(draft, Sequence) and not isinstance(draft, str) else [draft]
-    words = Tokenizer.load(Path(tokenizer)) if isinstance(tokenizer, str | Path) else tokenizer
-    if words is not None and not isinstance(words, Tokenizer):
-        words = _adapter().wrap_tokenizer(words)
-    end: frozenset[int] = frozenset()
-    how = _How(dtype, place, quantize, compile)
-    model, directory = _model(target, how)
-    if directory is not None:
-        words = words or Tokenizer.load(directory, _name(target))
-        end = checkpoint.end_tokens(directory)
-    else:
-        words = words or getattr(model, "tokenizer", None)
-        end = getattr(model, "end_tokens", end)
-    drafts, places = [], [directory]
-    for source in sources:
-        drafted, where = _model(source, how)
-        if where is not None and words is not None and not Tokenizer.load(where).agrees_with(words):
-            raise ModelError(
-                f"target {target} and draft {source} have different tokenizers, so their tokens mean different text; "
-                "use a draft of the same family"
-            )
-        drafts.append(drafted)
-        places.append(where)
-    used = str(getattr(model, "dtype", dtype)).removeprefix("torch.")
-    names: dict[str, Any] = {"target": _name(target), "draft": [_name(source) for source in sources], "dtype": used}
-    names |= {"quantize": quantize} if quantize else {}
-    names |= {"compiled": True} if compile else {}
-    grown = [None if where is None else checkpoint.grown_from(where) for where in places]
-    names |= {"grown": {"target": grown[0], "draft": grown[1:]}} if any(grown) else {}
-    return Engine(model, drafts, words, end, names)
-
-
-def _place(device: str | torch.device | None) -> torch.device:
-    """The device to load on, checked."""
-    try:
-        place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError) as error:  # an unknown name; a build without CUDA; an index too high
-        raise ConfigurationError(f"device {str(device)!r} is not there; use cpu, or one that torch sees") from error
-    return place
-
-
-@dataclass(frozen=True, slots=True)
-class _How:
-    """How checkpoints are to be loaded."""
-
-    dtype: str | torch.dtype
-    device: torch.device
-    quantize: str | None
-    compile: bool
-
-
-def _model(source: ModelSource, how: _How) -> tuple[CausalModel, Path | None]:
-    """A model and the directory it came from (None for an object)."""
-    own = isinstance(source, str | Path) and not str(source).startswith(THROUGH_TRANSFORMERS)
-    if not own and (how.quantize or how.compile):
-        option = "quantize" if how.quantize else "compile"
-        raise ConfigurationError(
-            f"{option} is for checkpoints that draftwood's own decoder loads, not for {_name(source)}; leave it out"
-        )
-    if how.compile and how.device.type != "cpu":
-        raise ConfigurationError(f"compile is for the CPU, not for device {how.device}; leave it out")
-    if how.quantize and how.compile:
-        raise ConfigurationError("a model is either quantised or compiled; leave out quantize or compile")
-    if isinstance(source, str) and not own:
-        directory = checkpoint.locate(source.removeprefix(THROUGH_TRANSFORMERS))
-        return _adapter().load(directory, how.dtype, how.device), directory
-    if isinstance(source, str | Path):
-        directory = checkpoint.locate(source)
-        decoder = checkpoint.load(directory, how.dtype, how.device, how.quantize, packed=not how.compile)
-        return Compiled(decoder) if how.compile else decoder, directory
-    if any(base.__name__ == "PreTrainedModel" for base in type(source).__mro__):  # without importing transformers
-        return _adapter().HuggingFaceModel(source), None
-    if not isinstance(source, CausalModel):
-        raise ModelError(f"{type(source).__name__} is not a model: see draftwood.models.base.CausalModel")
-    return source, None
-
-
-def _adapter() -> Any:
-    """models/hf.py, imported when a transformers object or source is given."""
-    try:
-        return import_module("draftwood.models.hf")
-    except ImportError as error:
-        raise ConfigurationError(
-            f"{error}; running models through transformers needs the extra draftwood[hf]"
-        ) from error
-
-
-def _name(source: ModelSource) -> str:
-    if isinstance(source, str | Path):
-        return "embedded" if Path(source).parent == EMBEDDED else str(source)
-    return type(source).__name__

@@ -17,7 +17,7 @@ import torch
 from rich.progress import track
 
 import draftwood
-from draftwood.engine import EMBEDDED
+from draftwood.loading import EMBEDDED
 from draftwood.models import checkpoint
 from draftwood.models.tokenizer import Tokenizer
 from draftwood.train.exit_layer import ExitRun, Settings, plot

@@ -8,7 +8,7 @@ import pytest
 
 import draftwood
 from draftwood import Engine, GenerationResult
-from draftwood.engine import EMBEDDED
+from draftwood.loading import EMBEDDED
 from draftwood.models.heads import BESIDE as HEADS
 from draftwood.models.heads import find
 from draftwood.models.skip import BESIDE as SKIP

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftwood.engine import EMBEDDED
+from draftwood.loading import EMBEDDED
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 

@@ -104,7 +104,7 @@ def _embedded() -> dict[str, Any]:
     """Parameters and bytes of the shipped models; None where one is not there."""
     from safetensors import safe_open
 
-    from draftwood.engine import EMBEDDED
+    from draftwood.loading import EMBEDDED
 
     sizes: dict[str, Any] = {}
     for role in ("target", "draft"):

@@ -178,7 +178,7 @@ class ModelFlags:
         return len(self.draft or ()) or int(self.target is None)
 
     def load(self) -> Engine:
-        from draftwood.engine import load
+        from draftwood.loading import load
 
         drafts = list(self.draft) if self.draft else None
         return load(self.target, drafts, self.dtype, self.device, self.quantize, self.compile)

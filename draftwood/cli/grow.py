@@ -164,8 +164,8 @@ def _like(like: str, layers: int | None, width: int | None) -> tuple[int, int]:
 
 
 def _locate(source: str) -> Path:
-    from draftwood.engine import EMBEDDED
     from draftwood.errors import did_you_mean
+    from draftwood.loading import EMBEDDED
     from draftwood.models import checkpoint
 
     if not source.startswith("embedded:"):

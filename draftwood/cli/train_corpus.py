@@ -48,7 +48,7 @@ def corpus(
     is sampled. Broken off, the same command goes on where the file ends.
     """
     from draftwood.cli.rendering import as_json, console
-    from draftwood.engine import EMBEDDED, load
+    from draftwood.loading import EMBEDDED, load
     from draftwood.train.writing import Writing, write_texts
 
     if share is None:

@@ -81,7 +81,7 @@ def prepared(
     """Load what is needed for a run of a `kind`; `settle` makes its settings when the target is known."""
     import torch
 
-    from draftwood.engine import EMBEDDED
+    from draftwood.loading import EMBEDDED
     from draftwood.models import checkpoint
     from draftwood.models.tokenizer import Tokenizer
     from draftwood.train.exit_layer import Rank

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwood.engine import Engine, load
+from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, RequestError
 from draftwood.executor import execute
 from draftwood.forest import TRUNK, plant
+from draftwood.loading import load
 from draftwood.session import Run, Session
 
 try:

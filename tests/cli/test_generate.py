@@ -86,14 +86,14 @@ def test_beams_that_became_equal(command: Command, pair: list[str]) -> None:
 def test_what_compiling_took(command: Command, pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Said after every run of compiled models; without them there is no such thing in the document."""
     assert "compile_seconds" not in command("generate", PROMPT, *pair, "--max-new-tokens", 2, "--json").document
-    load = draftwood.engine.load
+    load = draftwood.loading.load
 
     def as_if_compiled(*arguments: object) -> Engine:
         engine = load(*arguments)  # type: ignore[arg-type]
         engine.names["compiled"] = True
         return engine
 
-    monkeypatch.setattr("draftwood.engine.load", as_if_compiled)
+    monkeypatch.setattr("draftwood.loading.load", as_if_compiled)
     monkeypatch.setattr(Engine, "compile_seconds", 4.26)
     assert " · compiled in 4.3 s\n" in command("generate", PROMPT, *pair, "--max-new-tokens", 2).err
     assert command("generate", PROMPT, *pair, "--max-new-tokens", 2, "--json").document["compile_seconds"] == 4.26

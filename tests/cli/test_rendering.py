@@ -12,7 +12,8 @@ import pytest
 
 from draftwood.cli import rendering
 from draftwood.cli.rendering import Painter
-from draftwood.engine import StreamEvent, load
+from draftwood.engine import StreamEvent
+from draftwood.loading import load
 from draftwood.methods import METHODS, Method
 from draftwood.text import Ending
 

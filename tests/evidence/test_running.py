@@ -9,13 +9,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from draftwood.engine import Engine, load
+from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
 from draftwood.evidence.energy import Meter
 from draftwood.evidence.evaluation import evaluate, refuse_code, summary_of
 from draftwood.evidence.running import Job, Plan, Runner
 from draftwood.evidence.store import Store
 from draftwood.evidence.tasks import Instance, Item, Scores, Task, parse
+from draftwood.loading import load
 from draftwood.methods import Method
 from draftwood.sampling import SamplingParams
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import draftwood
-from draftwood.engine import EMBEDDED
+from draftwood.loading import EMBEDDED
 from draftwood.models import checkpoint
 from draftwood.models.attention import additive, folded, ordered
 from draftwood.models.decoder import ACTIVATIONS, activate, rms_norm

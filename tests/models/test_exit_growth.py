@@ -11,7 +11,7 @@ import torch
 import draftwood
 from draftwood import Engine
 from draftwood.cli.main import run
-from draftwood.engine import EMBEDDED
+from draftwood.loading import EMBEDDED
 from draftwood.models import exit as exits
 from draftwood.models.checkpoint import load
 from draftwood.models.decoder import Decoder, DecoderConfig

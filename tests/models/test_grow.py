@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 import draftwood
 from draftwood import Engine, Metrics
-from draftwood.engine import EMBEDDED
 from draftwood.errors import ConfigurationError, ModelError
+from draftwood.loading import EMBEDDED
 from draftwood.models import checkpoint
 from draftwood.models import grow as growing
 from draftwood.models.attention import fused

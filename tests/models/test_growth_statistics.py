@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import draftwood
-from draftwood.engine import EMBEDDED
+from draftwood.loading import EMBEDDED
 from draftwood.models import checkpoint
 from draftwood.models.grow import Growth, write
 from draftwood.models.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ import torch
 
 import draftwood
 from draftwood import Engine
-from draftwood.engine import EMBEDDED
+from draftwood.loading import EMBEDDED
 from draftwood.models import exit as exits
 from draftwood.models.checkpoint import load
 from draftwood.models.decoder import Decoder, DecoderConfig

@@ -1,0 +1,145 @@
+"""Loads models and tokenizers, from checkpoints, the hub or objects, and makes an engine of them.
+
+Knows sources, devices and what fits together. Refuses to know requests (engine.py) and files (models/checkpoint.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from draftwood.engine import Engine
+from draftwood.errors import ConfigurationError, ModelError
+from draftwood.models import checkpoint
+from draftwood.models.base import CausalModel
+from draftwood.models.compiled import Compiled
+from draftwood.models.tokenizer import Tokenizer
+
+ModelSource: TypeAlias = str | Path | CausalModel | Any  # Any: a transformers model object
+
+THROUGH_TRANSFORMERS = "hf:"  # prefix of a source
+EMBEDDED = Path(str(files("draftwood") / "models" / "embedded"))
+
+
+def load(
+    target: ModelSource | None = None,
+    draft: ModelSource | Sequence[ModelSource] | None = None,
+    dtype: str | torch.dtype = "float32",
+    device: str | torch.device | None = None,
+    quantize: str | None = None,
+    compile: bool = False,
+    tokenizer: Tokenizer | str | Path | Any = None,
+) -> Engine:
+    """An engine from checkpoint directories, hub ids or model objects.
+
+    Without a target the embedded pair is loaded (its draft too, unless `draft` names another). `device` defaults to
+    CUDA where there is one. Models may have differently padded vocabularies, but must share a tokenizer. A source that
+    begins with "hf:", and a transformers model object, run through transformers (extra hf), whose fast tokenizers are
+    taken too. On a CPU, `quantize="int8"` holds weights in a quarter of float32's bytes, which changes what the model
+    says a little; methods stay exact to the model so changed. `compile` runs forwards of few cells through
+    torch.compile, which takes a C++ compiler, and tens of seconds the first time on a machine.
+    """
+    place = _place(device)
+    if target is None:
+        target = EMBEDDED / "target"
+        draft = EMBEDDED / "draft" if draft is None else draft
+    sources: list[ModelSource] = []
+    if draft is not None:
+        sources = list(draft) if isinstance(draft, Sequence) and not isinstance(draft, str) else [draft]
+    words = Tokenizer.load(Path(tokenizer)) if isinstance(tokenizer, str | Path) else tokenizer
+    if words is not None and not isinstance(words, Tokenizer):
+        words = _adapter().wrap_tokenizer(words)
+    end: frozenset[int] = frozenset()
+    how = _How(dtype, place, quantize, compile)
+    model, directory = _model(target, how)
+    if directory is not None:
+        words = words or Tokenizer.load(directory, _name(target))
+        end = checkpoint.end_tokens(directory)
+    else:
+        words = words or getattr(model, "tokenizer", None)
+        end = getattr(model, "end_tokens", end)
+    drafts, places = [], [directory]
+    for source in sources:
+        drafted, where = _model(source, how)
+        if where is not None and words is not None and not Tokenizer.load(where).agrees_with(words):
+            raise ModelError(
+                f"target {target} and draft {source} have different tokenizers, so their tokens mean different text; "
+                "use a draft of the same family"
+            )
+        drafts.append(drafted)
+        places.append(where)
+    used = str(getattr(model, "dtype", dtype)).removeprefix("torch.")
+    names: dict[str, Any] = {"target": _name(target), "draft": [_name(source) for source in sources], "dtype": used}
+    names |= {"quantize": quantize} if quantize else {}
+    names |= {"compiled": True} if compile else {}
+    grown = [None if where is None else checkpoint.grown_from(where) for where in places]
+    names |= {"grown": {"target": grown[0], "draft": grown[1:]}} if any(grown) else {}
+    return Engine(model, drafts, words, end, names)
+
+
+def _place(device: str | torch.device | None) -> torch.device:
+    """The device to load on, checked."""
+    try:
+        place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:  # an unknown name; a build without CUDA; an index too high
+        raise ConfigurationError(f"device {str(device)!r} is not there; use cpu, or one that torch sees") from error
+    return place
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How checkpoints are to be loaded."""
+
+    dtype: str | torch.dtype
+    device: torch.device
+    quantize: str | None
+    compile: bool
+
+
+def _model(source: ModelSource, how: _How) -> tuple[CausalModel, Path | None]:
+    """A model and the directory it came from (None for an object)."""
+    own = isinstance(source, str | Path) and not str(source).startswith(THROUGH_TRANSFORMERS)
+    if not own and (how.quantize or how.compile):
+        option = "quantize" if how.quantize else "compile"
+        raise ConfigurationError(
+            f"{option} is for checkpoints that draftwood's own decoder loads, not for {_name(source)}; leave it out"
+        )
+    if how.compile and how.device.type != "cpu":
+        raise ConfigurationError(f"compile is for the CPU, not for device {how.device}; leave it out")
+    if how.quantize and how.compile:
+        raise ConfigurationError("a model is either quantised or compiled; leave out quantize or compile")
+    if isinstance(source, str) and not own:
+        directory = checkpoint.locate(source.removeprefix(THROUGH_TRANSFORMERS))
+        return _adapter().load(directory, how.dtype, how.device), directory
+    if isinstance(source, str | Path):
+        directory = checkpoint.locate(source)
+        decoder = checkpoint.load(directory, how.dtype, how.device, how.quantize, packed=not how.compile)
+        return Compiled(decoder) if how.compile else decoder, directory
+    if any(base.__name__ == "PreTrainedModel" for base in type(source).__mro__):  # without importing transformers
+        return _adapter().HuggingFaceModel(source), None
+    if not isinstance(source, CausalModel):
+        raise ModelError(f"{type(source).__name__} is not a model: see draftwood.models.base.CausalModel")
+    return source, None
+
+
+def _adapter() -> Any:
+    """models/hf.py, imported when a transformers object or source is given."""
+    try:
+        return import_module("draftwood.models.hf")
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{error}; running models through transformers needs the extra draftwood[hf]"
+        ) from error
+
+
+def _name(source: ModelSource) -> str:
+    if isinstance(source, str | Path):
+        return "embedded" if Path(source).parent == EMBEDDED else str(source)
+    return type(source).__name__
