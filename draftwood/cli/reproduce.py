@@ -59,9 +59,9 @@ def reproduce(
 ) -> None:
     """Measure what a paper's tables and figures show, and draw them beside the paper's.
 
-    The papers: dsbd (beams), mcsd (trees of candidates), eesd (early exits). What
-    is needed runs as with `draftwood eval`, into directories below --out. The same
-    command goes on where it was stopped; Ctrl-C leaves a page of what is there.
+    The papers: dsbd (beams), mcsd (trees of candidates), eesd (early exits). All
+    runs as with `draftwood eval`, into directories below --out. The same command
+    goes on where it was stopped; Ctrl-C leaves a page of what is there.
     """
     from draftwood.cli.evaluate import progress
     from draftwood.cli.rendering import console
@@ -113,7 +113,8 @@ def summary(shown: Sequence[Beside], say: Callable[..., Any]) -> None:
     from draftwood.evidence.reproduce.page import comparisons
 
     table = simple_table()
-    for name in ("", "the paper", "here", "verdict"):
+    table.add_column("", overflow="fold", ratio=1, min_width=30)
+    for name in ("the paper", "here", "verdict"):
         table.add_column(name, overflow="fold")
     for source, one in comparisons(shown):
         ranks = isinstance(one, Order)  # too long for a table; the page has them

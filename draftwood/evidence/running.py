@@ -22,6 +22,7 @@ from draftwood.evidence.tasks.base import digest
 from draftwood.methods import Method
 from draftwood.sampling import SamplingParams
 from draftwood.trace import GenerationResult, Metrics, Round
+from draftwood.tuning import sequence_alpha
 
 WARM_TOKENS = 8
 
@@ -159,7 +160,8 @@ class Runner:
             "nats": -sum(sum(result.logprobs) for result in results),  # under the target's untouched softmax
             "seconds": seconds,
             "rounds": rounds_of([result.metrics for result in results])
-            | histograms([news for result in results for news in result.rounds]),
+            | histograms([news for result in results for news in result.rounds])
+            | accepted_shares([news for result in results for news in result.rounds]),
         }
         try:
             scores = job.task.score(instance, answers)
@@ -211,6 +213,21 @@ def histograms(rounds: Sequence[Round]) -> dict[str, list[int]]:
         "width_counts": counted([layer.width for news in rounds for layer in news.layers]),
         "depth_counts": counted([news.depth_accepted for news in rounds]),
     }
+
+
+def accepted_shares(rounds: Sequence[Round]) -> dict[str, float]:
+    """Accepted depth over the longest drafted path, summed over the rounds that drafted (alpha of MCSD §1)."""
+    drafting = [(news.depth_accepted, length) for news in rounds if (length := drafted_length(news))]
+    alpha = sequence_alpha([accepted for accepted, _ in drafting], [length for _, length in drafting])
+    return {"accepted_shares": alpha * len(drafting), "drafting_rounds": len(drafting)}
+
+
+def drafted_length(news: Round) -> int:
+    """Drafts on the longest path of a round; roots, which are the target's, do not count."""
+    depths: list[int] = []
+    for parent in news.forest_parent:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return max(depths, default=0)
 
 
 def counted(values: Sequence[int]) -> list[int]:

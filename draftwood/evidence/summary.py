@@ -182,7 +182,7 @@ def _decoding(made: Sequence[Record]) -> dict[str, Any]:
         "acceptance_rate": ratio(per_item(made, _of("accepted")), per_item(made, _of("drafted"))),
         "draft_share": ratio(per_item(made, _of("accepted")), per_item(made, _of("emitted"))),
         "harmonic_mean": _harmonic_mean(made),
-        "accepted_depth": ratio(per_item(made, _of("depth_accepted")), per_item(made, _of("rounds"))),
+        "alpha": ratio(per_item(made, _of("accepted_shares")), per_item(made, _of("drafting_rounds"))),
         "mean_width": ratio(per_item(made, _of("widths")), per_item(made, _of("layers"))),
         "layers_per_round": ratio(per_item(made, _of("layers")), per_item(made, _of("rounds"))),
         "peak_slots": max((record["rounds"].get("peak_slots", 0) for record in made), default=0),
@@ -198,7 +198,7 @@ def _harmonic_mean(made: Sequence[Record]) -> Interval:
 
 
 def _of(name: str) -> Callable[[Record], float]:
-    return lambda record: float(record["rounds"][name])
+    return lambda record: float(record["rounds"].get(name, 0))  # older results lack some
 
 
 def _seconds(record: Record) -> float:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ from draftwood.evidence.reproduce.comparison import Comparison, Order
 from draftwood.evidence.reproduce.experiment import Evaluation, ExitShape, Experiment, Made, Size
 from draftwood.evidence.reproduce.paper import Paper
 from draftwood.evidence.reproduce.paper import load as paper
-from draftwood.evidence.running import Job
+from draftwood.evidence.running import Job, accepted_shares
 from draftwood.loading import load
 
 PAPERS = reproducing.PAPERS
@@ -214,6 +216,11 @@ def test_an_experiment_runs_to_its_page_and_goes_on_where_it_was_stopped(
         if each is not None
     ]
     assert timeless[0] == timeless[1] and len(timeless[0]) == 8
+    assert results[0] is not None
+    row = results[0].row("qa", "speculative")
+    assert row is not None
+    v, r, hm = (row["decoding"][name]["value"] for name in ("acceptance_rate", "draft_share", "harmonic_mean"))
+    assert hm == pytest.approx(2 * v * r / (v + r)) and 0 < row["decoding"]["alpha"]["value"] <= 1
     assert "Not all of it has been measured yet" not in pages["cut"]
 
 
@@ -242,6 +249,14 @@ def test_a_directory_belongs_to_one_reproduction(tmp_path: Path) -> None:
         reproducing.claim(tmp_path / "out", about)
     with pytest.raises(ConfigurationError, match="did you mean 'dsbd'"):
         reproducing.experiment("dsdb")
+
+
+def test_accepted_shares_are_of_the_longest_drafted_path() -> None:
+    def news(accepted: int, parents: list[int]) -> Any:
+        return SimpleNamespace(depth_accepted=accepted, forest_parent=parents)
+
+    rounds = [news(2, [-1, 0, 1, 2, 0]), news(0, [-1]), news(1, [-1, -1, 0, 1])]
+    assert accepted_shares(rounds) == {"accepted_shares": pytest.approx(2 / 3 + 1), "drafting_rounds": 2}
 
 
 def test_what_was_trained_is_among_the_methods(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from draftwood.evidence.reproduce.comparison import Comparison, Order
 from draftwood.evidence.reproduce.experiment import PLAIN, Evaluation, Experiment, Made, Shown, Size
 from draftwood.evidence.reproduce.paper import Exhibit
 from draftwood.evidence.reproduce.results import Measured, Results
-from draftwood.evidence.reproduce.showing import ACCEPTED, PERPLEXITY, RATE, SCORE, SPEED_UP, TAU
+from draftwood.evidence.reproduce.showing import ACCEPTED, ALPHA, PERPLEXITY, RATE, SCORE, SPEED_UP, TAU
 
 STATIC, FORKS, GREEDY = "trees", "forks", "forks-greedy"
 TASKS = {"stories": "MT-Bench", "qa": "TriviaQA", "summaries": "Alpaca"}  # ours -> what it stands for
@@ -80,18 +80,9 @@ def evaluations(size: Size, made: Made) -> list[Evaluation]:
     ]
 
 
-DEPTHS = {CHAIN: 4, TREE: 4, EXACT: 4, LONG_CHAIN: 5, LONG_TREE: 5, **dict.fromkeys(INITIALISED.values(), 4)}
-
-
-def alpha(method: str) -> showing.Measure:
-    """Accepted over drafted depth; a fork's paths have a depth of 5, of which the paper's form draws the first token
-    from the target."""
-    return showing.alpha({method: DEPTHS.get(method, DEPTH)})(method)
-
-
 def _alphas(found: Measured, task: str, names: Mapping[str, str]) -> dict[str, Interval | None]:
     rows = {paper: found.row(task, ours) for paper, ours in names.items()}
-    return {paper: None if row is None else alpha(names[paper]).of(row) for paper, row in rows.items()}
+    return {paper: None if row is None else ALPHA.of(row) for paper, row in rows.items()}
 
 
 def _compared(exhibit: Exhibit, found: Measured, names: Mapping[str, str]) -> list[Comparison | Order]:
@@ -120,8 +111,8 @@ def acceptance(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Sh
     if found is None:
         return Shown()
     names = [CHAIN, TREE, EXACT, *INITIALISED.values()]
-    figure = showing.groups(found, exhibit.id, "Acceptance rate alpha", alpha, names)
-    table = showing.table(found, [alpha, TAU, ACCEPTED], names)
+    figure = showing.groups(found, exhibit.id, "Acceptance rate alpha", ALPHA, names)
+    table = showing.table(found, [ALPHA, TAU, ACCEPTED], names)
     return Shown([figure], [table], _compared(exhibit, found, DRAFTS), [NEAR])
 
 
@@ -193,8 +184,8 @@ def fork_acceptance(exhibit: Exhibit, results: Results, size: Size, made: Made) 
         return Shown()
     names = {"Baseline SD": LONG_CHAIN, "MCSD": LONG_TREE, "Fork": fork(16, "longest")}
     shown = [*names.values(), fork(16, "rejection")]
-    figure = showing.groups(found, exhibit.id, "Acceptance rate alpha", alpha, shown)
-    table = showing.table(found, [alpha, TAU, SPEED_UP], shown)
+    figure = showing.groups(found, exhibit.id, "Acceptance rate alpha", ALPHA, shown)
+    table = showing.table(found, [ALPHA, TAU, SPEED_UP], shown)
     return Shown([figure], [table], _compared(exhibit, found, names), [NEAR])
 
 
@@ -206,10 +197,10 @@ def greedy(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
     exact = fork(16, "rejection")
     figures = [
         showing.groups(
-            cold, f"{exhibit.id}-0", "Acceptance rate alpha, temperature 0", alpha, [LONG_CHAIN, LONG_TREE, exact]
+            cold, f"{exhibit.id}-0", "Acceptance rate ALPHA, temperature 0", ALPHA, [LONG_CHAIN, LONG_TREE, exact]
         )
     ]
-    tables = [showing.table(cold, [alpha, TAU, SPEED_UP], [LONG_CHAIN, LONG_TREE, exact])]
+    tables = [showing.table(cold, [ALPHA, TAU, SPEED_UP], [LONG_CHAIN, LONG_TREE, exact])]
     comparisons: list[Comparison | Order] = []
     for temperature, found, name in (("0", cold, exact), ("1", warm, fork(16, "longest"))):
         if found is None:
@@ -218,13 +209,13 @@ def greedy(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
             both = ("Llama 2-7B Chat", "Vicuna-7B")
             values = [v for model in both for v in exhibit.number(model, Data_set=data, Temperature=temperature)]
             row = found.row(task, name)
-            ours = None if row is None else alpha(name).of(row)
+            ours = None if row is None else ALPHA.of(row)
             what = f"{task}, temperature {temperature}: alpha of {name}"
             comparisons.append(Comparison(what, (min(values), max(values)), ours, "", None))
     if warm is not None:
         longest = fork(16, "longest")
         figures.append(
-            showing.groups(warm, f"{exhibit.id}-1", "Acceptance rate alpha, temperature 1", alpha, [longest, exact])
+            showing.groups(warm, f"{exhibit.id}-1", "Acceptance rate ALPHA, temperature 1", ALPHA, [longest, exact])
         )
     return Shown(figures, tables, comparisons)
 
@@ -240,7 +231,7 @@ def width(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
     }
     figures = [
         showing.curves(found, f"{exhibit.id}-{title}", title, "width W", measure, lines, task)
-        for title, measure in (("alpha", alpha), ("Tokens per second", RATE))
+        for title, measure in (("alpha", ALPHA), ("Tokens per second", RATE))
         for task in ([*TASKS] if size.whole else ["stories"])
     ]
     notes = []
@@ -255,7 +246,7 @@ def width(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
                 best = max(rates, key=lambda w: rates[w])
                 notes.append(f"{task}, {how}: fastest at W = {best:g} of {', '.join(f'{w:g}' for w in rates)}.")
     names = [name for line in lines.values() for name in line.values()]
-    return Shown(figures, [showing.table(found, [alpha, RATE, SPEED_UP], names)], (), notes)
+    return Shown(figures, [showing.table(found, [ALPHA, RATE, SPEED_UP], names)], (), notes)
 
 
 def decision(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
@@ -272,7 +263,7 @@ def decision(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Show
     }
     figures = [
         showing.curves(found, f"{exhibit.id}-{title}", title, "width W", measure, lines, "stories")
-        for title, measure in (("alpha", alpha), ("Tokens per second", RATE))
+        for title, measure in (("alpha", ALPHA), ("Tokens per second", RATE))
     ]
     notes = []
     for w in decided(size):
@@ -284,7 +275,7 @@ def decision(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Show
                 what = "faster" if low > 1 else "slower" if high < 1 else "no clear difference"
                 notes.append(f"{fork(w, verify)}, with over without: {ratio['value']:.2f}{interval} times ({what}).")
     names = list(dict.fromkeys(name for line in lines.values() for name in line.values()))
-    return Shown(figures, [showing.table(found, [alpha, RATE, SPEED_UP], names)], (), notes)
+    return Shown(figures, [showing.table(found, [ALPHA, RATE, SPEED_UP], names)], (), notes)
 
 
 EXPERIMENT = Experiment(

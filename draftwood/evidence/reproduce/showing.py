@@ -84,24 +84,13 @@ HM = Measure(
 )
 ACCEPTED = Measure("v_d", "Accepted over drafted tokens.", lambda r: _drafted(r, "acceptance_rate"))
 SHARE = Measure("r_d", "Accepted over all tokens of the output.", lambda r: _drafted(r, "draft_share"))
+ALPHA = Measure(
+    "alpha", "Accepted depth over the longest drafted path, mean of rounds (MCSD).", lambda r: _drafted(r, "alpha")
+)
 WIDTH = Measure("Width", "Mean number of beams in a layer.", lambda r: _beams(r, "mean_width"))
 LAYERS = Measure("Layers/round", "Layers of beams per forward of the target.", lambda r: _beams(r, "layers_per_round"))
 SLOTS = Measure("Slots", "Most key/value slots of the target's cache in use at once.", _slots, 0)
 JOULES = Measure("J/token", "Joules per token by the machine's counter, idle power included.", _joules)
-
-
-def alpha(depths: Mapping[str, int]) -> Callable[[str], Measure]:
-    """The acceptance rate of MCSD: depth of the longest accepted path over the depth of the draft, by method."""
-
-    def measure(method: str) -> Measure:
-        depth = depths.get(method)
-
-        def of(row: Row) -> Interval | None:
-            return None if depth is None else _drafted(row, "accepted_depth", 1 / depth)
-
-        return Measure("alpha", "Accepted depth over drafted depth, mean of rounds.", of)
-
-    return measure
 
 
 def score_title(measured: Measured, task: str) -> str:
@@ -116,30 +105,25 @@ def score_is_lower_better(measured: Measured, task: str) -> bool:
     return metric in LOWER_IS_BETTER
 
 
-Measures = Sequence[Measure | Callable[[str], Measure]]
-
-
-def _measure(measure: Measure | Callable[[str], Measure], method: str) -> Measure:
-    return measure if isinstance(measure, Measure) else measure(method)
-
-
 def table(
-    measured: Measured, measures: Measures, methods: Sequence[str] | None = None, tasks: Sequence[str] | None = None
+    measured: Measured,
+    measures: Sequence[Measure],
+    methods: Sequence[str] | None = None,
+    tasks: Sequence[str] | None = None,
 ) -> Table:
     """A row for each method, and for each task its measures."""
     names = [name for name in methods or measured.methods if name in measured.methods]
     asked = [(task, measure) for task in tasks or measured.tasks for measure in measures]
     columns = [METHOD]
     for task, measure in asked:
-        one = _measure(measure, names[0] if names else "")
-        title = score_title(measured, task) if one is SCORE else one.title
-        columns.append(Column(f"{task}: {title}", one.about))
+        title = score_title(measured, task) if measure is SCORE else measure.title
+        columns.append(Column(f"{task}: {title}", measure.about))
     rows = []
     for name in names:
         cells = [labelled(measured, name)]
         for task, measure in asked:
-            row, one = measured.row(task, name), _measure(measure, name)
-            cells.append(cell(None if row is None else one.of(row), one.digits))
+            row = measured.row(task, name)
+            cells.append(cell(None if row is None else measure.of(row), measure.digits))
         rows.append(cells)
     return Table(columns, rows)
 
@@ -154,20 +138,18 @@ def groups(
     measured: Measured,
     name: str,
     title: str,
-    measure: Measure | Callable[[str], Measure],
+    measure: Measure,
     methods: Sequence[str] | None = None,
     tasks: Sequence[str] | None = None,
 ) -> Figure:
     """Bars of a measure: a row for each method, a bar for each task."""
     chosen = list(tasks or measured.tasks)
     names = [each for each in methods or measured.methods if each in measured.methods]
-    one = _measure(measure, names[0] if names else "")
     rows = [
-        Group(labelled(measured, each), [_measure(measure, each).span(measured.row(task, each)) for task in chosen])
-        for each in names
+        Group(labelled(measured, each), [measure.span(measured.row(task, each)) for task in chosen]) for each in names
     ]
     parts = [(task, PALETTE[i % len(PALETTE)]) for i, task in enumerate(chosen)]
-    return Figure(file_name(name, one.title), title, "", Groups(one.title, parts, rows, one.reference))
+    return Figure(file_name(name, measure.title), title, "", Groups(measure.title, parts, rows, measure.reference))
 
 
 def curves(
@@ -175,7 +157,7 @@ def curves(
     name: str,
     title: str,
     axis: str,
-    measure: Measure | Callable[[str], Measure],
+    measure: Measure,
     lines: Mapping[str, Mapping[float, str]],
     task: str,
     levels: Sequence[str] = (),
@@ -186,13 +168,12 @@ def curves(
         points = [
             (x, y)
             for x, method in sorted(methods.items())
-            if (y := _measure(measure, method).span(measured.row(task, method))) is not None
+            if (y := measure.span(measured.row(task, method))) is not None
         ]
         drawn.append(Curve(line, points, next(colours)))
-    flat = [Bar(each, _measure(measure, each).span(measured.row(task, each)), next(colours)) for each in levels]
-    one = _measure(measure, next(iter(next(iter(lines.values())).values())))
-    label = score_title(measured, task) if one is SCORE else one.title
-    return Figure(file_name(name, f"{task}-{one.title}"), f"{title}: {task}", "", Curves(axis, label, drawn, flat))
+    flat = [Bar(each, measure.span(measured.row(task, each)), next(colours)) for each in levels]
+    label = score_title(measured, task) if measure is SCORE else measure.title
+    return Figure(file_name(name, f"{task}-{measure.title}"), f"{title}: {task}", "", Curves(axis, label, drawn, flat))
 
 
 def scatter(
