@@ -77,7 +77,7 @@ def _for_exits(engine: Engine, size: Size, folder: Path, told: Told) -> Made:
     made = Made(shipped=own.layers, layers=layers, missing=missing)
     try:
         made = replace(made, calibration=_calibration(engine, size, folder, told))
-    except ConfigurationError as error:
+    except DraftwoodError as error:
         missing["calibration"] = f"Cali-TS is left out: {error}."
     if not size.whole:
         missing["exits"] = "Not measured: exits would have to be trained, which --scale full does."
@@ -86,7 +86,7 @@ def _for_exits(engine: Engine, size: Size, folder: Path, told: Told) -> Made:
 
     try:
         return _trained(engine, made, shapes(layers), folder, told)
-    except ConfigurationError as error:
+    except DraftwoodError as error:
         missing["exits"] = f"Exits could not be trained: {error}."
         return made
 
@@ -115,13 +115,17 @@ def _calibration(engine: Engine, size: Size, folder: Path, told: Told) -> Path:
 def _trained(engine: Engine, made: Made, shapes: Sequence[ExitShape], folder: Path, told: Told) -> Made:
     import torch
 
+    from draftwood.models import checkpoint
     from draftwood.models import exit as exits
     from draftwood.train.exit_layer import ExitRun, Settings
     from draftwood.train.texts import WORLD, read_texts
 
     if engine.tokenizer is None:
         raise ConfigurationError("the target has no tokenizer to read texts with")
-    target = exits.layered(engine.target)
+    home = exits.layered(engine.target).home
+    if home is None:
+        raise ConfigurationError("the target was not loaded from a directory")
+    target = checkpoint.load(home, packed=False)  # packed matrices cannot be trained above
     end = min(engine.end_tokens, default=0)
     told("reading texts")
     texts = read_texts(WORLD, engine.tokenizer, end, min(CONTEXT, target.context), ROWS, HELD_OUT, SEED)
