@@ -113,7 +113,14 @@ def table(
 ) -> Table:
     """A row for each method, and for each task its measures."""
     names = [name for name in methods or measured.methods if name in measured.methods]
-    asked = [(task, measure) for task in tasks or measured.tasks for measure in measures]
+    asked = [
+        (task, measure)
+        for task in tasks or measured.tasks
+        for measure in measures
+        if not (
+            measure is PERPLEXITY and SCORE in measures and score_is_lower_better(measured, task)
+        )  # it is the score
+    ]
     columns = [METHOD]
     for task, measure in asked:
         title = score_title(measured, task) if measure is SCORE else measure.title
