@@ -83,7 +83,7 @@ def test_numbers_of_the_papers_hold_together() -> None:
     forks, both = mcsd.exhibit("table-3"), mcsd.exhibit("table-4")
     for data in ("MT-Bench", "Alpaca", "TriviaQA"):  # Table 4 repeats Table 3
         for model in ("Llama 2-7B Chat", "Vicuna-7B"):
-            repeated = both.number(model, Data_set=data, Draft="Llama-68M", Temperature="1")
+            repeated = both.number(f"alpha, {model}", Data_set=data, Draft="Llama-68M", Temperature="1")
             assert forks.number("alpha", Data_set=data, Target=model, Method="Fork") == repeated
 
 

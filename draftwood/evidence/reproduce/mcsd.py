@@ -152,7 +152,9 @@ def quality(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown
         showing.groups(found, f"{exhibit.id}-{m.title}", m.title, m, names, tasks)
         for m, tasks in ((SCORE, ["qa", "summaries"]), (PERPLEXITY, None))
     ]
-    paper = {initial: exhibit.number("Llama-68M", Initial_tokens=str(initial))[0] - 6.29 for initial in INITIALISED}
+    paper = {
+        initial: exhibit.number("score, Llama-68M", Initial_tokens=str(initial))[0] - 6.29 for initial in INITIALISED
+    }
     comparisons: list[Comparison | Order] = []
     for task in ("qa", "summaries"):
         ours: dict[str, Interval | None] = {}
@@ -206,7 +208,7 @@ def greedy(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
         if found is None:
             continue
         for task, data in TASKS.items():
-            both = ("Llama 2-7B Chat", "Vicuna-7B")
+            both = ("alpha, Llama 2-7B Chat", "alpha, Vicuna-7B")
             values = [v for model in both for v in exhibit.number(model, Data_set=data, Temperature=temperature)]
             row = found.row(task, name)
             ours = None if row is None else ALPHA.of(row)
