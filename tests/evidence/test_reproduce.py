@@ -71,6 +71,9 @@ def test_numbers_of_the_papers_hold_together() -> None:
                 ratios += [value / float(exhibit.value(row, column)) for value in faster]
         assert len(ratios) == 8
         assert exhibit.ends(name) == pytest.approx((min(ratios), max(ratios)), abs=1e-4)
+    times = eesd.exhibit("table-8")
+    sums = [sum(float(times.value(row, part)) for part in times.stacks) for row in times.rows]
+    assert sums == pytest.approx([34.81, 33.58, 12.18, 11.69], abs=0.006)  # Table 11's
     dsbd = paper("dsbd").exhibit("table-1")
     for data in ("SQuAD", "Spider"):  # what the text says of the table: much better answers at about the same speed
         for models in ("Llama-2", "OPT"):
