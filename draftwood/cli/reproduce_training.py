@@ -82,7 +82,7 @@ def _for_exits(engine: Engine, size: Size, folder: Path, told: Told) -> Made:
     if not size.whole:
         missing["exits"] = "Not measured: exits would have to be trained, which --scale full does."
         return made
-    from draftwood.evidence.reproduce.eesd import shapes
+    from draftwood.evidence.reproduce.eesd_methods import shapes
 
     try:
         return _trained(engine, made, shapes(layers), folder, told)

@@ -22,7 +22,7 @@ from draftwood.evidence.reproduce.experiment import Experiment, Made, Shown, Siz
 from draftwood.evidence.reproduce.paper import Exhibit, Paper
 from draftwood.evidence.reproduce.results import Results
 
-PAGE, FIGURES = "report.html", "figures"
+PAGE, FIGURES = "reproduction.html", "figures"
 
 
 @dataclass(frozen=True, slots=True)
