@@ -113,7 +113,7 @@ def summary(shown: Sequence[Beside], say: Callable[..., Any]) -> None:
     from draftwood.evidence.reproduce.page import comparisons
 
     table = simple_table()
-    table.add_column("", overflow="fold", ratio=1, min_width=30)
+    table.add_column("", overflow="fold", min_width=24)
     for name in ("the paper", "here", "verdict"):
         table.add_column(name, overflow="fold")
     for source, one in comparisons(shown):

@@ -87,7 +87,8 @@ def front(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
         )
     measures = [SCORE, PERPLEXITY, RATE, SPEED_UP, TAU, WIDTH, JOULES][: None if found.energy else -1]
     matched = {width: at_equal_quality(found, task, width, size) for width in BEAM_WIDTHS}
-    best = max(BEAM_WIDTHS, key=lambda width: (_score(found, task, beam_sampling(width)), width))
+    reached = [width for width, name in matched.items() if name] or BEAM_WIDTHS
+    best = max(reached, key=lambda width: (_score(found, task, beam_sampling(width)), width))
     notes = [
         f"As good as {beam_sampling(width)} or better, and fastest: {match or 'no setting of DSBD here'}."
         for width, match in matched.items()
