@@ -43,6 +43,7 @@ class Comparison:
     most: bool = False
     digits: int = 2
     main: bool = True  # whether it is among those that a short table has
+    absent: str = NOT_MEASURED  # why there is no value of ours
 
     @property
     def theirs(self) -> str:
@@ -56,7 +57,7 @@ class Comparison:
         """The measured value with its interval."""
         ours = self.ours
         if ours is None or ours["value"] is None:
-            return NOT_MEASURED
+            return self.absent
         text = self._number(ours["value"]) + self.unit
         if ours["low"] is not None and ours["high"] is not None:
             text += f" [{self._number(ours['low'])}, {self._number(ours['high'])}]"
@@ -74,8 +75,8 @@ class Comparison:
 
     @property
     def sentence(self) -> str:
-        if self.here == NOT_MEASURED:
-            return f"{self.what}: the paper {self.theirs}; {NOT_MEASURED}."
+        if self.here == self.absent:
+            return f"{self.what}: the paper {self.theirs}; {self.absent}."
         return f"{self.what}: the paper {self.theirs}; here {self.here}: {self.verdict}."
 
     def _direction(self) -> str:

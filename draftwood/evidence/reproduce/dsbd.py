@@ -100,6 +100,7 @@ def front(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
             f"{task}: speed of DSBD over {beam_sampling(best)}, at no less quality",
             exhibit.ends("speed at equal quality"),
             found.faster(match, beam_sampling(best), [task]) if match else None,
+            absent="no setting is as good here",
         )
     ]
     if not found.energy:
