@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from draftwood import kernels
+
 if TYPE_CHECKING:
     from draftwood.engine import Engine, StreamEvent
     from draftwood.errors import ConfigurationError, DraftwoodError, ModelError, NonFiniteError, RequestError
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from draftwood.trace import GenerationResult, Metrics, Round
 
 __version__ = "0.1.0"
+
+kernels.choose()
 
 __all__ = [
     "METHODS",

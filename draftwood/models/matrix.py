@@ -19,6 +19,12 @@ Holder = Callable[[Tensor, Tensor | None], nn.Module]  # from a weight and a bia
 QUANTISATIONS = ("int8",)
 PACKABLE = (torch.float32, torch.bfloat16)
 _ROWS_IN_MIND = 8  # oneDNN chooses a layout for about so many rows
+_TILED_ROWS = 32  # with AMX, bfloat16 products of more rows sum in another order, which changes with their number
+
+
+def has_tiles() -> bool:
+    """Whether the processor multiplies in tiles (AMX), with which oneDNN's bfloat16 products are made."""
+    return bool(getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)())
 
 
 class Packed(nn.Module):
@@ -33,10 +39,14 @@ class Packed(nn.Module):
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_IN_MIND)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self._multiply: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
+        self._turn = _TILED_ROWS if weight.dtype == torch.bfloat16 and has_tiles() else None
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == self.in_features:
             return self.forward(x.reshape(1, -1).expand(2, -1))[:1].view(*x.shape[:-1], -1)
+        if self._turn and x.numel() > self._turn * self.in_features and not torch.compiler.is_compiling():
+            turns = x.reshape(-1, self.in_features).split(self._turn)
+            return torch.cat([self.forward(turn) for turn in turns]).view(*x.shape[:-1], -1)
         out: Tensor = self._multiply(x, self.packed, self.bias, "none", [], "")
         return out
 
