@@ -45,7 +45,7 @@ class Packed(nn.Module):
         if x.numel() == self.in_features:
             return self.forward(x.reshape(1, -1).expand(2, -1))[:1].view(*x.shape[:-1], -1)
         if self._turn and x.numel() > self._turn * self.in_features and not torch.compiler.is_compiling():
-            turns = x.reshape(-1, self.in_features).split(self._turn)
+            turns = torch.split(x.reshape(-1, self.in_features), self._turn)
             return torch.cat([self.forward(turn) for turn in turns]).view(*x.shape[:-1], -1)
         out: Tensor = self._multiply(x, self.packed, self.bias, "none", [], "")
         return out
