@@ -13,7 +13,7 @@ from typing import Any
 from batching_readme import batching_table
 from beams_readme import beams_table
 from candidates_readme import candidates_table
-from early_exit_readme import early_exit_table
+from early_exit_readme import early_exit_details, early_exit_table
 from embedded_readme import acceptance_table, score_table
 from engine_readme import engine_table, pairs_table
 from peers_readme import peers_table
@@ -31,6 +31,7 @@ TABLES: dict[str, list[tuple[str, str, Callable[[list[dict[str, Any]]], str]]]] 
         ("candidates table", "candidates-*.json", candidates_table),
         ("early exit table", "early-exit-*.json", early_exit_table),
     ],
+    "docs/early-exits.md": [("early exits", "early-exit-*.json", early_exit_details)],
     "draftwood/models/embedded/README.md": [
         ("acceptance", "embedded-pair.json", lambda results: acceptance_table(*results)),
         ("scores", "embedded-pair.json", lambda results: score_table(*results)),

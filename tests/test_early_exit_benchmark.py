@@ -257,16 +257,18 @@ def test_readme_s_tables(bench: Any, trained: Any, tmp_path: Path) -> None:
     made = {name: {"parameters": 5, "acceptance": 0.8} for name in trained.exits.values()}
     cost = {"method": "eesd", "loaded": 10**8, "trainable": 10**7, "seconds_per_step": 0.5, "batch": 4, "context": 128}
     parts["exits"] |= {"exits": made, "cost": [cost]}
-    about = {"pair": {"name": "grown", "target": {"parameters": 10**9}}, "environment": {"dtype": "bfloat16"}}
+    machine = {"dtype": "bfloat16", "threads": 2, "processor": "One", "date": "2026-11-21"}
+    about = {"pair": {"name": "grown", "target": {"parameters": 10**9}}, "environment": machine}
     result = {**about, "parts": parts}
     short = bench.readme.early_exit_table([result]).split("\n\n")
     whole = bench.readme.early_exit_details([result]).split("\n\n")
-    assert (len(short), len(whole)) == (1 + 3, 6)
-    for block in [*short[1:], *whole]:
+    assert (len(short), len(whole)) == (1 + 2, 2 * 8)
+    for block in [*short[1:], *whole[1::2]]:
         assert len({line.count("|") for line in block.splitlines()}) == 1
-    assert "| grown | bfloat16 | 0 | medusa | 1M | 1B |" in short[1]
-    assert len(short[3].splitlines()) == 2 + 1 + 2 + 1 + 1 and "| missed |" in short[3]
-    assert "| grown | bfloat16 | 0 | stories |" in whole[0]
+    assert all(title.startswith(("## Table", "## Figure")) for title in whole[::2])
+    assert "| grown | bfloat16 | medusa | 1M | 1B |" in short[1] and "eesd, the fastest tree in hindsight" in short[1]
+    assert len(short[2].splitlines()) == 2 + 1 + 2 + 1 + 1 and "| missed |" in short[2]
+    assert "| grown | bfloat16 | 0 | stories |" in whole[3]
 
 
 def test_bad_flags_are_refused(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
