@@ -45,9 +45,10 @@ def skip(
     """Find the sublayers that self-spec skips best.
 
     The target continues the prompts once. A set is judged by what the target
-    without those sublayers says of these texts, and by what forwards cost here:
-    which speed-up is to be expected, at the best number of drafts. Bayesian
-    optimisation (optuna's TPE) chooses the sets. Ctrl-C keeps the best so far.
+    without those sublayers, on the whole target's keys and values, says of these
+    texts, and by what forwards cost here: which speed-up is to be expected, at
+    the best number of drafts. Bayesian optimisation (optuna's TPE) chooses the
+    sets. Ctrl-C keeps the best so far.
     """
     from draftwood.cli.rendering import as_json, console
 
