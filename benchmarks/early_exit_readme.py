@@ -16,8 +16,8 @@ def early_exit_table(results: Sequence[Result]) -> str:
     """Markdown for README: Tables 1-3 and the best tree of Table 7 over all domains, and which targets are reached."""
     machines = dict.fromkeys("{threads} threads of {processor}, {date}".format(**r["environment"]) for r in results)
     intro = (
-        f"Speed-ups over plain decoding in the same turns, prompt aside (median, 95% interval; {'; '.join(machines)}). HM "
-        "is the harmonic mean of accepted drafts over drafts and over tokens. All methods here are lossless."
+        f"Speed-ups over plain decoding in the same turns, prompt aside (median, 95% interval; {'; '.join(machines)}). "
+        "HM is the harmonic mean of accepted drafts over drafts and over tokens. All methods here are lossless."
     )
     return "\n\n".join([intro, *(block for _, block in _blocks(results, _short, _targets))])
 
