@@ -36,7 +36,7 @@ def tau(results: list[GenerationResult]) -> float:
     return sum(len(result.tokens) - len(result.rounds[0].tokens) for result in results) / rounds
 
 
-@pytest.mark.parametrize(("name", "greedy", "sampled"), [("medusa", 1.7, 1.6), ("self-spec", 1.3, 1.3)])
+@pytest.mark.parametrize(("name", "greedy", "sampled"), [("medusa", 1.7, 1.6), ("self-spec", 1.9, 1.9)])
 def test_drafts_are_worth_having(name: str, greedy: float, sampled: float) -> None:
     """Greedy text is plain greedy text; tokens per target forward are well above one."""
     plain = written("autoregressive", 0)
