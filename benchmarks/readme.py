@@ -17,6 +17,7 @@ from early_exit_readme import early_exit_details, early_exit_table
 from embedded_readme import acceptance_table, score_table
 from engine_readme import engine_table, pairs_table
 from peers_readme import peers_table
+from plan_readme import plan_table
 
 ROOT = Path(__file__).parent.parent
 
@@ -30,6 +31,7 @@ TABLES: dict[str, list[tuple[str, str, Callable[[list[dict[str, Any]]], str]]]] 
         ("beams table", "beams-*.json", beams_table),
         ("candidates table", "candidates-*.json", candidates_table),
         ("early exit table", "early-exit-*.json", early_exit_table),
+        ("plan table", "plan-*.json", plan_table),
     ],
     "docs/early-exits.md": [("early exits", "early-exit-*.json", early_exit_details)],
     "draftwood/models/embedded/README.md": [
