@@ -221,6 +221,8 @@ def test_names() -> None:
         sampling_line({"temperature": 1.0, "top_p": 1.0, "min_p": 0.1, "logit_bias": {}}) == "temperature 1, min_p 0.1"
     )
     assert grown_line({"target": "x"}) is None
+    controlled = {"name": "eesd", "depth": "cali-ts:path=/home/my models/p.safetensors,sample_deviation=10"}
+    assert method_names([controlled]) == ["eesd depth=cali-ts:path=p.safetensors,sample_deviation=10"]
 
 
 def test_conclusions() -> None:

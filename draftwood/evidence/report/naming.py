@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftwood.methods import METHODS
 
+FOLDERS = re.compile(r"[^:=,]*[/\\]")  # of a file that an option names
 LOWER_IS_BETTER = {"perplexity"}
 SCORES = {
     "em": "exact match",
@@ -41,13 +43,15 @@ def method_names(methods: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _short(value: Any) -> str:
-    """An option as it is written behind --set, but for spaces."""
+    """An option as it is written behind --set, but for spaces and the folders of files."""
     if isinstance(value, list):
         return ",".join(_short(each) for each in value)
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{_short(each)}" for key, each in value.items()) + "}"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, str):
+        return FOLDERS.sub("", value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
