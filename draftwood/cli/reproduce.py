@@ -28,7 +28,7 @@ def reproduce(
         str,
         typer.Option(
             metavar="small|full",
-            help="small: about five minutes on two cores with the embedded pair. full: the paper's sweeps and many "
+            help="small: 5 to 12 minutes with the embedded pair. full: the paper's sweeps and many "
             "items, there about 2 hours for dsbd, 5 for mcsd, 6 for eesd, which then trains exits.",
         ),
     ] = "small",
