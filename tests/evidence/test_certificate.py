@@ -204,6 +204,16 @@ def test_sampled_tokens_of_a_pair(options: dict[str, Any], monkeypatch: pytest.M
     assert position_check(PAIR, method, [1, 2], 2, 240, params, nothing).verdict == "FAIL"
 
 
+def test_a_law_without_choice_shows_nothing() -> None:
+    """Where every token is sure a sample cannot fail, and so it cannot pass; the text is of the least sure token."""
+    method = Method.parse({"name": "speculative", "gamma": 3})
+    sure = position_check(PAIR, method, [1, 2], 2, 240, SamplingParams(top_k=1), nothing)
+    assert sure.verdict == "N/A" and "--prompts" in sure.reason
+    found = position_check(PAIR, method, [1, 2], 2, 240, SamplingParams(temperature=0.8), nothing)
+    most = max(one["degrees_of_freedom"] for one in found.figures["positions"])
+    assert most > 0 and f" on {most}, " in found.reason
+
+
 def test_statistics() -> None:
     assert chi_square_tail(3.841459, 1) == pytest.approx(0.05, abs=1e-6)
     assert chi_square_tail(18.307038, 10) == pytest.approx(0.05, abs=1e-6)

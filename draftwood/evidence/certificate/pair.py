@@ -197,13 +197,15 @@ def position_check(
             fits.append((i, fit(taken, RISK / len(samples))))
     if not fits:
         return Check(name, "N/A", f"needs at least {FEWEST} runs; raise --runs")
-    last, one = fits[-1]
     failed = [i for i, each in fits if not each.holds]
+    if not failed and not any(each.freedom for _, each in fits):
+        return Check(name, "N/A", "every token is sure after this prompt; give others with --prompts, or --position")
+    shown, one = max(fits, key=lambda pair: pair[1].freedom)
     if failed:
-        last, one = next(pair for pair in fits if pair[0] == failed[0])
+        shown, one = next(pair for pair in fits if pair[0] == failed[0])
     text = (
-        f"{runs:,} runs, token {last + 1}: chi-square {one.chi_square:.1f} on {one.freedom}, p {one.p_value:.2g}; "
-        f"total variation {one.distance:.3f} (exact: below {one.bound:.3f})"
+        f"{runs:,} runs, token {shown + 1} of {len(fits)}: chi-square {one.chi_square:.1f} on {one.freedom}, "
+        f"p {one.p_value:.2g}; total variation {one.distance:.3f} (exact: below {one.bound:.3f})"
     )
     figures = {
         "prompt_tokens": list(prompt),
