@@ -21,7 +21,7 @@ from rich.progress import track
 from rich.table import Table
 
 import draftwood
-from draftwood.world import DOMAINS, documents
+from draftwood.corpus import DOMAINS, documents
 
 METHODS: tuple[dict[str, Any], ...] = (
     {"name": "autoregressive"},

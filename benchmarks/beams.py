@@ -1,7 +1,7 @@
 """Beams: speed against quality of DSBD and beam sampling, Table 1, speculative beam search, overhead and memory.
 
 The parts follow DSBD §4 (Figures 4-9, Table 1) on held-out extractive questions (exact match) and SQL (execution
-accuracy) of the embedded world. All settings run on an item before the next item comes, in an order drawn for the
+accuracy) of the embedded corpus. All settings run on an item before the next item comes, in an order drawn for the
 item; every run is kept in a file beside the result, so a killed benchmark goes on where it was. A grown target says
 what the embedded one says, so quality may be taken from many items of the embedded pair (--quality-from embedded) and
 speed from fewer of the grown one.

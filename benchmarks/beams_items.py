@@ -21,13 +21,13 @@ from record import commit
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import draftwood
-from draftwood.trace import Round
-from draftwood.tuning import sequence_alpha
-from draftwood.world import score
+from draftwood.corpus import score
+from draftwood.results import Round
+from draftwood.tune.shapes import sequence_alpha
 
 Record = dict[str, Any]
 Key = tuple[str, str, int, int, int]
-TOGETHER = 32  # runs at once where no clock is needed
+GROUP_SIZE = 32  # runs at once where no clock is needed
 
 
 @dataclass
@@ -124,7 +124,7 @@ class Lab:
             }
             for setting in settings
         ]
-        results = self.engine.batch(requests, TOGETHER, max_new_tokens=item.tokens, seed=item.seed)
+        results = self.engine.batch(requests, GROUP_SIZE, max_new_tokens=item.tokens, seed=item.seed)
         return [
             described(result, setting, item) | {"timed": False}
             for setting, result in zip(settings, results, strict=True)
@@ -194,10 +194,10 @@ def measured(engine: draftwood.Engine, setting: Setting, item: Item) -> Record:
     return described(result, setting, item)
 
 
-def drafted_length(news: Round) -> int:
+def drafted_length(round_: Round) -> int:
     """Drafts on the longest path of a round; roots, which are the target's, do not count."""
     depths: list[int] = []
-    for parent in news.forest_parent:
+    for parent in round_.forest_parent:
         depths.append(depths[parent] + 1 if parent >= 0 else 0)
     return max(depths, default=0)
 
@@ -208,20 +208,20 @@ def described(result: draftwood.GenerationResult, setting: Setting, item: Item) 
     The first round's forwards hold the prompt's and are kept apart.
     """
     metrics, first, later = result.metrics, result.rounds[0], result.rounds[1:]
-    layers = [layer for news in result.rounds for layer in news.layers]
+    layers = [layer for round_ in result.rounds for layer in round_.layers]
     drafted = [layer for layer in layers if layer.judged]
-    lengths = [drafted_length(news) for news in result.rounds]
-    drafting = [news.depth_accepted for news, length in zip(result.rounds, lengths, strict=True) if length]
+    lengths = [drafted_length(round_) for round_ in result.rounds]
+    drafting = [round_.depth_accepted for round_, length in zip(result.rounds, lengths, strict=True) if length]
     alpha = sequence_alpha(drafting, [length for length in lengths if length])
     scored = score(item.document, result.text)
     return {
         "timed": True,
         "seconds": metrics.seconds,
         "first_forwards": first.draft_seconds + first.verify_seconds,
-        "draft_seconds": sum(news.draft_seconds for news in later),  # from here on without the first round
-        "verify_seconds": sum(news.verify_seconds for news in later),
-        "sampling_seconds": sum(news.sampling_seconds for news in later),
-        "other_seconds": sum(news.other_seconds for news in later),
+        "draft_seconds": sum(round_.draft_seconds for round_ in later),  # from here on without the first round
+        "verify_seconds": sum(round_.verify_seconds for round_ in later),
+        "sampling_seconds": sum(round_.sampling_seconds for round_ in later),
+        "other_seconds": sum(round_.other_seconds for round_ in later),
         "later_rounds": len(later),
         "rounds": metrics.rounds,
         "tokens": len(result.tokens),

@@ -12,7 +12,7 @@ from functools import cache
 from itertools import islice, product
 from typing import Any
 
-from draftwood.world import Document, documents
+from draftwood.corpus import Document, documents
 
 WORLD_SEED = 3  # of the held-out documents; training, the model card and other benchmarks use others
 PAPER = {"temperature": 1.0, "top_k": 10, "top_p": 0.8}  # DSBD §4.1

@@ -1,7 +1,7 @@
 """Candidates: draft- and target-initialised trees, forks by width and decision models; speed apart from quality.
 
 Two parts follow MCSD: `static` Figure 3 and Table 2 (temperatures 0.7 and 1, held-out prompts of every domain of the
-embedded world), `widths` Figures 5 to 8 and Table 3 (forks of depth 5 with and without a decision model, for two
+embedded corpus), `widths` Figures 5 to 8 and Table 3 (forks of depth 5 with and without a decision model, for two
 drafts). Speed-ups are ratios inside turns: all settings run on an item before the next item comes. Quality is taken
 without a clock, by default from the embedded pair, whose law grown pairs share (with --target from that target,
 unless --quality-from names a pair). Every run is kept in a file beside the
@@ -32,7 +32,7 @@ from parts import begun, draw, pair_of, parsed, part_arguments
 from record import environment, listed, write
 from rich.console import Console
 
-from draftwood.world import DOMAINS
+from draftwood.corpus import DOMAINS
 
 PARTS = ("static", "widths")
 OTHER = {"embedded": "grown-12x768", "grown-12x768": "grown-22x2048", "grown-22x2048": "grown-12x768"}

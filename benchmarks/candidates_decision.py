@@ -18,7 +18,7 @@ import draftwood
 from draftwood.depth.decision import DecisionKind, save_decision, train_decision
 from draftwood.models.identity import fingerprint
 from draftwood.train.decisions import record
-from draftwood.train.recording import WORLD, prompts_of
+from draftwood.train.recording import CORPUS, prompts_of
 
 SEED = 0
 
@@ -44,7 +44,7 @@ def decision_file(
 
 
 def _train(engine: draftwood.Engine, path: Path, kind: DecisionKind, prompts: int, tokens: int) -> None:
-    texts = prompts_of(WORLD, prompts, SEED)
+    texts = prompts_of(CORPUS, prompts, SEED)
     bar = iter(track(range(prompts), "recording for a decision model"))
 
     def advance(count: int) -> None:

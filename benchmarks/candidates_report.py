@@ -81,7 +81,7 @@ def speeds(settings: Sequence[Setting], store: Store, items: Sequence[Item]) -> 
         for domain in dict.fromkeys(item.task for item in found):
             some = [row for item, row in zip(found, rows, strict=True) if item.task == domain]
             by_domain[domain] = described(some, i, reference)
-        method = {k: v for k, v in setting.method.items() if k != "depth"}  # a path: no news where it was read
+        method = {k: v for k, v in setting.method.items() if k != "depth"}  # a path: no round_ where it was read
         head = {"family": setting.family, "label": setting.label, "about": setting.about, "method": method}
         result.append({**head, **described(rows, i, reference), "domains": by_domain})
     return result

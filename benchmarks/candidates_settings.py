@@ -11,8 +11,8 @@ from typing import Any
 
 from beams_settings import LIMITS, Item, Setting
 
-from draftwood.tuning import Shape
-from draftwood.world import DOMAINS
+from draftwood.core.shape import Shape
+from draftwood.corpus import DOMAINS
 
 PLAIN = "plain"
 TEMPERATURES = (0.7, 1.0)  # MCSD Tables 2 and 3

@@ -35,12 +35,12 @@ from draftwood.depth import (
     SpeedupThompson,
 )
 from draftwood.depth.calibrated import PLACES, Calibration, Seen
+from draftwood.results import Round
 from draftwood.sampling import Streams
-from draftwood.trace import Round
 
 MOST = 24  # layers of a round
 SEEDS = 3
-PREDICTOR_NOISE = 0.15  # standard deviation of what a predictor foretells around the chance it could know
+PREDICTOR_NOISE = 0.15  # standard deviation of what a predictor predicts around the chance it could know
 
 
 # -- the updates as printed (spec §9.4, §9.5) --------------------------------------------------------------------------
@@ -54,10 +54,10 @@ class PrintedAcceptance(Acceptance):
     def mean(self) -> float:
         return max(0.0, self.a) / (max(0.0, self.a) + max(1e-9, self.b))
 
-    def add(self, news: Round) -> None:
-        r = news.depth_accepted - 1
+    def add(self, round_: Round) -> None:
+        r = round_.depth_accepted - 1
         self.accepted += r
-        self.rejected += news.attempted - r
+        self.rejected += round_.attempted - r
 
 
 @dataclass(slots=True)
@@ -70,9 +70,9 @@ class PrintedSeen(Seen):
 class PrintedCalibrated(CalibratedThompson):
     """Cali-TS whose running mean is that of Eq. 8, which can only rise to 1."""
 
-    def observe(self, news: Round) -> None:
-        super().observe(news)
-        self.seen.tried += news.depth_accepted - news.attempted  # what super() counted, put back to the successes
+    def observe(self, round_: Round) -> None:
+        super().observe(round_)
+        self.seen.tried += round_.depth_accepted - round_.attempted  # what super() counted, put back to the successes
 
 
 # -- what is simulated -------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ SPEC: dict[str, dict[str, float]] = {  # spec §7
 
 
 class Predictor:
-    """theta_M of the last draft: the chance of its place, foretold with noise that depends on the place."""
+    """theta_M of the last draft: the chance of its place, predicted with noise that depends on the place."""
 
     def __init__(self, text: Text, seed: int) -> None:
         self.text, self.seed, self.place = text, seed, 0
@@ -266,7 +266,7 @@ def decisions(vocabulary: int, width: int, repeats: int) -> dict[str, dict[str, 
         "optimal-stopping": OptimalStopping(MOST, cost=DraftCost(0.0)),
     }
     found = {}
-    news = a_round(3, 4, 0.05)
+    round_ = a_round(3, 4, 0.05)
     with torch.inference_mode():
         for name, controller in made.items():
             layers = [Growth(0)] + [Growth(i, [i], logits, [(0, 7)], state) for i in range(1, 5)]
@@ -274,14 +274,14 @@ def decisions(vocabulary: int, width: int, repeats: int) -> dict[str, dict[str, 
             decided, round_ = [], []
             for number in range(repeats):
                 streams.at(number)
-                news.target_state = of_target
+                round_.target_state = of_target
                 began = perf_counter()
                 controller.start(streams)
                 started = perf_counter()
                 for growth in layers:
                     controller.deeper(growth)
                 asked = perf_counter()
-                controller.observe(news)
+                controller.observe(round_)
                 decided.append((asked - started) / len(layers))
                 round_.append(perf_counter() - asked + started - began)
             found[name] = {

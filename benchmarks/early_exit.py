@@ -37,7 +37,7 @@ from pairs import NAMES, Pair, pair
 from record import RESULTS, arguments, environment, listed, write
 from rich.console import Console
 
-from draftwood.world import DOMAINS
+from draftwood.corpus import DOMAINS
 
 HIDDEN = ("out", "name", "minutes", "no_runs")
 

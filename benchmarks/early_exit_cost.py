@@ -59,7 +59,7 @@ def training_cost(chosen: Pair, dtype: str, steps: int, batch: int, context: int
     kind = dtype if dtype in ("float32", "bfloat16") else "float32"
     target = checkpoint.load(chosen.target, kind, place, packed=False)
     end = min(checkpoint.end_tokens(chosen.target), default=0)
-    texts = read_texts("world", Tokenizer.load(chosen.target), end, min(context, target.context), batch, 1, SEED)
+    texts = read_texts("corpus", Tokenizer.load(chosen.target), end, min(context, target.context), batch, 1, SEED)
     behind = share(target.n_layers)
     plain = Settings(behind, 1, steps + 1, batch, warmup=0)
     heads = HeadSettings(target.n_layers, 1, steps + 1, batch, warmup=0)

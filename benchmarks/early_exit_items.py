@@ -18,8 +18,8 @@ from early_exit_settings import KEPT
 
 from draftwood.decode import Request
 from draftwood.depth import DepthController, Growth
+from draftwood.results import Round
 from draftwood.sampling import Streams
-from draftwood.trace import Round
 from draftwood.train.recording import Recording
 
 
@@ -50,9 +50,9 @@ class Timed:
         self._count(began)
         return said
 
-    def observe(self, news: Round) -> None:
+    def observe(self, round_: Round) -> None:
         began = perf_counter()
-        self.inner.observe(news)
+        self.inner.observe(round_)
         self._count(began)
 
     def _count(self, began: float) -> None:
@@ -92,7 +92,7 @@ class ExitLab(Lab):
         return {
             **described(result, setting, item),
             "drafted": result.metrics.drafted,
-            "later_drafted": sum(news.drafted for news in result.rounds[1:]),
+            "later_drafted": sum(round_.drafted for round_ in result.rounds[1:]),
             "accepted_drafts": result.metrics.accepted,
             "controller_seconds": self._depth.seconds,
             "digest": hashlib.sha256(repr(result.tokens).encode()).hexdigest()[:8],

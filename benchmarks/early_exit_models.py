@@ -118,7 +118,7 @@ def calibration(chosen: Pair, prompts: int, tokens: int) -> str:
 def _calibrate(chosen: Pair, path: Path, prompts: int, tokens: int) -> None:
     engine = draftwood.load(chosen.target)
     method = Method.parse({"name": "eesd", "gamma": PLACES})
-    texts = prompts_of("world", prompts, SEED)
+    texts = prompts_of("corpus", prompts, SEED)
     bar = iter(track(range(len(texts)), "recording for cali-ts"))
 
     def advance(count: int) -> None:
@@ -201,7 +201,7 @@ def _train(model: Decoder, chosen: Pair, shape: ExitShape, out: Path, steps: int
     end = min(checkpoint.end_tokens(chosen.target), default=0)
     context = min(CONTEXT, model.context)
     rows = min(ROWS, steps * batch)
-    texts = read_texts("world", Tokenizer.load(chosen.target), end, context, rows, HELD_OUT, SEED)
+    texts = read_texts("corpus", Tokenizer.load(chosen.target), end, context, rows, HELD_OUT, SEED)
     weight = 1.0 if shape.distilled else 0.0
     run = ExitRun(
         model,

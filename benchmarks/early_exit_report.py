@@ -18,7 +18,7 @@ from candidates_report import Part, Rows, pooled
 from early_exit_settings import PLAIN
 from record import spread
 
-from draftwood.trace import Metrics
+from draftwood.results import Metrics
 
 TIMES = ("draft", "verify", "sampling", "other")
 PLAIN_TARGET, TREE_TARGET, BETA_TARGET, SHARE_TARGET = 2.0, 2.2, 1.1, 0.01  # what is wanted

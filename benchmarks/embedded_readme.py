@@ -14,7 +14,7 @@ MEASURES = {
 
 
 def acceptance_table(result: dict[str, Any]) -> str:
-    """Markdown of the teacher-forced figures of draftwood.train.evaluate, a row per domain."""
+    """Markdown of the teacher-forced figures of recipes.embedded.evaluate, a row per domain."""
     names = ("perplexity_target", "perplexity_draft", "acceptance", "agreement")
     names += ("acceptance_completion", "agreement_completion")
     lines = [

@@ -27,8 +27,8 @@ from rich.progress import track
 from rich.table import Table
 
 import draftwood
+from draftwood.corpus import DOMAINS, documents
 from draftwood.models.base import Batch
-from draftwood.world import DOMAINS, documents
 
 METHODS: dict[str, Any] = {
     "speculative": {"name": "speculative", "gamma": 4},
@@ -110,8 +110,8 @@ def round_overhead(engine: draftwood.Engine, prompts: list[list[int]], repeats: 
                     ignore_eos=True,
                 )
                 if repeat:
-                    whole = sum(news.seconds for news in result.rounds[1:])
-                    model = sum(news.draft_seconds + news.verify_seconds for news in result.rounds[1:])
+                    whole = sum(round_.seconds for round_ in result.rounds[1:])
+                    model = sum(round_.draft_seconds + round_.verify_seconds for round_ in result.rounds[1:])
                     values.append(1 - model / whole)
             shares[f"{name} T={temperature:g}"] = spread(values)
     return shares
@@ -136,8 +136,8 @@ def speed_ups(engine: draftwood.Engine, per_domain: int, count: int) -> list[dic
                     result = engine.generate(item.prompt, method, **options)
                     ratios[name].append(result.metrics.tokens_per_second / plain.metrics.tokens_per_second)
                     same[name] += result.tokens == plain.tokens
-                    for news in result.rounds:
-                        sums[name].add(news)
+                    for round_ in result.rounds:
+                        sums[name].add(round_)
             for name, metrics in sums.items():
                 rows.append(
                     {

@@ -15,9 +15,9 @@ import record
 import torch
 
 from draftwood import TabularModel
-from draftwood.forest import TRUNK, Forest
-from draftwood.session import Run, Session
-from draftwood.topology import ancestor_mask, template
+from draftwood.core.forest import TRUNK, Forest
+from draftwood.core.topology import ancestor_mask, template
+from draftwood.runtime.session import Run, Session
 
 TREES = {"fork W=16 D=5": (16, 1, 1, 1, 1), "2,4,3,1,1": (2, 4, 3, 1, 1), "1,4,2,2,1": (1, 4, 2, 2, 1)}
 

@@ -33,7 +33,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import draftwood
-from draftwood.world import DOMAINS, documents
+from draftwood.corpus import DOMAINS, documents
 
 HERE = Path(__file__).parent
 TOKENS = {"embedded": 128, "grown-12x768": 128, "grown-22x2048": 64}

@@ -1,4 +1,4 @@
-"""README's table of what `draftwood plan` foretold and then measured. Knows results as they lie in files."""
+"""README's table of what `draftwood plan` predicted and then measured. Knows results as they lie in files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def plan_table(results: Sequence[dict[str, Any]]) -> str:
     lines = [
         "Speed over the same method without drafts, the prompt counted; 95% bootstrap intervals over prompts.",
         "",
-        "| pair | type | T | method | foretold | measured | off by | prompts |",
+        "| pair | type | T | method | predicted | measured | off by | prompts |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for result in results:
@@ -22,7 +22,7 @@ def plan_table(results: Sequence[dict[str, Any]]) -> str:
             shape = ",".join(map(str, method.get("tree") or ())) or f"gamma {method['gamma']}"
             cells = [
                 f"{method['name']}, {shape}",
-                _with_interval(choice["foretold"], choice["foretold_interval"]),
+                _with_interval(choice["predicted"], choice["predicted_interval"]),
                 _with_interval(choice["measured"], choice["measured_interval"]),
                 f"{choice['error']:+.0%}",
                 str(result["checked_prompts"]),

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import draftwood
-from draftwood.evidence.provenance import processor
+from draftwood.eval.provenance import processor
 
 RESULTS = Path(__file__).parent / "results"
 

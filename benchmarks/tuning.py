@@ -27,12 +27,13 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import draftwood
-from draftwood.cli.heatmap import Cell, HeatMap, lines, picture
-from draftwood.guiding import Guided, Measured, Seconds, pilot_shape
-from draftwood.measuring import Laboratory, Trial, Workload, tree_method
+from draftwood.core.shape import Shape
+from draftwood.corpus import DOMAINS, documents
 from draftwood.methods import Method
-from draftwood.tuning import Cost, Shape, shapes
-from draftwood.world import DOMAINS, documents
+from draftwood.tune.heatmap import Cell, HeatMap, lines, picture
+from draftwood.tune.measuring import Bench, Trial, Workload, tree_method
+from draftwood.tune.search import Guided, Measured, Seconds, pilot_shape
+from draftwood.tune.shapes import Cost, shapes
 
 STOPS = (3, 5, 8, 12, 16, 20, 24, 32, 40)  # runs after which the guided search is asked for its answer
 SEARCH_SEED, FINAL_SEED = 11, 12  # of documents
@@ -70,13 +71,13 @@ def told(trial: Trial) -> dict[str, Any]:
         "seconds": run.seconds,
         "plain": run.plain,
         "tau": trial.own.tau,
-        "foretold": trial.foretold,
+        "predicted": trial.predicted,
     }
 
 
-def go(lab: Laboratory, shape: Shape, repeat: int, foretold: float | None = None) -> dict[str, Any]:
+def go(lab: Bench, shape: Shape, repeat: int, predicted: float | None = None) -> dict[str, Any]:
     """Run a tree."""
-    return told(lab.run(tree_method(shape), foretold, repeat))
+    return told(lab.run(tree_method(shape), predicted, repeat))
 
 
 def measured(row: dict[str, Any]) -> Measured:
@@ -85,7 +86,7 @@ def measured(row: dict[str, Any]) -> Measured:
     return Measured(row["speed_up"], row["met"], row["accepted"], *times)
 
 
-def laboratory(engine: draftwood.Engine, args: Any, seed: int) -> Laboratory:
+def bench(engine: draftwood.Engine, args: Any, seed: int) -> Bench:
     """Prompts of every domain."""
     found = [
         engine.tokens(document.prompt)
@@ -93,11 +94,11 @@ def laboratory(engine: draftwood.Engine, args: Any, seed: int) -> Laboratory:
         for document in islice(documents(domain, "held-out", seed), args.documents)
     ]
     params = draftwood.SamplingParams(temperature=args.temperature)
-    return Laboratory(engine, Workload(found, params, args.tokens), Method.parse("autoregressive"))
+    return Bench(engine, Workload(found, params, args.tokens), Method.parse("autoregressive"))
 
 
 def run_guided(
-    lab: Laboratory, kept: Kept, args: Any, runs: int, step: Callable[[str], None]
+    lab: Bench, kept: Kept, args: Any, runs: int, step: Callable[[str], None]
 ) -> tuple[Guided, dict[int, Shape]]:
     """The guided search; its answers after so many runs."""
     costs = kept.get(("costs",), lambda: dict(zip(("target", "draft"), map(_pairs, lab.costs(args.rows)), strict=True)))
@@ -106,9 +107,9 @@ def run_guided(
     answers: dict[int, Shape] = {}
     for number in range(runs):
         shape = search.ask()
-        foretold = search.foretold(shape) if search.runs else None
+        predicted = search.predicted(shape) if search.runs else None
         row = kept.get(
-            ("guided", number, *shape.tree), partial(go, lab, shape, len(search.runs.get(shape, ())), foretold)
+            ("guided", number, *shape.tree), partial(go, lab, shape, len(search.runs.get(shape, ())), predicted)
         )
         search.tell(shape, measured(row))
         if number + 1 in STOPS or number + 1 == runs:
@@ -147,7 +148,7 @@ def main() -> None:
     name = args.name or "tuning-embedded"
     settings = {key: value for key, value in vars(args).items() if key not in ("repeats", "finalists", "name", "runs")}
     kept = Kept(record.RESULTS / f"{name}.items.jsonl", {**settings, "models": engine.names})
-    lab, final = laboratory(engine, args, SEARCH_SEED), laboratory(engine, args, FINAL_SEED)
+    lab, final = bench(engine, args, SEARCH_SEED), bench(engine, args, FINAL_SEED)
     columns = (TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn())
     began = perf_counter()
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as bar:
@@ -175,7 +176,7 @@ def main() -> None:
 
     top = max(finalists, key=lambda shape: statistics.fmean(map(math.log, finals[shape])))
     after = {count: {"tree": shape.tree, **paired(finals[shape], finals[top])} for count, shape in answers.items()}
-    errors = [abs(math.log(search.foretold(shape) / rows[shape]["speed_up"])) for shape in grid]
+    errors = [abs(math.log(search.predicted(shape) / rows[shape]["speed_up"])) for shape in grid]
     last = after[runs]
     result = {
         "environment": record.environment(args.dtype),
@@ -187,7 +188,7 @@ def main() -> None:
         "guided": {str(count): answer for count, answer in after.items()},
         "best": top.tree,
         "reached": last["ratio"] >= 0.97,
-        "foretold_error_median": statistics.median(errors),  # of single runs of the grid: noise of those included
+        "predicted_error_median": statistics.median(errors),  # of single runs of the grid: noise of those included
         "finalists": {",".join(map(str, shape.tree)): record.spread(speeds) for shape, speeds in finals.items()},
         "grid": {",".join(map(str, shape.tree)): rows[shape]["speed_up"] for shape in grid},
         "seconds": perf_counter() - began,
@@ -209,7 +210,7 @@ def main() -> None:
             f"after {count:3} runs: {','.join(map(str, answer['tree'])):10} {100 * answer['ratio']:.1f}% "
             f"[{100 * answer['low']:.1f}, {100 * answer['high']:.1f}] of the grid's best, {len(grid)} runs"
         )
-    print(f"trees are foretold within {100 * result['foretold_error_median']:.0f}% (median) of the grid's runs")
+    print(f"trees are predicted within {100 * result['predicted_error_median']:.0f}% (median) of the grid's runs")
     print(f"target, 97% in at most a fifth of the runs: {'reached' if result['reached'] else 'missed'}")
     if args.name:
         print(path := record.write(args.name, result))

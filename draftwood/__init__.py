@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from draftwood import kernels
+from draftwood.models.backend import mkl as kernels
 
 if TYPE_CHECKING:
     from draftwood.engine import Engine, StreamEvent
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from draftwood.loading import load
     from draftwood.methods import METHODS, Method
     from draftwood.models.tabular import TabularModel
+    from draftwood.results import GenerationResult, Metrics, Round
     from draftwood.sampling import SamplingParams
-    from draftwood.trace import GenerationResult, Metrics, Round
 
 __version__ = "0.1.0"
 
@@ -43,7 +43,7 @@ _HOMES = {
     "methods": ("METHODS", "Method"),
     "models.tabular": ("TabularModel",),
     "sampling": ("SamplingParams",),
-    "trace": ("GenerationResult", "Metrics", "Round"),
+    "results": ("GenerationResult", "Metrics", "Round"),
 }
 
 

@@ -14,14 +14,14 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from draftwood.core.forest import FINISHED, TRUNK, Forest, Verdict, advance
+from draftwood.core.records import Beam, EmittedToken, Round, TopLogprobs
 from draftwood.depth import DepthController
 from draftwood.draft import Drafter, Proposer
 from draftwood.errors import NonFiniteError
-from draftwood.executor import Decoding
-from draftwood.forest import STAY, TRUNK, Forest, Verdict, advance, plant
-from draftwood.records import Beam, Round, Said, TopLogprobs
+from draftwood.runtime.executor import Decoding
+from draftwood.runtime.session import Run, Session
 from draftwood.sampling import Penalties, SamplingParams, Streams, warp
-from draftwood.session import Run, Session
 from draftwood.text import Ending
 from draftwood.verify import Verifier
 
@@ -52,7 +52,7 @@ class Request:
     ending: Ending
     top_logprobs: int = 0
     answers: Answers = Answers()
-    emitted: list[Said] = field(default_factory=list)  # so far, where hypotheses are to be returned
+    emitted: list[EmittedToken] = field(default_factory=list)  # so far, where hypotheses are to be returned
 
     def close(self) -> None:
         """Give all cache rows back."""
@@ -61,7 +61,7 @@ class Request:
 
 
 def rounds(request: Request) -> Decoding[Round]:
-    """Decode one request, yielding `Run` (please compute, send logits) and `Round` (news).
+    """Decode one request, yielding `Run` (please compute, send logits) and `Round` (round_).
 
     After a round the next roots are chosen but not forwarded (pending): one target forward per round serves both.
     What all hypotheses share is emitted at once, the rest of the best one when none goes on.
@@ -73,7 +73,7 @@ def rounds(request: Request) -> Decoding[Round]:
         penalties = Penalties(request.params, target.model.vocab_size, len(request.prompt), target.model.device)
     propose = Proposer(request.params, streams, target.model.vocab_size, penalties, request.verify.name == "coupled")
     target.keep_hidden = "target" in drafter.needs | request.depth.needs
-    forest = plant(
+    forest = Forest.from_prompt(
         request.prompt,
         len(request.prompt) + ending.max_new_tokens,
         ending.end,
@@ -110,23 +110,23 @@ def rounds(request: Request) -> Decoding[Round]:
             drafter.commit(trunk, kept, grown)
             for root, said in zip(grown.roots, roots_said, strict=True):
                 if said is not None:
-                    grown.said[root] = said
-            news = _round(forest, verdict, trunk, grown, request, position)
+                    grown.emitted[root] = said
+            round_ = _round(forest, verdict, trunk, grown, request, position)
             after = _spent(drafts)
-            news.draft_seconds = after[0] - before[0] + shared
-            news.draft_rows = after[1] - before[1]
-            news.draft_forwards = after[2] - before[2]
-            news.verify_seconds = target.seconds - target_before[0] - shared
-            news.target_rows = target.rows - target_before[1]
-            news.sampling_seconds = max(0.0, drafted - began - news.draft_seconds) + judged - answered
-            news.other_seconds = perf_counter() - judged + max(0.0, answered - drafted - news.verify_seconds)
+            round_.draft_seconds = after[0] - before[0] + shared
+            round_.draft_rows = after[1] - before[1]
+            round_.draft_forwards = after[2] - before[2]
+            round_.verify_seconds = target.seconds - target_before[0] - shared
+            round_.target_rows = target.rows - target_before[1]
+            round_.sampling_seconds = max(0.0, drafted - began - round_.draft_seconds) + judged - answered
+            round_.other_seconds = perf_counter() - judged + max(0.0, answered - drafted - round_.verify_seconds)
             last = verdict.parent[0] - forest.fresh
             if target.keep_hidden and target.hidden is not None and last >= 0:
-                news.target_state = target.hidden[last]
-            request.depth.observe(news)
-            news.target_state = None  # the controller's: a result holds no states
+                round_.target_state = target.hidden[last]
+            request.depth.observe(round_)
+            round_.target_state = None  # the controller's: a result holds no states
             forest = grown
-            yield news
+            yield round_
     finally:
         request.close()
 
@@ -143,12 +143,12 @@ def _spent(drafts: Sequence[Session]) -> tuple[float, float, int]:
 
 def _say(
     forest: Forest, verdict: Verdict, logits: Tensor, request: Request, penalties: Penalties | None
-) -> list[Said | None]:
-    """What will be said of each new root (None: it stays); what is said of accepted drafts goes to `forest.said`."""
+) -> list[EmittedToken | None]:
+    """What will be said of each new root (None: it stays); what is said of accepted drafts goes to `forest.emitted`."""
     edges: dict[tuple[int, int], int] = {}  # (parent, token) -> node; roots have none yet
     for parent, token in zip(verdict.parent, verdict.token, strict=True):
         node = parent
-        upwards = [] if token == STAY else [(parent, token, TRUNK)]
+        upwards = [] if token == FINISHED else [(parent, token, TRUNK)]
         while node not in forest.roots:
             upwards.append((forest.parent[node], forest.token[node], node))
             node = forest.parent[node]
@@ -171,11 +171,11 @@ def _say(
     said = {}
     for i, (edge, node) in enumerate(edges.items()):
         kind = kinds.get(edge, "accepted")
-        said[edge] = Said(edge[1], kind, logprobs[i], verdict.warped[edge], top[i], warped_top[i])
+        said[edge] = EmittedToken(edge[1], kind, logprobs[i], verdict.warped[edge], top[i], warped_top[i])
         if node != TRUNK:
-            forest.said[node] = said[edge]
+            forest.emitted[node] = said[edge]
     return [
-        None if token == STAY else said[parent, token]
+        None if token == FINISHED else said[parent, token]
         for parent, token in zip(verdict.parent, verdict.token, strict=True)
     ]
 
@@ -183,7 +183,7 @@ def _say(
 def _round(forest: Forest, verdict: Verdict, trunk: list[int], grown: Forest, request: Request, position: int) -> Round:
     """The round's record; feeds what is certain to the request's ending, which may cut it."""
     ending = request.ending
-    said = [forest.said[node] for node in trunk if node in forest.said]
+    said = [forest.emitted[node] for node in trunk if node in forest.emitted]
     over = grown.room == 0 or ending.interrupted()
     beams: list[Beam] = []
     best = grown.roots[0]
@@ -191,7 +191,7 @@ def _round(forest: Forest, verdict: Verdict, trunk: list[int], grown: Forest, re
         emitted = [*request.emitted, *said]
         beams, best = _ranked(grown, emitted, request.answers)
     if over or len(grown.roots) == 1:
-        said += [grown.said.pop(node) for node in grown.path(best) if node in grown.said]
+        said += [grown.emitted.pop(node) for node in grown.path(best) if node in grown.emitted]
     tokens = [entry.token for entry in said]
     count = ending.feed(tokens)
     if request.answers.n_best:
@@ -231,14 +231,14 @@ def _round(forest: Forest, verdict: Verdict, trunk: list[int], grown: Forest, re
     )
 
 
-def _ranked(forest: Forest, emitted: list[Said], answers: Answers) -> tuple[list[Beam], int]:
+def _ranked(forest: Forest, emitted: list[EmittedToken], answers: Answers) -> tuple[list[Beam], int]:
     """The best hypotheses and the root of the first; `emitted` is what all of them begin with."""
     penalty = answers.length_penalty
     score = {root: forest.score[root] / forest.length(root) ** penalty for root in forest.roots}
     ranked = sorted(forest.roots, key=lambda root: -score[root])  # of equals the first
     beams = []
     for root in ranked[: answers.n_best]:
-        said = [*emitted, *(forest.said[node] for node in forest.path(root) if node in forest.said)]
+        said = [*emitted, *(forest.emitted[node] for node in forest.path(root) if node in forest.emitted)]
         beams.append(
             Beam([entry.token for entry in said], [entry.logprob for entry in said], forest.score[root], score[root])
         )

@@ -12,21 +12,21 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from draftwood import config
+from draftwood.core.records import Kind, Round
 from draftwood.decode import Request
 from draftwood.depth import Learner
 from draftwood.draft import SharedSession
 from draftwood.errors import ConfigurationError, RequestError
-from draftwood.executor import Decoding, drive, drive_together
 from draftwood.methods import Method
 from draftwood.models.base import CausalModel, Part
 from draftwood.models.cache import Cache
 from draftwood.models.chat import Message
 from draftwood.models.tokenizer import INCOMPLETE, Tokenizer, TokenStream
-from draftwood.records import Kind, Round
+from draftwood.results import GenerationResult
+from draftwood.runtime.executor import Decoding, drive, drive_together
+from draftwood.runtime.session import Session
 from draftwood.sampling import SamplingParams, Streams
-from draftwood.session import Session
 from draftwood.text import Ending
-from draftwood.trace import GenerationResult
 from draftwood.work import Plan, Work
 
 MethodSpec: TypeAlias = str | Mapping[str, Any] | Method
@@ -102,8 +102,8 @@ class Engine:
         work = self._begin(
             self._plan(prompt, method, sampling, max_new_tokens, seed, stop, top_logprobs, ignore_eos, cancelled)
         )
-        for news in drive(work.start()):
-            work.note(news)
+        for round_ in drive(work.start()):
+            work.note(round_)
         return work.result()
 
     def stream(self, prompt: Prompt, **options: Any) -> Iterator[StreamEvent]:
@@ -112,11 +112,11 @@ class Engine:
 
     def _stream(self, plan: Plan) -> Iterator[StreamEvent]:
         work = self._begin(plan)  # here, so that an iterator that is never started holds nothing
-        for news in drive(work.start()):
-            work.note(news)
+        for round_ in drive(work.start()):
+            work.note(round_)
             ending = work.request.ending
             result = None if ending.reason is None else work.result()
-            yield StreamEvent(ending.news(), news.tokens, news.kinds, news.logprobs, news, result)
+            yield StreamEvent(ending.news(), round_.tokens, round_.kinds, round_.logprobs, round_, result)
 
     def batch(
         self, prompts: Sequence[Prompt | Mapping[str, Any]], concurrency: int = 8, **options: Any
@@ -146,8 +146,8 @@ class Engine:
             return works[index].start()
 
         results: dict[int, GenerationResult] = {}
-        for index, news in drive_together([partial(start, index) for index in range(len(plans))], concurrency):
-            works[index].note(news)
+        for index, round_ in drive_together([partial(start, index) for index in range(len(plans))], concurrency):
+            works[index].note(round_)
             if works[index].request.ending.reason is not None:
                 results[index] = works.pop(index).result()
         return [results[index] for index in range(len(plans))]
@@ -226,7 +226,7 @@ class Engine:
         if stops and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this engine has none")
         chosen = self.method(method)
-        chosen.refuse(params)
+        chosen.check(params)
         return Plan(
             tokens,
             chosen,
@@ -248,7 +248,7 @@ class Engine:
         sessions = [self._drafting(model, target) for model in models]
         drafter, verify, depth, answers = plan.method.build(sessions, target)
         if isinstance(depth, Learner) and depth.shared:
-            depth = self._learners.setdefault(plan.method, depth).beside()
+            depth = self._learners.setdefault(plan.method, depth).for_request()
         request = Request(
             plan.prompt,
             target,

@@ -17,8 +17,8 @@ import torch
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, ModelError
 from draftwood.models import checkpoint
+from draftwood.models.backend.compiled import Compiled
 from draftwood.models.base import CausalModel
-from draftwood.models.compiled import Compiled
 from draftwood.models.tokenizer import Tokenizer
 
 ModelSource: TypeAlias = str | Path | CausalModel | Any  # Any: a transformers model object

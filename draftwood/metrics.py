@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftwood.records import Round
+from draftwood.core.records import Round
 
 RATIOS = (  # of `Metrics`, in the order of its dictionary
     *("tau", "acceptance_rate", "alpha", "acceptance_by_position", "tokens_per_second", "draft_cost_ratio"),
@@ -48,30 +48,30 @@ class Metrics:
     drafted_at: list[int] = field(default_factory=list)  # rounds that drafted a first, second, ... layer
     least: list[float] = field(default_factory=list)  # beta of each drafted layer that was verified (Theorem 3.2)
 
-    def add(self, news: Round) -> None:
+    def add(self, round_: Round) -> None:
         """Count one round."""
         if self.rounds == 0:
-            self.first_round_seconds = news.seconds
+            self.first_round_seconds = round_.seconds
         self.rounds += 1
-        self.emitted += len(news.tokens)
-        self.drafted += news.drafted
-        self.accepted += news.accepted
-        self.depth_accepted += news.depth_accepted
-        self.attempted += news.attempted
-        self.draft_seconds += news.draft_seconds
-        self.verify_seconds += news.verify_seconds
-        self.sampling_seconds += news.sampling_seconds
-        self.other_seconds += news.other_seconds
-        self.target_rows += news.target_rows
-        self.draft_rows += news.draft_rows
-        self.draft_forwards += news.draft_forwards
-        while len(self.attempted_at) < news.attempted:
+        self.emitted += len(round_.tokens)
+        self.drafted += round_.drafted
+        self.accepted += round_.accepted
+        self.depth_accepted += round_.depth_accepted
+        self.attempted += round_.attempted
+        self.draft_seconds += round_.draft_seconds
+        self.verify_seconds += round_.verify_seconds
+        self.sampling_seconds += round_.sampling_seconds
+        self.other_seconds += round_.other_seconds
+        self.target_rows += round_.target_rows
+        self.draft_rows += round_.draft_rows
+        self.draft_forwards += round_.draft_forwards
+        while len(self.attempted_at) < round_.attempted:
             self.attempted_at.append(0)
             self.accepted_at.append(0)
-        for depth in range(news.attempted):
+        for depth in range(round_.attempted):
             self.attempted_at[depth] += 1
-            self.accepted_at[depth] += depth < news.depth_accepted
-        for depth, (place, draws) in enumerate(news.siblings):
+            self.accepted_at[depth] += depth < round_.depth_accepted
+        for depth, (place, draws) in enumerate(round_.siblings):
             if depth == len(self.met_at):
                 self.met_at.append([])
                 self.taken_at.append([])
@@ -82,16 +82,16 @@ class Metrics:
                 met[i] += 1
             if place < draws:
                 taken[place] += 1
-        if news.layers:
-            self._add_layers(news)
+        if round_.layers:
+            self._add_layers(round_)
 
-    def _add_layers(self, news: Round) -> None:
-        self.layers += len(news.layers)
-        self.widths += sum(layer.width for layer in news.layers)
-        self.widths_accepted += sum(layer.accepted for layer in news.layers)
-        self.least += [layer.least for layer in news.layers if layer.judged]
-        each = len(news.layers[0].judged)  # draws of a layer
-        depth = max(math.ceil(news.draws / each), news.attempted) if each else 0
+    def _add_layers(self, round_: Round) -> None:
+        self.layers += len(round_.layers)
+        self.widths += sum(layer.width for layer in round_.layers)
+        self.widths_accepted += sum(layer.accepted for layer in round_.layers)
+        self.least += [layer.least for layer in round_.layers if layer.judged]
+        each = len(round_.layers[0].judged)  # draws of a layer
+        depth = max(math.ceil(round_.draws / each), round_.attempted) if each else 0
         self.drafted_at += [0] * (depth - len(self.drafted_at))
         for layer in range(depth):
             self.drafted_at[layer] += 1
@@ -147,7 +147,7 @@ class Metrics:
         return (self.draft_seconds / self.drafted) / (self.verify_seconds / self.rounds)
 
     def predicted_speedup_at(self, a: float) -> float:
-        """v_d / ((a - v_d) r_d + v_d), the speed-up that EESD Eq. 14 foretells; without drafts 1.
+        """v_d / ((a - v_d) r_d + v_d), the speed-up that EESD Eq. 14 predicts; without drafts 1.
 
         Written as emitted tokens over a drafted + emitted - accepted (Eq. 13), which also holds where v_d is 0. It
         knows drafting and target forwards only, and takes a verification for as dear as a plain decoding step.

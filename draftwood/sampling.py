@@ -13,8 +13,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from draftwood.core.forest import Forest
 from draftwood.errors import NonFiniteError
-from draftwood.forest import Forest
 
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 

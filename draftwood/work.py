@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from draftwood.core.records import Round
 from draftwood.decode import Request, rounds
-from draftwood.executor import Decoding
 from draftwood.methods import Method
 from draftwood.metrics import Metrics
-from draftwood.records import Round
+from draftwood.results import GenerationResult
+from draftwood.runtime.executor import Decoding
 from draftwood.sampling import SamplingParams
 from draftwood.text import Ending
-from draftwood.trace import GenerationResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Work:
     request: Request
     plan: Plan
     ending: Callable[[Plan], Ending]
-    news: list[Round] = field(default_factory=list)
+    round_: list[Round] = field(default_factory=list)
     metrics: Metrics = field(default_factory=Metrics)
     began: float = 0.0
 
@@ -50,15 +50,15 @@ class Work:
         self.began = perf_counter()
         return rounds(self.request)
 
-    def note(self, news: Round) -> None:
-        self.news.append(news)
-        self.metrics.add(news)
+    def note(self, round_: Round) -> None:
+        self.round_.append(round_)
+        self.metrics.add(round_)
 
     def result(self) -> GenerationResult:
         self.metrics.seconds = perf_counter() - self.began
         self.metrics.peak_slots = self.request.target.peak
-        news, ending = self.news, self.request.ending
-        beams = news[-1].beams if news else []
+        round_, ending = self.round_, self.request.ending
+        beams = round_[-1].beams if round_ else []
         for beam in beams:
             one = self.ending(self.plan)
             one.feed(beam.tokens)
@@ -66,15 +66,15 @@ class Work:
             beam.text, beam.finish_reason = one.text, one.reason or cut or "cancelled"
         return GenerationResult(
             text=ending.text,
-            tokens=[token for r in news for token in r.tokens],
-            logprobs=[value for r in news for value in r.logprobs],
-            warped_logprobs=[value for r in news for value in r.warped_logprobs],
-            top_logprobs=[value for r in news for value in r.top_logprobs],
-            warped_top_logprobs=[value for r in news for value in r.warped_top_logprobs],
-            kinds=[kind for r in news for kind in r.kinds],
+            tokens=[token for r in round_ for token in r.tokens],
+            logprobs=[value for r in round_ for value in r.logprobs],
+            warped_logprobs=[value for r in round_ for value in r.warped_logprobs],
+            top_logprobs=[value for r in round_ for value in r.top_logprobs],
+            warped_top_logprobs=[value for r in round_ for value in r.warped_top_logprobs],
+            kinds=[kind for r in round_ for kind in r.kinds],
             finish_reason=ending.reason or "cancelled",
             metrics=self.metrics,
-            rounds=news,
+            rounds=round_,
             prompt_tokens=self.request.prompt,
             seed=self.plan.seed,
             method=self.plan.method.as_dict(),

@@ -20,7 +20,7 @@ def rate(result):
 sampling = {"top_k": 10, "top_p": 0.8}
 for method in ({"name": "beam-sampling", "width": 3}, {"name": "dsbd", "draft_width": 6, "gamma": 3, "threshold": 0.9}):
     result = engine.generate(PROMPT, method, sampling, seed=1)
-    layers = [layer for news in result.rounds for layer in news.layers]
+    layers = [layer for round_ in result.rounds for layer in round_.layers]
     width = sum(layer.width for layer in layers) / len(layers)
     print(f"{result.method['name']:24} {rate(result)}, mean width {width:.1f}:{result.text}")
 

@@ -7,7 +7,7 @@ import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 import draftwood
-from draftwood.hugging_face import custom_generate
+from draftwood.integrations.transformers import custom_generate
 
 torch.manual_seed(0)
 shape = {"vocab_size": 128, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}

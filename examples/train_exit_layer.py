@@ -30,7 +30,7 @@ def train(out: Path) -> None:
     """Killed and started again with the same directory, it goes on from the last save."""
     source = EMBEDDED / "target"
     target = checkpoint.load(source, packed=False)  # plain weights, from which the exit begins
-    texts = read_texts("world", Tokenizer.load(source), end=0, context=CONTEXT, rows=8 * STEPS, held_out=16)
+    texts = read_texts("corpus", Tokenizer.load(source), end=0, context=CONTEXT, rows=8 * STEPS, held_out=16)
     settings = Settings(layers=1, steps=STEPS, batch=8, rate=3e-3, warmup=15, distill=1.0)
     run = ExitRun(target, texts, settings, out)
     left = STEPS - run.progress.step

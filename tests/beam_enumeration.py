@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 from enumeration import Choices, Law, law_of
 
-from draftwood.evidence.certificate.enumeration import Scripted
+from draftwood.certify.enumeration import Scripted
+from draftwood.results import Layer, Outcome
 from draftwood.sampling import SamplingParams
-from draftwood.trace import Layer, Outcome
 from draftwood.verify.beam import verify_layer
 from draftwood.verify.joint import Joint, joint_of
 from draftwood.verify.width import WidthRule

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from enumeration import slow_penalties
 
 from draftwood import SamplingParams, TabularModel
-from draftwood.evidence.certificate.references import BeamLaw, Beams, Output, log_softmax
+from draftwood.certify.references import BeamLaw, Beams, Output, log_softmax
 
 __all__ = ["BeamLaw", "Beams", "Sequence_", "beam_search", "log_softmax"]
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwood.evidence.certificate import enumeration
-from draftwood.evidence.certificate.enumeration import Choices, Law, law_of, replays, sequences
-from draftwood.evidence.certificate.references import slow_penalties, slow_warp
-from draftwood.forest import Proposal
+from draftwood.certify import enumeration
+from draftwood.certify.enumeration import Choices, Law, law_of, replays, sequences
+from draftwood.certify.references import slow_penalties, slow_warp
+from draftwood.core.forest import Proposal
 from draftwood.verify import tree
 
 __all__ = [

@@ -8,8 +8,8 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from draftwood.evidence.certificate.distances import total_variation
-from draftwood.evidence.certificate.references import Output, exact_law, step_law
+from draftwood.certify.distances import total_variation
+from draftwood.certify.references import Output, exact_law, step_law
 
 __all__ = [
     "Output",

@@ -8,8 +8,8 @@ from test_random_requests import LetterTokenizer
 
 import draftwood
 from draftwood import ConfigurationError, Engine, TabularModel
-from draftwood.session import Session
-from draftwood.world import documents
+from draftwood.corpus import documents
+from draftwood.runtime.session import Session
 
 END = frozenset({0})
 TARGET = TabularModel.random(5, seed=41, order=3)

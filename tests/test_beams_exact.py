@@ -14,7 +14,7 @@ from enumeration import Choices, Law, replays
 from tabular import exact_law, total_variation
 
 from draftwood import Engine, GenerationResult, SamplingParams, TabularModel
-from draftwood.forest import STAY, Forest, Verdict, advance
+from draftwood.core.forest import FINISHED, Forest, Verdict, advance
 from draftwood.verify import layers
 from draftwood.verify.joint import Joint
 
@@ -195,7 +195,7 @@ def test_layers_of_dynamic_width(
 
     def spy(forest: Forest, verdict: Verdict) -> Any:
         for layer in verdict.layers:
-            beams = [(*forest.generated(node), *([] if token == STAY else [token])) for node, token in layer.beams]
+            beams = [(*forest.generated(node), *([] if token == FINISHED else [token])) for node, token in layer.beams]
             seen.append((layer.width, tuple(beams)))
         return advance(forest, verdict)
 

@@ -6,7 +6,7 @@ import pytest
 
 import draftwood
 from draftwood import Engine
-from draftwood.world import DOMAINS, documents
+from draftwood.corpus import DOMAINS, documents
 
 METHODS = {
     "chain": {"name": "speculative", "gamma": 4},
@@ -68,8 +68,8 @@ def test_chain_tree_and_lookup_emit_more_than_a_token_per_target_forward(engine:
     for method in METHODS.values():
         sums = draftwood.Metrics()
         for prompt in PROMPTS:
-            for news in engine.generate(prompt, method, {"temperature": 0}, max_new_tokens=48).rounds:
-                sums.add(news)
+            for round_ in engine.generate(prompt, method, {"temperature": 0}, max_new_tokens=48).rounds:
+                sums.add(round_)
         assert sums.tau > 1.1
 
 

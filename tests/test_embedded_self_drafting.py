@@ -8,12 +8,12 @@ import pytest
 
 import draftwood
 from draftwood import Engine, GenerationResult
+from draftwood.corpus import DOMAINS, documents
 from draftwood.loading import EMBEDDED
 from draftwood.models.heads import BESIDE as HEADS
 from draftwood.models.heads import find
 from draftwood.models.skip import BESIDE as SKIP
 from draftwood.models.skip import skipping
-from draftwood.world import DOMAINS, documents
 
 PROMPTS = [item.prompt for domain in DOMAINS for item in islice(documents(domain, "held-out", 5), 1)]
 

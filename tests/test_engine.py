@@ -19,13 +19,13 @@ def test_a_result_holds_what_was_generated(engine: Engine) -> None:
     result = engine.generate([1, 2], "speculative", max_new_tokens=9, seed=4)
     assert len(result.tokens) == 9
     assert result.finish_reason == "length"
-    assert [token for news in result.rounds for token in news.tokens] == result.tokens
+    assert [token for round_ in result.rounds for token in round_.tokens] == result.tokens
     assert result.metrics.emitted == 9
     assert result.metrics.rounds == len(result.rounds)
     assert result.metrics.tau == pytest.approx(9 / len(result.rounds))
     assert {"name": "speculative", "gamma": 4, "verify": "rejection"}.items() <= result.method.items()
     assert result.lossless
-    assert result.metrics.target_rows == 1 + sum(1 + news.drafted for news in result.rounds)
+    assert result.metrics.target_rows == 1 + sum(1 + round_.drafted for round_ in result.rounds)
 
 
 def test_log_probabilities_are_the_targets_before_and_after_warping() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from draftwood import Engine, Metrics, Round, TabularModel
-from draftwood.trace import Judged, Layer
+from draftwood.results import Judged, Layer
 from draftwood.verify.width import expected_layers
 
 
@@ -94,8 +94,8 @@ def test_acceptance_rate_is_the_overlap_of_p_and_q() -> None:
     engine = Engine(TabularModel(lambda prefix: p, 3), [TabularModel(lambda prefix: q, 3)])
     total = Metrics()
     for seed in range(60):
-        for news in engine.generate([0], {"name": "speculative", "gamma": 2}, max_new_tokens=60, seed=seed).rounds:
-            total.add(news)
+        for round_ in engine.generate([0], {"name": "speculative", "gamma": 2}, max_new_tokens=60, seed=seed).rounds:
+            total.add(round_)
     alpha = 0.2 + 0.3 + 0.1
     assert total.alpha == pytest.approx(alpha, abs=0.03)
     assert total.tau == pytest.approx((1 - alpha**3) / (1 - alpha), abs=0.06)
@@ -120,9 +120,9 @@ def test_a_result_is_plain_data() -> None:
     data = json.loads(json.dumps(result.as_dict()))
     assert data["tokens"] == result.tokens
     assert data["metrics"]["tau"] == result.metrics.tau
-    assert [token for news in data["rounds"] for token in news["tokens"]] == result.tokens
+    assert [token for round_ in data["rounds"] for token in round_["tokens"]] == result.tokens
     assert data["method"]["name"] == "mcsd" and data["sampling"]["top_k"] == 3
-    assert 0 < sum(news["seconds"] for news in data["rounds"]) <= result.metrics.seconds * 1.05
+    assert 0 < sum(round_["seconds"] for round_ in data["rounds"]) <= result.metrics.seconds * 1.05
 
 
 def layer_(width: int, accepted: int, draws: int, least: float = 0.0) -> Layer:
@@ -164,13 +164,15 @@ LAWS = ([0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4])
 
 @pytest.mark.parametrize("options", [{"width": 1, "draft_width": 1}, {"threshold": 0.8, "draft_width": 4}])
 def test_theorem_3_2(options: dict[str, Any]) -> None:
-    """Laws without memory and one beam: layers per round are as foretold; with more beams they are not fewer."""
+    """Laws without memory and one beam: layers per round are as predicted; with more beams they are not fewer."""
     p, q = LAWS
     engine = Engine(TabularModel(lambda prefix: p, 4), [TabularModel(lambda prefix: q, 4)])
     total = Metrics()
     for seed in range(25):
-        for news in engine.generate([0], {"name": "dsbd", "gamma": 3, **options}, max_new_tokens=60, seed=seed).rounds:
-            total.add(news)
+        for round_ in engine.generate(
+            [0], {"name": "dsbd", "gamma": 3, **options}, max_new_tokens=60, seed=seed
+        ).rounds:
+            total.add(round_)
     if "width" in options:
         chance = sum(map(min, p, q))
         assert total.least == pytest.approx([chance] * len(total.least))
@@ -185,18 +187,18 @@ def test_theorem_3_2(options: dict[str, Any]) -> None:
 def test_which_layers_are_foretold() -> None:
     engine = Engine(TabularModel.random(5, seed=1), [TabularModel.random(5, seed=2)])
 
-    def foretold(**method: Any) -> tuple[float | None, Metrics]:
+    def predicted(**method: Any) -> tuple[float | None, Metrics]:
         result = engine.generate([1, 2], method, max_new_tokens=12)
         assert result.as_dict()["metrics"]["predicted_layers"] == result.predicted_layers
         return result.predicted_layers, result.metrics
 
-    dynamic, metrics = foretold(name="dsbd", threshold=0.5)
+    dynamic, metrics = predicted(name="dsbd", threshold=0.5)
     assert dynamic == metrics.predicted_layers(0.5) < metrics.predicted_layers(0.9)
-    fixed, metrics = foretold(name="dsbd", width=2, threshold=0.5)
+    fixed, metrics = predicted(name="dsbd", width=2, threshold=0.5)
     assert fixed == metrics.predicted_layers(1.0)
-    assert foretold(name="dsbd", replacement=False)[0] is None
+    assert predicted(name="dsbd", replacement=False)[0] is None
     for name in ("beam-sampling", "beam-search", "speculative-beam-search", "mcsd"):
-        value, metrics = foretold(name=name)
+        value, metrics = predicted(name=name)
         assert value is None
         assert metrics.layers_per_round >= (name != "mcsd")
 

@@ -15,7 +15,7 @@ from test_random_requests import requests as plain_requests
 
 from draftwood import Engine, GenerationResult, SamplingParams, TabularModel
 
-ALONE, TOGETHER = 350, 60
+ALONE, GROUP_SIZE = 350, 60
 
 ANSWERS = {"n_best": st.integers(1, 4), "length_penalty": st.sampled_from([0.0, 1.0, 1.0, -0.5, 2.0])}
 SAMPLED = {
@@ -94,8 +94,8 @@ def check(engine: Engine, request: dict[str, Any], result: GenerationResult) -> 
     assert (result.tokens, result.text, result.finish_reason) == (best.tokens, best.text, best.finish_reason)
     assert result.logprobs == best.logprobs
     assert len(result.kinds) == len(result.warped_logprobs) == len(result.tokens)
-    assert [token for news in result.rounds for token in news.tokens] == result.tokens
-    assert [value for news in result.rounds for value in news.logprobs] == result.logprobs
+    assert [token for round_ in result.rounds for token in round_.tokens] == result.tokens
+    assert [value for round_ in result.rounds for value in round_.logprobs] == result.logprobs
     told = len(result.tokens) if request["top_logprobs"] else 0
     assert len(result.top_logprobs) == len(result.warped_top_logprobs) == told
     assert result.lossless == (not method.get("one_cache"))
@@ -127,13 +127,13 @@ def check(engine: Engine, request: dict[str, Any], result: GenerationResult) -> 
         assert beam.logprobs == approx(raw, abs=1e-9)
 
     # rounds
-    positions = [news.position for news in result.rounds]
+    positions = [round_.position for round_ in result.rounds]
     assert positions == sorted(set(positions)) and positions[0] == len(request["prompt"]) - 1
     assert positions[-1] <= len(request["prompt"]) - 1 + limit - 1
-    for news in result.rounds:
-        assert len(news.layers) == news.depth_accepted + (not news.layers[-1].stands)
-        assert news.attempted - news.depth_accepted in (0, 1)
-        for layer in news.layers:
+    for round_ in result.rounds:
+        assert len(round_.layers) == round_.depth_accepted + (not round_.layers[-1].stands)
+        assert round_.attempted - round_.depth_accepted in (0, 1)
+        for layer in round_.layers:
             if "search" not in method["name"]:
                 assert layer.width == len(layer.beams) and layer.accepted <= layer.width
             if method.get("width"):
@@ -196,7 +196,7 @@ def test_a_request_with_beams_alone(data: st.DataObject) -> None:
 
 
 @settings(
-    max_examples=TOGETHER, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=GROUP_SIZE, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
 @given(st.data())
 def test_mixed_requests_in_a_batch(data: st.DataObject) -> None:

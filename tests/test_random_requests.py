@@ -12,7 +12,7 @@ from pytest import approx
 from draftwood import Engine, GenerationResult, SamplingParams, TabularModel
 
 LETTERS = "abcdef"
-ALONE, TOGETHER = 700, 130  # examples; a batch has one to five requests
+ALONE, GROUP_SIZE = 700, 130  # examples; a batch has one to five requests
 
 
 class LetterTokenizer:
@@ -176,25 +176,25 @@ def check(engine: Engine, request: dict[str, Any], result: GenerationResult) -> 
 
     # rounds and sums
     rounds, metrics = result.rounds, result.metrics
-    assert [token for news in rounds for token in news.tokens] == tokens
+    assert [token for round_ in rounds for token in round_.tokens] == tokens
     assert metrics.rounds == len(rounds) and metrics.emitted == len(tokens)
     done = 0
-    for news in rounds:
-        assert news.position == len(prompt) - 1 + done
-        assert 0 <= news.depth_accepted <= limit - done - 1  # nothing is drafted that could not be emitted
-        assert news.attempted - news.depth_accepted in (0, 1)
-        assert news.depth_accepted <= news.drafted <= news.draws or news.drafted == news.draws == 0
-        assert news.accepted == min(news.depth_accepted, len(news.tokens))
-        last = news is rounds[-1]
-        assert len(news.tokens) == news.depth_accepted + 1 or (last and len(news.tokens) <= news.depth_accepted)
-        assert len(news.forest_token) == len(news.forest_parent) == 1 + news.drafted
-        done += len(news.tokens)
-    assert metrics.accepted == sum(news.accepted for news in rounds) == result.kinds.count("accepted")
-    assert metrics.drafted == sum(news.drafted for news in rounds)
-    assert metrics.emitted == metrics.accepted + sum(len(news.tokens) > news.accepted for news in rounds)
+    for round_ in rounds:
+        assert round_.position == len(prompt) - 1 + done
+        assert 0 <= round_.depth_accepted <= limit - done - 1  # nothing is drafted that could not be emitted
+        assert round_.attempted - round_.depth_accepted in (0, 1)
+        assert round_.depth_accepted <= round_.drafted <= round_.draws or round_.drafted == round_.draws == 0
+        assert round_.accepted == min(round_.depth_accepted, len(round_.tokens))
+        last = round_ is rounds[-1]
+        assert len(round_.tokens) == round_.depth_accepted + 1 or (last and len(round_.tokens) <= round_.depth_accepted)
+        assert len(round_.forest_token) == len(round_.forest_parent) == 1 + round_.drafted
+        done += len(round_.tokens)
+    assert metrics.accepted == sum(round_.accepted for round_ in rounds) == result.kinds.count("accepted")
+    assert metrics.drafted == sum(round_.drafted for round_ in rounds)
+    assert metrics.emitted == metrics.accepted + sum(len(round_.tokens) > round_.accepted for round_ in rounds)
     assert metrics.target_rows == len(prompt) - 1 + metrics.rounds + metrics.drafted
     assert sum(metrics.accepted_at) == metrics.depth_accepted and sum(metrics.attempted_at) == metrics.attempted
-    assert metrics.peak_slots <= len(prompt) + len(tokens) + max(news.drafted for news in rounds)
+    assert metrics.peak_slots <= len(prompt) + len(tokens) + max(round_.drafted for round_ in rounds)
     assert result.lossless
 
 
@@ -225,7 +225,7 @@ def test_a_request_alone(data: st.DataObject) -> None:
 
 
 @settings(
-    max_examples=TOGETHER, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=GROUP_SIZE, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
 @given(st.data())
 def test_requests_in_a_batch(data: st.DataObject) -> None:

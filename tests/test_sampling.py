@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from draftwood import Engine, SamplingParams, TabularModel
-from draftwood.forest import Forest, plant
+from draftwood.core.forest import Forest
 from draftwood.sampling import Penalties, warp
 from draftwood.verify.joint import Joint, joint_of
 
@@ -158,7 +158,7 @@ def test_penalties_equal_counting_each_path_from_scratch(options: dict[str, obje
     assert params.edits_logits
     prompt = [rng.randrange(vocab) for _ in range(5)]
     penalties = Penalties(params, vocab, len(prompt), CPU)
-    forest = plant(prompt)
+    forest = Forest.from_prompt(prompt)
     torch.manual_seed(1)
     for _ in range(5):
         nodes = [*forest.roots]
@@ -182,7 +182,7 @@ def test_penalties_equal_counting_each_path_from_scratch(options: dict[str, obje
 
 def test_a_branch_does_not_see_its_siblings() -> None:
     """The trap itself: a token drafted in one branch is not penalised in another."""
-    forest = plant([0, 1])
+    forest = Forest.from_prompt([0, 1])
     a, b = forest.propose(0, [2, 3], None)
     penalties = Penalties(SamplingParams(presence_penalty=1.0), 5, 2, CPU)
     edited = penalties(torch.zeros(3, 5), forest, [0, a, b])
@@ -190,7 +190,7 @@ def test_a_branch_does_not_see_its_siblings() -> None:
 
 
 def test_presence_and_frequency_count_the_output_only() -> None:
-    forest = plant([2, 2, 3])
+    forest = Forest.from_prompt([2, 2, 3])
     node = 0
     for token in (3, 3, 4):
         (node,) = forest.propose(node, [token], None)

@@ -13,7 +13,7 @@ from transformers.generation.logits_process import (
 )
 
 from draftwood import SamplingParams
-from draftwood.forest import plant
+from draftwood.core.forest import Forest
 from draftwood.sampling import Penalties, warp
 
 SETTINGS = list(itertools.product((0.6, 1.0, 1.7), (0, 1, 7), (0.3, 0.9, 1.0), (0.0, 0.05, 0.4)))
@@ -40,4 +40,4 @@ def test_repetition_penalty_equals_hugging_faces() -> None:
     logits = torch.randn(1, 9, generator=torch.Generator().manual_seed(1))
     theirs = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([prompt]), logits.clone())
     penalties = Penalties(SamplingParams(repetition_penalty=1.3), 9, len(prompt), torch.device("cpu"))
-    torch.testing.assert_close(penalties(logits, plant(prompt), [0]), theirs)
+    torch.testing.assert_close(penalties(logits, Forest.from_prompt(prompt), [0]), theirs)

@@ -20,9 +20,9 @@ from draftwood import ConfigurationError, Engine, Method, ModelError, SamplingPa
 from draftwood.draft.heads import likeliest, regular, sparse
 from draftwood.methods import self_speculative
 from draftwood.models import heads as trained
+from draftwood.models.backend.compiled import Compiled
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache
-from draftwood.models.compiled import Compiled
 from draftwood.models.heads import Heads
 from draftwood.models.skip import Skipped
 from draftwood.verify import tree

@@ -21,20 +21,20 @@ def test_it_concludes_and_goes_on(
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import record
 
-    from draftwood.measuring import Laboratory
+    from draftwood.tune.measuring import Bench
 
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     monkeypatch.setattr(record.write, "__defaults__", (tmp_path,))
     monkeypatch.setattr(sys, "argv", ["tuning.py", *TINY, "--name", "tiny"])
-    run, left = Laboratory.run, [4]
+    run, left = Bench.run, [4]
 
-    def cut(self: Laboratory, *arguments: Any) -> Any:
+    def cut(self: Bench, *arguments: Any) -> Any:
         if not left[0]:
             raise KeyboardInterrupt
         left[0] -= 1
         return run(self, *arguments)
 
-    monkeypatch.setattr(Laboratory, "run", cut)
+    monkeypatch.setattr(Bench, "run", cut)
     main = runpy.run_path(str(BENCHMARKS / "tuning.py"))["main"]
     with pytest.raises(KeyboardInterrupt):
         main()

@@ -16,8 +16,8 @@ from draftwood.errors import ConfigurationError, RequestError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from draftwood.certify import Certificate
     from draftwood.engine import Engine
-    from draftwood.evidence.certificate import Certificate
     from draftwood.methods import Method
 
 CHECKS = "Checks"
@@ -95,9 +95,9 @@ def certify(
     the pair's own tokens tested against the target's distribution. Exit code 1 if
     a check fails. A method that is lossy by design is measured instead.
     """
+    from draftwood.certify import Budget, certify
     from draftwood.cli.prompts import token_prompts
-    from draftwood.cli.rendering import as_json, console
-    from draftwood.evidence.certificate import Budget, certify
+    from draftwood.explain.terminal import as_json, console
     from draftwood.methods import METHODS, Method
 
     if every and (method is not None or settings):
@@ -164,7 +164,7 @@ def table(found: Sequence[Certificate]) -> Table:
     """One line of reason per check, within 80 columns."""
     from rich.text import Text
 
-    from draftwood.cli.rendering import method_label, simple_table
+    from draftwood.explain.terminal import method_label, simple_table
 
     made = simple_table()
     made.add_column("method", overflow="fold", min_width=12, max_width=20)
@@ -184,7 +184,7 @@ def _progress(color: bool | None) -> Iterator[Callable[[Method], tuple[Begin, Ad
     """A bar on stderr per check, where stderr is a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from draftwood.cli.rendering import console
+    from draftwood.explain.terminal import console
 
     err = console(color, stderr=True)
     if not err.is_terminal:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftwood.cli import flags, prompt_flags
-from draftwood.cli.turns import Entry, parse_methods, set_references, take_turns
 from draftwood.errors import RequestError
+from draftwood.eval.interleaved import Entry, interleave, parse_methods, set_references
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from draftwood.engine import Engine
     from draftwood.methods import Method
-    from draftwood.trace import GenerationResult
+    from draftwood.results import GenerationResult
 
 USUAL, USUAL_WITHOUT_DRAFT = "speculative,mcsd,lookup", "lookup"
 
@@ -69,7 +69,7 @@ def compare(
     Methods take turns, so that a slow moment of the machine hits all alike, and
     medians are shown. Greedy by default: every method must give the same text.
     """
-    from draftwood.cli.rendering import as_json, console, grown, visible
+    from draftwood.explain.terminal import as_json, console, grown, visible
 
     text = prompt_flags.prompt_text(prompt, prompt_file)
     if repeat < 1 or warmup < 0:
@@ -81,7 +81,7 @@ def compare(
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias
     )
     for entry in entries:
-        entry.method.refuse(params)
+        entry.method.check(params)
     engine = models.load()
     for entry in entries:
         engine.method(entry.method)  # refused before anything runs
@@ -92,7 +92,7 @@ def compare(
     interrupted = False
     try:
         with _progress(len(entries) * (warmup + repeat), color) as advance:
-            take_turns(entries, decode, repeat, warmup, advance)
+            interleave(entries, decode, repeat, warmup, advance)
             set_references(entries, decode, params.greedy)
     except KeyboardInterrupt:  # what has been measured is shown
         interrupted = True
@@ -122,7 +122,7 @@ def _progress(total: int, color: bool | None) -> Iterator[Callable[[str], None]]
     """A bar on stderr that is redrawn between runs only, so that it costs the runs nothing."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from draftwood.cli.rendering import console
+    from draftwood.explain.terminal import console
 
     err = console(color, stderr=True)
     if not err.is_terminal:
@@ -139,7 +139,7 @@ def table(entries: Sequence[Entry]) -> Table:
     """Everything side by side, within 80 columns."""
     from rich.text import Text
 
-    from draftwood.cli.rendering import method_label, percent, simple_table
+    from draftwood.explain.terminal import method_label, percent, simple_table
 
     made = simple_table()
     made.add_column("method", overflow="fold", min_width=14)
@@ -165,7 +165,7 @@ def table(entries: Sequence[Entry]) -> Table:
 
 
 def _footnotes(entries: Sequence[Entry], compile_seconds: float, show: Callable[..., Any]) -> None:
-    from draftwood.cli.rendering import SEPARATOR, compiled
+    from draftwood.explain.terminal import SEPARATOR, compiled
 
     first = entries[0].first
     count = len(first.tokens)

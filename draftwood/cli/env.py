@@ -29,7 +29,7 @@ PACKAGES = (
 
 def env(color: flags.Color = None, json: flags.Json = False) -> None:
     """Show versions, devices and the embedded pair, for bug reports."""
-    from draftwood.cli.rendering import as_json, console
+    from draftwood.explain.terminal import as_json, console
 
     facts = collect()
     if json:
@@ -39,11 +39,11 @@ def env(color: flags.Color = None, json: flags.Json = False) -> None:
 
 
 def collect() -> dict[str, Any]:
-    """Everything, as plain data."""
+    """GridSearch, as plain data."""
     import torch
 
     from draftwood import __version__
-    from draftwood.evidence.provenance import processor
+    from draftwood.eval.provenance import processor
 
     return {
         "draftwood": __version__,

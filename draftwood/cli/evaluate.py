@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from draftwood.cli import flags
-from draftwood.cli.turns import parse_methods
 from draftwood.errors import RequestError
+from draftwood.eval.interleaved import parse_methods
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from draftwood.engine import Engine
-    from draftwood.evidence.running import Job
-    from draftwood.evidence.tasks import Task
+    from draftwood.eval.running import Job
+    from draftwood.eval.tasks import Task
 
 USUAL, USUAL_WITHOUT_DRAFT = "speculative,mcsd", "lookup"
 USUAL_TASKS = "qa,sql,math,summaries"
@@ -103,10 +103,10 @@ def evaluate(
     Methods take turns on each item, through the same loop. The same command goes
     on where it was stopped; a failing item is recorded, never skipped.
     """
-    from draftwood.cli.rendering import as_json, console
-    from draftwood.evidence import evaluation
-    from draftwood.evidence.running import Plan
-    from draftwood.evidence.tasks import parse_all
+    from draftwood.eval import evaluation
+    from draftwood.eval.running import Plan
+    from draftwood.eval.tasks import parse_all
+    from draftwood.explain.terminal import as_json, console
 
     if limit < 1 or seeds < 1 or warmup < 0:
         raise RequestError("eval needs --limit and --seeds of 1 or more and --warmup of 0 or more")
@@ -119,7 +119,7 @@ def evaluate(
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias
     )
     for method in chosen:
-        method.refuse(params)
+        method.check(params)
     engine = models.load()
     chat = not plain and talks(engine)
     asked = [(task, task.instances(limit, chat)) for task in wanted]
@@ -157,7 +157,7 @@ def read_summary(out: Path) -> Any:
     """The summary that an interrupted evaluation left."""
     import json
 
-    from draftwood.evidence.store import SUMMARY
+    from draftwood.eval.store import SUMMARY
 
     path = out / SUMMARY
     if not path.is_file():
@@ -170,7 +170,7 @@ def progress(color: bool | None) -> Iterator[tuple[Callable[[int, int], None], C
     """A bar on stderr that is redrawn between runs only, so that it costs the runs nothing."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from draftwood.cli.rendering import console
+    from draftwood.explain.terminal import console
 
     err = console(color, stderr=True)
     if not err.is_terminal:
@@ -196,7 +196,7 @@ def progress(color: bool | None) -> Iterator[tuple[Callable[[int, int], None], C
 
 def show(document: Mapping[str, Any], out: Path, say: Callable[..., Any]) -> None:
     """A table for each task, and what must be said about it."""
-    from draftwood.cli.rendering import SEPARATOR, grown
+    from draftwood.explain.terminal import SEPARATOR, grown
 
     rows = document["rows"]
     for task in document["configuration"]["tasks"]:
@@ -231,7 +231,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The methods of one task side by side, within 80 columns."""
     from rich.text import Text
 
-    from draftwood.cli.rendering import method_label, simple_table
+    from draftwood.explain.terminal import method_label, simple_table
 
     made = simple_table()
     made.add_column("method", overflow="fold", min_width=14)

@@ -12,9 +12,9 @@ import typer
 from draftwood.cli import flags, prompt_flags
 
 if TYPE_CHECKING:
-    from draftwood.cli.rendering import Painter
     from draftwood.engine import Engine, StreamEvent
-    from draftwood.trace import GenerationResult
+    from draftwood.explain.terminal import Painter
+    from draftwood.results import GenerationResult
 
 
 def generate(
@@ -80,7 +80,7 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
     Ctrl-C keeps what was generated so far.
     """
     from draftwood.cli.interrupt import Interrupt
-    from draftwood.cli.rendering import as_json
+    from draftwood.explain.terminal import as_json
 
     # what can be refused is refused before a model is loaded
     asked = prompt_flags.conversation(prompt_flags.prompt_text(prompt, prompt_file), chat, system)
@@ -89,7 +89,7 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
     params = flags.sampling(
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias
     )
-    chosen.refuse(params)
+    chosen.check(params)
     engine = models.load()
     with Interrupt() as interrupt:
         events = engine.stream(
@@ -136,7 +136,7 @@ def _show(
     engine: Engine, prompt: list[int], events: Iterator[StreamEvent], color: bool | None, explained: bool
 ) -> GenerationResult:
     """The text on stdout; legend and summary on stderr, so that a pipe carries the text alone."""
-    from draftwood.cli.rendering import (
+    from draftwood.explain.terminal import (
         Painter,
         beams,
         colourful,
@@ -173,8 +173,8 @@ def _show(
 
 def _explain(engine: Engine, result: GenerationResult, painter: Painter) -> None:
     """Every round on stdout, below the text."""
-    from draftwood.cli.explain import explain, spelling
-    from draftwood.cli.rendering import terminal_width
+    from draftwood.explain.terminal import terminal_width
+    from draftwood.explain.text import explain, spelling
 
     assert engine.tokenizer is not None
     ends = engine.end_tokens

@@ -93,7 +93,7 @@ def grow(
         source, out = "embedded:target", Path(source)
     if like is not None:
         layers, width = _like(like, layers, width)
-    from draftwood.cli.rendering import as_json, console
+    from draftwood.explain.terminal import as_json, console
     from draftwood.models import checkpoint, skip
     from draftwood.models import exit as exits
     from draftwood.models import heads as medusa
@@ -177,7 +177,7 @@ def _locate(source: str) -> Path:
 
 
 def _show(document: dict[str, Any], show: Callable[..., Any]) -> None:
-    from draftwood.cli.rendering import simple_table
+    from draftwood.explain.terminal import simple_table
 
     made = simple_table()
     made.add_column("")

@@ -23,7 +23,7 @@ def methods(
     json: flags.Json = False,
 ) -> None:
     """List the decoding methods, or one method's options."""
-    from draftwood.cli.rendering import as_json, console
+    from draftwood.explain.terminal import as_json, console
     from draftwood.methods import METHODS
 
     if name is not None and name not in METHODS:
@@ -106,7 +106,7 @@ def _drafts(fewest: int, most: int) -> str:
 
 
 def _show_all(found: list[dict[str, Any]], show: Any) -> None:
-    from draftwood.cli.rendering import simple_table
+    from draftwood.explain.terminal import simple_table
 
     made = simple_table()
     made.add_column("method", style="cyan", no_wrap=True)
@@ -123,7 +123,7 @@ def _show_all(found: list[dict[str, Any]], show: Any) -> None:
 
 
 def _show_one(entry: dict[str, Any], show: Any) -> None:
-    from draftwood.cli.rendering import SEPARATOR, option_text, simple_table
+    from draftwood.explain.terminal import SEPARATOR, option_text, simple_table
 
     show(f"[bold cyan]{entry['name']}[/]: {entry['summary']}")
     show(entry["about"], markup=False)

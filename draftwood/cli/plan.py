@@ -15,7 +15,7 @@ from draftwood.errors import RequestError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from draftwood.evidence.planner import Plan
+    from draftwood.tune.planner import Plan
 
 PLANNING = "Planning"
 
@@ -54,13 +54,13 @@ def plan(
     """Recommend a method for a pair and prompts.
 
     Pilots measure acceptance, costs of forwards and the interpreter's share. From
-    them the speed-up of each kind of method is foretold, and the best of each kind
+    them the speed-up of each kind of method is predicted, and the best of each kind
     is then run to see whether that was right. dsbd is compared with beam sampling
     of the same width, all others with plain decoding.
     """
     from draftwood.cli.prompts import token_prompts
-    from draftwood.cli.rendering import as_json, console, grown
-    from draftwood.evidence.planner import plan
+    from draftwood.explain.terminal import as_json, console, grown
+    from draftwood.tune.planner import plan
 
     if not seconds > 0 or max_new_tokens < 8:
         raise RequestError("plan needs --seconds above 0 and --max-new-tokens of 8 or more")
@@ -87,15 +87,15 @@ def plan(
 
 
 def table(found: Plan) -> Table:
-    """What was foretold beside what was measured, within 80 columns."""
+    """What was predicted beside what was measured, within 80 columns."""
     from rich.text import Text
 
-    from draftwood.cli.rendering import method_label, simple_table
+    from draftwood.explain.terminal import method_label, simple_table
 
     made = simple_table()
     made.add_column("method", overflow="fold", min_width=14)
     made.add_column("against", overflow="fold")
-    for name in ("per round", "foretold", "measured", "off by"):
+    for name in ("per round", "predicted", "measured", "off by"):
         made.add_column(name, justify="right", no_wrap=True)
     best = found.best
     for one in found.choices:
@@ -103,8 +103,8 @@ def table(found: Plan) -> Table:
         made.add_row(
             Text(method_label(one.method.as_dict()), "bold green" if one is best else ""),
             Text(method_label(one.reference.as_dict())),
-            f"{one.foretold.steps:.2f}",
-            _with_interval(one.foretold.speed_up, one.interval),
+            f"{one.predicted.steps:.2f}",
+            _with_interval(one.predicted.speed_up, one.interval),
             "-" if one.measured is None else _with_interval(one.measured, one.measured_interval),
             "-" if error is None else f"{100 * error:+.0f}%",
         )
@@ -116,7 +116,7 @@ def _with_interval(value: float, between: tuple[float, float] | None) -> str:
 
 
 def _footnotes(found: Plan, show: Callable[..., Any]) -> None:
-    from draftwood.cli.rendering import method_label
+    from draftwood.explain.terminal import method_label
 
     rows = ", ".join(
         f"{count}: {seconds / found.target_seconds[1]:.2f}"
@@ -145,7 +145,7 @@ def _progress(color: bool | None) -> Iterator[Callable[[str, float], None]]:
     """A bar of the time on stderr, redrawn between runs only, where stderr is a terminal."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-    from draftwood.cli.rendering import console
+    from draftwood.explain.terminal import console
 
     err = console(color, stderr=True)
     if not err.is_terminal:

@@ -18,7 +18,7 @@ def advancing(label: str, total: int, color: bool | None, percent: bool = False)
         TimeRemainingColumn,
     )
 
-    from draftwood.cli.rendering import console
+    from draftwood.explain.terminal import console
 
     err = console(color, stderr=True)
     done = TaskProgressColumn() if percent else MofNCompleteColumn()

@@ -1,4 +1,4 @@
-"""Prompts for commands that measure: a file with one prompt a line, or held-out documents of the embedded world."""
+"""Prompts for commands that measure: a file with one prompt a line, or held-out documents of the embedded corpus."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def token_prompts(engine: Engine, file: Path | None, per_domain: int, room: int) -> list[list[int]]:
-    """Token ids of prompts that leave `room` tokens of the context; those of the world take turns by domain."""
+    """Token ids of prompts that leave `room` tokens of the context; those of the corpus take turns by domain."""
     return fitted(engine, held_out(per_domain) if file is None else read(file), room)
 
 
@@ -46,8 +46,8 @@ def read(file: Path) -> list[str]:
 
 
 def held_out(per_domain: int, seed: int = 0) -> list[str]:
-    """Prompts of documents of the embedded world that no model was trained on, in turns by domain."""
-    from draftwood.world import DOMAINS, documents
+    """Prompts of documents of the embedded corpus that no model was trained on, in turns by domain."""
+    from draftwood.corpus import DOMAINS, documents
 
     each = [[item.prompt for item in islice(documents(domain, "held-out", seed), per_domain)] for domain in DOMAINS]
     return [prompts[i] for i in range(per_domain) for prompts in each if i < len(prompts)]

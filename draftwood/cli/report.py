@@ -31,8 +31,8 @@ def report(
     files, with matplotlib as PNG files too. An evaluation that still runs, or
     was stopped, is reported as far as it came.
     """
-    from draftwood.cli.rendering import console
-    from draftwood.evidence.report import page
+    from draftwood.eval.report import page
+    from draftwood.explain.terminal import console
 
     err = console(color, stderr=True)
     with err.status("reading") as status:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from draftwood.evidence.reproduce.page import Beside
+    from draftwood.eval.reproduce.page import Beside
 
 SCALES = ("small", "full")
 
@@ -64,10 +64,10 @@ def reproduce(
     goes on where it was stopped; Ctrl-C leaves a page of what is there.
     """
     from draftwood.cli.evaluate import progress
-    from draftwood.cli.rendering import console
     from draftwood.cli.reproduce_training import prepare
-    from draftwood.evidence.reproduce import page, reproducing
-    from draftwood.evidence.reproduce.paper import load
+    from draftwood.eval.reproduce import page, reproducing
+    from draftwood.eval.reproduce.paper import load
+    from draftwood.explain.terminal import console
 
     if scale not in SCALES:
         raise ConfigurationError(f"there is no scale {scale!r}" + did_you_mean(scale, SCALES))
@@ -108,9 +108,9 @@ def summary(shown: Sequence[Beside], say: Callable[..., Any]) -> None:
     """The main comparisons as a table."""
     from rich.text import Text
 
-    from draftwood.cli.rendering import simple_table
-    from draftwood.evidence.reproduce.comparison import Order
-    from draftwood.evidence.reproduce.page import comparisons
+    from draftwood.eval.reproduce.comparison import Order
+    from draftwood.eval.reproduce.page import comparisons
+    from draftwood.explain.terminal import simple_table
 
     table = simple_table()
     table.add_column("", overflow="fold", min_width=24)

@@ -15,7 +15,7 @@ from draftwood.errors import ConfigurationError, DraftwoodError, ModelError
 
 if TYPE_CHECKING:
     from draftwood.engine import Engine
-    from draftwood.evidence.reproduce.experiment import ExitShape, Made, Size
+    from draftwood.eval.reproduce.experiment import ExitShape, Made, Size
 
 TRAINED, SEED = "trained", 0
 PROMPTS, TOKENS = {False: 56, True: 280}, {False: 48, True: 96}  # by whether the scale is full
@@ -25,7 +25,7 @@ Told = Callable[[str], None]
 
 def prepare(engine: Engine, paper: str, size: Size, out: Path, decision: Path | None, told: Told) -> Made:
     """What the paper's experiment needs to be trained for this pair, and what the pair lacks."""
-    from draftwood.evidence.reproduce.experiment import Made
+    from draftwood.eval.reproduce.experiment import Made
 
     folder = out / TRAINED
     if any(sign in str(folder) for sign in ",=:"):
@@ -37,10 +37,10 @@ def prepare(engine: Engine, paper: str, size: Size, out: Path, decision: Path | 
 
 def _for_trees(engine: Engine, size: Size, folder: Path, given: Path | None, told: Told) -> Made:
     from draftwood.depth.decision import load_decision, save_decision, train_decision
-    from draftwood.evidence.reproduce.experiment import Made
+    from draftwood.eval.reproduce.experiment import Made
     from draftwood.models.identity import fingerprints
     from draftwood.train.decisions import record
-    from draftwood.train.recording import WORLD, prompts_of
+    from draftwood.train.recording import CORPUS, prompts_of
 
     if given is not None:
         load_decision(given, fingerprints(engine.drafts))
@@ -51,7 +51,7 @@ def _for_trees(engine: Engine, size: Size, folder: Path, given: Path | None, tol
     count, tokens = PROMPTS[size.whole], TOKENS[size.whole]
     advance = _counted(told, "recording drafts for the decision model", count)
     try:
-        examples = record(engine, prompts_of(WORLD, count, SEED), "output", max_new_tokens=tokens, advance=advance)
+        examples = record(engine, prompts_of(CORPUS, count, SEED), "output", max_new_tokens=tokens, advance=advance)
         told("training the decision model")
         model, judgement = train_decision("output", *examples.tensors(), seed=SEED)
     except DraftwoodError as error:
@@ -61,7 +61,7 @@ def _for_trees(engine: Engine, size: Size, folder: Path, given: Path | None, tol
 
 
 def _for_exits(engine: Engine, size: Size, folder: Path, told: Told) -> Made:
-    from draftwood.evidence.reproduce.experiment import Made
+    from draftwood.eval.reproduce.experiment import Made
     from draftwood.models import exit as exits
     from draftwood.models import heads
 
@@ -82,7 +82,7 @@ def _for_exits(engine: Engine, size: Size, folder: Path, told: Told) -> Made:
     if not size.whole:
         missing["exits"] = "Not measured: exits would have to be trained, which --scale full does."
         return made
-    from draftwood.evidence.reproduce.eesd_methods import shapes
+    from draftwood.eval.reproduce.eesd_methods import shapes
 
     try:
         return _trained(engine, made, shapes(layers), folder, told)
@@ -96,7 +96,7 @@ def _calibration(engine: Engine, size: Size, folder: Path, told: Told) -> Path:
     from draftwood.methods import Method
     from draftwood.models.identity import fingerprint, fingerprints
     from draftwood.train.calibration import record
-    from draftwood.train.recording import WORLD, prompts_of
+    from draftwood.train.recording import CORPUS, prompts_of
 
     path = folder / "calibration.safetensors"
     if path.exists():
@@ -104,7 +104,7 @@ def _calibration(engine: Engine, size: Size, folder: Path, told: Told) -> Path:
     count, tokens = PROMPTS[size.whole], TOKENS[size.whole]
     method = Method.parse({"name": "eesd", "gamma": PLACES})
     advance = _counted(told, "recording drafts for cali-ts", count)
-    drafts = record(engine, method, prompts_of(WORLD, count, SEED), (0.0, 1.0), tokens, SEED, advance)
+    drafts = record(engine, method, prompts_of(CORPUS, count, SEED), (0.0, 1.0), tokens, SEED, advance)
     told("training the predictor of cali-ts")
     trained = train_calibration(drafts, seed=SEED)
     whose = fingerprints(method.models(engine.target, engine.drafts))
@@ -118,7 +118,7 @@ def _trained(engine: Engine, made: Made, shapes: Sequence[ExitShape], folder: Pa
     from draftwood.models import checkpoint
     from draftwood.models import exit as exits
     from draftwood.train.exit_layer import ExitRun, Settings
-    from draftwood.train.texts import WORLD, read_texts
+    from draftwood.train.texts import CORPUS, read_texts
 
     if engine.tokenizer is None:
         raise ConfigurationError("the target has no tokenizer to read texts with")
@@ -128,7 +128,7 @@ def _trained(engine: Engine, made: Made, shapes: Sequence[ExitShape], folder: Pa
     target = checkpoint.load(home, packed=False)  # packed matrices cannot be trained above
     end = min(engine.end_tokens, default=0)
     told("reading texts")
-    texts = read_texts(WORLD, engine.tokenizer, end, min(CONTEXT, target.context), ROWS, HELD_OUT, SEED)
+    texts = read_texts(CORPUS, engine.tokenizer, end, min(CONTEXT, target.context), ROWS, HELD_OUT, SEED)
     found: dict[ExitShape, Path] = {}
     said: dict[str, list[str]] = {}
     for shape in shapes:

@@ -13,7 +13,7 @@ from draftwood.cli.methods import kind
 from draftwood.errors import ConfigurationError, did_you_mean
 
 if TYPE_CHECKING:
-    from draftwood.evidence.tasks import Task
+    from draftwood.eval.tasks import Task
 
 
 def tasks(
@@ -24,8 +24,8 @@ def tasks(
     json: flags.Json = False,
 ) -> None:
     """List the tasks of `draftwood eval`, or one task's options."""
-    from draftwood.cli.rendering import as_json, console
-    from draftwood.evidence.tasks import TASKS
+    from draftwood.eval.tasks import TASKS
+    from draftwood.explain.terminal import as_json, console
 
     if name is not None and name not in TASKS:
         raise ConfigurationError(f"there is no task {name!r}" + did_you_mean(name, TASKS))
@@ -66,7 +66,7 @@ def describe(task: type[Task]) -> dict[str, Any]:
 
 
 def _show_one(entry: dict[str, Any], show: Any) -> None:
-    from draftwood.cli.rendering import option_text
+    from draftwood.explain.terminal import option_text
 
     show(f"[bold cyan]{entry['name']}[/]: {entry['summary']}")
     show(entry["about"], markup=False)
@@ -78,7 +78,7 @@ def _show_one(entry: dict[str, Any], show: Any) -> None:
 
 
 def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], show: Any) -> None:
-    from draftwood.cli.rendering import simple_table
+    from draftwood.explain.terminal import simple_table
 
     made = simple_table()
     made.add_column(columns[0], style="cyan", no_wrap=True)

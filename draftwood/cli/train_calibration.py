@@ -24,7 +24,7 @@ def calibration(
             show_default=False,
         ),
     ],
-    prompts: train_flags.Prompts = "world",
+    prompts: train_flags.Prompts = "corpus",
     limit: train_flags.Limit = 280,
     max_new_tokens: train_flags.MaxNewTokens = 96,
     temperature: Annotated[
@@ -64,8 +64,8 @@ def calibration(
     check_name(out, "cali-ts")
     if epochs < 1:
         raise ConfigurationError(f"--epochs is {epochs}, but must be at least 1")
-    from draftwood.cli.rendering import as_json, console, percent
     from draftwood.depth.calibrated import PLACES, save_calibration, train_calibration
+    from draftwood.explain.terminal import as_json, console, percent
     from draftwood.methods import METHODS
     from draftwood.models.identity import fingerprint, fingerprints
     from draftwood.train.calibration import record

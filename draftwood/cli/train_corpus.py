@@ -16,12 +16,12 @@ def corpus(
         Path, typer.Option(metavar="FILE.jsonl", help="Where the texts go, one per line.", show_default=False)
     ],
     prompts: Annotated[
-        str, typer.Option(metavar="FILE|world", help="Prompts, one per line; or those of the embedded pair's world.")
-    ] = "world",
+        str, typer.Option(metavar="FILE|corpus", help="Prompts, one per line; or those of the embedded pair's corpus.")
+    ] = "corpus",
     given: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE|world", help="Given texts that are mixed in: .jsonl with text, or text.", show_default=False
+            metavar="FILE|corpus", help="Given texts that are mixed in: .jsonl with text, or text.", show_default=False
         ),
     ] = None,
     share: Annotated[
@@ -47,7 +47,7 @@ def corpus(
     The first 3 to 5 tokens after each prompt are the most probable ones, the rest
     is sampled. Broken off, the same command goes on where the file ends.
     """
-    from draftwood.cli.rendering import as_json, console
+    from draftwood.explain.terminal import as_json, console
     from draftwood.loading import EMBEDDED, load
     from draftwood.train.writing import Writing, write_texts
 

@@ -1,4 +1,4 @@
-"""`draftwood train decision`: a model that foretells acceptance and ends drafting early (MCSD §3.3)."""
+"""`draftwood train decision`: a model that predicts acceptance and ends drafting early (MCSD §3.3)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def decision(
             rich_help_panel=TRAINING,
         ),
     ] = "output",
-    prompts: train_flags.Prompts = "world",
+    prompts: train_flags.Prompts = "corpus",
     limit: train_flags.Limit = 280,
     max_new_tokens: train_flags.MaxNewTokens = 64,
     temperature: Annotated[
@@ -82,7 +82,7 @@ def decision(
     Prompts are decoded with drafts, and a small network learns which were accepted;
     it is judged on prompts that it did not see, and belongs to the draft model.
     """
-    from draftwood.cli.rendering import as_json, console
+    from draftwood.explain.terminal import as_json, console
 
     _check(kind, out, {"--top": top, "--width": width, "--epochs": epochs})
     models = flags.ModelFlags(target, draft, dtype, device)
@@ -168,7 +168,7 @@ def _figures(judgement: Judgement) -> dict[str, Any]:
 
 
 def _table(judgement: Judgement) -> Any:
-    from draftwood.cli.rendering import percent, simple_table
+    from draftwood.explain.terminal import percent, simple_table
 
     made = simple_table()
     made.add_column("held-out prompts")
@@ -177,7 +177,7 @@ def _table(judgement: Judgement) -> Any:
         ("examples", f"{judgement.examples:,}"),
         ("share accepted", percent(judgement.accepted)),
         ("log loss", f"{judgement.log_loss:.3f}"),
-        ("log loss of always foretelling that share", f"{judgement.base_loss:.3f}"),
+        ("log loss of always predicting that share", f"{judgement.base_loss:.3f}"),
         ("area under the ROC curve", f"{judgement.auc:.3f}"),
         ("calibration error", f"{judgement.error:.3f}"),
         ("overlap of accepted and rejected", f"{judgement.overlap:.2f}"),
@@ -188,7 +188,7 @@ def _table(judgement: Judgement) -> Any:
 
 
 def _thresholds(judgement: Judgement) -> Any:
-    from draftwood.cli.rendering import percent, simple_table
+    from draftwood.explain.terminal import percent, simple_table
 
     made = simple_table()
     for name in ("threshold", "accepted drafts after which\ndrafting goes on", "rejected drafts after which\nit stops"):

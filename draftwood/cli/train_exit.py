@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def eesd(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the exit layer goes.", show_default=False)],
-    data: train_flags.Data = "world",
+    data: train_flags.Data = "corpus",
     target: flags.Target = None,
     layers: Annotated[
         int | None,
@@ -58,7 +58,7 @@ def eesd(
     to say what comes next. Killed at any time, the same command goes on from the
     last save. torchrun runs it on several devices.
     """
-    from draftwood.cli.rendering import as_json, console
+    from draftwood.explain.terminal import as_json, console
     from draftwood.models.exit import check_depth, share
     from draftwood.train.exit_layer import ExitRun, Settings
 

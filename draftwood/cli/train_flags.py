@@ -11,8 +11,8 @@ RECORDING, TRAINING = "Recording", "Training"
 Prompts: TypeAlias = Annotated[
     str,
     typer.Option(
-        metavar="FILE|world",
-        help="Prompts, one per line; world: those that the embedded pair was trained on, of every domain.",
+        metavar="FILE|corpus",
+        help="Prompts, one per line; corpus: those that the embedded pair was trained on, of every domain.",
         rich_help_panel=RECORDING,
     ),
 ]
@@ -30,9 +30,9 @@ RecordingSeed: TypeAlias = Annotated[
 Data: TypeAlias = Annotated[
     str,
     typer.Option(
-        metavar="FILE|world",
+        metavar="FILE|corpus",
         help="What `draftwood train corpus` wrote, or any text: .jsonl with text or tokens; or the embedded "
-        "pair's world.",
+        "pair's corpus.",
     ),
 ]
 Steps: TypeAlias = Annotated[int, typer.Option(metavar="N", help="Steps.", rich_help_panel=TRAINING)]
@@ -59,4 +59,4 @@ Rows: TypeAlias = Annotated[int, typer.Option(metavar="N", help="Rows to train o
 HeldOut: TypeAlias = Annotated[int, typer.Option(metavar="N", help="Rows that are measured and not trained on.")]
 SaveEvery: TypeAlias = Annotated[int, typer.Option(metavar="N", help="Steps between two saves.")]
 MeasureEvery: TypeAlias = Annotated[int, typer.Option(metavar="N", help="Steps between two measurements.")]
-RunSeed: TypeAlias = Annotated[int, typer.Option(metavar="N", help="Of the order of rows, and of the world.")]
+RunSeed: TypeAlias = Annotated[int, typer.Option(metavar="N", help="Of the order of rows, and of the corpus.")]

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 def medusa(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the heads go.", show_default=False)],
-    data: train_flags.Data = "world",
+    data: train_flags.Data = "corpus",
     target: flags.Target = None,
     heads: Annotated[
-        int, typer.Option(metavar="K", help="Heads: tokens that are foretold.", rich_help_panel=TRAINING)
+        int, typer.Option(metavar="K", help="Heads: tokens that are predicted.", rich_help_panel=TRAINING)
     ] = 4,
     shared: Annotated[
         bool,
@@ -54,13 +54,13 @@ def medusa(
     color: flags.Color = None,
     json: flags.Json = False,
 ) -> None:
-    """Train heads that foretell several tokens at once (method medusa).
+    """Train heads that predict several tokens at once (method medusa).
 
     The target is frozen; heads on its last hidden state learn what comes after the
     next token. Killed at any time, the same command goes on from the last save.
     torchrun runs it on several devices.
     """
-    from draftwood.cli.rendering import as_json, console
+    from draftwood.explain.terminal import as_json, console
     from draftwood.train.heads import HeadRun, HeadSettings
 
     sizes = Sizes(rows, held_out, context, save_every, measure_every)

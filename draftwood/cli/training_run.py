@@ -85,11 +85,11 @@ def prepared(
     from draftwood.models import checkpoint
     from draftwood.models.tokenizer import Tokenizer
     from draftwood.train.exit_layer import Rank
-    from draftwood.train.texts import WORLD, read_texts
+    from draftwood.train.texts import CORPUS, read_texts
 
     rank = Rank.here()
-    if data != WORLD and not Path(data).is_file():
-        raise ConfigurationError(f"there is no file {data}; give a file of texts, or world")
+    if data != CORPUS and not Path(data).is_file():
+        raise ConfigurationError(f"there is no file {data}; give a file of texts, or corpus")
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if rank.count > 1:
         if place == "cuda":
@@ -112,7 +112,7 @@ def _bar(run: ExitRun, rank: Rank, color: bool | None) -> Iterator[Any]:
     """A bar on stderr with loss and held-out figures, where stderr is a terminal; else a line for each measurement."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from draftwood.cli.rendering import console
+    from draftwood.explain.terminal import console
 
     err = console(color, stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeRemainingColumn())

@@ -15,14 +15,14 @@ import typer
 from draftwood.cli import flags, tune_flags
 from draftwood.cli.prompts import fitted, held_out, read
 from draftwood.cli.tune_flags import SEARCH, WORK
-from draftwood.cli.tune_plan import TREES, Plan, make_plan
 from draftwood.errors import ConfigurationError, RequestError
+from draftwood.tune.tuning import TREES, Plan, make_plan
 
 if TYPE_CHECKING:
-    from draftwood.cli.heatmap import HeatMap
     from draftwood.engine import Engine
-    from draftwood.measuring import Laboratory, Standing
     from draftwood.methods import Method
+    from draftwood.tune.heatmap import HeatMap
+    from draftwood.tune.measuring import Bench, Standing
 
 PROMPTS_SEED = 11  # documents that no benchmark uses
 
@@ -42,7 +42,7 @@ def tune(
         str,
         typer.Option(
             metavar="KIND",
-            help="guided: trees by what acceptance and costs foretell, other methods by optuna; grid: everything.",
+            help="guided: trees by what acceptance and costs predict, other methods by optuna; grid: everything.",
             rich_help_panel=SEARCH,
         ),
     ] = "guided",
@@ -124,19 +124,19 @@ def tune(
     slow moment of the machine hits both, and what counts is the speed-up.
 
     For mcsd, forwards of 1, 2, 4, ... rows are measured first, then a pilot tree:
-    acceptance by layer and place among siblings, with the costs, foretells the
-    speed of every tree, and the best foretold ones are measured.
+    acceptance by layer and place among siblings, with the costs, predicts the
+    speed of every tree, and the best predicted ones are measured.
 
     Ctrl-C ends the search: what was measured is shown and the best of it saved.
     """
-    from draftwood.cli.rendering import as_json
     from draftwood.cli.tune_shown import heat_maps, show
+    from draftwood.explain.terminal import as_json
 
     # what can be refused is refused before a model is loaded
     models = flags.ModelFlags(target, draft, dtype, device, quantize, compile)
     plan = make_plan(method, budget, search, settings, rows, max_depth, widths, initial, beams, tolerance)
     params = flags.sampling(temperature, top_k, top_p, min_p)
-    plan.plain.refuse(params)
+    plan.plain.check(params)
     if max_new_tokens < 2:
         raise RequestError("a run of fewer than 2 tokens shows no speed; raise --max-new-tokens")
     if documents < 1:
@@ -146,7 +146,7 @@ def tune(
     if place.suffix != ".json" or place.is_dir() or not place.parent.is_dir():
         raise ConfigurationError(f"--out {place} will not do; name a .json file in a directory that exists")
 
-    from draftwood.measuring import Laboratory, Workload
+    from draftwood.tune.measuring import Bench, Workload
 
     if max(plan.initial) > 1:
         print(
@@ -157,24 +157,24 @@ def tune(
     engine = models.load()
     engine.method(plan.usual)
     work = Workload(fitted(engine, texts, max_new_tokens), params, max_new_tokens, seed)
-    laboratory = Laboratory(engine, work, plan.plain)
+    bench = Bench(engine, work, plan.plain)
     interrupted = False
     try:
         with _progress(budget, color) as told:
-            laboratory.step = partial(told, None, None)
-            plan.search(laboratory, seed, told)
+            bench.step = partial(told, None, None)
+            plan.search(bench, seed, told)
     except KeyboardInterrupt:
         interrupted = True
-    ranked = plan.ranked(laboratory)
+    ranked = plan.ranked(bench)
     if not ranked:
         raise KeyboardInterrupt
     maps = heat_maps(plan, ranked)
-    document = _document(engine, plan, laboratory, ranked, interrupted)
+    document = _document(engine, plan, bench, ranked, interrupted)
     saved = _save(place, ranked[0].method, document, maps)
     if json:
         print(as_json({**document, "files": [str(path) for path in saved]}))
     else:
-        show(plan, laboratory, ranked, maps, saved, color)
+        show(plan, bench, ranked, maps, saved, color)
     if interrupted:
         sys.exit(130)
 
@@ -184,7 +184,7 @@ def _progress(total: int, color: bool | None) -> Iterator[Callable[[int | None, 
     """A bar on stderr that is redrawn between decodings only, so that it costs them nothing."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from draftwood.cli.rendering import console, method_label
+    from draftwood.explain.terminal import console, method_label
 
     err = console(color, stderr=True)
     if not err.is_terminal:
@@ -204,7 +204,7 @@ def _progress(total: int, color: bool | None) -> Iterator[Callable[[int | None, 
 
 
 def _document(
-    engine: Engine, plan: Plan, laboratory: Laboratory, ranked: Sequence[Standing], interrupted: bool
+    engine: Engine, plan: Plan, bench: Bench, ranked: Sequence[Standing], interrupted: bool
 ) -> dict[str, Any]:
     from draftwood import __version__
 
@@ -216,16 +216,16 @@ def _document(
         "budget": plan.budget,
         "search": "grid" if plan.grid else "guided",
         "interrupted": interrupted,
-        "prompts": len(laboratory.workload.prompts),
-        "max_new_tokens": laboratory.workload.max_new_tokens,
-        "sampling": laboratory.workload.sampling.model_dump(mode="json"),
-        "seed": laboratory.workload.seed,
+        "prompts": len(bench.workload.prompts),
+        "max_new_tokens": bench.workload.max_new_tokens,
+        "sampling": bench.workload.sampling.model_dump(mode="json"),
+        "seed": bench.workload.seed,
         "tolerance": plan.tolerance if plan.judges_quality else None,
         "forward_seconds": {"target": costs[0], "draft": costs[1]} if costs else None,
         "acceptance": plan.guided.tally.acceptance() if plan.guided and plan.guided.runs else None,
         "best": ranked[0].method.as_dict(),
         "ranked": [_row(one) for one in ranked],
-        "runs": [trial.as_dict() for trial in laboratory.trials],
+        "runs": [trial.as_dict() for trial in bench.trials],
     }
 
 
@@ -235,7 +235,7 @@ def _row(one: Standing) -> dict[str, Any]:
         "lossless": one.method.lossless,
         "runs": len(one.trials),
         "speed_up": one.speed_up,
-        "foretold": one.trials[0].foretold,
+        "predicted": one.trials[0].predicted,
         "tau": one.tau,
         "gain_in_log_likelihood_per_token": one.gain,
         "gain_error": one.gain_error,
@@ -244,8 +244,8 @@ def _row(one: Standing) -> dict[str, Any]:
 
 def _save(place: Path, method: Method, document: Mapping[str, Any], maps: Sequence[HeatMap]) -> list[Path]:
     """The method file, all figures, and a picture where it can be drawn; their paths."""
-    from draftwood.cli.heatmap import picture
-    from draftwood.cli.rendering import as_json
+    from draftwood.explain.terminal import as_json
+    from draftwood.tune.heatmap import picture
 
     figures, drawn = place.with_suffix(".runs.json"), place.with_suffix(".png")
     place.write_text(json_module.dumps(method.as_dict(), indent=2) + "\n", "utf-8")

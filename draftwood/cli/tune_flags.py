@@ -14,7 +14,7 @@ SEARCH, WORK = "Search", "Prompts and limits"
 Prompts: TypeAlias = Annotated[
     Path | None,
     prompts_file(
-        "One prompt per line; of a .jsonl file, a string or its 'prompt'. Default: the embedded world's.", WORK
+        "One prompt per line; of a .jsonl file, a string or its 'prompt'. Default: the embedded corpus's.", WORK
     ),
 ]
 Documents: TypeAlias = Annotated[

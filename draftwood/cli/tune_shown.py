@@ -8,15 +8,15 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.heatmap import Cell, HeatMap, lines
-from draftwood.cli.tune_plan import TREES, Plan
+from draftwood.tune.heatmap import Cell, HeatMap, lines
+from draftwood.tune.tuning import TREES, Plan
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from draftwood.guiding import Guided
-    from draftwood.measuring import Laboratory, Standing
-    from draftwood.tuning import Shape
+    from draftwood.core.shape import Shape
+    from draftwood.tune.measuring import Bench, Standing
+    from draftwood.tune.search import Guided
 
 SHOWN = 12  # rows of the table
 FORETOLD = 50_000  # trees that are looked at for a map, at most
@@ -31,7 +31,7 @@ def heat_maps(plan: Plan, ranked: Sequence[Standing]) -> list[HeatMap]:
 
 
 def tree_maps(ranked: Sequence[Standing], guided: Guided | None, shapes: Iterable[Shape]) -> list[HeatMap]:
-    """One map for each number of initial tokens: by k_1 and layers, the best of each, measured or foretold."""
+    """One map for each number of initial tokens: by k_1 and layers, the best of each, measured or predicted."""
     found: dict[int, dict[tuple[int, int], Cell]] = {}
     for one in ranked:
         values = one.method.as_dict()
@@ -41,7 +41,7 @@ def tree_maps(ranked: Sequence[Standing], guided: Guided | None, shapes: Iterabl
         best: dict[tuple[int, tuple[int, int]], float] = {}
         for shape in shapes:
             key = shape.initial, (shape.tree[0], len(shape.tree))
-            best[key] = max(best.get(key, 0.0), guided.foretold(shape))
+            best[key] = max(best.get(key, 0.0), guided.predicted(shape))
         for (initial, place), value in best.items():
             if place[0] <= WIDEST:
                 found.setdefault(initial, {}).setdefault(place, Cell(value, False))
@@ -67,11 +67,11 @@ def option_map(name: str, ranked: Sequence[Standing], options: Sequence[str]) ->
     return HeatMap.of(title, down, across or "", found, (top[down], top[across] if across else ""))
 
 
-def table(plan: Plan, laboratory: Laboratory, ranked: Sequence[Standing]) -> Table:
+def table(plan: Plan, bench: Bench, ranked: Sequence[Standing]) -> Table:
     """The best methods, within 80 columns."""
     from rich.text import Text
 
-    from draftwood.cli.rendering import option_text, simple_table
+    from draftwood.explain.terminal import option_text, simple_table
 
     made, trees, options = simple_table(), plan.name == TREES, _options(plan)
     for option in options:
@@ -87,16 +87,16 @@ def table(plan: Plan, laboratory: Laboratory, ranked: Sequence[Standing]) -> Tab
         made.add_column(name, justify="right", no_wrap=True)
     if plan.lossy:
         made.add_column("nats/token\nvs plain", justify="right", no_wrap=True)
-    plain = plain_rate(laboratory)
+    plain = plain_rate(bench)
     for i, one in enumerate(ranked[:SHOWN]):
         values = one.method.as_dict()
-        foretold = one.trials[0].foretold
+        predicted = one.trials[0].predicted
         made.add_row(
             *(option_text(values[option]) for option in options),
             str(len(one.trials)),
             f"{one.speed_up * plain:.1f}",
             Text(f"{one.speed_up:.2f}×", "bold green" if i == 0 else ""),
-            *(["-" if foretold is None else f"{foretold:.2f}×"] if trees else []),
+            *(["-" if predicted is None else f"{predicted:.2f}×"] if trees else []),
             f"{one.tau:.2f}",
             *([f"{one.gain:+.2f}±{one.gain_error:.2f}"] if plan.lossy else []),
         )
@@ -111,32 +111,32 @@ def _header(option: str) -> str:
 
 def _options(plan: Plan) -> list[str]:
     """The options that are tuned."""
-    from draftwood.spaces import space
+    from draftwood.tune.spaces import space
 
     if plan.name == TREES:
         return ["tree", "initial"] if plan.initial != (1,) else ["tree"]
     return list(space(plan.name, plan.fixed))
 
 
-def plain_rate(laboratory: Laboratory) -> float:
+def plain_rate(bench: Bench) -> float:
     """Tokens per second of plain decoding over all runs."""
-    plains = [trial.plain for trial in laboratory.trials]
+    plains = [trial.plain for trial in bench.trials]
     return sum(sums.tokens for sums in plains) / sum(sums.seconds for sums in plains)
 
 
 def show(
     plan: Plan,
-    laboratory: Laboratory,
+    bench: Bench,
     ranked: Sequence[Standing],
     maps: Sequence[HeatMap],
     saved: Sequence[Path],
     color: bool | None,
 ) -> None:
     """Everything on standard output."""
-    from draftwood.cli.rendering import colourful, console, flow, method_label, terminal_width
+    from draftwood.explain.terminal import colourful, console, flow, method_label, terminal_width
 
     out = console(color)
-    out.print(table(plan, laboratory, ranked))
+    out.print(table(plan, bench, ranked))
     if len(ranked) > SHOWN:
         out.print(f"and {len(ranked) - SHOWN} slower ones in {saved[1]}", markup=False, soft_wrap=True)
     out.print()
@@ -145,15 +145,15 @@ def show(
             print(line)
         print()
     if any(not cell.measured for found in maps for cell in found.cells.values()):
-        out.print("[..]: the best; ~: foretold, not measured", markup=False)
+        out.print("[..]: the best; ~: predicted, not measured", markup=False)
     best = ranked[0]
-    work = laboratory.workload
+    work = bench.workload
     reference = method_label(plan.plain.as_dict())
     notes = [
-        f"{len(laboratory.trials)} runs",
+        f"{len(bench.trials)} runs",
         f"{len(work.prompts)} prompts of at most {work.max_new_tokens} tokens",
         f"temperature {work.sampling.temperature:g}",
-        f"{reference} {plain_rate(laboratory):.1f} tokens/s",
+        f"{reference} {plain_rate(bench):.1f} tokens/s",
     ]
     print(flow(notes, sys.stdout))
     if plan.judges_quality and -best.gain > plan.tolerance:

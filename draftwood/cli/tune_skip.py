@@ -15,7 +15,7 @@ from draftwood.cli.tune_flags import SEARCH, WORK
 from draftwood.errors import ConfigurationError, RequestError
 
 if TYPE_CHECKING:
-    from draftwood.skipping import Foretold
+    from draftwood.tune.skip_sets import Prediction
 
 
 def skip(
@@ -50,7 +50,7 @@ def skip(
     the best number of drafts. Bayesian optimisation (optuna's TPE) chooses the
     sets. Ctrl-C keeps the best so far.
     """
-    from draftwood.cli.rendering import as_json, console
+    from draftwood.explain.terminal import as_json, console
 
     # what can be refused is refused before a model is loaded
     if budget < 1 or gamma < 1:
@@ -64,7 +64,7 @@ def skip(
 
     from draftwood.models.exit import layered
     from draftwood.models.skip import every_other, save_skipped
-    from draftwood.skipping import Costs, Evidence, foretell, search
+    from draftwood.tune.skip_sets import Costs, Evidence, predict, search
 
     model = layered(engine.target)
     usual = every_other(model.n_layers)
@@ -73,7 +73,7 @@ def skip(
         evidence = Evidence.written(engine, texts, params, max_new_tokens, seed)
         costs = Costs.measured(model, gamma)
         ranked = search(model, evidence, costs, budget, gamma, search_seed, told)
-    best, before = ranked[0], foretell(model, usual, evidence, costs, gamma)
+    best, before = ranked[0], predict(model, usual, evidence, costs, gamma)
     about: dict[str, Any] = {
         "gamma": best.gamma,
         "acceptance": best.acceptance,
@@ -95,7 +95,7 @@ def skip(
     for line in (
         f"{out}: of {model.n_layers} layers skip attention {_listed(chosen['attention'])} and MLP "
         f"{_listed(chosen['mlp'])}",
-        f"foretold: {best.speed_up:.2f}x plain decoding with gamma {best.gamma} ({best.tau:.2f} tokens per round, "
+        f"predicted: {best.speed_up:.2f}x plain decoding with gamma {best.gamma} ({best.tau:.2f} tokens per round, "
         f"acceptance {best.acceptance:.3f}, c = {best.cost:.2f}); every other layer: {before.speed_up:.2f}x "
         f"(acceptance {before.acceptance:.3f}, c = {before.cost:.2f})",
         f"{len(ranked)} sets judged on {len(evidence.texts)} texts; use it with --method self-spec --set skip={out}",
@@ -103,7 +103,7 @@ def skip(
         show(line, markup=False, soft_wrap=True, highlight=False)
 
 
-def _set(found: Foretold) -> dict[str, list[int]]:
+def _set(found: Prediction) -> dict[str, list[int]]:
     return {"attention": list(found.skipped.attention), "mlp": list(found.skipped.mlp)}
 
 
@@ -112,18 +112,18 @@ def _listed(layers: list[int]) -> str:
 
 
 @contextmanager
-def _progress(total: int, color: bool | None) -> Iterator[Callable[[Foretold], None]]:
+def _progress(total: int, color: bool | None) -> Iterator[Callable[[Prediction], None]]:
     """A bar on stderr in sets judged, where stderr is a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from draftwood.cli.rendering import console
+    from draftwood.explain.terminal import console
 
     err = console(color, stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task("the target writes", total=total)
 
-        def told(best: Foretold) -> None:
+        def told(best: Prediction) -> None:
             bar.update(task, advance=1, description=f"best {best.speed_up:.2f}x, acceptance {best.acceptance:.2f}")
 
         yield told

@@ -12,10 +12,10 @@ import typer
 from draftwood.cli import flags, prompt_flags
 
 if TYPE_CHECKING:
-    from draftwood.cli.explain import Grove
-    from draftwood.cli.judging import Judgement, Recorder
     from draftwood.engine import Engine
-    from draftwood.trace import GenerationResult
+    from draftwood.explain.judging import Judgement, Recorder
+    from draftwood.explain.text import Grove
+    from draftwood.results import GenerationResult
 
 
 def explain(
@@ -58,10 +58,10 @@ def explain(
     Each draft comes with p and q, the target's and the draft's probability, and
     its fate: accepted, rejected, discarded; after them what the target chose.
     """
-    from draftwood.cli import explain as drawings
-    from draftwood.cli.judging import record
-    from draftwood.cli.rendering import colourful, terminal_width
-    from draftwood.cli.viewer_data import noted
+    from draftwood.explain import text as drawings
+    from draftwood.explain.data import noted
+    from draftwood.explain.judging import record
+    from draftwood.explain.terminal import colourful, terminal_width
     from draftwood.train.recording import Recording
 
     asked = prompt_flags.conversation(prompt_flags.prompt_text(prompt, prompt_file), chat, system)
@@ -70,7 +70,7 @@ def explain(
     params = flags.sampling(
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias
     )
-    chosen.refuse(params)
+    chosen.check(params)
     recorders: list[Recorder] = []
     engine = Recording(models.load(), lambda request, number: recorders.append(record(request)))
     result = engine.generate(asked, chosen, params, max_new_tokens, seed, stop or (), ignore_eos=ignore_eos)
@@ -94,9 +94,9 @@ def page(engine: Engine, result: GenerationResult, groves: Sequence[Grove], judg
     """The page as text."""
     from importlib.resources import files
 
-    from draftwood.cli.explain import spelling
-    from draftwood.cli.rendering import method_label
-    from draftwood.cli.viewer_data import document, script
+    from draftwood.explain.data import document, script
+    from draftwood.explain.terminal import method_label
+    from draftwood.explain.text import spelling
 
     assert engine.tokenizer is not None
     greedy = result.sampling["temperature"] == 0

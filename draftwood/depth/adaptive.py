@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from draftwood.core.records import Round
 from draftwood.depth.rules import LOGITS, Growth
-from draftwood.records import Round
 from draftwood.sampling import Streams
 
 
@@ -53,11 +53,11 @@ class AdaptiveConfidence:
         self._asked = growth.depth + 1
         return True
 
-    def observe(self, news: Round) -> None:
-        drafted = max(self._asked, news.depth_accepted)
-        if not news.attempted or not drafted:
+    def observe(self, round_: Round) -> None:
+        drafted = max(self._asked, round_.depth_accepted)
+        if not round_.attempted or not drafted:
             return
-        self.rate = self.rate_memory * self.rate + (1 - self.rate_memory) * news.depth_accepted / drafted
+        self.rate = self.rate_memory * self.rate + (1 - self.rate_memory) * round_.depth_accepted / drafted
         if self.rate < self.target:
             wanted = self.threshold + self.step
         elif drafted < self.most:

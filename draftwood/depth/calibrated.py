@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from draftwood.core.records import Round
 from draftwood.depth.judgement import Judgement, judge
 from draftwood.depth.rules import STATES, Growth
 from draftwood.depth.thompson import draw_normal
 from draftwood.errors import ConfigurationError
-from draftwood.records import Round
 from draftwood.sampling import Streams
 
 TARGET_RATES = (0.3, 0.03)  # of the learning rate, for the target's vectors, which overfit: a round has one state
@@ -78,7 +78,7 @@ class CalibratedThompson:
         total = seen + sample
         return (sample * theta_model + seen * self.theta_hat) / total, model * sample / total
 
-    def beside(self) -> CalibratedThompson:
+    def for_request(self) -> CalibratedThompson:
         return replace(self)
 
     def start(self, streams: Streams) -> None:
@@ -97,12 +97,12 @@ class CalibratedThompson:
             theta = mu + math.sqrt(variance) * draw_normal(lambda: self._streams.uniform("depth"))
         return self._streams.uniform("depth") < min(1.0, max(0.0, theta))
 
-    def observe(self, news: Round) -> None:
-        self._target = news.target_state
-        if news.attempted:
+    def observe(self, round_: Round) -> None:
+        self._target = round_.target_state
+        if round_.attempted:
             self.seen.rounds += 1
-            self.seen.tried += news.attempted
-            self.seen.accepted += news.depth_accepted
+            self.seen.tried += round_.attempted
+            self.seen.accepted += round_.depth_accepted
 
 
 # -- the predictor -----------------------------------------------------------------------------------------------------

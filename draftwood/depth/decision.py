@@ -1,4 +1,4 @@
-"""Decision models (MCSD §3.3): small networks that foretell whether drafts will be accepted, and stop the drafting.
+"""Decision models (MCSD §3.3): small networks that predict whether drafts will be accepted, and stop the drafting.
 
 Kind 'hidden' reads the draft's last hidden state, kind 'output' its top-k probabilities and their entropy. Knows
 training, saving, loading and stopping. Refuses to know models and what a good figure is (judgement.py): examples are
@@ -20,10 +20,10 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from draftwood.core.records import Round
 from draftwood.depth.judgement import Judgement, judge
 from draftwood.depth.rules import Growth
 from draftwood.errors import ConfigurationError
-from draftwood.records import Round
 from draftwood.sampling import Streams
 
 DecisionKind = Literal["hidden", "output"]
@@ -66,7 +66,7 @@ class Decision(nn.Module):
         return logit
 
     def chance(self, features: Tensor) -> Tensor:
-        """The foretold chance of acceptance [n]."""
+        """The predicted chance of acceptance [n]."""
         with torch.no_grad():
             return torch.sigmoid(self(features))
 
@@ -190,7 +190,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 class Decide:
-    """Stop when the foretold acceptance of every sequence is below `threshold` (MCSD's beta), after `most` layers at
+    """Stop when the predicted acceptance of every sequence is below `threshold` (MCSD's beta), after `most` layers at
     the latest.
 
     The first layer is always drafted: before it nothing is known of what the draft says.
@@ -231,5 +231,5 @@ class Decide:
             model = self.model = _placed(model, features.device)
         return bool((model.chance(features) >= self.threshold).any())
 
-    def observe(self, news: Round) -> None:
+    def observe(self, round_: Round) -> None:
         pass

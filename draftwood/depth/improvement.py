@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from draftwood.records import Round
+from draftwood.core.records import Round
 
 GUESS = 0.1  # cost ratio until a round with drafts was measured
 
@@ -63,7 +63,7 @@ class DraftCost:
     spent: Spent = field(default_factory=Spent)
     _begun: bool = field(init=False, default=False)
 
-    def beside(self) -> DraftCost:
+    def for_request(self) -> DraftCost:
         """The same sums for another request, whose first round is still to come."""
         return replace(self)
 
@@ -76,14 +76,14 @@ class DraftCost:
             return GUESS
         return (spent.draft / spent.layers) / (spent.verify / spent.rounds)
 
-    def add(self, news: Round, layers: int) -> None:
+    def add(self, round_: Round, layers: int) -> None:
         """Count a round that drafted `layers` layers."""
         if self.fixed is None and self._begun:
             spent = self.spent
-            if news.draft_seconds > 0 and layers:
-                spent.draft = self.discount * spent.draft + news.draft_seconds
+            if round_.draft_seconds > 0 and layers:
+                spent.draft = self.discount * spent.draft + round_.draft_seconds
                 spent.layers = self.discount * spent.layers + layers
-            if news.verify_seconds > 0:
-                spent.verify = self.discount * spent.verify + news.verify_seconds
+            if round_.verify_seconds > 0:
+                spent.verify = self.discount * spent.verify + round_.verify_seconds
                 spent.rounds = self.discount * spent.rounds + 1
         self._begun = True

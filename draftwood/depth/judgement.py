@@ -1,4 +1,4 @@
-"""How well foretold chances agree with what happened: ROC, calibration, log loss, the overlap of MCSD's Figure 7.
+"""How well predicted chances agree with what happened: ROC, calibration, log loss, the overlap of MCSD's Figure 7.
 
 Pure figures from two arrays. Refuses to know models, features and how the chances were made.
 """
@@ -17,12 +17,12 @@ POINTS = 200  # of a ROC curve that is kept: more cannot be seen
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """How well chances foretell acceptance, on examples that training did not see."""
+    """How well chances predict acceptance, on examples that training did not see."""
 
     examples: int
     accepted: float  # share
     log_loss: float
-    base_loss: float  # of always foretelling the share
+    base_loss: float  # of always predicting the share
     auc: float
     overlap: float  # common area of the two histograms of chances (MCSD Figure 7): 0 separates, 1 says nothing
     error: float  # expected calibration error
@@ -88,7 +88,7 @@ def judge(chances: Tensor, accepted: Tensor) -> Judgement:
         float(cross_entropy(share.expand_as(accepted), accepted)),
         area_under(curve),
         overlap(chances, accepted),
-        sum(n * abs(foretold - seen) for foretold, seen, n in table) / len(chances),
+        sum(n * abs(predicted - seen) for predicted, seen, n in table) / len(chances),
         table,
         curve[:: max(1, len(curve) // POINTS)] + curve[-1:],
         histograms(chances, accepted),

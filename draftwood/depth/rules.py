@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from draftwood.records import Round
+from draftwood.core.records import Round
 from draftwood.sampling import Streams
 
 NOTHING: frozenset[str] = frozenset()
@@ -70,7 +70,7 @@ class DepthController(Protocol):
     def deeper(self, growth: Growth) -> bool:
         """Whether to draft the layer after `growth`."""
 
-    def observe(self, news: Round) -> None:
+    def observe(self, round_: Round) -> None:
         """A round ended."""
 
 
@@ -80,7 +80,7 @@ class Learner(DepthController, Protocol):
 
     shared: bool
 
-    def beside(self) -> DepthController:
+    def for_request(self) -> DepthController:
         """A controller for another request that learns into the same posterior; what a round is about is its own."""
 
 
@@ -97,7 +97,7 @@ class Fixed:
     def deeper(self, growth: Growth) -> bool:
         return growth.depth < self.depth
 
-    def observe(self, news: Round) -> None:
+    def observe(self, round_: Round) -> None:
         pass
 
 
@@ -121,7 +121,7 @@ class Confidence:
         confidences = growth.confidences()
         return not confidences or max(confidences) >= self.threshold
 
-    def observe(self, news: Round) -> None:
+    def observe(self, round_: Round) -> None:
         pass
 
 
@@ -143,5 +143,5 @@ class Entropy:
         entropies = growth.entropies()
         return not entropies or min(entropies) <= self.limit
 
-    def observe(self, news: Round) -> None:
+    def observe(self, round_: Round) -> None:
         pass

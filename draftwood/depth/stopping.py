@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from draftwood.core.records import Round
 from draftwood.depth.improvement import DraftCost
 from draftwood.depth.rules import LOGITS, Growth
-from draftwood.records import Round
 from draftwood.sampling import Streams
 
 BINS = 8  # of confidence; one more stands for 'not known'
@@ -78,8 +78,8 @@ class OptimalStopping:
         """lambda, tokens per time of a target forward."""
         return self.seen.tokens / (self.seen.rounds + self.cost.ratio * self.seen.layers)
 
-    def beside(self) -> OptimalStopping:
-        return replace(self, cost=self.cost.beside())
+    def for_request(self) -> OptimalStopping:
+        return replace(self, cost=self.cost.for_request())
 
     def start(self, streams: Streams) -> None:
         self._own, self._next = self.seen.own.chances(), self.seen.next.chances()
@@ -97,17 +97,17 @@ class OptimalStopping:
         self._asked = growth.depth + 1
         return True
 
-    def observe(self, news: Round) -> None:
+    def observe(self, round_: Round) -> None:
         seen = self.seen
         seen.own.fade(self.discount)
         seen.next.fade(self.discount)
-        for layer in range(news.attempted):
-            accepted = layer < news.depth_accepted
+        for layer in range(round_.attempted):
+            accepted = layer < round_.depth_accepted
             if layer < len(self._bins):
                 seen.own.add(self._bins[layer], accepted)
             if layer <= len(self._bins):
                 seen.next.add(self._bins[layer - 1] if layer else UNKNOWN, accepted)
-        self.cost.add(news, self._asked)
-        seen.tokens = self.discount * seen.tokens + news.depth_accepted + 1
+        self.cost.add(round_, self._asked)
+        seen.tokens = self.discount * seen.tokens + round_.depth_accepted + 1
         seen.rounds = self.discount * seen.rounds + 1
         seen.layers = self.discount * seen.layers + self._asked

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
+from draftwood.core.records import Round
 from draftwood.depth.improvement import DraftCost, best_depth
 from draftwood.depth.rules import NOTHING, Growth
-from draftwood.records import Round
 from draftwood.sampling import Streams
 
 Uniform = Callable[[], float]  # numbers in [0, 1)
@@ -71,9 +71,9 @@ class Acceptance:
     def mean(self) -> float:
         return self.a / (self.a + self.b)
 
-    def add(self, news: Round) -> None:
-        self.accepted = self.discount * self.accepted + news.depth_accepted
-        self.rejected = self.discount * self.rejected + news.attempted - news.depth_accepted
+    def add(self, round_: Round) -> None:
+        self.accepted = self.discount * self.accepted + round_.depth_accepted
+        self.rejected = self.discount * self.rejected + round_.attempted - round_.depth_accepted
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class BetaThompson:
     needs: frozenset[str] = NOTHING
     _streams: Streams = field(init=False, compare=False, default_factory=lambda: Streams(0))
 
-    def beside(self) -> BetaThompson:
+    def for_request(self) -> BetaThompson:
         return replace(self)
 
     def start(self, streams: Streams) -> None:
@@ -104,8 +104,8 @@ class BetaThompson:
         first = growth.depth == 0 and not self.zero
         return first or self._streams.uniform("depth") < self.acceptance.mean
 
-    def observe(self, news: Round) -> None:
-        self.acceptance.add(news)
+    def observe(self, round_: Round) -> None:
+        self.acceptance.add(round_)
 
 
 @dataclass(slots=True)
@@ -124,8 +124,8 @@ class SpeedupThompson:
     _depth: int = field(init=False, default=0)
     _asked: int = field(init=False, default=0)
 
-    def beside(self) -> SpeedupThompson:
-        return replace(self, cost=self.cost.beside())
+    def for_request(self) -> SpeedupThompson:
+        return replace(self, cost=self.cost.for_request())
 
     def start(self, streams: Streams) -> None:
         a = draw_beta(self.acceptance.a, self.acceptance.b, lambda: streams.uniform("depth"))
@@ -138,6 +138,6 @@ class SpeedupThompson:
         self._asked = growth.depth + 1
         return True
 
-    def observe(self, news: Round) -> None:
-        self.acceptance.add(news)
-        self.cost.add(news, self._asked)
+    def observe(self, round_: Round) -> None:
+        self.acceptance.add(round_)
+        self.cost.add(round_, self._asked)

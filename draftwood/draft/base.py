@@ -12,10 +12,10 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from draftwood.core.forest import Forest
 from draftwood.depth import NOTHING, DepthController
-from draftwood.forest import Forest
+from draftwood.runtime.session import Run
 from draftwood.sampling import Penalties, SamplingParams, Streams, draw_distinct, draw_iid, warp
-from draftwood.session import Run
 from draftwood.verify.coupled import perturb
 
 

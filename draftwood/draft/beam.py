@@ -14,10 +14,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from draftwood.core.forest import TRUNK, DraftedLayer, Forest
 from draftwood.depth import NOTHING, DepthController, Growth
 from draftwood.draft.base import Proposer, Source
-from draftwood.forest import TRUNK, DraftedLayer, Forest
-from draftwood.session import Run
+from draftwood.runtime.session import Run
 from draftwood.verify.beam_search import BeamSearch
 from draftwood.verify.joint import Joint, Seeded
 from draftwood.verify.layers import extended, joint_over

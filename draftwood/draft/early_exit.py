@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from draftwood.core.forest import TRUNK, Forest
 from draftwood.depth import DepthController
 from draftwood.draft.base import Drafter, Proposer
-from draftwood.forest import TRUNK, Forest
-from draftwood.session import Run, Session
+from draftwood.runtime.session import Run, Session
 
 
 @dataclass(slots=True)

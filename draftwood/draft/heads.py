@@ -1,6 +1,6 @@
 """Drafting with Medusa heads: a tree of candidates from one hidden state of the target (Cai et al. 2024).
 
-Head k foretells the token k places after the next root from the hidden state that the root was chosen from. It sees
+Head k predicts the token k places after the next root from the hidden state that the root was chosen from. It sees
 nothing in between, so all nodes of a layer share one distribution; verification is told just that. Refuses to know how
 heads are computed.
 """
@@ -15,10 +15,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from draftwood.core.forest import Forest
 from draftwood.depth import DepthController, Growth
 from draftwood.draft.base import Proposer
-from draftwood.forest import Forest, plant
-from draftwood.session import Run, Session
+from draftwood.runtime.session import Run, Session
 
 Choices = Mapping[tuple[int, ...], int]  # path of ranks from the root, () for itself -> children there
 
@@ -95,7 +95,7 @@ class HeadsDrafter:
             return
         if self.best:
             propose = replace(propose, params=propose.params.model_copy(update={"temperature": 0.0}))
-        alone = plant([0])
+        alone = Forest.from_prompt([0])
         answer = yield Run(self.heads, alone, alone.roots, given={alone.roots[0]: self._hidden})
         self.heads.commit([], [], alone)
         logits = answer.view(-1, 1, self.target.model.vocab_size)  # [K, 1, V]

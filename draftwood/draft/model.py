@@ -13,11 +13,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from draftwood.core.forest import Forest
+from draftwood.core.topology import template
 from draftwood.depth import NOTHING, DepthController, Growth
 from draftwood.draft.base import Proposer, Source
-from draftwood.forest import Forest
-from draftwood.session import Run
-from draftwood.topology import template
+from draftwood.runtime.session import Run
 
 
 @dataclass(slots=True)

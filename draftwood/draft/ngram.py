@@ -11,10 +11,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from draftwood.core.forest import Forest
 from draftwood.depth import NOTHING, DepthController, Growth
 from draftwood.draft.base import Proposer
-from draftwood.forest import Forest
-from draftwood.session import Run
+from draftwood.runtime.session import Run
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from draftwood.forest import Forest
-from draftwood.session import Job, Run, Session
+from draftwood.core.forest import Forest
+from draftwood.runtime.session import Job, Run, Session
 
 
 @dataclass(slots=True)

@@ -18,8 +18,8 @@ from draftwood.depth import DepthController
 from draftwood.draft import Drafter
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.models.base import CausalModel
+from draftwood.runtime.session import Session
 from draftwood.sampling import SamplingParams
-from draftwood.session import Session
 from draftwood.verify import Verifier
 
 
@@ -68,11 +68,11 @@ class Method(BaseModel):
         """Whether the output follows the distribution of the method's reference exactly."""
         return self.verifier().lossless
 
-    def twin(self, greedy: bool) -> Method | None:
+    def reference(self, greedy: bool) -> Method | None:
         """The method without drafts whose text this one repeats under the same seed; None where seeds differ."""
         return None
 
-    def refuse(self, params: SamplingParams) -> None:
+    def check(self, params: SamplingParams) -> None:
         """Raise ConfigurationError where sampling options mean nothing to this method."""
 
     def as_dict(self) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from draftwood.errors import ConfigurationError
 from draftwood.methods.base import Method, Parts
 from draftwood.methods.options import Depth, controller
 from draftwood.methods.sources import Sourced
+from draftwood.runtime.session import Session
 from draftwood.sampling import SamplingParams
-from draftwood.session import Session
 from draftwood.verify import BeamSampling, BeamSearching, Verifier
 from draftwood.verify.beam_search import BeamSearch
 from draftwood.verify.width import WidthRule
@@ -149,10 +149,10 @@ class PlainBeamSearch(BeamMethod):
     def build(self, drafts: list[Session], target: Session) -> Parts:
         return Parts(NoDrafter(), self.verifier(), Fixed(0), self.answers)
 
-    def twin(self, greedy: bool) -> Method | None:
+    def reference(self, greedy: bool) -> Method | None:
         return PlainBeamSearch(**{key: getattr(self, key) for key in PlainBeamSearch.model_fields})
 
-    def refuse(self, params: SamplingParams) -> None:
+    def check(self, params: SamplingParams) -> None:
         if params.temperature not in (0, 1) or params.top_k or params.top_p < 1 or params.min_p:
             raise ConfigurationError(
                 f"method {self.name} draws nothing, so temperature, top_k, top_p and min_p mean nothing to it; "

@@ -7,6 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from draftwood.core.shape import Shape
 from draftwood.draft import ModelDrafter
 from draftwood.draft.base import Source
 from draftwood.methods.base import Parts
@@ -15,8 +16,7 @@ from draftwood.methods.sequences import SequenceMethod
 from draftwood.methods.sources import Exit, from_exit
 from draftwood.models import exit as exits
 from draftwood.models.base import CausalModel
-from draftwood.session import Session
-from draftwood.tuning import Shape
+from draftwood.runtime.session import Session
 
 
 class EarlyExit(SequenceMethod):

@@ -7,14 +7,14 @@ from typing import Annotated, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from draftwood.core.shape import Shape
 from draftwood.draft.heads import Choices, HeadsDrafter, likeliest, regular, sparse
 from draftwood.methods.base import Parts
 from draftwood.methods.options import MOST_ROWS, Depth, Widths, controller
 from draftwood.methods.sequences import OneHypothesis
 from draftwood.models import heads as trained
 from draftwood.models.base import CausalModel
-from draftwood.session import Session
-from draftwood.tuning import Shape
+from draftwood.runtime.session import Session
 from draftwood.verify import Coupled, GreedyText, Rejection, Typical, Verifier
 
 UNKNOWN = (3, 2, 1)  # the tree of heads of which nothing was measured
@@ -31,7 +31,7 @@ def _paths(value: object) -> object:
 
 
 class Medusa(OneHypothesis):
-    """Medusa (Cai et al. 2024): head k foretells the token k places after the next one, all from one hidden state.
+    """Medusa (Cai et al. 2024): head k predicts the token k places after the next one, all from one hidden state.
 
     A head does not see the tokens in between, so its distribution q is the same for all nodes of a layer. Rejection
     (the default) is exact all the same: siblings are distinct draws from q, the best tokens in greedy decoding. Heads

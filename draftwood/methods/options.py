@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from draftwood.depth import DepthController, depth_text, parse_depth
 from draftwood.errors import ConfigurationError
 from draftwood.models.identity import fingerprint, fingerprints
-from draftwood.session import Session
+from draftwood.runtime.session import Session
 
 
 def listed(value: object) -> object:

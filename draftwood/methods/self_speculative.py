@@ -14,7 +14,7 @@ from draftwood.methods.options import Depth, Gamma, controller, listed
 from draftwood.methods.sequences import SequenceMethod
 from draftwood.models.base import CausalModel
 from draftwood.models.skip import Skipped, load_skipped, skipping
-from draftwood.session import Session
+from draftwood.runtime.session import Session
 
 
 def _layers(value: object) -> object:

@@ -6,21 +6,21 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from draftwood.core.shape import Shape
 from draftwood.depth import Fixed
 from draftwood.draft import ModelDrafter, NgramDrafter, NoDrafter
 from draftwood.draft.base import Source
 from draftwood.methods.base import Method, Parts
 from draftwood.methods.options import MOST_ROWS, Depth, Gamma, Initial, Widths, controller
 from draftwood.methods.sources import Sourced
-from draftwood.session import Session
-from draftwood.tuning import Shape
+from draftwood.runtime.session import Session
 from draftwood.verify import Coupled, Initialised, Rejection, Verifier
 
 
 class OneHypothesis(Method):
     """A method with one hypothesis; its reference is plain decoding."""
 
-    def twin(self, greedy: bool) -> Method | None:
+    def reference(self, greedy: bool) -> Method | None:
         if greedy:
             return Autoregressive()
         return Autoregressive(verify="coupled") if isinstance(self.verifier(), Coupled) else None
@@ -44,7 +44,7 @@ class Autoregressive(SequenceMethod):
     name = "autoregressive"
     summary = "plain decoding, greedy or multinomial"
 
-    def twin(self, greedy: bool) -> Method | None:
+    def reference(self, greedy: bool) -> Method | None:
         return self
 
     def build(self, drafts: list[Session], target: Session) -> Parts:

@@ -12,7 +12,7 @@ from draftwood.draft.base import Source
 from draftwood.methods.base import Method
 from draftwood.models import exit as exits
 from draftwood.models.base import CausalModel
-from draftwood.session import Session
+from draftwood.runtime.session import Session
 
 Exit = Annotated[
     str | None,

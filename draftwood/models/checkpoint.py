@@ -21,10 +21,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from draftwood.errors import ModelError, did_you_mean
+from draftwood.models.backend.matrix import Holder, holder
 from draftwood.models.decoder import Decoder
 from draftwood.models.families import FAMILIES, Family
 from draftwood.models.files import read_json
-from draftwood.models.matrix import Holder, holder
 
 DTYPES = {
     "float32": torch.float32,

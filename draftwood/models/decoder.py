@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwood.errors import ModelError
-from draftwood.models.attention import FEWEST_ROWS, additive, folded, fused, ordered
+from draftwood.models.backend.attention import FEWEST_ROWS, additive, folded, fused, ordered
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache, put
 from draftwood.models.rotary import UNSCALED, RopeScaling, Rotary, rotate, rotate_leading

@@ -19,13 +19,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from draftwood.errors import ModelError
+from draftwood.models.backend.compiled import Compiled
+from draftwood.models.backend.matrix import holder, pack
 from draftwood.models.base import Batch, CausalModel
 from draftwood.models.cache import Cache
-from draftwood.models.compiled import Compiled
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.files import read_json
 from draftwood.models.identity import fingerprint
-from draftwood.models.matrix import holder, pack
 
 BESIDE = "exit"  # the directory of an exit layer, in its target's
 ABOUT, WEIGHTS = "exit.json", "exit.safetensors"

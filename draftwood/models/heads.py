@@ -17,13 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from draftwood.errors import ModelError
+from draftwood.models.backend.matrix import holder, pack
 from draftwood.models.base import Batch, CausalModel
 from draftwood.models.cache import Cache
 from draftwood.models.decoder import Decoder
 from draftwood.models.exit import layered
 from draftwood.models.files import read_json
 from draftwood.models.identity import fingerprint
-from draftwood.models.matrix import holder, pack
 
 BESIDE = "heads"  # the directory of heads, in their target's
 ABOUT, WEIGHTS = "heads.json", "heads.safetensors"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from draftwood.core.records import Round
 from draftwood.decode import Request
 from draftwood.depth import DepthController, Growth
 from draftwood.depth.calibrated import Drafts
@@ -18,11 +19,10 @@ from draftwood.depth.rules import STATES
 from draftwood.engine import Engine, Prompt
 from draftwood.errors import ConfigurationError
 from draftwood.methods import Method
-from draftwood.records import Round
 from draftwood.sampling import Streams
 from draftwood.train.recording import Recording
 
-TOGETHER = 8  # requests at once
+GROUP_SIZE = 8  # requests at once
 
 
 @dataclass(slots=True)
@@ -65,18 +65,18 @@ class _Recorder:
             self._states.append(growth.hidden[0].float().cpu().clone())
         return self.inner.deeper(growth)
 
-    def observe(self, news: Round) -> None:
+    def observe(self, round_: Round) -> None:
         notes, number = self.notes, len(self.notes.target)
         notes.target.append(self._target)
-        for i, state in enumerate(self._states[: news.attempted]):
+        for i, state in enumerate(self._states[: round_.attempted]):
             notes.place.append(i + 1)
             notes.draft.append(state)
-            notes.accepted.append(float(i < news.depth_accepted))
+            notes.accepted.append(float(i < round_.depth_accepted))
             notes.request.append(self.request)
             notes.round.append(number)
-        seen = news.target_state
+        seen = round_.target_state
         self._target = None if seen is None else seen.float().cpu().clone()
-        self.inner.observe(news)
+        self.inner.observe(round_)
 
 
 def record(
@@ -104,9 +104,9 @@ def record(
         {"prompt": prompt, "seed": seed + i, "sampling": {"temperature": temperatures[i % len(temperatures)]}}
         for i, prompt in enumerate(prompts)
     ]
-    for start in range(0, len(requests), TOGETHER):
-        some = requests[start : start + TOGETHER]
-        recording.batch(some, TOGETHER, method=method, max_new_tokens=max_new_tokens)
+    for start in range(0, len(requests), GROUP_SIZE):
+        some = requests[start : start + GROUP_SIZE]
+        recording.batch(some, GROUP_SIZE, method=method, max_new_tokens=max_new_tokens)
         advance(len(some))
     known = next((state for state in notes.target if state is not None), None)
     if known is None or not notes.place:

@@ -43,18 +43,18 @@ def _roc(axes: Any, judgement: Judgement) -> None:
     axes.plot(*zip(*judgement.roc, strict=True), color=BLUE)
     axes.set_title(f"ROC, area {judgement.auc:.3f}")
     axes.set(
-        xlabel="rejected drafts foretold as accepted", ylabel="accepted drafts foretold as accepted", ylim=(0, 1.02)
+        xlabel="rejected drafts predicted as accepted", ylabel="accepted drafts predicted as accepted", ylim=(0, 1.02)
     )
 
 
 def _calibration(axes: Any, judgement: Judgement) -> None:
     most = max((count for _, _, count in judgement.calibration), default=1)
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
-    foretold, seen, counts = zip(*judgement.calibration, strict=True)
-    axes.plot(foretold, seen, color=BLUE, linewidth=1)
-    axes.scatter(foretold, seen, [10 + 90 * count / most for count in counts], color=BLUE)
+    predicted, seen, counts = zip(*judgement.calibration, strict=True)
+    axes.plot(predicted, seen, color=BLUE, linewidth=1)
+    axes.scatter(predicted, seen, [10 + 90 * count / most for count in counts], color=BLUE)
     axes.set_title(f"Calibration, error {judgement.error:.3f}")
-    axes.set(xlabel="foretold acceptance", ylabel="share accepted", ylim=(0, 1.02))
+    axes.set(xlabel="predicted acceptance", ylabel="share accepted", ylim=(0, 1.02))
 
 
 def _overlap(axes: Any, judgement: Judgement, threshold: float) -> None:
@@ -65,5 +65,5 @@ def _overlap(axes: Any, judgement: Judgement, threshold: float) -> None:
     axes.bar(left, rejected, width, align="edge", color=ORANGE, alpha=0.6, label="rejected")
     axes.axvline(threshold, color="black", linewidth=1, linestyle="--", label=f"threshold {threshold:g}")
     axes.set_title(f"Overlap {judgement.overlap:.2f}")
-    axes.set(xlabel="foretold acceptance", ylabel="share of drafts")
+    axes.set(xlabel="predicted acceptance", ylabel="share of drafts")
     axes.legend(frameon=False, loc="upper center")

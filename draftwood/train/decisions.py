@@ -13,20 +13,20 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from draftwood.core.forest import Forest, Verdict
+from draftwood.core.records import Round
 from draftwood.decode import Request
 from draftwood.depth import DepthController, Growth
 from draftwood.depth.decision import DecisionKind, hidden_label, output_features
 from draftwood.engine import Engine, MethodSpec, Prompt
 from draftwood.errors import ConfigurationError
-from draftwood.forest import Forest, Verdict
 from draftwood.methods import Method
 from draftwood.models.identity import fingerprints
-from draftwood.records import Round
 from draftwood.sampling import Penalties, SamplingParams, Streams, warp
 from draftwood.train.recording import Recording
 from draftwood.verify import Verifier
 
-TOGETHER = 8  # requests at once
+GROUP_SIZE = 8  # requests at once
 
 
 @dataclass(slots=True)
@@ -80,8 +80,8 @@ class Recorder:
             self._growths.append(growth)
         return self.depth.deeper(growth)
 
-    def observe(self, news: Round) -> None:
-        self.depth.observe(news)
+    def observe(self, round_: Round) -> None:
+        self.depth.observe(round_)
 
     def __call__(
         self, forest: Forest, logits: Tensor, params: SamplingParams, penalties: Penalties | None, streams: Streams
@@ -186,8 +186,8 @@ def record(
         for temperature in temperatures
         for i, prompt in enumerate(prompts)
     ]
-    for start in range(0, len(requests), TOGETHER):
-        some = requests[start : start + TOGETHER]
-        recording.batch(some, TOGETHER, method=chosen, max_new_tokens=max_new_tokens)
+    for start in range(0, len(requests), GROUP_SIZE):
+        some = requests[start : start + GROUP_SIZE]
+        recording.batch(some, GROUP_SIZE, method=chosen, max_new_tokens=max_new_tokens)
         advance(len(some))
     return examples

@@ -76,9 +76,9 @@ class HeadRun(ExitRun):
     def _places(
         self, logits: Tensor, tokens: Tensor, answer: Tensor | None
     ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-        """Of each head, at the places that count: log q [n, V], the token foretold [n], log p of it [n, V].
+        """Of each head, at the places that count: log q [n, V], the token predicted [n], log p of it [n, V].
 
-        Not where a text ends before the token that is foretold: nothing is drafted behind an end.
+        Not where a text ends before the token that is predicted: nothing is drafted behind an end.
         """
         found = []
         here = torch.ones_like(tokens[:, 1:], dtype=torch.bool)

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from draftwood.corpus import DOMAINS, documents
 from draftwood.decode import Request
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, RequestError
-from draftwood.world import DOMAINS, documents
 
-WORLD = "world"
+CORPUS = "corpus"
 Watch = Callable[[Request, int], None]  # (a request that begins, its number); may put another controller in its place
 
 
@@ -34,15 +34,15 @@ class Recording(Engine):
 
 
 def prompts_of(source: str, count: int, seed: int = 0) -> list[str]:
-    """At most `count` prompts: a file's lines, or those of the embedded world's train split, every domain alike."""
+    """At most `count` prompts: a file's lines, or those of the embedded corpus's train split, every domain alike."""
     if count < 1:
         raise RequestError(f"{count} prompts were asked for, but at least one is needed")
-    if source == WORLD:
+    if source == CORPUS:
         each = [documents(domain, "train", seed) for domain in DOMAINS]
         return [document.prompt for document in itertools.islice(itertools.chain(*zip(*each, strict=False)), count)]
     path = Path(source)
     if not path.is_file():
-        raise ConfigurationError(f"the file of prompts {source} does not exist; give one prompt per line, or {WORLD}")
+        raise ConfigurationError(f"the file of prompts {source} does not exist; give one prompt per line, or {CORPUS}")
     try:
         lines = path.read_text("utf-8").splitlines()
     except UnicodeError:

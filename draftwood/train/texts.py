@@ -1,4 +1,4 @@
-"""What is trained on: rows of tokens from a file of texts, or from the world that the embedded pair knows.
+"""What is trained on: rows of tokens from a file of texts, or from the corpus that the embedded pair knows.
 
 Knows files and which rows are held out. Refuses to know models.
 """
@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from draftwood.corpus import Split
 from draftwood.errors import ConfigurationError
 from draftwood.models.tokenizer import Tokenizer
-from draftwood.train.corpus import filled, mixed
-from draftwood.world import Split
+from draftwood.train.packing import filled, mixed
 
-WORLD = "world"
+CORPUS = "corpus"
 EVERY = 20  # one document of so many is held out
 
 Tokens = np.ndarray[tuple[int, int], np.dtype[np.int32]]
@@ -42,12 +42,12 @@ class Texts:
 def read_texts(
     data: str, tokenizer: Tokenizer, end: int, context: int, rows: int, held_out: int, seed: int = 0
 ) -> Texts:
-    """At most `rows` rows to train on and `held_out` held out, from 'world' or a file; `end` is put between texts.
+    """At most `rows` rows to train on and `held_out` held out, from 'corpus' or a file; `end` is put between texts.
 
     A .jsonl file has an object with text or tokens in each line; any other file is one text. Every twentieth text, or
     piece of a long text, is held out. Raises ConfigurationError for a file that cannot be used.
     """
-    if data == WORLD:
+    if data == CORPUS:
 
         def encode(texts: list[str]) -> list[list[int]]:
             return [tokenizer.encode(text) for text in texts]
@@ -55,7 +55,7 @@ def read_texts(
         def packed(split: Split, count: int) -> Tokens:
             return _array(itertools.islice(filled(mixed(encode, end, split, seed), context, end), count), context)
 
-        return Texts(packed("train", rows), packed("held-out", held_out), f"{WORLD}-{seed}", end)
+        return Texts(packed("train", rows), packed("held-out", held_out), f"{CORPUS}-{seed}", end)
     path = Path(data)
     pieces = [
         piece[start : start + context]
@@ -92,7 +92,7 @@ def texts_of(path: Path) -> Iterator[str | list[int]]:
     except UnicodeError:
         raise ConfigurationError(f"{path} is not valid UTF-8; convert it first") from None
     except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read ({error.strerror}); give a file of texts, or world") from None
+        raise ConfigurationError(f"{path} cannot be read ({error.strerror}); give a file of texts, or corpus") from None
     if path.suffix != ".jsonl":
         if content.strip():
             yield content

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from draftwood.corpus import DOMAINS, documents
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
-from draftwood.train.recording import WORLD, prompts_of
+from draftwood.train.recording import CORPUS, prompts_of
 from draftwood.train.texts import texts_of
-from draftwood.world import DOMAINS, documents
 
 CHUNK = 32  # texts that are written to the file together
 
@@ -27,8 +27,8 @@ CHUNK = 32  # texts that are written to the file together
 class Writing:
     """What decides the texts, beside the target."""
 
-    prompts: str  # a file with one prompt per line, or world
-    given: str | None = None  # a file of texts, or world
+    prompts: str  # a file with one prompt per line, or corpus
+    given: str | None = None  # a file of texts, or corpus
     share: float = 0.0  # of given texts
     count: int = 1000  # texts, given ones included
     greedy: tuple[int, int] = (3, 5)  # tokens that are the most probable ones, at least and at most; then sampled
@@ -146,12 +146,12 @@ def _continued(
 
 def _given(plan: Writing) -> list[str | list[int]]:
     wanted = int(plan.count * plan.share)
-    if plan.given == WORLD:
+    if plan.given == CORPUS:
         each = [documents(domain, "train", plan.seed + 1) for domain in DOMAINS]
         return [document.text for document in itertools.islice(itertools.chain(*zip(*each, strict=False)), wanted)]
     found = list(itertools.islice(texts_of(Path(str(plan.given))), wanted))
     if not found:
-        raise ConfigurationError(f"{plan.given} holds no text; give a file with texts, or world")
+        raise ConfigurationError(f"{plan.given} holds no text; give a file with texts, or corpus")
     return found
 
 

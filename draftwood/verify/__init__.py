@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from draftwood.forest import Forest, Verdict
+from draftwood.core.forest import Forest, Verdict
 from draftwood.sampling import Penalties, SamplingParams, Streams
 from draftwood.verify.coupled import Coupled
 from draftwood.verify.initialised import Initialised

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from draftwood.core.records import Judged, Layer, Outcome
 from draftwood.errors import ConfigurationError
-from draftwood.records import Judged, Layer, Outcome
 from draftwood.verify.joint import Joint, Randomness, align
 from draftwood.verify.tree import acceptance, residual, without
 from draftwood.verify.width import ResidualChain, WidthRule
@@ -47,7 +47,7 @@ def verify_layer(
     judged: list[Judged] = []
     for draw in draws:
         if draw[0] not in alive:
-            judged.append(Judged(draw, "orphaned"))
+            judged.append(Judged(draw, "unreached"))
         elif len(beams) == width:
             judged.append(Judged(draw, "discarded"))
         else:

@@ -13,8 +13,8 @@ from typing import Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from draftwood.core.records import Outcome
 from draftwood.errors import ConfigurationError
-from draftwood.records import Outcome
 
 Handle = TypeVar("Handle")
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftwood.forest import Forest, Verdict
+from draftwood.core.forest import Forest, Verdict
 from draftwood.sampling import Penalties, SamplingParams, Streams, warp
 from draftwood.verify.tree import follow
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from draftwood.forest import STAY, Forest, Verdict
-from draftwood.records import Kind
+from draftwood.core.forest import FINISHED, Forest, Verdict
+from draftwood.core.records import Kind
 from draftwood.sampling import Penalties, SamplingParams, Streams, draw, warp
 from draftwood.verify.tree import resolve, without
 
@@ -95,7 +95,7 @@ class Initialised:
         path, rest = walks[longest([len(path) for path, _ in walks])]
         accepted, end = len(path) - 1, path[-1]
         if rest is None:
-            return Verdict([end], [STAY], ["plain"], {})
+            return Verdict([end], [FINISHED], ["plain"], {})
         roots = successive(rest, self.initial, self.replacement, lambda left: draw(left, streams.uniform("accept")))
         failed = end in forest.proposals
         kind: Kind = "corrected" if failed else "bonus" if forest.proposals else "plain"

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from draftwood.core.records import Outcome
 from draftwood.errors import NonFiniteError
-from draftwood.records import Outcome
 from draftwood.sampling import SamplingParams, Streams, draw, draws, warp
 
 Places: TypeAlias = npt.NDArray[np.int64]
@@ -88,7 +88,7 @@ class Joint:
 
     @property
     def token(self) -> Tensor:
-        """Tokens [n], STAY where a finished beam stays."""
+        """Tokens [n], FINISHED where a finished beam stays."""
         return self.key.remainder(self.vocab_size + 1) - 1
 
     def key_of(self, outcome: Outcome) -> int:
@@ -161,7 +161,7 @@ def joint_of(
 ) -> Joint:
     """p_beam over beams and tokens from joint log-likelihoods `scores` [A] and `logits` [A_live, V].
 
-    `finished` [A] marks beams that ended: they have the one outcome STAY at their own likelihood, and no logits row.
+    `finished` [A] marks beams that ended: they have the one outcome FINISHED at their own likelihood and no logits row.
     Rows of logits follow the live beams in the order of `scores`. `labels` [A] (default 0..A-1) name the beams.
     mode "joint" warps the joint (paper), "token" each beam's conditional first, a finished beam keeping its mass.
     Temperature 0 in mode "joint" is the one best outcome, ties to the lowest label, then token.
@@ -189,7 +189,7 @@ def joint_of(
 
 
 def _log_joint(scores: Tensor, log_p: Tensor, done: Sequence[bool]) -> tuple[Tensor, int]:
-    """log p(x)·p(v|x) [A, V]; with finished beams [A, V + 1], STAY first. And what to add to a column: 1 or 0."""
+    """log p(x)·p(v|x) [A, V]; with finished beams [A, V + 1], FINISHED first. And what to add to a column: 1 or 0."""
     if not any(done):
         return scores[:, None] + log_p, 1
     over = torch.tensor(done, device=log_p.device)

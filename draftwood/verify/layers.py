@@ -13,9 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from draftwood.core.forest import FINISHED, Forest, Verdict
+from draftwood.core.records import Judged, Kind, Layer, Outcome
 from draftwood.errors import NonFiniteError
-from draftwood.forest import STAY, Forest, Verdict
-from draftwood.records import Judged, Kind, Layer, Outcome
 from draftwood.sampling import Penalties, SamplingParams, Streams
 from draftwood.verify.beam import bonus_width, least_perplexity, sample_layer, verify_layer
 from draftwood.verify.beam_search import BeamSearch, Pool, layer_stands
@@ -42,7 +42,7 @@ def extended(
 ) -> dict[Outcome, float]:
     """Joint log-likelihoods of outcomes: log p(x) + log p(v|x); log_p [live nodes, V], rows as in `live`."""
     row = {node: i for i, node in enumerate(live)}
-    grown = [outcome for outcome in outcomes if outcome[1] != STAY]
+    grown = [outcome for outcome in outcomes if outcome[1] != FINISHED]
     places = torch.tensor([row[node] * log_p.shape[-1] + token for node, token in grown], device=log_p.device)
     gained = log_p.take(places).tolist() if grown else []
     result = {outcome: score[outcome[0]] for outcome in outcomes}
@@ -110,7 +110,7 @@ class BeamSampling:
             if all(node in forest.finished for node in nodes):
                 break  # nothing is left to decide, for the reference neither
         if self.one_cache:
-            lengths = [forest.length(node) + (token != STAY) for node, token in beams]
+            lengths = [forest.length(node) + (token != FINISHED) for node, token in beams]
             beams = [beams[least_perplexity([grown[beam] for beam in beams], lengths)]]
         drafts = set(layer.beams[: layer.accepted])
         rest: Kind = "plain" if not forest.layers else "corrected" if layer.judged else "bonus"
@@ -145,7 +145,7 @@ class BeamSearching:
         pool: Pool[Outcome] = Pool(self.search)
         for root in forest.roots:
             if root in forest.finished:
-                pool.add(forest.score[root], forest.length(root), (root, STAY))
+                pool.add(forest.score[root], forest.length(root), (root, FINISHED))
         nodes = forest.live
         scores = [forest.score[node] for node in nodes]
         layers: list[Layer] = []

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from draftwood.forest import Forest, Proposal, Verdict
-from draftwood.records import Kind
+from draftwood.core.forest import Forest, Proposal, Verdict
+from draftwood.core.records import Kind
 from draftwood.sampling import Penalties, SamplingParams, Streams, draw, warp
 
 

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from draftwood.forest import Forest, Verdict
+from draftwood.core.forest import Forest, Verdict
 from draftwood.sampling import Penalties, SamplingParams, Streams, draw, warp
 from draftwood.verify.tree import end_of_path, follow
 

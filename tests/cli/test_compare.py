@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from conftest import Command
 
-from draftwood.cli.turns import Entry, parse_methods, take_turns
 from draftwood.errors import ConfigurationError
+from draftwood.eval.interleaved import Entry, interleave, parse_methods
 from draftwood.methods import Method
 
 QUICK = ("--repeat", 1, "--warmup", 0, "--max-new-tokens", 12)
@@ -58,7 +58,7 @@ def test_runs_take_turns() -> None:
         return len(order)
 
     told: list[str] = []
-    take_turns(entries, decode, 2, 1, told.append)  # type: ignore[arg-type]
+    interleave(entries, decode, 2, 1, told.append)  # type: ignore[arg-type]
     assert order == told == ["autoregressive", "lookup"] * 3
     assert [entry.runs for entry in entries] == [[3, 5], [4, 6]]
 

@@ -14,12 +14,12 @@ import pytest
 import tiny_models
 from conftest import Command
 
-from draftwood.evidence.running import Job, Runner
+from draftwood.eval.running import Job, Runner
 
 
 @pytest.fixture(scope="module")
 def roomy(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The flags of a tiny pair whose context holds the world's prompts."""
+    """The flags of a tiny pair whose context holds the corpus' prompts."""
     folder = tmp_path_factory.mktemp("roomy")
     target, draft = (tiny_models.write(folder / name, seed, context=2048) for seed, name in enumerate(("a", "b")))
     return ["--target", str(target), "--draft", str(draft)]

@@ -9,7 +9,7 @@ import pytest
 import tiny_models
 from conftest import Command
 
-from draftwood.evidence.tasks.base import digest
+from draftwood.eval.tasks.base import digest
 from draftwood.models.tokenizer import Tokenizer
 
 TEMPLATE = (

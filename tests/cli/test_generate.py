@@ -59,7 +59,7 @@ def test_the_summary_of_beams(command: Command, pair: list[str], engine: Engine)
         "finish length",
     ]
     (line,) = command("generate", PROMPT, *flags, "beam-sampling").err.split("\n")[1:-1]
-    assert line.split(" · ")[5:7] == ["1.00 layers/round", "mean width 4.0"]  # nothing is foretold, nothing drafted
+    assert line.split(" · ")[5:7] == ["1.00 layers/round", "mean width 4.0"]  # nothing is predicted, nothing drafted
 
 
 def test_further_beams_are_on_stderr(command: Command, pair: list[str], engine: Engine) -> None:
@@ -84,7 +84,7 @@ def test_beams_that_became_equal(command: Command, pair: list[str]) -> None:
 
 
 def test_what_compiling_took(command: Command, pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said after every run of compiled models; without them there is no such thing in the document."""
+    """EmittedToken after every run of compiled models; without them there is no such thing in the document."""
     assert "compile_seconds" not in command("generate", PROMPT, *pair, "--max-new-tokens", 2, "--json").document
     load = draftwood.loading.load
 

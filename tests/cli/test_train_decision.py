@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
+from draftwood.corpus import documents
 from draftwood.depth.decision import Decision, save_decision
-from draftwood.world import documents
 
 DOMAINS = ("stories", "sql", "math", "code")
 

@@ -61,7 +61,7 @@ def test_train_resume_and_use(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--data", "nowhere.txt"], "there is no file nowhere.txt; give a file of texts, or world"),
+        (["--data", "nowhere.txt"], "there is no file nowhere.txt; give a file of texts, or corpus"),
         (["--heads", "0"], "heads is 0, but must be from 1 to 16"),
         (["--precision", "half"], "precision and store are bfloat16 or float32, not half"),
         (["--rows", "0"], "rows and held-out must be at least 1"),

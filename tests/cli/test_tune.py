@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from conftest import Command
 
-from draftwood.cli.heatmap import Cell, HeatMap, lines, picture
 from draftwood.cli.prompts import read
-from draftwood.measuring import Laboratory
 from draftwood.methods import Method
+from draftwood.tune.heatmap import Cell, HeatMap, lines, picture
+from draftwood.tune.measuring import Bench
 
 QUICK = ("--max-new-tokens", 10, "--rows", 12, "--max-depth", 3)
 
@@ -98,14 +98,14 @@ def test_a_grid_with_lossy_trees(command: Command, pair: list[str], prompts: Pat
 def test_an_interrupt_keeps_what_was_measured(
     command: Command, pair: list[str], prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Laboratory.run
+    run = Bench.run
 
-    def stopped(self: Laboratory, method: Method, foretold: float | None = None, repeat: int | None = None) -> Any:
+    def stopped(self: Bench, method: Method, predicted: float | None = None, repeat: int | None = None) -> Any:
         if len(self.trials) == after:
             raise KeyboardInterrupt
-        return run(self, method, foretold, repeat)
+        return run(self, method, predicted, repeat)
 
-    monkeypatch.setattr(Laboratory, "run", stopped)
+    monkeypatch.setattr(Bench, "run", stopped)
     common = ("tune", "--method", "mcsd", "--budget", 9, "--prompts", prompts, *QUICK, *pair)
     after = 2
     shown = command(*common, "--out", tmp_path / "best.json")
@@ -195,7 +195,7 @@ def test_the_example_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None
     assert re.search(r"^target 1 rows [\d.]+ ms, .*24 rows", printed, re.MULTILINE)
     assert re.search(r"^6 runs of \d of 397 trees:$", printed, re.MULTILINE)
     ranked = re.findall(
-        r"^  ([\d,]+) +speed-up ([\d.]+), foretold [\d.]+, tau ([\d.]+), (\d) run", printed, re.MULTILINE
+        r"^  ([\d,]+) +speed-up ([\d.]+), predicted [\d.]+, tau ([\d.]+), (\d) run", printed, re.MULTILINE
     )
     assert sum(int(runs) for *_, runs in ranked) == 6
     assert "3,2,1,1" in [tree for tree, *_ in ranked] and all(float(tau) > 1.5 for _, _, tau, _ in ranked)

@@ -13,10 +13,10 @@ import torch
 from conftest import Command
 
 from draftwood import Engine, TabularModel
-from draftwood.cli.explain import groves_of
-from draftwood.cli.judging import Judgement, Recorder, record
-from draftwood.cli.viewer_data import document, noted, script
-from draftwood.trace import GenerationResult
+from draftwood.explain.data import document, noted, script
+from draftwood.explain.judging import Judgement, Recorder, record
+from draftwood.explain.text import groves_of
+from draftwood.results import GenerationResult
 from draftwood.train.recording import Recording
 
 METHODS: list[dict[str, Any]] = [
@@ -80,7 +80,7 @@ def test_p_and_q_are_the_models_own() -> None:
     for seed in range(6):
         engine, result, judgements = decoded({"name": "speculative", "gamma": 3}, seed)
         before = list(result.prompt_tokens)
-        for news, judgement in zip(result.rounds, judgements, strict=True):
+        for round_, judgement in zip(result.rounds, judgements, strict=True):
             one = judgement.drafts[0] if judgement.drafts else None
             if one is not None:
                 p, q = (distribution(model, before) for model in (engine.target, engine.drafts[0]))
@@ -90,8 +90,8 @@ def test_p_and_q_are_the_models_own() -> None:
                     rejected += 1
                     rest = (p - q).clamp(min=0)
                     assert judgement.chosen is not None
-                    assert judgement.chosen[1] == pytest.approx(float(rest[news.tokens[-1]] / rest.sum()))
-            before += news.tokens
+                    assert judgement.chosen[1] == pytest.approx(float(rest[round_.tokens[-1]] / rest.sum()))
+            before += round_.tokens
     assert rejected > 3
 
 
@@ -125,14 +125,14 @@ def test_the_page_holds_every_draft(name: str) -> None:
             found += count(node["below"])
         return found
 
-    for entry, news in zip(data["rounds"], result.rounds, strict=True):
+    for entry, round_ in zip(data["rounds"], result.rounds, strict=True):
         fates = count(entry["roots"])
         drafts = sum(
-            fates[fate] for fate in ("accepted", "rejected", "discarded", "orphaned", "not reached", "cut off")
+            fates[fate] for fate in ("accepted", "rejected", "discarded", "unreached", "not reached", "cut off")
         )
-        assert drafts >= entry["drafted"] and (not news.layers or entry["layers"])
+        assert drafts >= entry["drafted"] and (not round_.layers or entry["layers"])
         if name != "dsbd":
-            assert drafts == news.draws and entry["drafted"] == news.drafted
+            assert drafts == round_.draws and entry["drafted"] == round_.drafted
 
 
 def test_the_command(command: Command, pair: list[str], tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ import torch
 from pytest import approx
 
 from draftwood.depth import AdaptiveConfidence, Growth
+from draftwood.results import Round
 from draftwood.sampling import Streams
-from draftwood.trace import Round
 
 
 def growth(depth: int, *chances: float) -> Growth:

@@ -90,7 +90,7 @@ def test_training_foretells_acceptance_and_is_calibrated() -> None:
 
 
 def test_deviations_by_hand() -> None:
-    """Two requests whose shares are 0.2 above and below what was foretold; rounds of one draft, two of each."""
+    """Two requests whose shares are 0.2 above and below what was predicted; rounds of one draft, two of each."""
     accepted = torch.tensor([1.0, 1.0, 1.0, 0.0] * 25 + [0.0, 0.0, 0.0, 1.0] * 25)
     request, number = torch.arange(200) // 100, torch.arange(200)
     drafts = Drafts(torch.ones(200).long(), torch.zeros(200, 1), torch.zeros(200, 1), accepted, request, number)
@@ -141,9 +141,11 @@ def test_recorded_states_are_those_of_the_models(engine: Engine) -> None:
     drafts = record(engine, method, PROMPTS[:2], (0.0,), 16)
     all_tried = least = 0
     for prompt in PROMPTS[:2]:
-        for news in engine.generate(prompt, method, {"temperature": 0}, 16).rounds:
-            all_tried += news.attempted
-            least += min(news.attempted, news.drafted - (news.drafted < 6))  # the request's end may hide one draft
+        for round_ in engine.generate(prompt, method, {"temperature": 0}, 16).rounds:
+            all_tried += round_.attempted
+            least += min(
+                round_.attempted, round_.drafted - (round_.drafted < 6)
+            )  # the request's end may hide one draft
     assert least <= len(drafts) <= all_tried and 0.2 < float(drafts.accepted.mean()) < 0.9
     assert drafts.request.unique().tolist() == [0, 1]
     first = drafts.round == 0
@@ -263,11 +265,11 @@ def test_results_hold_no_states(monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[bool] = []
 
     class Looking(CalibratedThompson):
-        def observe(self, news: Any) -> None:
-            rows.append(news.target_state is not None)
-            super().observe(news)
+        def observe(self, round_: Any) -> None:
+            rows.append(round_.target_state is not None)
+            super().observe(round_)
 
     controlled(monkeypatch, lambda: Looking(4, lambda growth, target: 0.6))
     result = engine.generate([1, 2], "speculative", max_new_tokens=20)
     assert all(rows) and len(rows) == len(result.rounds) > 3
-    assert all(news.target_state is None for news in result.rounds)
+    assert all(round_.target_state is None for round_ in result.rounds)

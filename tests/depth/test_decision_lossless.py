@@ -15,8 +15,8 @@ from draftwood.depth.decision import Decide, Decision, DecisionKind, save_decisi
 from draftwood.errors import ConfigurationError
 from draftwood.methods import Fork, MultiCandidate, Speculative
 from draftwood.models.identity import fingerprint, fingerprints
+from draftwood.results import Round
 from draftwood.sampling import Streams
-from draftwood.trace import Round
 
 PROMPT, END = [1, 2, 1, 2], frozenset({0})
 KINDS: list[DecisionKind] = ["output", "hidden"]
@@ -29,7 +29,7 @@ METHODS: list[dict[str, Any]] = [
 
 
 def file_of(kind: DecisionKind, directory: Path, *drafts: TabularModel) -> Path:
-    """A model that foretells acceptance where the draft is sure: its best token has more than about 0.6."""
+    """A model that predicts acceptance where the draft is sure: its best token has more than about 0.6."""
     vocab = drafts[0].vocab_size
     model = Decision(kind, 3 if kind == "output" else vocab, vocab)
     with torch.no_grad():
@@ -119,9 +119,9 @@ def test_no_drafted_token_is_dropped(
             self.layers = growth.depth + on
             return on
 
-        def observe(self, news: Round) -> None:
+        def observe(self, round_: Round) -> None:
             depth = [0]
-            for parent in news.forest_parent[1:]:
+            for parent in round_.forest_parent[1:]:
                 depth.append(depth[parent] + 1)
             log.append((self.layers, max(depth)))
 

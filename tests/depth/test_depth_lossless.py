@@ -167,9 +167,9 @@ class _Watched:
         self.asked = growth.depth + 1
         return True
 
-    def observe(self, news: Any) -> None:
-        self.log.append((self.asked, news.drafted))
-        self.inner.observe(news)
+    def observe(self, round_: Any) -> None:
+        self.log.append((self.asked, round_.drafted))
+        self.inner.observe(round_)
 
 
 @pytest.mark.parametrize("depth", CONTROLLERS)

@@ -15,8 +15,8 @@ from draftwood.depth import (
     SpeedupThompson,
     improvement,
 )
+from draftwood.results import Round
 from draftwood.sampling import Streams
-from draftwood.trace import Round
 
 TOKENS, MOST = 10_000, 24
 Accept = Callable[[int], float]  # place in the text -> chance that a draft is accepted
@@ -108,7 +108,7 @@ def test_drafting_comes_back_when_acceptance_does() -> None:
 
 
 def test_chances_that_confidence_tells_beat_every_fixed_depth() -> None:
-    """Per-token acceptance that the draft's own confidence foretells: only optimal stopping can use it."""
+    """Per-token acceptance that the draft's own confidence predicts: only optimal stopping can use it."""
     import math
 
     import torch

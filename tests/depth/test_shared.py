@@ -59,7 +59,7 @@ def ask(controller: DepthController, seed: int, position: int) -> int:
 def test_requests_learn_into_one_posterior_and_keep_their_rounds_apart(name: str) -> None:
     """Two interleaved requests: what is learned is of both, what a round asked for is its own."""
     first = LEARNERS[name]()
-    other: Any = first.beside()
+    other: Any = first.for_request()
     assert other is not first and knowledge(other) == knowledge(first)
     streams = Streams(3)
     for position in range(30):
@@ -67,7 +67,7 @@ def test_requests_learn_into_one_posterior_and_keep_their_rounds_apart(name: str
         first.start(streams)
         began = first.deeper(Growth(0)) and first.deeper(Growth(1))
         ask(other, 4, position)  # another round begins and is asked in between
-        again: Any = first.beside()
+        again: Any = first.for_request()
         assert again._asked == 0 if hasattr(again, "_asked") else True
         first.observe(a_round(2 if began else 0, 2 if began else 0, 0.1))
         other.observe(a_round(0, 1, 0.1))
@@ -78,7 +78,7 @@ def test_requests_learn_into_one_posterior_and_keep_their_rounds_apart(name: str
 
 def test_the_prompt_of_no_request_is_measured() -> None:
     cost = DraftCost()
-    for request in (cost, cost.beside(), cost.beside()):
+    for request in (cost, cost.for_request(), cost.for_request()):
         request.add(a_round(1, 2, 50.0), 2)  # the round with the prompt
         request.add(a_round(1, 2, 0.3), 2)
     assert cost.ratio == pytest.approx(0.3)

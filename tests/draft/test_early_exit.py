@@ -19,7 +19,7 @@ from draftwood import ConfigurationError, Engine, ModelError, SamplingParams, Ta
 from draftwood.models import exit as exits
 from draftwood.models.base import Batch, CausalModel
 from draftwood.models.decoder import Decoder
-from draftwood.session import Job, Session
+from draftwood.runtime.session import Job, Session
 
 METHODS: dict[str, dict[str, Any]] = {
     "chain": {"name": "eesd", "gamma": 4},
@@ -119,7 +119,7 @@ def test_no_layer_of_the_target_is_computed_twice_and_none_is_missed(
         ):
             # the prompt but for its last token, then a root and the drafts of each round
             expected = sum(len(result.prompt_tokens) - 1 for result in results)
-            expected += sum(1 + news.drafted for result in results for news in result.rounds)
+            expected += sum(1 + round_.drafted for result in results for round_ in result.rounds)
             assert cells == expected
             assert computed == expected * LAYERS
             assert sum(result.metrics.target_rows for result in results) == pytest.approx(expected)
@@ -141,7 +141,7 @@ def test_beams_compute_each_layer_once(layers: int, places: Any, monkeypatch: py
         alone = [engine.generate(**request, method=method, max_new_tokens=20) for request in requests]
         assert [result.tokens for result in alone] == [result.tokens for result in together]
         assert sum(result.metrics.target_rows for result in together) == pytest.approx(ledger.cells / 2)
-        assert sum(news.depth_accepted for result in together for news in result.rounds) > 5
+        assert sum(round_.depth_accepted for result in together for round_ in result.rounds) > 5
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -404,7 +404,7 @@ def test_methods_of_an_engine_share_an_exit(places: Any) -> None:
 
 
 def test_targets_without_layer_ranges_are_refused() -> None:
-    from draftwood.models.compiled import Compiled
+    from draftwood.models.backend.compiled import Compiled
 
     for target, sentence in (
         (Compiled(decoder(3)), "a compiled model computes all of its layers at once, .* leave compile out"),

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from draftwood import SamplingParams, TabularModel
+from draftwood.core.forest import Forest
 from draftwood.depth import Fixed
 from draftwood.draft import ModelDrafter, Proposer
-from draftwood.executor import execute
-from draftwood.forest import Forest, plant
+from draftwood.runtime.executor import execute
+from draftwood.runtime.session import Session
 from draftwood.sampling import Streams
-from draftwood.session import Session
 
 
 def grown(
@@ -27,7 +27,7 @@ def grown(
     drafter = ModelDrafter(sessions, widths, replacement=False)
     vocab = models[0].vocab_size
     propose = Proposer(SamplingParams(**params), Streams(seed), vocab)  # type: ignore[arg-type]
-    forest = plant(prompt, end=end)
+    forest = Forest.from_prompt(prompt, end=end)
     drafting = drafter.draft(forest, Fixed(depth), limit, propose)
     try:
         run = next(drafting)

@@ -5,9 +5,9 @@ import random
 import pytest
 
 from draftwood import SamplingParams
+from draftwood.core.forest import TRUNK, Forest
 from draftwood.depth import Fixed
 from draftwood.draft import NgramDrafter, Proposer
-from draftwood.forest import TRUNK, Forest, plant
 from draftwood.sampling import Streams
 
 
@@ -24,7 +24,7 @@ def proposed(
 
 
 def drafts(tokens: list[int], low: int = 1, high: int = 4, **options: int) -> list[int]:
-    return proposed(NgramDrafter(high, low), plant(tokens), **options)
+    return proposed(NgramDrafter(high, low), Forest.from_prompt(tokens), **options)
 
 
 def slow(tokens: list[int], low: int, high: int, depth: int) -> list[int]:
@@ -73,7 +73,11 @@ def test_where_drafting_ends() -> None:
     assert drafts(text, depth=3) == [2, 3, 4]
     assert drafts(text, limit=2) == [2, 3]
     assert drafts(text, limit=0) == []
-    assert proposed(NgramDrafter(4, 1), plant(text), end=frozenset({4})) == [2, 3, 4]  # nothing after an end token
+    assert proposed(NgramDrafter(4, 1), Forest.from_prompt(text), end=frozenset({4})) == [
+        2,
+        3,
+        4,
+    ]  # nothing after an end token
 
 
 @pytest.mark.parametrize(("low", "high"), [(1, 1), (1, 3), (2, 4), (3, 3), (1, 9)])
@@ -86,7 +90,7 @@ def test_the_growing_index_equals_a_search(low: int, high: int) -> None:
         text = [rng.randrange(3) for _ in range(rng.randrange(1, 12))]
         for _ in range(6):
             expected = slow(text, low, high, 5)
-            assert proposed(drafter, plant(text), depth=5) == expected
+            assert proposed(drafter, Forest.from_prompt(text), depth=5) == expected
             found += bool(expected)
             text += [rng.randrange(3) for _ in range(rng.randrange(1, 5))]
     assert found > 50

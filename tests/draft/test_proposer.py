@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from draftwood import SamplingParams
+from draftwood.core.forest import Forest
 from draftwood.draft import Proposer
-from draftwood.forest import plant
 from draftwood.sampling import Penalties, Streams, warp
 from draftwood.verify.coupled import perturb
 
@@ -24,7 +24,7 @@ def test_q_is_kept_as_it_was_drawn_from() -> None:
     params = SamplingParams(temperature=0.7, top_k=2, presence_penalty=1.0)
     logits = torch.tensor([[1.0, 0.9, 0.8, 0.0]], dtype=torch.float64)
     for replacement in (True, False):
-        forest = plant([0])
+        forest = Forest.from_prompt([0])
         (node,) = forest.propose(0, [0], None)  # token 0 is in the output now, and penalised
         proposer(params)(forest, [node], logits, 3, replacement)
         (made,) = forest.proposals[node]
@@ -44,7 +44,7 @@ def test_draws_follow_q(replacement: bool) -> None:
     second: Counter[int] = Counter()
     count = 8000
     for seed in range(count):
-        forest = plant([0])
+        forest = Forest.from_prompt([0])
         proposer(SamplingParams(), seed)(forest, [0], q.log()[None], 2, replacement)
         a, b = (forest.token[node] for node in forest.proposals[0][0].nodes)
         first[a] += 1
@@ -57,7 +57,7 @@ def test_draws_follow_q(replacement: bool) -> None:
 
 
 def test_children_come_back_once() -> None:
-    forest = plant([0])
+    forest = Forest.from_prompt([0])
     logits = torch.tensor([[0.0, -50.0, -50.0, -50.0]])
     children = proposer(SamplingParams())(forest, [0], logits, 3, True)
     assert children == [1]
@@ -65,7 +65,7 @@ def test_children_come_back_once() -> None:
 
 
 def test_greedy_proposes_the_best_as_points() -> None:
-    forest = plant([0])
+    forest = Forest.from_prompt([0])
     logits = torch.tensor([[0.0, 3.0, 2.0, 1.0]])
     children = proposer(SamplingParams(temperature=0))(forest, [0], logits, 3, False)
     assert [forest.token[child] for child in children] == [1, 2, 3]
@@ -78,7 +78,7 @@ def test_coupled_proposes_the_best_under_the_targets_noise() -> None:
     logits = torch.tensor([[2.0, 1.9, 1.0, 0.0]], dtype=torch.float64)
     firsts = set()
     for seed in range(40):
-        forest = plant([3, 3])
+        forest = Forest.from_prompt([3, 3])
         children = proposer(params, seed, coupled=True)(forest, [0], logits, 4, False)
         tokens = [forest.token[child] for child in children]
         assert sorted(tokens) == [0, 1]
@@ -92,7 +92,7 @@ def test_coupled_proposes_the_best_under_the_targets_noise() -> None:
 @pytest.mark.parametrize("extra", [-1, 2])
 def test_vocabularies_may_be_padded_differently(extra: int) -> None:
     """Draft tokens beyond the target's vocabulary are never proposed; missing ones have probability zero."""
-    forest = plant([0])
+    forest = Forest.from_prompt([0])
     logits = torch.zeros(1, 4 + extra)
     logits[0, -1] = 9.0
     for coupled in (False, True):

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging
 
-from draftwood.forest import Forest
+from draftwood.core.forest import Forest
 from draftwood.models.decoder import Decoder
-from draftwood.session import Run, Session
+from draftwood.runtime.session import Run, Session
 
 logging.disable_progress_bar()
 
@@ -65,7 +65,7 @@ def theirs(model: LlamaForCausalLM, tokens: list[int], positions: list[int] | No
 
 def ours(model: Decoder, forest: Forest, session: Session | None = None) -> torch.Tensor:
     """Logits [len(forest), V] of all nodes of a forest, by one run."""
-    from draftwood.executor import execute
+    from draftwood.runtime.executor import execute
 
     with torch.inference_mode():
         session = session or Session(model, model.new_cache(1, 32))

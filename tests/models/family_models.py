@@ -12,7 +12,7 @@ import torch
 from checkpoints import VOCAB, ours
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from draftwood.forest import TRUNK, Forest
+from draftwood.core.forest import TRUNK, Forest
 from draftwood.models import checkpoint
 
 IDS = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

@@ -16,7 +16,7 @@ LINES = [
     "Zwei Bäume, café und naïve Über",
     "東京 is a city 日本",
     "    indented  code\treturn x",
-    "hello world 1234 5678 [x] <y>",
+    "hello corpus 1234 5678 [x] <y>",
 ]
 PARTS = [
     "the",

@@ -15,8 +15,8 @@ from checkpoints import VOCAB, write
 
 import draftwood
 from draftwood import Engine
+from draftwood.corpus import DOMAINS, documents
 from draftwood.models import checkpoint
-from draftwood.world import DOMAINS, documents
 
 PROMPTS = [[3, 94, 17, 17, 60, 5], [41, 8], [77, 2, 29, 29, 11]]
 ENDS = {"often": list(range(0, VOCAB, 3)), "seldom": [5, 17, 29, 40, 41, 60, 66, 72, 80, 94]}

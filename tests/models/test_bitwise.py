@@ -15,13 +15,13 @@ import pytest
 import torch
 
 import draftwood
+from draftwood.corpus import DOMAINS, documents
 from draftwood.loading import EMBEDDED
 from draftwood.models import checkpoint
-from draftwood.models.attention import additive, folded, ordered
+from draftwood.models.backend.attention import additive, folded, ordered
+from draftwood.models.backend.matrix import Int8, Packed
 from draftwood.models.decoder import ACTIVATIONS, activate, rms_norm
 from draftwood.models.grow import Growth, write
-from draftwood.models.matrix import Int8, Packed
-from draftwood.world import DOMAINS, documents
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 COUNTS = (1, 2, 3, 4, 5, 8, 17, 64, 130)  # rows in a product

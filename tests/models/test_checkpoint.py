@@ -19,8 +19,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 import draftwood
+from draftwood.core.forest import Forest
 from draftwood.errors import ModelError
-from draftwood.forest import Forest
 from draftwood.models import checkpoint
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.rotary import RopeScaling

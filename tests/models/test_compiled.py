@@ -9,14 +9,15 @@ import pytest
 import torch
 
 import draftwood
+from draftwood.core.forest import Forest
 from draftwood.errors import ConfigurationError
-from draftwood.executor import execute
-from draftwood.forest import Forest, plant
-from draftwood.models import checkpoint, compiled
+from draftwood.models import checkpoint
+from draftwood.models.backend import compiled
+from draftwood.models.backend.compiled import BUCKETS, Compiled
 from draftwood.models.base import Batch
-from draftwood.models.compiled import BUCKETS, Compiled
 from draftwood.models.decoder import Decoder, DecoderConfig
-from draftwood.session import Run, Session
+from draftwood.runtime.executor import execute
+from draftwood.runtime.session import Run, Session
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, about this machine
 
@@ -34,7 +35,7 @@ def tiny(seed: int = 0, **knobs: Any) -> Decoder:
 
 def tree(tokens: int) -> tuple[Forest, list[int]]:
     """A trunk, a root and two branches of two."""
-    forest = plant([7 + i % 40 for i in range(tokens)])
+    forest = Forest.from_prompt([7 + i % 40 for i in range(tokens)])
     first = forest.propose(forest.roots[0], [3, 4], None)
     nodes = [*first, *(forest.propose(node, [9], None)[0] for node in first)]
     return forest, [*forest.roots, *nodes]

@@ -10,11 +10,11 @@ import pytest
 import torch
 from checkpoints import SHAPE, VOCAB, edit_json, ours, reference, theirs, write
 
-from draftwood.forest import TRUNK, Forest, Verdict, advance, plant
+from draftwood.core.forest import TRUNK, Forest, Verdict, advance
 from draftwood.models import checkpoint
 from draftwood.models.base import Batch, CausalModel
 from draftwood.models.decoder import Decoder
-from draftwood.session import Session
+from draftwood.runtime.session import Session
 
 LLAMA_3_1 = {
     "rope_type": "llama3",
@@ -45,7 +45,7 @@ PROMPT = [3, 94, 17, 17, 60, 5, 0, 41, 8, 77, 2, 29]
 
 def tree() -> Forest:
     """The prompt, then two branches of which one forks, and a fork right at the root."""
-    forest = plant(list(PROMPT))
+    forest = Forest.from_prompt(list(PROMPT))
     root = forest.roots[0]
     a, b, c = forest.propose(root, [11, 12, 13], None)
     d, e = forest.propose(a, [21, 22], None)

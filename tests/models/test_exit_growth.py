@@ -53,7 +53,7 @@ def test_the_grown_exit_says_the_same(layers: int, behind: int, width: int, tmp_
             )
             for name, engine in engines.items()
         ]
-        drafts = [[(news.forest_token, news.accepted) for news in result.rounds] for result in results]
+        drafts = [[(round_.forest_token, round_.accepted) for round_ in result.rounds] for result in results]
         assert drafts[0] == drafts[1] and results[0].tokens == results[1].tokens
         assert 0 < results[0].metrics.accepted < results[0].metrics.drafted
 

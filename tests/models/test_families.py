@@ -11,11 +11,11 @@ from checkpoints import llama_like, ours
 from family_models import FIRST, PROMPT, VARIANTS, chain, close, grow, per_path, theirs, write
 
 import draftwood
-from draftwood.executor import execute
-from draftwood.forest import Verdict, advance, plant
+from draftwood.core.forest import Forest, Verdict, advance
 from draftwood.models import checkpoint
 from draftwood.models.families import FAMILIES
-from draftwood.session import Run, Session
+from draftwood.runtime.executor import execute
+from draftwood.runtime.session import Run, Session
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -25,7 +25,7 @@ def test_prompts_trees_and_later_chunks_equal_hugging_faces(name: str, tmp_path:
     decoder = checkpoint.load(tmp_path)
     close(ours(decoder, chain(PROMPT)), theirs(model, PROMPT))
     session = Session(decoder, decoder.new_cache(1, 8))
-    forest = plant(list(PROMPT))
+    forest = Forest.from_prompt(list(PROMPT))
     for token in (50, 51, 52):
         leaf = grow(forest)
         close(ours(decoder, forest, session), per_path(model, forest))
@@ -40,7 +40,7 @@ def test_windows_without_a_mask_from_outside(name: str, tmp_path: Path) -> None:
     model = write(tmp_path, name)
     decoder = checkpoint.load(tmp_path)
     session = Session(decoder, decoder.new_cache(1, 8))
-    forest = plant(PROMPT[:3])
+    forest = Forest.from_prompt(PROMPT[:3])
     for token in (50, 51, 52, 53, 54, 55):
         torch.testing.assert_close(ours(decoder, forest, session), per_path(model, forest), atol=1e-4, rtol=0)
         trunk, kept, grown = advance(forest, Verdict([0], [token], [], {}))
@@ -53,7 +53,7 @@ def test_requests_of_different_lengths_in_one_forward(name: str, tmp_path: Path)
     model = write(tmp_path, name)
     decoder = checkpoint.load(tmp_path)
     cache = decoder.new_cache(4, 32)
-    forests = [plant(PROMPT[:n]) for n in (12, 3, 7)]
+    forests = [Forest.from_prompt(PROMPT[:n]) for n in (12, 3, 7)]
     sessions = [Session(decoder, cache) for _ in forests]
     sessions[1].close()  # leaves an idle row between the others
     sessions[1] = Session(decoder, cache)
@@ -70,7 +70,7 @@ def test_layer_ranges_continue_where_they_stopped(name: str, tmp_path: Path) -> 
     model = write(tmp_path, name)
     decoder = checkpoint.load(tmp_path)
     session = Session(decoder, decoder.new_cache(1, 32))
-    forest = plant(list(PROMPT))
+    forest = Forest.from_prompt(list(PROMPT))
     leaf = grow(forest)
     with torch.inference_mode():
         for upto in (1, 2):
@@ -106,7 +106,7 @@ def test_greedy_speculation_equals_plain_decoding(kind: str, tmp_path: Path) -> 
     for method in ("speculative", {"name": "mcsd", "tree": [2, 2]}):
         result = engine.generate(PROMPT, method, **options)
         assert result.tokens == plain
-        accepted += sum(news.accepted for news in result.rounds)
+        accepted += sum(round_.accepted for round_ in result.rounds)
     assert accepted > 0
 
 

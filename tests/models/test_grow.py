@@ -15,14 +15,14 @@ from transformers import AutoModelForCausalLM
 
 import draftwood
 from draftwood import Engine, Metrics
+from draftwood.corpus import DOMAINS, documents
 from draftwood.errors import ConfigurationError, ModelError
 from draftwood.loading import EMBEDDED
 from draftwood.models import checkpoint
 from draftwood.models import grow as growing
-from draftwood.models.attention import fused
+from draftwood.models.backend.attention import fused
 from draftwood.models.decoder import Decoder, DecoderConfig, View
 from draftwood.models.grow import Growth, grow, write
-from draftwood.world import DOMAINS, documents
 
 CONFIG = DecoderConfig(96, 24, 40, 3, 4, 2, 8, 64)
 TOKENS = torch.arange(40).reshape(2, 20) * 7 % 96
@@ -297,8 +297,8 @@ def accepted(engine: Engine, seeds: int) -> tuple[Metrics, list[list[int]]]:
         for prompt in PROMPTS:
             result = engine.generate(prompt, CHAIN, {"temperature": 1.0}, 24, seed, ignore_eos=True)
             texts.append(result.tokens)
-            for news in result.rounds:
-                metrics.add(news)
+            for round_ in result.rounds:
+                metrics.add(round_)
     return metrics, texts
 
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import draftwood
+from draftwood.corpus import DOMAINS, documents
 from draftwood.loading import EMBEDDED
 from draftwood.models import checkpoint
 from draftwood.models.grow import Growth, write
 from draftwood.models.tokenizer import Tokenizer
-from draftwood.world import DOMAINS, documents
 
 TYPES: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},

@@ -17,14 +17,14 @@ from torch import Tensor
 from transformers import GPTNeoXForCausalLM, PreTrainedModel
 
 import draftwood
+from draftwood.core.forest import TRUNK, Forest
 from draftwood.errors import ConfigurationError, ModelError, RequestError
-from draftwood.executor import execute
-from draftwood.forest import TRUNK, Forest
-from draftwood.hugging_face import custom_generate
+from draftwood.integrations.transformers import custom_generate
 from draftwood.models import checkpoint
 from draftwood.models.base import Batch, CausalModel
 from draftwood.models.hf import HuggingFaceModel
-from draftwood.session import Run, Session
+from draftwood.runtime.executor import execute
+from draftwood.runtime.session import Run, Session
 
 SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,

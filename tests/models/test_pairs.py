@@ -49,7 +49,7 @@ def test_padded_vocabularies_of_any_size_decode_as_without_a_draft(target: int, 
     for method in METHODS:
         result = engine.generate(PROMPT, method, **options)
         assert result.tokens == plain.tokens and result.text == plain.text
-        accepted += sum(news.accepted for news in result.rounds)
+        accepted += sum(round_.accepted for round_ in result.rounds)
     assert accepted > 0
     for seed in range(4):
         for method in METHODS:
@@ -85,11 +85,11 @@ def test_a_draft_with_a_shorter_context_stops_drafting_there(tmp_path: Path) -> 
     for method in METHODS:
         result = engine.generate(PROMPT, method, **options)
         assert result.tokens == plain.tokens
-        drafted = [news.position for news in result.rounds if news.drafted]
+        drafted = [round_.position for round_ in result.rounds if round_.drafted]
         assert drafted and max(drafted) < 24
     long = engine.generate(PROMPT * 4, "speculative", **options)  # longer than the draft's context from the start
     assert long.tokens == engine.generate(PROMPT * 4, "autoregressive", **options).tokens
-    assert not any(news.drafted for news in long.rounds)
+    assert not any(round_.drafted for round_ in long.rounds)
 
 
 def test_output_ends_where_the_targets_context_ends(tmp_path: Path) -> None:

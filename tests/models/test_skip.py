@@ -12,12 +12,11 @@ from test_session import decoder
 from torch import Tensor
 
 from draftwood import ConfigurationError, Engine, Method, ModelError, TabularModel
+from draftwood.core.forest import Forest, Verdict, advance
 from draftwood.depth import AdaptiveConfidence
 from draftwood.draft import SharedSession
-from draftwood.executor import execute
-from draftwood.forest import Verdict, advance, plant
-from draftwood.models.attention import fused
-from draftwood.models.compiled import Compiled
+from draftwood.models.backend.attention import fused
+from draftwood.models.backend.compiled import Compiled
 from draftwood.models.decoder import Decoder, View
 from draftwood.models.identity import fingerprint
 from draftwood.models.skip import (
@@ -30,7 +29,8 @@ from draftwood.models.skip import (
     save_skipped,
     skipping,
 )
-from draftwood.session import Run, Session
+from draftwood.runtime.executor import execute
+from draftwood.runtime.session import Run, Session
 
 TOKENS = torch.arange(3, 15)[None]
 SETS = [Skipped((1,), (2,)), Skipped((0, 2), ()), Skipped((), (0, 1)), Skipped((0,), (0,)), Skipped((0, 1), (1, 2))]
@@ -111,7 +111,7 @@ def test_drafts_read_what_the_target_left_and_leave_nothing(skipped: Skipped) ->
     session, plain = (Session(target, target.new_cache(1, 32)) for _ in range(2))
     drafting = SharedSession(SkippedDecoder(target, skipped), session.cache, "draft", target=session)
     assert drafting.context == 0  # there is nothing to draft from yet
-    forest, drafted = plant([3, 1, 4, 1, 5], 64), 0
+    forest, drafted = Forest.from_prompt([3, 1, 4, 1, 5], 64), 0
     with torch.inference_mode():
         for accepted in (0, 2, 1, 0, 3):
             frontier = list(forest.roots)

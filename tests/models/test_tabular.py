@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from draftwood.executor import execute
-from draftwood.forest import TRUNK, Forest, plant
+from draftwood.core.forest import TRUNK, Forest
 from draftwood.models.base import Batch, CausalModel
 from draftwood.models.tabular import TabularModel
-from draftwood.session import Run, Session
+from draftwood.runtime.executor import execute
+from draftwood.runtime.session import Run, Session
 
 
 def counting(prefix: tuple[int, ...]) -> list[float]:
@@ -27,7 +27,7 @@ def expected(prefix: list[int]) -> list[float]:
 
 
 def tree() -> Forest:
-    forest = plant([1, 0, 2])
+    forest = Forest.from_prompt([1, 0, 2])
     a, b = forest.propose(forest.roots[0], [0, 2], None)
     forest.propose(b, [1, 0], None)
     forest.propose(a, [2], None)

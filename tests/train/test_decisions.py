@@ -37,14 +37,14 @@ def examples_of(result: GenerationResult, kind: DecisionKind, drawn: bool, param
     """The judged drafts of a generation: down the accepted path, siblings up to the accepted one."""
     found: list[Example] = []
     text = list(result.prompt_tokens)
-    for news in result.rounds:
+    for round_ in result.rounds:
         depth = [0]
-        for parent in news.forest_parent[1:]:
+        for parent in round_.forest_parent[1:]:
             depth.append(depth[parent] + 1)
         limit = NEW - (len(text) - len(result.prompt_tokens)) - 1
         prefix = text[:-1]
-        for node, after in zip(news.forest_path, [*news.forest_path[1:], None], strict=True):
-            prefix.append(news.forest_token[node])
+        for node, after in zip(round_.forest_path, [*round_.forest_path[1:], None], strict=True):
+            prefix.append(round_.forest_token[node])
             if depth[node] + 1 == limit:
                 break  # the end of the request ended this drafting, so that no controller was asked after it
             q = law(DRAFTS[0], prefix, SamplingParams())
@@ -52,8 +52,8 @@ def examples_of(result: GenerationResult, kind: DecisionKind, drawn: bool, param
                 features = [math.log(weight) for weight in DRAFTS[0].law(tuple(prefix))]
             else:
                 features = [*sorted(q, reverse=True)[:TOP], -sum(x * math.log(x) for x in q)]
-            for child in [i for i, parent in enumerate(news.forest_parent) if parent == node]:
-                x = news.forest_token[child]
+            for child in [i for i, parent in enumerate(round_.forest_parent) if parent == node]:
+                x = round_.forest_token[child]
                 label = float(child == after)
                 if kind == "hidden" and drawn:
                     label = min(1.0, law(TARGET, prefix, params)[x] / law(DRAFTS[0], prefix, params)[x])
@@ -62,7 +62,7 @@ def examples_of(result: GenerationResult, kind: DecisionKind, drawn: bool, param
                 found.append((features, label))
                 if child == after:
                     break
-        text += news.tokens
+        text += round_.tokens
     return found
 
 

@@ -17,6 +17,7 @@ import torch
 
 import draftwood
 from draftwood import Engine
+from draftwood.corpus import documents
 from draftwood.loading import EMBEDDED
 from draftwood.models import exit as exits
 from draftwood.models.checkpoint import load
@@ -25,7 +26,6 @@ from draftwood.models.tokenizer import Tokenizer
 from draftwood.train.exit_layer import ExitRun, Rank, Settings
 from draftwood.train.optim import Cosine
 from draftwood.train.texts import Texts, read_texts
-from draftwood.world import documents
 
 VOCAB, END = 23, 0
 
@@ -244,9 +244,9 @@ def test_the_shipped_exit_is_as_good_as_its_file_says(tmp_path: Path) -> None:
     place = EMBEDDED / "target" / exits.BESIDE
     about = json.loads((place / exits.ABOUT).read_text())
     words = Tokenizer.load(EMBEDDED / "target")
-    world = read_texts("world", words, 0, 256, 2, 8)
-    assert world.train.shape == (2, 256) and world.held_out.shape == (8, 256)
-    run = ExitRun(target, world, Settings(layers=about["layers"]), tmp_path)
+    corpus = read_texts("corpus", words, 0, 256, 2, 8)
+    assert corpus.train.shape == (2, 256) and corpus.held_out.shape == (8, 256)
+    run = ExitRun(target, corpus, Settings(layers=about["layers"]), tmp_path)
     untrained = run.measure()
     run.exit = exits.load(place, target, packed=False)
     point = run.measure()

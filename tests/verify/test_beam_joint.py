@@ -8,10 +8,10 @@ from beam_enumeration import of_weights, random_joint
 from enumeration import slow_warp
 from torch import Tensor
 
+from draftwood.core.forest import FINISHED
 from draftwood.errors import NonFiniteError
-from draftwood.forest import STAY
+from draftwood.results import Outcome
 from draftwood.sampling import SamplingParams
-from draftwood.trace import Outcome
 from draftwood.verify.joint import align, joint_of
 
 PARAMS = [
@@ -32,7 +32,7 @@ def written_out(
     total = math.fsum(math.exp(s) for s in scores.tolist())
     for beam, (score, done) in enumerate(zip(scores.tolist(), finished, strict=True)):
         if done:
-            names.append((beam, STAY))
+            names.append((beam, FINISHED))
             values.append(score if mode == "joint" else math.exp(score) / total)
             continue
         row = next(rows)
@@ -73,9 +73,9 @@ def test_labels_in_any_order(finished: list[bool]) -> None:
 
 
 def test_restriction_renormalises() -> None:
-    joint = of_weights({(0, 0): 0.2, (1, 1): 0.3, (2, STAY): 0.5}, 3)
+    joint = of_weights({(0, 0): 0.2, (1, 1): 0.3, (2, FINISHED): 0.5}, 3)
     rest = joint.restrict([0, 2])
-    assert rest.outcomes() == [(0, 0), (2, STAY)]
+    assert rest.outcomes() == [(0, 0), (2, FINISHED)]
     assert rest.prob.tolist() == pytest.approx([2 / 7, 5 / 7])
     assert joint.restrict([0, 1, 2]) is joint
     assert len(joint.restrict([7])) == 0

@@ -7,8 +7,8 @@ from beam_enumeration import Beams, Scripted, excess, layer_law, of_weights, ran
 from enumeration import Choices, Law, law_of
 
 from draftwood.errors import ConfigurationError
+from draftwood.results import Layer, Outcome
 from draftwood.sampling import SamplingParams, Streams
-from draftwood.trace import Layer, Outcome
 from draftwood.verify import beam
 from draftwood.verify.beam import bonus_width, least_perplexity, sample_layer, verify_layer
 from draftwood.verify.joint import Joint, Seeded
@@ -187,7 +187,7 @@ def test_record_explains_every_draw() -> None:
         layer = verify_layer(draws, q, p, [0, 1], WidthRule(fixed=2), randomness)
         assert [judged.outcome for judged in layer.judged] == draws
         assert [j.outcome for j in layer.judged if j.fate == "accepted"] == layer.beams[: layer.accepted]
-        assert all((j.fate == "orphaned") == (j.outcome[0] == 2) for j in layer.judged)
+        assert all((j.fate == "unreached") == (j.outcome[0] == 2) for j in layer.judged)
         assert layer.stands == (layer.accepted == 2) and len(layer.beams) == 2
         fates = [j.fate for j in layer.judged]
         assert "discarded" not in fates or layer.stands

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from draftwood import Engine, SamplingParams, TabularModel
-from draftwood.forest import plant
+from draftwood.core.forest import Forest
 from draftwood.sampling import Streams
 from draftwood.verify import Coupled
 
@@ -70,7 +70,7 @@ def test_rejection_text_does_depend_on_the_drafter() -> None:
 def test_choices_follow_p() -> None:
     """argmax(log p + Gumbel noise) is distributed as p, over seeds and over positions; impossible tokens never come."""
     p = torch.tensor([0.5, 0.0, 0.3, 0.15, 0.05], dtype=torch.float64)
-    forest = plant([0])
+    forest = Forest.from_prompt([0])
     logits = p.log()[None]
     count = 20_000
     over_seeds = Counter(
@@ -90,7 +90,7 @@ def test_choices_follow_p() -> None:
 
 def test_nodes_at_one_position_share_noise() -> None:
     """Siblings predict the same position: with equal logits they choose the same token."""
-    forest = plant([0])
+    forest = Forest.from_prompt([0])
     for token in range(4):
         forest.propose(0, [token], None)
     streams = Streams(3)

@@ -11,10 +11,10 @@ from tabular import exact_law, total_variation
 from torch import Tensor
 
 from draftwood import METHODS, Engine, SamplingParams, TabularModel
+from draftwood.core.forest import FINISHED, TRUNK, Forest, advance
 from draftwood.decode import Answers
 from draftwood.depth import Fixed
 from draftwood.draft import ModelDrafter
-from draftwood.forest import STAY, TRUNK, Forest, advance, plant
 from draftwood.methods import Method, Parts
 from draftwood.sampling import Streams
 from draftwood.verify import Rejection, initialised
@@ -111,10 +111,10 @@ def test_the_bias_is_the_papers_formula(
         return verified(choices, roots, tree, replacement)[0]
 
     law = law_of(experiment)
-    foretold = kept_law(p, lengths_of(tree, replacement), count, not distinct)
-    assert float(foretold.sum()) == pytest.approx(1, abs=1e-12)
-    assert all(abs(law.get(t, 0.0) - float(foretold[t])) < 1e-12 for t in range(VOCAB))
-    bias = 0.5 * float((foretold - p).abs().sum())
+    predicted = kept_law(p, lengths_of(tree, replacement), count, not distinct)
+    assert float(predicted.sum()) == pytest.approx(1, abs=1e-12)
+    assert all(abs(law.get(t, 0.0) - float(predicted[t])) < 1e-12 for t in range(VOCAB))
+    bias = 0.5 * float((predicted - p).abs().sum())
     assert bias < 1e-12 if count == 1 else bias > 0.005
 
 
@@ -153,7 +153,7 @@ def test_the_lossless_fork_draws_its_roots_from_the_draft() -> None:
     p = law_after(TARGET, PROMPT)
 
     def experiment(choices: Choices) -> tuple[int, int]:
-        forest = plant(PROMPT)
+        forest = Forest.from_prompt(PROMPT)
         logits = grown(forest, choices, (2, 1), False)
         verdict = Rejection()(forest, logits, SamplingParams(), None, Script(choices))  # type: ignore[arg-type]
         tokens = [*forest.generated(verdict.parent[0]), verdict.token[0]]
@@ -166,7 +166,7 @@ def test_the_lossless_fork_draws_its_roots_from_the_draft() -> None:
         law = law_of(experiment)
     for (x, y), chance in law.items():
         assert chance == pytest.approx(float(p[x] * law_after(TARGET, [*PROMPT, x])[y]), abs=1e-12)
-    forest = plant(PROMPT)
+    forest = Forest.from_prompt(PROMPT)
     first, *_ = forest.propose(0, [2, 0, 1], p)
     assert resolve(p, forest.proposals[0], forest.token, lambda chance: chance > 0.999)[0] == first
 
@@ -196,7 +196,7 @@ def test_an_ended_root_wins_only_a_tie() -> None:
         forest.fresh = 1
         verdict = Initialised(2)(forest, torch.zeros(1, VOCAB), SamplingParams(), None, Streams(3))
         assert forest.token[verdict.parent[0]] == kept
-        assert (verdict.token == [STAY]) == (kept == 0)
+        assert (verdict.token == [FINISHED]) == (kept == 0)
 
 
 def test_pure_rules() -> None:
@@ -275,10 +275,10 @@ def test_bias_through_the_loop(engine: Engine, monkeypatch: pytest.MonkeyPatch) 
         lengths = lengths_of((1,), True)
     lengths[0] = torch.tensor([1.0, 0.0])
     p = law_after(TARGET, PROMPT)
-    foretold = kept_law(p, lengths, 2)
+    predicted = kept_law(p, lengths, 2)
     for token in range(VOCAB):
         seen = sum(chance for output, chance in law.items() if output[0] == token)
-        assert seen == pytest.approx(float(foretold[token]), abs=1e-12)
+        assert seen == pytest.approx(float(predicted[token]), abs=1e-12)
     assert total_variation(law, exact_law(TARGET, PROMPT, SamplingParams(), 3, {0})) > 0.01
 
 

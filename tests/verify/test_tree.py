@@ -7,7 +7,7 @@ import torch
 from enumeration import Choices, emitted, law_of, sequences
 from torch import Tensor
 
-from draftwood.forest import Proposal, plant
+from draftwood.core.forest import Forest, Proposal
 from draftwood.sampling import SamplingParams, Streams, warp
 from draftwood.verify import Rejection, tree
 from draftwood.verify.tree import acceptance, residual, resolve, without
@@ -188,7 +188,7 @@ def test_whole_tree_law(
         return random_law(vocab, 5000 + sum((t + 1) * 10**i for i, t in enumerate(prefix)))
 
     def experiment(choices: Choices) -> tuple[int, int]:
-        forest = plant([0])
+        forest = Forest.from_prompt([0])
         layer = forest.roots
         for width in widths:
             children: list[int] = []
@@ -211,7 +211,7 @@ def test_whole_tree_law(
 
 def test_verdict_names_the_accepted_path() -> None:
     """Accepted drafts are the ancestors of the verdict's parent; `warped` belongs to them and to the next root."""
-    forest = plant([0])
+    forest = Forest.from_prompt([0])
     a, b = forest.propose(0, [1, 2], None)
     (c,) = forest.propose(b, [1], None)
     logits = torch.full((4, 3), -torch.inf, dtype=torch.float64)

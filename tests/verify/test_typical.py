@@ -9,7 +9,7 @@ import torch
 from enumeration import EnumeratedRandomness
 
 from draftwood import SamplingParams
-from draftwood.forest import Forest, plant
+from draftwood.core.forest import Forest
 from draftwood.sampling import Streams, warp
 from draftwood.verify import GreedyText, Typical, tree
 from draftwood.verify.typical import typical_threshold
@@ -27,7 +27,7 @@ def test_threshold_by_hand() -> None:
 def drafted(seed: int) -> tuple[Forest, torch.Tensor]:
     """A random tree below one root, and logits of a sharp random target after each node."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    forest = plant([1, 2])
+    forest = Forest.from_prompt([1, 2])
     nodes = list(forest.roots)
     for _ in range(rng.randint(1, 4)):
         grown = []

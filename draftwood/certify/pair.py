@@ -1,0 +1,236 @@
+"""The checks on a real pair: greedy text beside the text without drafts, and the law of sampled tokens.
+
+Knows which differences rounding explains. Refuses to know tabular models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwood.certify.checks import Check
+from draftwood.certify.distances import Sample, fit
+from draftwood.certify.references import slow_warp
+from draftwood.core.forest import Forest
+from draftwood.engine import Engine
+from draftwood.methods import Method
+from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, PlainBeamSampling
+from draftwood.results import GenerationResult
+from draftwood.runtime.executor import execute
+from draftwood.runtime.session import Run, Session
+from draftwood.sampling import SamplingParams
+
+RISK = 1e-6
+FEWEST = 40  # samples of a prefix for which its law is worth a forward
+
+Advance = Callable[[], None]
+
+
+def logits_after(engine: Engine, tokens: Sequence[int]) -> Tensor:
+    """The target's logits [V] after a sequence, from one forward of all of it."""
+    session = Session(engine.target, engine.target.new_cache(1, len(tokens) + 64))
+    try:
+        forest = Forest.from_prompt(list(tokens))
+        with torch.inference_mode():
+            return execute([Run(session, forest, forest.roots)])[0][0]
+    finally:
+        session.close()
+
+
+def tie_bound(logits: Tensor, epsilon: float, layers: int) -> float:
+    """How far two logits may come apart or change places by rounding: 4 sqrt(L) eps max|logit|.
+
+    Each of the 2 L sublayers that add to the residual stream rounds it by eps / 2 of its size at most, and independent
+    roundings add like a random walk: a logit is off by eps / 2 sqrt(2 L) of the scale of logits, the difference of two
+    by sqrt(2) times that. Four of these deviations.
+    """
+    return 4 * math.sqrt(layers) * epsilon * float(logits[torch.isfinite(logits)].abs().max())
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first place where two greedy texts differ: `margin` is how far below the best logit the worse choice lies."""
+
+    prompt: int
+    place: int
+    tokens: tuple[int, int]
+    margin: float
+    bound: float
+
+    @property
+    def tie(self) -> bool:
+        return self.margin <= self.bound
+
+
+def divergence(
+    engine: Engine, number: int, prompt: Sequence[int], found: Sequence[int], wanted: Sequence[int]
+) -> Divergence | None:
+    """Where two outputs part, and whether rounding explains it; an output that ends early differs in no token."""
+    place = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), None)
+    if place is None:
+        if len(found) == len(wanted):
+            return None
+        return Divergence(number, min(len(found), len(wanted)), (-1, -1), math.inf, 0.0)
+    logits = logits_after(engine, [*prompt, *wanted[:place]])
+    chosen = found[place], wanted[place]
+    margin = float(logits.max()) - min(float(logits[token]) for token in chosen)
+    dtype = getattr(torch, str(engine.names.get("dtype", "float32")), torch.float32)
+    return Divergence(number, place, chosen, margin, tie_bound(logits, torch.finfo(dtype).eps, engine.target.n_layers))
+
+
+def greedy_reference(method: Method) -> Method | None:
+    """The method without drafts that gives the same text at temperature 0."""
+    if isinstance(method, BeamSamplingMethod):
+        return PlainBeamSampling(width=1, warp=method.warp)
+    return method.reference(True)
+
+
+def greedy_check(
+    engine: Engine, method: Method, prompts: Sequence[Sequence[int]], max_new_tokens: int, advance: Advance
+) -> Check:
+    """Greedy text of every prompt beside the reference's; a difference is a numeric tie or a bug."""
+    name = "greedy text of the pair"
+    reference = greedy_reference(method)
+    if reference is None:
+        return Check(name, "N/A", "has no reference whose greedy text it repeats")
+    if reference == method:
+        return Check(name, "N/A", "is the reference itself")
+    options: dict[str, Any] = {"sampling": {"temperature": 0}, "max_new_tokens": max_new_tokens}
+    tokens, found = 0, []
+    for number, prompt in enumerate(prompts):
+        result = engine.generate(prompt, method, **options)
+        wanted = engine.generate(prompt, reference, **options)
+        tokens += len(wanted.tokens)
+        one = divergence(engine, number, prompt, result.tokens, wanted.tokens)
+        if one is not None and isinstance(method, BeamMethod) and not isinstance(method, BeamSamplingMethod):
+            one = _of_scores(one, result, wanted)
+        if one is not None:
+            found.append(one)
+        advance()
+    ties = sum(one.tie for one in found)
+    bugs = len(found) - ties
+    figures = {
+        "prompts": len(prompts),
+        "tokens": tokens,
+        "ties": ties,
+        "bugs": bugs,
+        "divergences": [
+            {
+                "prompt": one.prompt,
+                "place": one.place,
+                "tokens": list(one.tokens),
+                "margin": one.margin if math.isfinite(one.margin) else None,
+                "bound": one.bound,
+                "kind": "numeric tie" if one.tie else "bug",
+            }
+            for one in found
+        ],
+    }
+    text = f"{len(prompts)} prompts, {tokens:,} tokens: {len(prompts) - len(found)} identical, {ties} ties, {bugs} bugs"
+    if bugs:
+        first = next(one for one in found if not one.tie)
+        text += f"; prompt {first.prompt}, place {first.place}: margin {first.margin:.2g} over {first.bound:.1g}"
+    return Check(name, "FAIL" if bugs else "PASS", text, figures)
+
+
+def _of_scores(one: Divergence, found: GenerationResult, wanted: GenerationResult) -> Divergence:
+    """For beam search, whose choices are between scores of whole hypotheses: each token may be off by the bound."""
+    gap = abs(found.beams[0].log_likelihood - wanted.beams[0].log_likelihood)
+    return Divergence(one.prompt, one.place, one.tokens, gap, one.bound * max(1, len(wanted.tokens)))
+
+
+def position_check(
+    engine: Engine,
+    method: Method,
+    prompt: Sequence[int],
+    position: int,
+    runs: int,
+    params: SamplingParams,
+    advance: Advance,
+) -> Check:
+    """Sampled tokens of the pair up to `position` against the target's exact distribution after what came before.
+
+    Position 0 is the first generated token. Of beams it is the first layer: its draws, or its first draw where they
+    are distinct.
+    """
+    name = "sampled tokens of the pair"
+    beams = isinstance(method, BeamMethod)
+    if beams and not isinstance(method, BeamSamplingMethod):
+        return Check(name, "N/A", "draws nothing")
+    position = 0 if beams else position
+    outcomes: list[list[int]] = []
+    for first in range(0, runs, 8):
+        seeds = range(first, min(first + 8, runs))
+        results = engine.batch(
+            [{"prompt": prompt, "seed": seed} for seed in seeds],
+            8,
+            method=method,
+            sampling=params,
+            max_new_tokens=position + 3,
+        )
+        for result in results:
+            outcomes.append(_first_layer(method, result) if beams else result.tokens[: position + 1])
+            advance()
+    samples: list[dict[tuple[int, ...], list[int]]] = [{} for _ in range(position + 1)]
+    for tokens in outcomes:
+        if beams:
+            samples[0].setdefault((), []).extend(tokens)
+            continue
+        for i, token in enumerate(tokens):
+            samples[i].setdefault(tuple(tokens[:i]), []).append(token)
+    fits = []
+    for i, groups in enumerate(samples):
+        taken = []
+        for prefix, drawn in groups.items():
+            if len(drawn) < FEWEST:
+                continue
+            probs = slow_warp(logits_after(engine, [*prompt, *prefix]).double().tolist(), params)
+            sample: Sample[int] = Sample({token: p for token, p in enumerate(probs) if p > 0})
+            sample.counts.update(drawn)
+            taken.append(sample)
+        if taken:
+            fits.append((i, fit(taken, RISK / len(samples))))
+    if not fits:
+        return Check(name, "N/A", f"needs at least {FEWEST} runs; raise --runs")
+    failed = [i for i, each in fits if not each.holds]
+    if not failed and not any(each.freedom for _, each in fits):
+        return Check(name, "N/A", "every token is sure after this prompt; give others with --prompts, or --position")
+    shown, one = max(fits, key=lambda pair: pair[1].freedom)
+    if failed:
+        shown, one = next(pair for pair in fits if pair[0] == failed[0])
+    text = (
+        f"{runs:,} runs, token {shown + 1} of {len(fits)}: chi-square {one.chi_square:.1f} on {one.freedom}, "
+        f"p {one.p_value:.2g}; total variation {one.distance:.3f} (exact: below {one.bound:.3f})"
+    )
+    figures = {
+        "prompt_tokens": list(prompt),
+        "sampling": params.model_dump(mode="json"),
+        "positions": [{"position": i, **each.as_dict()} for i, each in fits],
+    }
+    if not method.lossless:
+        return Check(name, "LOSSY", text, figures)
+    return Check(name, "FAIL" if failed else "PASS", text, figures)
+
+
+def _first_layer(method: Method, result: GenerationResult) -> list[int]:
+    """Tokens drawn in a generation's first layer that are independent draws from the target."""
+    tokens = [token for _, token in result.rounds[0].layers[0].beams]
+    return tokens if getattr(method, "replacement", True) else tokens[:1]
+
+
+def uncertain(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams, runs: int) -> Sequence[int]:
+    """The prompt after which the next token is least certain, as long as `runs` samples are enough to see its law."""
+
+    def entropy(prompt: Sequence[int]) -> float:
+        log_p = torch.log_softmax(logits_after(engine, prompt).double() / max(params.temperature, 1e-6), -1)
+        return float(torch.special.entr(log_p.exp()).sum())
+
+    most = math.log(max(2.0, runs / 30))
+    found = [(entropy(prompt), prompt) for prompt in prompts]
+    fitting = [pair for pair in found if pair[0] <= most]
+    return (max(fitting, key=lambda pair: pair[0]) if fitting else min(found, key=lambda pair: pair[0]))[1]

@@ -1,0 +1,138 @@
+"""What happened: rounds, and what verification said of each token and layer.
+
+Pure data. Refuses to know models, methods and ratios.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TopLogprobs = list[tuple[int, float]]
+Kind = Literal["accepted", "corrected", "bonus", "plain"]  # a draft; after a rejection; after all drafts; no drafts
+Outcome = tuple[int, int]  # (node or beam, token or FINISHED)
+
+
+@dataclass(slots=True)
+class EmittedToken:
+    """What a round says of an emitted token."""
+
+    token: int
+    kind: Kind
+    logprob: float  # under the target's untouched softmax
+    warped: float  # under T∘p; of beams: of beam and token under the layer's joint distribution
+    top: TopLogprobs = field(default_factory=list)
+    warped_top: TopLogprobs = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What became of one draw. p is p' as the draw met it, q what it was drawn from, chance = min(1, p'/q)."""
+
+    outcome: Outcome
+    fate: Literal["accepted", "rejected", "discarded", "unreached"]
+    p: float = 0.0
+    q: float = 0.0
+    chance: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The verdict on one layer: `width` beams in order, the first `accepted` of them drafts, the rest completions.
+
+    With replacement `beams` counts multiplicity: given the layer before and the width, it is `width` iid draws from
+    p (DSBD Theorem 3.1), as of the reference; equal outcomes are one beam from here on (`distinct`). Without
+    replacement it is `width` successive draws without replacement from p. The layer stands if all are accepted drafts;
+    otherwise its beams end the round.
+    """
+
+    width: int
+    beams: list[Outcome]
+    accepted: int
+    judged: list[Judged]
+    stands: bool
+    chance: float = 0.0  # that `width` draws are accepted, as p, q and the number of draws predict it
+    least: float = 0.0  # beta: that at least the minimum width is accepted (Theorem 3.2)
+
+    @property
+    def distinct(self) -> list[Outcome]:
+        """The beams as a set, in order of first appearance."""
+        return list(dict.fromkeys(self.beams))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data; nodes are places in the round's forest."""
+        return {
+            "width": self.width,
+            "draws": len(self.judged),
+            "accepted": self.accepted,
+            "stands": self.stands,
+            "chance": self.chance,
+            "least": self.least,
+            "beams": [list(beam) for beam in self.beams],
+            "judged": [
+                {"node": one.outcome[0], "token": one.outcome[1], "fate": one.fate}
+                | ({"p": one.p, "q": one.q, "chance": one.chance} if one.q else {})
+                for one in self.judged
+            ],
+        }
+
+
+@dataclass(slots=True)
+class Beam:
+    """One hypothesis of the answer. `score` is log-likelihood / length^length_penalty, by which beams are ranked."""
+
+    tokens: list[int]
+    logprobs: list[float]  # per token, under the target before warping
+    log_likelihood: float  # of all tokens, as the method counts it
+    score: float
+    text: str = ""
+    finish_reason: str = "length"
+
+    @property
+    def perplexity(self) -> float:
+        """exp(-log-likelihood / length)."""
+        return math.exp(-self.log_likelihood / len(self.tokens)) if self.tokens else math.inf
+
+
+@dataclass(slots=True)
+class Round:
+    """One drafting phase and one target forward. Seconds of forwards are model time only; see `Metrics` for sums."""
+
+    position: int  # place in the sequence of the round's (first) root
+    tokens: list[int]  # emitted
+    logprobs: list[float]  # of the emitted tokens, under the target's untouched softmax
+    warped_logprobs: list[float]  # the same under T∘p, the distribution that is decoded
+    top_logprobs: list[TopLogprobs]  # most probable tokens before warping, where asked for
+    warped_top_logprobs: list[TopLogprobs]  # and after warping
+    kinds: list[Kind]  # of the emitted tokens
+    drafted: int  # distinct draft nodes
+    draws: int  # draws, with multiplicity
+    accepted: int  # drafts among the emitted tokens
+    depth_accepted: int  # depth of the accepted path, before EOS, stop strings and limits cut it
+    attempted: int  # positions at which drafts were verified: depth_accepted, plus one when all children failed
+    draft_seconds: float  # forwards of draft models
+    verify_seconds: float  # forwards of the target
+    sampling_seconds: float  # warping, drawing, accepting
+    other_seconds: float  # bookkeeping
+    target_rows: float
+    draft_rows: float
+    draft_forwards: int
+    forest_token: list[int]  # the round's nodes
+    forest_parent: list[int]
+    forest_path: list[int]  # accepted path, the root first
+    roots: list[int]  # tokens of the next roots, FINISHED for one that is finished and stays,
+    root_parents: list[int]  # and the nodes they hang on
+    siblings: list[tuple[int, int]] = field(default_factory=list)  # per layer: (place of the accepted draw, draws)
+    layers: Sequence[Layer] = ()  # of beams: what happened, layer by layer
+    beams: list[Beam] = field(default_factory=list)  # with the last round of beams: the answer, best first
+    target_state: Tensor | None = None  # [D] that its head read at the accepted path's end; for depth controllers only
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the round that is accounted for."""
+        return self.draft_seconds + self.verify_seconds + self.sampling_seconds + self.other_seconds

@@ -1,0 +1,130 @@
+"""Passages of facts with extractive questions: every answer stands in the passage."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from draftwood.corpus.document import Document, Split, article, lead, others, stream
+from draftwood.corpus.names import ANIMALS, COLOURS, DAYS, JOBS, PEOPLE, PLACES, THINGS
+
+# One answer in eight is a hedged one. It is not exact, so sampling loses points
+# that the most probable answer keeps.
+_HEDGED_SHARE = 1 / 8
+
+# One question in twelve asks for the person, which is a look-up backwards.
+_WHO_SHARE = 1 / 12
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A question, the span of the passage that answers it, and the bare answer in that span."""
+
+    text: str
+    span: str
+    bare: str
+
+
+def _visit(rng: random.Random, who: str, place: str, thing: str) -> tuple[str, list[_Question]]:
+    day, verb = rng.choice(DAYS), rng.choice(("went to", "travelled to", "left for"))
+    where = f"{who} {verb} {place}"
+    return f"{where} on {day}", [
+        _Question(f"Where did {who} go?", where, place),
+        _Question(f"When did {who} go?", f"{where} on {day}", day),
+        _Question(f"Who {verb} {place}?", who, who),
+    ]
+
+
+def _purchase(rng: random.Random, who: str, place: str, thing: str) -> tuple[str, list[_Question]]:
+    verb, price = rng.choice(("bought", "sold")), f"{rng.randint(2, 99)} coins"
+    thing = f"{rng.choice(COLOURS)} {thing}"
+    what = f"{who} {verb} {article(thing)}"
+    base = {"bought": "buy", "sold": "sell"}[verb]
+    return f"{what} for {price}", [
+        _Question(f"What did {who} {base}?", what, article(thing)),
+        _Question(f"For how much did {who} {base} it?", f"{what} for {price}", price),
+        _Question(f"Who {verb} the {thing}?", who, who),
+    ]
+
+
+def _job(rng: random.Random, who: str, place: str, thing: str) -> tuple[str, list[_Question]]:
+    job = article(rng.choice(JOBS))
+    what = f"{who} works as {job}"
+    return f"{what} in {place}", [
+        _Question(f"What is the job of {who}?", what, job),
+        _Question(f"Where does {who} work?", f"{what} in {place}", place),
+        _Question(f"Who works in {place}?", who, who),
+    ]
+
+
+def _keep(rng: random.Random, who: str, place: str, thing: str) -> tuple[str, list[_Question]]:
+    animals, count = rng.choice(ANIMALS), rng.randint(2, 30)
+    what = f"{who} keeps {count} {animals}"
+    return f"{what} in {place}", [
+        _Question(f"What does {who} keep?", what, f"{count} {animals}"),
+        _Question(f"Where does {who} live?", f"{what} in {place}", place),
+        _Question(f"Who lives in {place}?", who, who),
+    ]
+
+
+def _find(rng: random.Random, who: str, place: str, thing: str) -> tuple[str, list[_Question]]:
+    verb, base = rng.choice((("found", "find"), ("lost", "lose")))
+    thing = f"{rng.choice(COLOURS)} {thing}"
+    what = f"{who} {verb} {article(thing)}"
+    return f"{what} near {place}", [
+        _Question(f"What did {who} {base}?", what, article(thing)),
+        _Question(f"Where did {who} {base} it?", f"{what} near {place}", place),
+        _Question(f"Who {verb} the {thing}?", who, who),
+    ]
+
+
+_FACTS = (_visit, _purchase, _job, _keep, _find)
+
+
+# What may stand before a fact; the fact itself begins with the person.
+_OPENERS = ("", "", "", "Later ", "Then ", "Meanwhile ")
+
+_HEDGES = ("Perhaps", "It seems that", "I think")
+
+
+def facts_about(rng: random.Random, who: str, place: str, count: int) -> Iterator[tuple[str, list[_Question]]]:
+    """Yield facts, the first about ``who`` and ``place``, each with its three questions.
+
+    No person, place or thing occurs in two of them.
+    """
+    people = [who, *others(rng, PEOPLE, count - 1, who)]
+    places = [place, *others(rng, PLACES, count - 1, place)]
+    for trio in zip(people, places, rng.sample(THINGS, count), strict=True):
+        yield rng.choice(_FACTS)(rng, *trio)
+
+
+def questions(split: Split, seed: int) -> Iterator[Document]:
+    """Yield passages with questions without end.
+
+    A prompt holds the passage and perhaps earlier questions with their answers;
+    the completion answers the last question with a span of the passage, from
+    the person to what was asked. No person, place or thing occurs in two facts
+    of a passage, so each question has one answer. The reference takes the span
+    and the bare answer in it.
+    """
+    rng = stream("qa", split, seed)
+    while True:
+        who, place = lead(rng, split, PEOPLE, PLACES)
+        facts: list[str] = []
+        asked: list[_Question] = []
+        for fact, (first, second, backward) in facts_about(rng, who, place, rng.choice((2, 3, 3, 4, 4, 5))):
+            # The lead opens the passage, so that it tells the split.
+            facts.append((rng.choice(_OPENERS) if facts else "") + fact + ".")
+            asked.append(backward if rng.random() < _WHO_SHARE else rng.choice((first, second)))
+        rng.shuffle(asked)
+        asked = asked[: rng.choice((1, 2, 3, 4, 5))]
+        answered = []
+        for one in asked:
+            hedge = f" {rng.choice(_HEDGES)}" if rng.random() < _HEDGED_SHARE else ""
+            answered.append(f"{hedge} {one.span}")
+        # Only the last question is called so: what follows its answer is the end.
+        earlier = [f"\nQ: {one.text}\nA:{said}" for one, said in zip(asked[:-1], answered, strict=False)]
+        prompt = f"Passage: {' '.join(facts)}{''.join(earlier)}\nQuestion: {asked[-1].text}\nAnswer:"
+        answers = tuple(dict.fromkeys((asked[-1].span, asked[-1].bare)))
+        yield Document("qa", prompt, answered[-1], {"answers": answers})

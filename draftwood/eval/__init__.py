@@ -1,0 +1,1 @@
+"""What claims about decoding are worth: measured, certified and predicted."""

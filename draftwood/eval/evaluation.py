@@ -1,0 +1,67 @@
+"""`draftwood eval` without its terminal: a plan into a directory, and the summary of what it holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from draftwood.engine import Engine
+from draftwood.errors import ConfigurationError
+from draftwood.eval import provenance
+from draftwood.eval.energy import Meter, counters
+from draftwood.eval.running import Job, Plan, Runner
+from draftwood.eval.store import CONFIGURATION, SUMMARY, Store, write_json
+from draftwood.eval.summary import summarise
+from draftwood.eval.tasks import Task
+
+REST_SECONDS = 1.0
+
+
+def refuse_code(tasks: list[Task], confirmed: bool) -> None:
+    """Raise ConfigurationError where a task runs what a model wrote and nobody has said that it may."""
+    for task in tasks:
+        if task.runs_code and not confirmed:
+            raise ConfigurationError(
+                f"task {task.name} runs programs that the model wrote, in a sandbox; confirm with --run-code"
+            )
+
+
+def evaluate(
+    engine: Engine,
+    plan: Plan,
+    out: Path,
+    begun: Callable[[int, int], None] = lambda made, expected: None,
+    told: Callable[[Job], None] = lambda job: None,
+) -> dict[str, Any]:
+    """Make the runs that `out` lacks and write its summary, which is returned; an interrupt leaves one, too.
+
+    `begun` is told how many runs are there and how many there will be, `told` each run before it is made. Raises
+    ConfigurationError where `out` belongs to something else.
+    """
+    for method in plan.methods:
+        engine.method(method)
+        method.check(plan.sampling)
+    with Store(out, plan.configuration(engine)) as store:
+        runner = Runner(engine, plan, store)
+        left = len(runner.missing())
+        begun(len(store.records), len(store.records) + left)
+        try:
+            if left:
+                runner.meter = Meter(counters(engine.target.device))
+                runner.meter.rest(REST_SECONDS)
+                idle = runner.meter.idle or None
+                store.note_session({**provenance.session(engine.target.device), "idle_watts": idle})
+                runner.run(told)
+        finally:
+            document = summary_of(store)
+            write_json(out / SUMMARY, document)
+    return document
+
+
+def summary_of(store: Store) -> dict[str, Any]:
+    """The summary of an open store."""
+    sessions = json.loads((store.directory / CONFIGURATION).read_text("utf-8"))["sessions"]
+    idles = [session["idle_watts"] for session in sessions if session["idle_watts"]]
+    return summarise(store.configuration, sessions, store.records, idles[-1] if idles else None)

@@ -1,0 +1,227 @@
+"""Which figures a summary has, and what each of them says to somebody who was not there.
+
+Knows the rows of summary.json. Refuses to know how charts are drawn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from draftwood.eval.report.charts import (
+    PALETTE,
+    PLAIN,
+    Bar,
+    Bars,
+    Dot,
+    Figure,
+    Histograms,
+    Lines,
+    Scatter,
+    Series,
+    Span,
+    Stack,
+    Stacks,
+    colours,
+)
+from draftwood.eval.report.naming import LOWER_IS_BETTER, score_name
+
+Row = Mapping[str, Any]
+FEWEST = 5  # times that a position was reached, or its share is left out
+OUTSIDE = "outside rounds"
+PARTS = (
+    ("drafting", PALETTE[0]),
+    ("target forwards", PALETTE[1]),
+    ("sampling and judging", PALETTE[2]),
+    ("bookkeeping", PALETTE[3]),
+    (OUTSIDE, PLAIN),
+)
+SHARES = ("draft", "verify", "sampling", "other")
+
+
+def span(interval: Mapping[str, Any] | None) -> Span | None:
+    """An interval of the summary; None where nothing was measured."""
+    if interval is None or interval["value"] is None:
+        return None
+    return Span(interval["value"], interval["low"], interval["high"])
+
+
+def file_name(task: str, kind: str) -> str:
+    """The name of a figure's file, without its ending."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", f"{task}-{kind}").strip("-")
+
+
+class Task:
+    """The rows of one task, one for each method, with names and colours."""
+
+    def __init__(self, name: str, rows: Sequence[Row], labels: Sequence[str]) -> None:
+        self.name, self.rows, self.labels = name, rows, labels
+        self.colours = colours(len(rows), [place for place, row in enumerate(rows) if row["baseline"]])
+        self.metric = rows[0]["quality"]["metric"]
+
+    def __iter__(self) -> Iterator[tuple[Row, str, str]]:
+        return iter(zip(self.rows, self.labels, self.colours, strict=True))
+
+    def figures(self) -> list[Figure]:
+        """All figures that there is something for."""
+        made = (
+            self._front(),
+            self._speed_up(),
+            self._acceptance(),
+            self._time(),
+            self._depths(),
+            self._widths(),
+            *self._energy(),
+        )
+        return [figure for figure in made if figure is not None]
+
+    def _figure(self, kind: str, title: str, about: str, chart: Any, *notes: str) -> Figure:
+        return Figure(file_name(self.name, kind), title, about, chart, notes)
+
+    def _front(self) -> Figure | None:
+        dots = [
+            Dot(label, x, y, colour)
+            for row, label, colour in self
+            if (x := span(row["timing"]["tokens_per_second"])) and (y := span(row["quality"].get(self.metric)))
+        ]
+        if not dots:
+            return None
+        higher = self.metric not in LOWER_IS_BETTER
+        chart = Scatter("tokens per second", score_name(self.metric), dots, higher)
+        best = ", ".join(dot.label for dot in chart.front)
+        return self._figure(
+            "front",
+            "Quality beside speed",
+            "Each point is a method; further right is faster, and "
+            f"{'higher' if higher else 'lower'} is better. The dashed line joins the Pareto front: methods that no "
+            "other beats on both axes. Pale crosses are 95% intervals; where they overlap, a difference may be "
+            "chance.",
+            chart,
+            f"On the front: {best}.",
+        )
+
+    def _speed_up(self) -> Figure | None:
+        rows = [
+            Bar(label, span(row["paired"]["speed_up"]), colour)
+            for row, label, colour in self
+            if row["paired"] is not None
+        ]
+        if not any(row.span for row in rows):
+            return None
+        return self._figure(
+            "speed-up",
+            "Speed-up",
+            "Tokens per second over those of plain decoding (the dashed line at 1) on the same items and seeds. The "
+            "thin line is the 95% interval; a bar whose interval spans 1 shows no difference.",
+            Bars("times plain decoding", rows, 1.0),
+        )
+
+    def _acceptance(self) -> Figure | None:
+        series = []
+        for row, label, colour in self:
+            reached = row["decoding"]["attempted_at"]
+            shares = row["decoding"]["acceptance_by_position"]
+            values = [share if n >= FEWEST else None for share, n in zip(shares, reached, strict=True)]
+            while values and values[-1] is None:
+                values.pop()
+            if values:
+                series.append(Series(label, values, colour))
+        if not series:
+            return None
+        return self._figure(
+            "acceptance",
+            "Acceptance by position",
+            "Of the rounds that came as far as the 1st, 2nd, ... drafted position: the share in which a draft was "
+            "accepted there. A curve that falls says that deeper drafts are worth less; for beams, acceptance means "
+            "that a whole layer stands.",
+            Lines("drafted position in a round", "share accepted", series),
+            f"Positions that were reached fewer than {FEWEST} times are left out.",
+        )
+
+    def _time(self) -> Figure | None:
+        rows = []
+        for row, label, _ in self:
+            tokens, seconds = row["decoding"]["tokens"], row["timing"]["seconds"]
+            if not tokens:
+                continue
+            inside = [row["timing"]["time_shares"][part] * row["timing"]["round_seconds"] for part in SHARES]
+            amounts = [*inside, max(0.0, seconds - sum(inside))]
+            rows.append(Stack(label, [1000 * amount / tokens for amount in amounts]))
+        if not rows:
+            return None
+        return self._figure(
+            "time",
+            "Where the time went",
+            "Milliseconds for each token of the answer, split into forwards of the draft, forwards of the target (the "
+            "prompt's among them), sampling with accepting and rejecting, and bookkeeping. Shorter is faster. Drafting "
+            "pays where it shortens the target's part by more than it adds.",
+            Stacks("milliseconds per token", PARTS, rows),
+        )
+
+    def _depths(self) -> Figure | None:
+        series = [
+            Series(label, _shares(counts), colour)
+            for row, label, colour in self
+            if row["decoding"]["drafted"] and sum(counts := _depth_counts(row["decoding"]))
+        ]
+        if not series:
+            return None
+        return self._figure(
+            "depth",
+            "Drafts accepted in a row",
+            "How many drafts in a row a round had accepted: share of rounds. A round gives one token more than that, "
+            "which the target chooses itself. Much at 0 means drafts that miss; much at the far right means that "
+            "longer drafts may pay.",
+            Histograms("drafts accepted in a round", series),
+        )
+
+    def _widths(self) -> Figure | None:
+        series = [
+            Series(label, _shares(counts)[1:], colour)
+            for row, label, colour in self
+            if sum(counts := row["decoding"].get("width_counts", []))
+        ]
+        if not series:
+            return None
+        return self._figure(
+            "width",
+            "Width of beams",
+            "How many hypotheses a layer of beams held: share of layers. A method with an adaptive width (DSBD) "
+            "narrows its beams where drafts are unlikely to be accepted; a fixed width is a single column.",
+            Histograms("beams in a layer", series, 1),
+        )
+
+    def _energy(self) -> list[Figure]:
+        counters = dict.fromkeys(
+            name for row, _, _ in self if isinstance(row["energy"], Mapping) for name in row["energy"]
+        )
+        return [
+            self._figure(
+                f"energy-{counter}",
+                f"Energy, {counter}",
+                "Joules for each token of the answer, as the device's own counter tells (the whole device, idle power "
+                "included). The thin line is the 95% interval. Shorter is better.",
+                Bars(
+                    "joules per token",
+                    [
+                        Bar(label, span(row["energy"].get(counter, {}).get("joules_per_token")), colour)
+                        for row, label, colour in self
+                    ],
+                ),
+            )
+            for counter in counters
+        ]
+
+
+def _depth_counts(decoding: Mapping[str, Any]) -> list[int]:
+    """Rounds by drafts accepted in a row; older results have how many rounds came how far."""
+    if decoding.get("depth_counts"):
+        return list(decoding["depth_counts"])
+    reached = [decoding["rounds"], *decoding["accepted_at"]]
+    return [a - b for a, b in zip(reached, [*reached[1:], 0], strict=True)]
+
+
+def _shares(counts: Sequence[int]) -> list[float | None]:
+    total = sum(counts)
+    return [count / total for count in counts]

@@ -1,0 +1,116 @@
+"""Our side of a paper, declared: which evaluations are run, and how its exhibits follow from their results.
+
+Refuses to know how runs are made (evaluation.py) and how a page looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from draftwood.engine import Engine
+from draftwood.eval.report.charts import Figure
+from draftwood.eval.report.tables import Table
+from draftwood.eval.reproduce.comparison import Comparison, Order
+from draftwood.eval.reproduce.paper import Exhibit
+from draftwood.eval.reproduce.results import Results
+from draftwood.eval.running import Plan
+from draftwood.eval.tasks import Task, parse
+from draftwood.methods import Method
+from draftwood.sampling import SamplingParams
+
+PLAIN = "plain decoding"
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is measured: items of each task, seeds of each item, most tokens of an answer, and whether sweeps are
+    the paper's (`whole`) or cut to a few values."""
+
+    items: int
+    seeds: int
+    tokens: int | None = None  # None: each task's own
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExitShape:
+    """An exit to be trained: behind so many layers of the target, of `depth` layers itself.
+
+    `distilled`: on the target's distribution; else on given text alone.
+    """
+
+    layers: int
+    depth: int = 1
+    distilled: bool = True
+
+    @property
+    def name(self) -> str:
+        """Of its directory."""
+        return f"n{self.layers}-d{self.depth}-{'distilled' if self.distilled else 'text'}"
+
+    @property
+    def label(self) -> str:
+        how = "" if self.distilled else ", on text alone"
+        return f"exit, N={self.layers}, {self.depth} layer{'s' * (self.depth > 1)}{how}"
+
+    def beside(self, other: ExitShape) -> bool:
+        """Whether this one differs from `other` in that it was not distilled."""
+        same = (self.layers, self.depth) == (other.layers, other.depth)
+        return same and not self.distilled and other.distilled
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What was trained for the pair, and what the pair has; `missing` says in a sentence why something is left out."""
+
+    calibration: Path | None = None
+    decision: Path | None = None
+    exits: Mapping[ExitShape, Path] = field(default_factory=dict)
+    training: Mapping[str, Sequence[str]] = field(default_factory=dict)  # cells of Table 6 by exit
+    shipped: int = 0  # layers before the exit that lies beside the target
+    layers: int = 0  # of the target
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One run of `draftwood eval`, with names for its methods; the first method is plain decoding."""
+
+    name: str
+    methods: Mapping[str, Mapping[str, Any]]  # name on the page -> the method with its options
+    tasks: Sequence[str]
+    size: Size
+    sampling: Mapping[str, Any]
+
+    def plan(self, engine: Engine) -> Plan:
+        """What is to be measured."""
+        chat = engine.tokenizer is not None and bool(engine.tokenizer.templates)
+        methods = [Method.parse(dict(method)) for method in self.methods.values()]
+        asked = [(task, task.instances(self.size.items, chat)) for task in map(self._task, self.tasks)]
+        return Plan(methods, asked, SamplingParams(**self.sampling), range(self.size.seeds))
+
+    def _task(self, name: str) -> Task:
+        return parse(name, {} if self.size.tokens is None else {"max_new_tokens": self.size.tokens})
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An exhibit's side of ours."""
+
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    comparisons: Sequence[Comparison | Order] = ()
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A paper's reproduction. `exhibits` has an entry for each exhibit of the paper."""
+
+    paper: str
+    sizes: Mapping[str, Size]
+    evaluations: Callable[[Size, Made], Sequence[Evaluation]]
+    exhibits: Mapping[str, Callable[[Exhibit, Results, Size, Made], Shown]]

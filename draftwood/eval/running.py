@@ -1,0 +1,249 @@
+"""Methods meet tasks: every method, task and seed through one loop, in turns, into a store that survives a kill.
+
+Knows fairness: equal prompts, equal limits, one clock that waits for the device, an order that spreads drift over all
+methods. Refuses to know what a score means (tasks) and what is concluded (summary.py).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from draftwood.engine import Engine
+from draftwood.eval.energy import Meter
+from draftwood.eval.store import Record, Store, key_of
+from draftwood.eval.tasks import Instance, Task
+from draftwood.eval.tasks.base import digest
+from draftwood.methods import Method
+from draftwood.results import GenerationResult, Metrics, Round
+from draftwood.sampling import SamplingParams
+from draftwood.tune.shapes import sequence_alpha
+
+WARM_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be measured. The first method is the baseline."""
+
+    methods: Sequence[Method]
+    tasks: Sequence[tuple[Task, Sequence[Instance]]]
+    sampling: SamplingParams
+    seeds: Sequence[int]
+    warmup: int = 1  # runs of each method that do not count, per session
+
+    def configuration(self, engine: Engine) -> dict[str, Any]:
+        """All that decides texts and scores, as plain data: what a directory of results belongs to."""
+        return {
+            "models": {**engine.names, "device": str(engine.target.device)},
+            "methods": [method.as_dict() for method in self.methods],
+            "lossless": [method.lossless for method in self.methods],
+            "tasks": [
+                {
+                    **task.as_dict(),
+                    "metric": task.headline,
+                    "items": len(asked),
+                    "hash": digest([i.hash for i in asked]),
+                }
+                for task, asked in self.tasks
+            ],
+            "sampling": self.sampling.model_dump(mode="json"),
+            "seeds": list(self.seeds),
+        }
+
+    def jobs(self) -> list[Job]:
+        """All runs in their order: item by item over all tasks, and for each every method, in an order drawn for it."""
+        found = []
+        longest = max(len(asked) for _, asked in self.tasks)
+        for place in range(longest):
+            for task, asked in self.tasks:
+                for seed in self.seeds if place < len(asked) else ():
+                    turn = [Job(task, asked[place], place, number, self.methods[number], seed) for number in self.order]
+                    random.Random(f"{asked[place].hash} {seed}").shuffle(turn)
+                    found += turn
+        return found
+
+    @property
+    def order(self) -> range:
+        return range(len(self.methods))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run: a method on an instance with a seed."""
+
+    task: Task
+    instance: Instance
+    place: int  # of the instance in its task
+    number: int  # of the method in the plan
+    method: Method
+    seed: int
+
+    @property
+    def key(self) -> str:
+        return key_of(self.instance.hash, self.place, self.method.as_dict(), self.seed)
+
+
+@dataclass(slots=True)
+class Runner:
+    """Runs what a store does not have yet."""
+
+    engine: Engine
+    plan: Plan
+    store: Store
+    meter: Meter = field(default_factory=lambda: Meter([]))
+    done: int = 0
+
+    def missing(self) -> list[Job]:
+        """Runs that are still to be made."""
+        return [job for job in self.plan.jobs() if job.key not in self.store.records]
+
+    def run(self, told: Callable[[Job], None] = lambda job: None) -> None:
+        """Make all missing runs. A run that fails is recorded as such; the others do not notice."""
+        todo = self.missing()
+        self._warm_up(todo)
+        for job in todo:
+            told(job)
+            self.store.add(job.key, self.record(job))
+            self.done += 1
+
+    def _warm_up(self, todo: Sequence[Job]) -> None:
+        """Let caches grow and kernels be chosen on the first prompt of each task; failures will show when it counts."""
+        first: dict[tuple[str, int], Job] = {}
+        for job in todo:
+            first.setdefault((job.task.name, job.number), job)
+        for job in first.values():
+            for _ in range(self.plan.warmup):
+                try:
+                    self._decode(job, job.instance.prompt(), WARM_TOKENS)
+                except Exception:
+                    break
+
+    def record(self, job: Job) -> Record:
+        """One run, as a line of the store."""
+        instance = job.instance
+        record: Record = {
+            "task": job.task.name,
+            "item": instance.item,
+            "place": job.place,
+            "group": instance.group,
+            "instance": instance.hash,
+            "method": job.number,
+            "seed": job.seed,
+        }
+        results: list[GenerationResult] = []
+        seconds = 0.0
+        try:
+            self._settle()
+            self.meter.start()
+            for _ in instance.turns:
+                answers = [result.text for result in results]
+                result, took = self._decode(job, instance.prompt(answers), instance.max_new_tokens)
+                results.append(result)
+                seconds += took
+            record["joules"] = self.meter.stop()
+        except Exception as error:  # of whatever kind: one item must not end all others
+            return {**record, "status": "failed", "stage": "decode", "error": named(error)}
+        answers = [result.text for result in results]
+        record |= {
+            "prompt_hash": digest([result.prompt_tokens for result in results]),
+            "prompt_tokens": sum(len(result.prompt_tokens) for result in results),
+            "output": answers[0] if len(answers) == 1 else answers,
+            "finish": [result.finish_reason for result in results],
+            "tokens": sum(len(result.tokens) for result in results),
+            "token_hash": digest([result.tokens for result in results]),
+            "nats": -sum(sum(result.logprobs) for result in results),  # under the target's untouched softmax
+            "seconds": seconds,
+            "rounds": rounds_of([result.metrics for result in results])
+            | histograms([round_ for result in results for round_ in result.rounds])
+            | accepted_shares([round_ for result in results for round_ in result.rounds]),
+        }
+        try:
+            scores = job.task.score(instance, answers)
+        except Exception as error:
+            return {**record, "status": "failed", "stage": "score", "error": named(error)}
+        return {**record, "status": "ok", "scores": scores}
+
+    def _decode(self, job: Job, prompt: str | list[dict[str, str]], limit: int) -> tuple[GenerationResult, float]:
+        """A result, and seconds from token ids to token ids."""
+        tokens = self.engine.tokens(prompt)
+        limit = min(limit, job.instance.max_new_tokens)
+        began = perf_counter()
+        result = self.engine.generate(tokens, job.method, self.plan.sampling, limit, job.seed, job.instance.stop)
+        self._settle()
+        return result, perf_counter() - began
+
+    def _settle(self) -> None:
+        """Wait for the device, so that no run pays for another one's work."""
+        if self.engine.target.device.type == "cuda":
+            torch.cuda.synchronize(self.engine.target.device)
+
+
+def named(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+SUMS = (
+    *("rounds", "emitted", "drafted", "accepted", "depth_accepted", "attempted"),
+    *("draft_seconds", "verify_seconds", "sampling_seconds", "other_seconds", "first_round_seconds"),
+    *("target_rows", "draft_rows", "draft_forwards", "layers", "widths", "widths_accepted"),
+)
+BY_POSITION = ("attempted_at", "accepted_at")
+HISTOGRAMS = ("width_counts", "depth_counts")
+
+
+def rounds_of(metrics: Sequence[Metrics]) -> dict[str, Any]:
+    """The rounds of one item in sums, over its turns; field names are those of `draftwood.results.Metrics`."""
+    found: dict[str, Any] = {name: sum(getattr(each, name) for each in metrics) for name in SUMS}
+    for name in BY_POSITION:
+        found[name] = added([getattr(each, name) for each in metrics])
+    found["peak_slots"] = max(each.peak_slots for each in metrics)
+    return found
+
+
+def histograms(rounds: Sequence[Round]) -> dict[str, list[int]]:
+    """Entry n of `width_counts`: layers of n beams, all hypotheses counted; of `depth_counts`: rounds n drafts deep."""
+    return {
+        "width_counts": counted([layer.width for round_ in rounds for layer in round_.layers]),
+        "depth_counts": counted([round_.depth_accepted for round_ in rounds]),
+    }
+
+
+def accepted_shares(rounds: Sequence[Round]) -> dict[str, float]:
+    """Accepted depth over the longest drafted path, summed over the rounds that drafted (alpha of MCSD §1)."""
+    drafting = [(round_.depth_accepted, length) for round_ in rounds if (length := drafted_length(round_))]
+    alpha = sequence_alpha([accepted for accepted, _ in drafting], [length for _, length in drafting])
+    return {"accepted_shares": alpha * len(drafting), "drafting_rounds": len(drafting)}
+
+
+def drafted_length(round_: Round) -> int:
+    """Drafts on the longest path of a round; roots, which are the target's, do not count."""
+    depths: list[int] = []
+    for parent in round_.forest_parent:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return max(depths, default=0)
+
+
+def counted(values: Sequence[int]) -> list[int]:
+    """How often 0, 1, ... is among values."""
+    return [values.count(value) for value in range(max(values, default=-1) + 1)]
+
+
+def added(lists: Sequence[Sequence[int]]) -> list[int]:
+    """Sums by place of lists of different lengths."""
+    return [sum(row[i] for row in lists if i < len(row)) for i in range(max(map(len, lists), default=0))]
+
+
+def grouped(records: Mapping[str, Record]) -> Iterator[tuple[tuple[str, int], list[Record]]]:
+    """Records by task and method, in the order of items and seeds, whatever the order in which they were made."""
+    found: dict[tuple[str, int], list[Record]] = {}
+    for record in records.values():
+        found.setdefault((record["task"], record["method"]), []).append(record)
+    for key, group in found.items():
+        yield key, sorted(group, key=lambda record: (record["place"], record["seed"]))

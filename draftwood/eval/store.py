@@ -1,0 +1,138 @@
+"""A directory of results that survives a kill: what is measured (run.json), and a line for each run (items.jsonl).
+
+Knows files. Refuses to know what a run is. Lines are only ever appended, each of them flushed to the disk; a last line
+that was cut is dropped when the directory is opened again. One process at a time holds a directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from draftwood.errors import ConfigurationError
+from draftwood.eval.tasks.base import digest
+
+Record = dict[str, Any]
+
+CONFIGURATION, ITEMS, SUMMARY = "run.json", "items.jsonl", "summary.json"
+
+
+class Store:
+    """The records of one configuration by key. Use it in a `with` statement.
+
+    Raises ConfigurationError where the directory belongs to another configuration, to another process that still
+    runs, or holds something else.
+    """
+
+    def __init__(self, directory: Path, configuration: Mapping[str, Any]) -> None:
+        self.directory = directory
+        self.configuration = json.loads(json.dumps(configuration))
+        self.records: dict[str, Record] = {}
+        self._file: BinaryIO | None = None
+
+    def __enter__(self) -> Store:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._file = (self.directory / ITEMS).open("a+b")
+        try:
+            self._hold()
+            self._claim()
+            self._recover()
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, key: str, record: Mapping[str, Any]) -> None:
+        """Keep a run; its line is on the disk when this returns."""
+        if key in self.records:
+            raise ValueError(f"run {key} is there already")
+        line = {"key": key, **record}
+        assert self._file is not None, "the store is open"
+        self._file.write(json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.records[key] = line
+
+    def note_session(self, session: Mapping[str, Any]) -> None:
+        """Write down with which program and machine runs are made from here on."""
+        path = self.directory / CONFIGURATION
+        document = json.loads(path.read_text("utf-8"))
+        document["sessions"].append(dict(session))
+        write_json(path, document)
+
+    def _hold(self) -> None:
+        """Keep other processes out until the file is closed or this process dies."""
+        if sys.platform == "win32":
+            return
+        import fcntl
+
+        assert self._file is not None
+        try:
+            fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"another process writes to {self.directory}; wait for it, or choose another --out"
+            ) from None
+
+    def _claim(self) -> None:
+        """Begin a new directory, or see that this one belongs to the same configuration."""
+        path = self.directory / CONFIGURATION
+        if not path.exists():
+            if (self.directory / ITEMS).stat().st_size:
+                raise ConfigurationError(f"{self.directory} has results without {CONFIGURATION}; choose another --out")
+            write_json(path, {"schema": 1, "configuration": self.configuration, "sessions": []})
+            return
+        try:
+            there = json.loads(path.read_text("utf-8"))["configuration"]
+        except (ValueError, KeyError, TypeError):
+            raise ConfigurationError(f"{path} is not what `draftwood eval` wrote; choose another --out") from None
+        if there != self.configuration:
+            keys = sorted(there.keys() | self.configuration.keys())
+            other = [key for key in keys if there.get(key) != self.configuration.get(key)]
+            raise ConfigurationError(
+                f"{self.directory} holds results of another configuration (different: {', '.join(other)}); "
+                "choose another --out, or repeat the first command to go on"
+            )
+
+    def _recover(self) -> None:
+        """Read the lines that are whole, and cut off what is not."""
+        assert self._file is not None
+        self._file.seek(0)
+        whole = 0
+        for number, line in enumerate(self._file, 1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                record = json.loads(line)
+                self.records[record["key"]] = record
+            except (ValueError, KeyError, TypeError):
+                raise ConfigurationError(
+                    f"line {number} of {self.directory / ITEMS} is damaged; remove it, or choose another --out"
+                ) from None
+            whole += len(line)
+        self._file.truncate(whole)
+        self._file.seek(0, os.SEEK_END)
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a document so that readers see the old one or the new one, never a part."""
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(text + "\n", "utf-8", errors="replace")
+    os.replace(beside, path)
+
+
+def key_of(*parts: Any) -> str:
+    """The key of a run."""
+    return digest(parts)

@@ -1,0 +1,284 @@
+"""What the runs of a directory say: one row for each task and method, with intervals and ratios to the baseline.
+
+Knows records. Refuses to know how runs were made and how a report looks. `quality` and `decoding` depend on the
+configuration alone; `timing` and `energy` also on the machine and the moment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from draftwood.eval.energy import NOT_AVAILABLE
+from draftwood.eval.intervals import Interval, quotient, ratio
+from draftwood.eval.running import BY_POSITION, HISTOGRAMS, SUMS, added, grouped
+from draftwood.eval.scoring.programs import pass_at
+from draftwood.eval.store import Record
+
+SCHEMA = 1
+PASSED, PERPLEXITY = "passed", "perplexity"
+PASS_AT = (1, 5, 10, 100)
+PARTS = ("draft", "verify", "sampling", "other")
+Row = dict[str, Any]
+
+
+def summarise(
+    configuration: Mapping[str, Any],
+    sessions: Sequence[Mapping[str, Any]],
+    records: Mapping[str, Record],
+    idle: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """The document summary.json. `idle` is watts by counter; None where this machine has no counter."""
+    groups = dict(grouped(records))
+    seeds = configuration["seeds"]
+    rows = []
+    for task in configuration["tasks"]:
+        baseline = groups.get((task["name"], 0), [])
+        for number, method in enumerate(configuration["methods"]):
+            group = groups.get((task["name"], number), [])
+            rows.append(_row(configuration, task, method, number, group, baseline, idle))
+    expected = sum(task["items"] for task in configuration["tasks"]) * len(configuration["methods"]) * len(seeds)
+    return {
+        "schema": SCHEMA,
+        "complete": len(records) == expected,
+        "runs": {"expected": expected, "made": len(records), "failed": sum(map(_failed, records.values()))},
+        "configuration": configuration,
+        "sessions": list(sessions),
+        "energy": {"idle_watts": dict(idle)} if idle is not None else NOT_AVAILABLE,
+        "rows": rows,
+    }
+
+
+def _row(
+    configuration: Mapping[str, Any],
+    task: Mapping[str, Any],
+    method: Mapping[str, Any],
+    number: int,
+    group: Sequence[Record],
+    baseline: Sequence[Record],
+    idle: Mapping[str, float] | None,
+) -> Row:
+    made = [record for record in group if "tokens" in record]
+    return {
+        "task": task["name"],
+        "method": method,
+        "lossless": configuration["lossless"][number],
+        "baseline": number == 0,
+        "configuration": {
+            "task": task,
+            "models": configuration["models"],
+            "sampling": configuration["sampling"],
+            "seeds": configuration["seeds"],
+        },
+        "runs": {
+            "made": len(group),
+            "failed_to_decode": sum(_failed(record) and record["stage"] == "decode" for record in group),
+            "failed_to_score": sum(_failed(record) and record["stage"] == "score" for record in group),
+        },
+        "errors": _errors(group),
+        "quality": _quality(group, task["metric"]),
+        "decoding": _decoding(made),
+        "timing": _timing(made),
+        "energy": NOT_AVAILABLE if idle is None else _energy(made, idle),
+        "paired": None if number == 0 else _paired(group, baseline, task["metric"], idle),
+    }
+
+
+def _failed(record: Record) -> bool:
+    return bool(record["status"] == "failed")
+
+
+def _errors(group: Sequence[Record]) -> dict[str, int]:
+    """How often each error happened."""
+    found: dict[str, int] = {}
+    for record in filter(_failed, group):
+        found[record["error"]] = found.get(record["error"], 0) + 1
+    return found
+
+
+def _by_item(group: Sequence[Record]) -> dict[int, list[Record]]:
+    found: dict[int, list[Record]] = {}
+    for record in group:
+        found.setdefault(record["place"], []).append(record)
+    return found
+
+
+def per_item(group: Sequence[Record], value: Callable[[Record], float]) -> list[float]:
+    """Sums of a value over each item's runs."""
+    return [math.fsum(map(value, runs)) for runs in _by_item(group).values()]
+
+
+def mean(values: Sequence[tuple[Record, float]]) -> Interval:
+    """The mean of a value over runs, with the interval over items."""
+    sums: dict[int, list[float]] = {}
+    for record, value in values:
+        sums.setdefault(record["place"], []).append(value)
+    return ratio([math.fsum(each) for each in sums.values()], [len(each) for each in sums.values()])
+
+
+def scored(record: Record, name: str) -> float | None:
+    """A score of a run. One that could not decode has answered nothing: 0; one that could not be scored has none."""
+    if _failed(record):
+        return 0.0 if record["stage"] == "decode" else None
+    found = record["scores"].get(name)
+    return None if found is None else float(found)
+
+
+def _quality(group: Sequence[Record], metric: str) -> dict[str, Any]:
+    """Means of all scores, pass@k of programs, and perplexity of the answers under the target."""
+    names = dict.fromkeys(name for record in group if not _failed(record) for name in record["scores"])
+    if metric != PERPLEXITY and any(map(_failed, group)):
+        names.setdefault(metric)
+    found: dict[str, Any] = {}
+    for name in names:
+        values = [(record, value) for record in group if (value := scored(record, name)) is not None]
+        found[name] = mean(values)
+    if PASSED in names:
+        found |= _pass_at(group)
+    made = [record for record in group if record.get("tokens")]
+    found[PERPLEXITY] = exponential(
+        ratio(per_item(made, lambda record: record["nats"]), per_item(made, lambda record: record["tokens"]))
+    )
+    found["metric"] = metric
+    return found
+
+
+def _pass_at(group: Sequence[Record]) -> dict[str, Interval]:
+    """pass@k over the seeds of each item, for all k that there are seeds for."""
+    runs = [
+        [value for value in (scored(record, PASSED) for record in each) if value is not None]
+        for each in _by_item(group).values()
+    ]
+    least = min((len(each) for each in runs), default=0)
+    return {
+        f"pass@{k}": ratio([pass_at(len(each), int(sum(each)), k) for each in runs], [1.0] * len(runs))
+        for k in PASS_AT
+        if k <= least
+    }
+
+
+def exponential(interval: Interval) -> Interval:
+    """exp of nats per token: perplexity."""
+
+    def power(value: float | None) -> float | None:
+        return None if value is None or value > 700 else math.exp(value)
+
+    low, high = power(interval["low"]), power(interval["high"])
+    return Interval(value=power(interval["value"]), low=low, high=high, n=interval["n"])
+
+
+def _decoding(made: Sequence[Record]) -> dict[str, Any]:
+    """Counts of rounds, and the ratios that follow; names are those of `draftwood.results.Metrics`."""
+    sums = {name: sum(record["rounds"][name] for record in made) for name in SUMS if "seconds" not in name}
+    attempted, accepted = (added([record["rounds"][name] for record in made]) for name in BY_POSITION)
+    return {
+        "tokens": sum(record["tokens"] for record in made),
+        "prompt_tokens": sum(record["prompt_tokens"] for record in made),
+        **sums,
+        "attempted_at": attempted,
+        "accepted_at": accepted,
+        "tau": ratio(per_item(made, _of("emitted")), per_item(made, _of("rounds"))),
+        "acceptance_rate": ratio(per_item(made, _of("accepted")), per_item(made, _of("drafted"))),
+        "draft_share": ratio(per_item(made, _of("accepted")), per_item(made, _of("emitted"))),
+        "harmonic_mean": _harmonic_mean(made),
+        "alpha": ratio(per_item(made, _of("accepted_shares")), per_item(made, _of("drafting_rounds"))),
+        "mean_width": ratio(per_item(made, _of("widths")), per_item(made, _of("layers"))),
+        "layers_per_round": ratio(per_item(made, _of("layers")), per_item(made, _of("rounds"))),
+        "peak_slots": max((record["rounds"].get("peak_slots", 0) for record in made), default=0),
+        "acceptance_by_position": [a / n for a, n in zip(accepted, attempted, strict=True)],
+        **{name: added([record["rounds"].get(name, []) for record in made]) for name in HISTOGRAMS},
+    }
+
+
+def _harmonic_mean(made: Sequence[Record]) -> Interval:
+    """HM of accepted/drafted and accepted/emitted (EESD App. D): 2 accepted / (drafted + emitted)."""
+    accepted, drafted, emitted = (per_item(made, _of(name)) for name in ("accepted", "drafted", "emitted"))
+    return ratio([2 * each for each in accepted], [a + b for a, b in zip(drafted, emitted, strict=True)])
+
+
+def _of(name: str) -> Callable[[Record], float]:
+    return lambda record: float(record["rounds"].get(name, 0))  # older results lack some
+
+
+def _seconds(record: Record) -> float:
+    return float(record["seconds"])
+
+
+def _tokens(record: Record) -> float:
+    return float(record["tokens"])
+
+
+def _timing(made: Sequence[Record]) -> dict[str, Any]:
+    """Wall time, tokens per second with the prompt's forward, where the time went, and c."""
+    parts = {part: math.fsum(record["rounds"][f"{part}_seconds"] for record in made) for part in PARTS}
+    total = math.fsum(parts.values())
+    rounds, drafts = (sum(record["rounds"][name] for record in made) for name in ("rounds", "draft_forwards"))
+    verify = parts["verify"] / rounds if rounds else 0.0
+    return {
+        "seconds": math.fsum(map(_seconds, made)),
+        "round_seconds": total,
+        "first_round_seconds": math.fsum(record["rounds"]["first_round_seconds"] for record in made),
+        "tokens_per_second": ratio(per_item(made, _tokens), per_item(made, _seconds)),
+        "time_shares": {part: seconds / total if total else 0.0 for part, seconds in parts.items()},
+        "draft_cost_ratio": parts["draft"] / drafts / verify if drafts and verify else None,
+    }
+
+
+def _energy(made: Sequence[Record], idle: Mapping[str, float]) -> dict[str, Any]:
+    """Joules by counter, as read and without what the idle machine takes, per token and split by the time line."""
+    found: dict[str, Any] = {}
+    shares = _timing(made)["time_shares"]
+    for name, watts in idle.items():
+        known = [record for record in made if name in record["joules"]]
+        raw = math.fsum(map(_joules(name), known))
+        found[name] = {
+            "joules": raw,
+            "joules_without_idle": raw - watts * math.fsum(map(_seconds, known)),
+            "joules_per_token": ratio(per_item(known, _joules(name)), per_item(known, _tokens)),
+            "split_by_time": {part: share * raw for part, share in shares.items()},
+        }
+    return found
+
+
+def _paired(
+    group: Sequence[Record], baseline: Sequence[Record], metric: str, idle: Mapping[str, float] | None
+) -> dict[str, Any]:
+    """Against the baseline on the runs that both have: same item, same seed."""
+    pairs = paired(group, baseline)
+    values = [(a, scored(a, metric), scored(b, metric)) for a, b in pairs]
+    found: dict[str, Any] = {
+        "speed_up": speed_ratio(pairs),
+        "same_tokens": mean([(a, float(a["token_hash"] == b["token_hash"])) for a, b in pairs]),
+        "score_difference": mean([(a, x - y) for a, x, y in values if x is not None and y is not None]),
+    }
+    if idle:
+        found["joules_per_token"] = {name: _paired_joules(pairs, name) for name in idle}
+    return found
+
+
+def paired(group: Sequence[Record], others: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """Runs of two methods on the same item with the same seed, of which both could be decoded."""
+    theirs = {(record["place"], record["seed"]): record for record in others if "tokens" in record}
+    return [
+        (record, theirs[record["place"], record["seed"]])
+        for record in group
+        if "tokens" in record and (record["place"], record["seed"]) in theirs
+    ]
+
+
+def speed_ratio(pairs: Sequence[tuple[Record, Record]]) -> Interval:
+    """Tokens per second of the first of each pair over those of the second."""
+    sides = [a for a, _ in pairs], [b for _, b in pairs]
+    return quotient(*(per_item(each, value) for each in sides for value in (_tokens, _seconds)))
+
+
+def _paired_joules(pairs: Sequence[tuple[Record, Record]], name: str) -> Interval:
+    """Joules per token over the baseline's, of the pairs that were both read."""
+    read = [(a, b) for a, b in pairs if name in a["joules"] and name in b["joules"]]
+    sides = [a for a, _ in read], [b for _, b in read]
+    return quotient(*(per_item(each, value) for each in sides for value in (_joules(name), _tokens)))
+
+
+def _joules(name: str) -> Callable[[Record], float]:
+    return lambda record: float(record["joules"][name])

@@ -1,0 +1,48 @@
+"""Programs: HumanEval, whose tests are run behind walls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from draftwood.eval.sandbox.programs import Limits, run_program
+from draftwood.eval.scoring.programs import full_program
+from draftwood.eval.tasks.base import Instance, Item, Scores
+from draftwood.eval.tasks.source import FileTask, Row
+
+
+class HumanEval(FileTask):
+    """Functions to be completed (Chen et al. 2021): whether the data set's tests pass; pass@k over seeds."""
+
+    name: ClassVar[str] = "humaneval"
+    summary: ClassVar[str] = "HumanEval: functions whose tests are run; pass@k, k up to the number of seeds"
+    metric: ClassVar[str] = "passed"
+    instruction: ClassVar[str] = "Complete the function. Answer with the whole function in a Python code block."
+    ends: ClassVar[tuple[str, ...]] = ("\nclass", "\ndef", "\n#", "\nif", "\nprint", "\n@", "\nassert", "\n\n\n\n")
+    usual_tokens: ClassVar[int] = 256
+    runs_code: ClassVar[bool] = True
+    shown: ClassVar[int] = 0
+    hub: ClassVar[tuple[str, str | None, str]] = ("openai/openai_humaneval", None, "test")
+
+    seconds: float = Field(10.0, gt=0, description="time that a program may take")
+    memory: int = Field(1 << 29, ge=1 << 27, description="bytes that a program may use")
+
+    def require(self) -> None:
+        """Refuses at once where the machine cannot hold a program in."""
+        run_program("", Limits())
+
+    def item(self, row: Row, number: int) -> Item:
+        prompt = str(row["prompt"])
+        reference = {"prompt": prompt, "entry_point": str(row["entry_point"]), "test": str(row["test"])}
+        name = str(row.get("task_id", row.get("id", number)))
+        # Without its last line break: a model that continues text writes it as a part of its next token.
+        return Item(name, (prompt.rstrip("\n"),), reference, "\n" + str(row.get("canonical_solution", "")))
+
+    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+        told = instance.reference
+        answer = answers[0] if answers[0].startswith("\n") or instance.chat else "\n" + answers[0]
+        program = full_program(told["prompt"].rstrip("\n"), answer, told["entry_point"])
+        program += f"\n\n{told['test']}\n\ncheck({told['entry_point']})\n"
+        return {"passed": float(run_program(program, Limits(self.seconds, self.memory)).passed)}

@@ -1,0 +1,154 @@
+"""The embedded corpus's own tasks, which the embedded pair can answer: every kind of work, offline.
+
+Prompts, stop strings and references are the corpus' (draftwood.corpus); scores are named as those of the data sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from draftwood.corpus import Document, documents, score
+from draftwood.corpus.score import STOPS
+from draftwood.eval.sandbox.programs import Limits as ProgramLimits
+from draftwood.eval.sandbox.programs import run_program
+from draftwood.eval.sandbox.queries import Database, run_query
+from draftwood.eval.scoring.answers import exact_match, word_f1
+from draftwood.eval.scoring.rows import extract_query, orders, same_rows
+from draftwood.eval.tasks.base import Instance, Item, Scores, Task
+
+
+class World(Task):
+    """Held-out documents of one domain. They hold their examples themselves and are continued, never chatted about."""
+
+    domain: ClassVar[str]
+    usual_tokens: ClassVar[int] = 64
+
+    seed: int = Field(0, ge=0, description="of the stream of documents")
+
+    def items(self) -> Iterator[Item]:
+        for number, document in enumerate(documents(self.domain, "held-out", self.seed)):
+            reference = {"completion": document.completion, **document.reference}
+            yield Item(f"{self.seed}-{number}", (document.prompt,), reference, document.completion)
+
+    def instances(self, limit: int | None, chat: bool = False) -> list[Instance]:
+        self.require()
+        asked = islice(self.items(), 100 if limit is None else limit)  # the stream has no end
+        return [self.instance(item, (), False) for item in asked]
+
+    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+        said = score(self._document(instance), answers[0])
+        return {} if said is None else {self.metric: float(said)}
+
+    def _document(self, instance: Instance) -> Document:
+        reference = instance.reference
+        return Document(self.domain, instance.turns[0], reference["completion"], reference)
+
+
+class Questions(World):
+    """Passages with questions, as SQuAD's."""
+
+    name: ClassVar[str] = "qa"
+    summary: ClassVar[str] = "embedded corpus: questions on a passage; EM and F1"
+    metric: ClassVar[str] = "em"
+    domain: ClassVar[str] = "qa"
+    ends: ClassVar[tuple[str, ...]] = (STOPS["qa"],)
+    usual_tokens: ClassVar[int] = 32
+
+    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+        golds, said = instance.reference["answers"], answers[0].split("\n", 1)[0]
+        return {"em": exact_match(said, golds), "f1": word_f1(said, golds)}
+
+
+class Queries(World):
+    """Tables with questions, as Spider's."""
+
+    name: ClassVar[str] = "sql"
+    summary: ClassVar[str] = "embedded corpus: SQL for a question; execution accuracy"
+    metric: ClassVar[str] = "execution"
+    domain: ClassVar[str] = "sql"
+    ends: ClassVar[tuple[str, ...]] = (STOPS["sql"],)
+    usual_tokens: ClassVar[int] = 48
+
+    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+        reference = instance.reference
+        database = Database(script=table_script(reference))
+        gold = run_query(database, reference["sql"])
+        said = run_query(database, extract_query(answers[0]))
+        right = said.error is None and same_rows(said.rows, gold.rows, orders(reference["sql"]))
+        return {"execution": float(right), "valid": float(said.error is None)}
+
+
+class Arithmetic(World):
+    """Word problems, as GSM8K's."""
+
+    name: ClassVar[str] = "math"
+    summary: ClassVar[str] = "embedded corpus: word problems; the final number"
+    metric: ClassVar[str] = "correct"
+    domain: ClassVar[str] = "math"
+
+
+class Summaries(World):
+    """Reports in one sentence, as XSum's."""
+
+    name: ClassVar[str] = "summaries"
+    summary: ClassVar[str] = "embedded corpus: a report in one sentence; F1 of words"
+    metric: ClassVar[str] = "f1"
+    domain: ClassVar[str] = "summaries"
+    ends: ClassVar[tuple[str, ...]] = ("\n",)
+
+
+class Functions(World):
+    """Functions, as HumanEval's."""
+
+    name: ClassVar[str] = "code"
+    summary: ClassVar[str] = "embedded corpus: functions whose tests are run; pass@k"
+    metric: ClassVar[str] = "passed"
+    domain: ClassVar[str] = "code"
+    ends: ClassVar[tuple[str, ...]] = ("\ndef", "\nclass")
+    usual_tokens: ClassVar[int] = 96
+    runs_code: ClassVar[bool] = True
+
+    def require(self) -> None:
+        run_program("")
+
+    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+        tests = "\n".join(instance.reference["tests"])
+        verdict = run_program(f"{instance.turns[0]}{answers[0]}\n\n{tests}\n", ProgramLimits(seconds=5.0))
+        same = score(self._document(instance), answers[0])
+        return {"passed": float(verdict.passed), "same_body": float(bool(same))}
+
+
+class Stories(World):
+    """Open-ended text, as Alpaca's: judged by perplexity only."""
+
+    name: ClassVar[str] = "stories"
+    summary: ClassVar[str] = "embedded corpus: stories, open-ended; perplexity under the target"
+    metric: ClassVar[str] = "perplexity"
+    domain: ClassVar[str] = "stories"
+    usual_tokens: ClassVar[int] = 128
+
+
+class Library(World):
+    """Real program text: the standard library of this Python."""
+
+    name: ClassVar[str] = "library"
+    summary: ClassVar[str] = "Python's standard library, open-ended; perplexity under the target"
+    metric: ClassVar[str] = "perplexity"
+    domain: ClassVar[str] = "library"
+    usual_tokens: ClassVar[int] = 128
+
+
+def table_script(reference: Mapping[str, Any]) -> str:
+    """The SQL that makes a document's table."""
+    columns = ", ".join(f"{name} {kind}" for name, kind in reference["columns"])
+    rows = ", ".join(f"({', '.join(literal(value) for value in row)})" for row in reference["rows"])
+    return f"CREATE TABLE {reference['table']} ({columns}); INSERT INTO {reference['table']} VALUES {rows};"
+
+
+def literal(value: Any) -> str:
+    """A text or number as SQL writes it."""
+    return "'" + value.replace("'", "''") + "'" if isinstance(value, str) else str(value)

@@ -1,0 +1,116 @@
+"""Questions with short answers: SQuAD v1.1 and v2, TriviaQA, GSM8K."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from draftwood.eval.scoring.answers import (
+    exact_match,
+    final_number,
+    same_number,
+    squad_golds,
+    trivia_normal,
+    word_f1,
+)
+from draftwood.eval.tasks.base import Instance, Item, Scores
+from draftwood.eval.tasks.source import FileTask, Row, texts
+
+UNANSWERABLE = "unanswerable"
+
+
+def short(answer: str) -> str:
+    """The first line that says something: what follows it is no part of a short answer."""
+    return next((line.strip() for line in answer.split("\n") if line.strip()), "")
+
+
+class Squad(FileTask):
+    """Extractive question answering (Rajpurkar et al. 2016, 2018): EM and F1 by the official normalisation."""
+
+    name: ClassVar[str] = "squad"
+    summary: ClassVar[str] = "SQuAD v1.1 or v2: a span of the passage; EM and F1"
+    metric: ClassVar[str] = "f1"
+    instruction: ClassVar[str] = "Answer with a span of the passage and nothing else."
+    ends: ClassVar[tuple[str, ...]] = ("\n",)
+    usual_tokens: ClassVar[int] = 32
+    hub: ClassVar[tuple[str, str | None, str]] = ("rajpurkar/squad", None, "validation")
+
+    def unpack(self, document: Any) -> Iterator[Row]:
+        for entry in super().unpack(document):
+            if "paragraphs" not in entry:
+                yield entry
+                continue
+            for paragraph in entry["paragraphs"]:
+                for asked in paragraph["qas"]:
+                    yield {"context": paragraph["context"], **asked}
+
+    def item(self, row: Row, number: int) -> Item:
+        golds = squad_golds(texts(row["answers"]))
+        question = f"Passage: {row['context']}\nQuestion: {row['question']}\nAnswer:"
+        return Item(str(row.get("id", number)), (question,), {"answers": golds}, " " + (golds[0] or UNANSWERABLE))
+
+    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+        golds = instance.reference["answers"]
+        said = short(answers[0])
+        if said.lower().rstrip(".") == UNANSWERABLE and golds == [""]:
+            said = ""
+        return {"em": exact_match(said, golds), "f1": word_f1(said, golds)}
+
+
+class TriviaQA(FileTask):
+    """Questions without a passage (Joshi et al. 2017): EM and F1 against all aliases of the answer."""
+
+    name: ClassVar[str] = "triviaqa"
+    summary: ClassVar[str] = "TriviaQA without passages; EM and F1 against all aliases"
+    metric: ClassVar[str] = "em"
+    instruction: ClassVar[str] = "Answer with the name or term only."
+    ends: ClassVar[tuple[str, ...]] = ("\n",)
+    usual_tokens: ClassVar[int] = 24
+    hub: ClassVar[tuple[str, str | None, str]] = ("mandarjoshi/trivia_qa", "rc.nocontext", "validation")
+
+    def unpack(self, document: Any) -> Iterator[Row]:
+        yield from super().unpack(document["Data"] if isinstance(document, dict) and "Data" in document else document)
+
+    def item(self, row: Row, number: int) -> Item:
+        lower = {str(key).lower(): value for key, value in row.items()}
+        answer = lower["answer"]
+        if isinstance(answer, dict):
+            named = {str(key).lower(): value for key, value in answer.items()}
+            kinds = ("value", "aliases", "normalizedaliases", "normalized_aliases", "humananswers")
+            golds = [text for kind in kinds for text in texts(named.get(kind))]
+        else:
+            golds = [*texts(answer), *texts(lower.get("aliases"))]
+        if not golds:
+            raise ValueError("there is no answer")
+        name = str(lower.get("questionid", lower.get("question_id", lower.get("id", number))))
+        question = f"Question: {lower['question']}\nAnswer:"
+        return Item(name, (question,), {"answers": list(dict.fromkeys(golds))}, " " + golds[0])
+
+    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+        golds, said = instance.reference["answers"], short(answers[0])
+        return {"em": exact_match(said, golds, trivia_normal), "f1": word_f1(said, golds, trivia_normal)}
+
+
+class Gsm8k(FileTask):
+    """Word problems (Cobbe et al. 2021): the final number."""
+
+    name: ClassVar[str] = "gsm8k"
+    summary: ClassVar[str] = "GSM8K word problems; the final number"
+    metric: ClassVar[str] = "correct"
+    instruction: ClassVar[str] = "Solve the problem step by step. End with a line '#### ' and the number."
+    ends: ClassVar[tuple[str, ...]] = ("\nQuestion:",)
+    usual_tokens: ClassVar[int] = 256
+    hub: ClassVar[tuple[str, str | None, str]] = ("openai/gsm8k", "main", "test")
+
+    def item(self, row: Row, number: int) -> Item:
+        solution = str(row["solution"] if "solution" in row else row["answer"])
+        gold = final_number(solution)
+        if gold is None:
+            raise ValueError("the solution has no number")
+        plain = re.sub(r"<<[^>]*>>", "", solution)  # the calculator's notes
+        question = f"Question: {row['question']}\nAnswer:"
+        return Item(str(row.get("id", number)), (question,), {"number": str(gold)}, " " + plain)
+
+    def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
+        return {"correct": same_number(answers[0], instance.reference["number"])}

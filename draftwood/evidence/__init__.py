@@ -1,1 +1,0 @@
-"""What claims about decoding are worth: measured, certified and foretold."""

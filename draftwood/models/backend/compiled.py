@@ -1,0 +1,125 @@
+"""torch.compile around a decoder, behind a few shapes, so that small models are not held up by Python.
+
+Forwards of one row and few cells are padded up to a bucket and run compiled; all else (prefill, several requests, layer
+ranges) runs as the decoder does. Knows compilation; refuses to know what a forward is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwood.errors import ConfigurationError
+from draftwood.models.backend.attention import products
+from draftwood.models.base import Batch
+from draftwood.models.cache import Cache
+from draftwood.models.decoder import Decoder, View
+
+BUCKETS = (2, 8, 32)  # cells of a compiled forward
+ROOM = 2048  # slots of a new cache's rows: programs are made for one capacity
+# weights packed into the program, kernels chosen by trial; given as options of torch.compile they are half ignored
+SETTINGS: dict[str, Any] = {"freezing": True, "max_autotune": True}
+
+
+def shapes_only(guards: Sequence[Any]) -> list[bool]:
+    """Which checks before each run are kept: a program is only run for what it was made for, but spans grow."""
+    return [guard.guard_type == "SHAPE_ENV" for guard in guards]
+
+
+OPTIONS: dict[str, Any] = {"guard_filter_fn": shapes_only} if hasattr(torch.compiler, "skip_all_guards_unsafe") else {}
+
+
+class Compiled:
+    """A decoder whose small forwards are compiled, each bucket when it is first met.
+
+    `compile_seconds` is what that took so far. PyTorch keeps single kernels on disk, but no program with weights packed
+    into it, so that another process is only somewhat faster. The weights are held twice: plain for large forwards,
+    packed in the programs.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.vocab_size, self.context, self.n_layers = decoder.vocab_size, decoder.context, decoder.n_layers
+        self.compile_seconds = 0.0
+        self._programs: dict[tuple[int, int], Callable[..., Tensor]] = {}  # by cells and capacity
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.decoder.dtype
+
+    @property
+    def config(self) -> Any:
+        return self.decoder.config
+
+    def cells(self, count: int) -> int:
+        return next((bucket for bucket in BUCKETS if bucket >= count), count)
+
+    def new_cache(self, rows: int, capacity: int) -> Cache:
+        return self.decoder.new_cache(rows, max(capacity, min(self.context, ROOM) + 1))
+
+    def forward(self, batch: Batch, cache: Cache) -> Tensor:
+        rows, cells = batch.tokens.shape
+        if rows > 1 or cells not in BUCKETS or batch.start > 0 or batch.stop is not None or batch.keep:
+            return self.decoder.forward(batch, cache)
+        views = self.decoder.views(batch, cache)
+        if any(view.bias is not None and view.bias.shape[2] >= cache.capacity for view in views):
+            return self.decoder.forward(batch, cache)  # a full row would be a shape of its own
+        x = self.decoder.embedded(batch.tokens, batch.positions)
+        planes = cache.of(batch.rows)
+        for view in views:
+            if view.bias is not None:
+                if view.bias.shape[1] == 1:  # one shape for all
+                    view.bias = view.bias.repeat(1, cells * self._group, 1)
+                torch._dynamo.mark_dynamic(view.bias, 2)
+            view.attend = products
+        program = self._programs.get((cells, cache.capacity))
+        if program is None:
+            began = perf_counter()
+            program = self._program()
+            with torch._inductor.config.patch(**SETTINGS):
+                logits = self._compile(program, x, views, batch.slots, planes)
+            self._programs[cells, cache.capacity] = program
+            self.compile_seconds += perf_counter() - began
+        else:
+            logits = program(x, views, batch.slots, planes)
+        return logits[batch.wanted]
+
+    def _program(self) -> Callable[..., Tensor]:
+        """What is compiled: all layers and the head, logits [Q, V]."""
+        decoder = self.decoder
+
+        def run(x: Tensor, views: list[View], slots: Tensor, planes: list[Tensor]) -> Tensor:
+            return decoder.logits(decoder.run(x, views, slots, planes, 0, decoder.n_layers).flatten(0, 1))
+
+        # code of its own: PyTorch looks programs up by code, in turn, and refuses more than eight
+        own = FunctionType(run.__code__.replace(), run.__globals__, run.__name__, None, run.__closure__)
+        compiled: Callable[..., Tensor] = torch.compile(own, fullgraph=True, dynamic=False, options=OPTIONS)
+        return compiled
+
+    def _compile(self, program: Callable[..., Tensor], *inputs: Any) -> Tensor:
+        """The first run of a program."""
+        import torch._inductor.select_algorithm as selection  # slow to import
+
+        selection.PRINT_AUTOTUNE = False  # a table per kernel, on standard error
+        try:
+            return program(*inputs)
+        except Exception as error:  # a compiler fails in many ways; the sentence is the same
+            reason = str(error).splitlines()[0] if str(error) else "no message"
+            raise ConfigurationError(
+                f"torch.compile failed ({type(error).__name__}: {reason}); it needs a C++ compiler such as g++; "
+                "leave compile out to run without"
+            ) from error
+
+    @property
+    def _group(self) -> int:
+        config = self.decoder.config
+        return config.num_attention_heads // config.num_key_value_heads

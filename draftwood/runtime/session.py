@@ -1,0 +1,343 @@
+"""One request on one model: which slot of the cache holds which token, and up to which layer it was computed.
+
+The only file that knows where keys and values live. Slots of dead branches are reused; a shared prefix is never
+copied. Refuses to know sampling, verification and other requests.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from draftwood.core.forest import TRUNK, Forest
+from draftwood.errors import RequestError
+from draftwood.models.base import CausalModel
+from draftwood.models.cache import Cache
+
+
+@dataclass(slots=True)
+class Run:
+    """What decoding code yields when it needs a model: the answer is logits [len(nodes), V], one row per node.
+
+    Node TRUNK - 1 - i is the trunk's token at position i.
+
+    With `upto` = N, layers [0, N) are computed and the answer is hidden states [len(nodes), D]; a later run resumes
+    at N from what the session kept. Ancestors and trunk tokens that the model has not seen are computed on the way.
+    N = 0 computes nothing, but gives slots to what has none.
+
+    `given` holds the input of models that read another model's hidden states in place of tokens: [D] for each node
+    that such a model has not seen yet.
+    """
+
+    session: Session
+    forest: Forest
+    nodes: Sequence[int]
+    upto: int | None = None
+    given: Mapping[int, Tensor] | None = None
+
+
+@dataclass(slots=True)
+class Job:
+    """The cells of one session that one forward computes: layers [start, stop) of tokens at slots, what they see."""
+
+    session: Session
+    tokens: list[int]
+    positions: list[int]
+    slots: list[int]
+    nodes: list[int]  # node of each cell; trunk cells, which come first, are TRUNK - 1 - position
+    wanted: list[int]  # cells whose answer was asked for, in the order of the run
+    start: int
+    stop: int
+    span: int
+    mask: Tensor | None  # [Q, span] bool; None: a single cell that sees the whole span
+    last: bool = True  # whether this job completes the run
+    hidden: Tensor | None = None  # [Q, D] input of layer `start` when start > 0, or of a model without tokens
+
+
+@dataclass(slots=True)
+class Session:
+    """Slots, levels, positions and masks of one request on one model; takes a row of the cache until closed.
+
+    `rows` counts the (token, full depth) rows computed so far, layer ranges counted by their share.
+    """
+
+    model: CausalModel
+    cache: Cache
+    role: str = "target"
+    row: int = field(init=False)
+    rows: float = field(init=False, default=0.0)
+    keep_hidden: bool = field(init=False, default=False)  # set by who wants `hidden`
+    hidden: Tensor | None = field(init=False, default=None)  # [n, D] after the final norm, of the last answer
+    seconds: float = field(init=False, default=0.0)  # spent in forwards, this session's share
+    forwards: int = field(init=False, default=0)
+    peak: int = field(init=False, default=0)  # most slots that were live at once
+    _trunk_slot: list[int] = field(init=False, default_factory=list)
+    _node_slot: dict[int, int] = field(init=False, default_factory=dict)
+    _level: dict[int, int] = field(init=False, default_factory=dict)  # slot -> layers computed, where fewer than all
+    _hidden: dict[int, Tensor] = field(init=False, default_factory=dict)  # slot -> [D] at its level
+    _partial: list[int] = field(init=False, default_factory=list)  # trunk positions below the last layer
+    _free: list[int] = field(init=False, default_factory=list)  # heap of dead slots below the high-water mark
+    _top: int = field(init=False, default=0)  # high-water mark: slots [0, _top) were given out
+    _visible: npt.NDArray[np.bool_] | None = field(
+        init=False, default=None
+    )  # [capacity] bool, slots of the cached trunk
+    _synced: int = field(init=False, default=0)  # trunk positions already in _visible
+
+    def __post_init__(self) -> None:
+        self.row = self.cache.acquire()
+
+    @property
+    def context(self) -> int:
+        """Positions that the model has room for."""
+        return self.model.context
+
+    def answer(self, forest: Forest, nodes: Sequence[int]) -> Generator[Run, Tensor, Tensor]:
+        """Ask for logits [len(nodes), V] in one run: a session is a source of drafts as it stands."""
+        return (yield Run(self, forest, nodes))
+
+    def close(self) -> None:
+        """Give the cache row back; the session is over."""
+        if self.row >= 0:
+            self.cache.release(self.row)
+            self.row = -1
+
+    @property
+    def span(self) -> int:
+        """Slots [0, span) are in use, holes included."""
+        return self._top
+
+    @property
+    def cached(self) -> int:
+        """Leading tokens of the trunk that have slots."""
+        return len(self._trunk_slot)
+
+    @property
+    def live_slots(self) -> int:
+        """Slots that hold a token now."""
+        return self._top - len(self._free)
+
+    def level(self, slot: int) -> int:
+        """Layers computed for a slot."""
+        return self._level.get(slot, self.model.n_layers)
+
+    def prepare(self, run: Run) -> Job:
+        """The next forward that a run needs. Cells at different levels need several; `store` says when it is done."""
+        forest, stop = run.forest, self.model.n_layers if run.upto is None else run.upto
+        cells = self._cells(forest, run.nodes, stop)
+        levels = [self._level.get(cell[2], 0) for cell in cells]
+        start, last = 0, True
+        if levels and max(levels) > 0:  # resume: bring the lowest cells up to the next level first
+            start = min(levels)
+            higher = [level for level in levels if level > start]
+            if higher and min(higher) < stop:
+                stop, last = min(higher), False
+            cells = [cell for cell, level in zip(cells, levels, strict=True) if level == start]
+        node_of = [cell[0] for cell in cells]
+        index = {node: i for i, node in enumerate(node_of)}
+        slots = [cell[2] for cell in cells]
+        largest = self.model.vocab_size - 1  # a draft without a padded token of the target reads its last one instead
+        job = Job(
+            self,
+            [min(cell[1], largest) for cell in cells],
+            [cell[3] for cell in cells],
+            slots,
+            node_of,
+            [index[node] for node in run.nodes] if last else [],
+            start,
+            stop,
+            self._top,
+            self._mask(forest, node_of, slots),
+            last,
+        )
+        if start > 0:
+            job.hidden = torch.stack([self._hidden[slot] for slot in slots])
+        elif run.given is not None:
+            job.hidden = torch.stack([run.given[node] for node in node_of])
+        self.rows += len(cells) * (stop - start) / self.model.n_layers
+        return job
+
+    def store(self, job: Job, hidden: Tensor | None) -> None:
+        """Note that a job was computed; `hidden` [Q, D] is kept where it ended below the last layer."""
+        if job.stop == self.model.n_layers:
+            for slot in job.slots:
+                self._level.pop(slot, None)
+                self._hidden.pop(slot, None)
+            return
+        assert hidden is not None
+        for i, slot in enumerate(job.slots):
+            self._level[slot] = job.stop
+            self._hidden[slot] = hidden[i]
+
+    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
+        """Follow `advance` to the next `forest`: `trunk` nodes become trunk, `kept` are its nodes 0, 1, ...
+
+        Every other slot is free, those of nodes which only finished hypotheses descend from too.
+        """
+        slots, self._node_slot = self._node_slot, {}
+        needed = None
+        if kept and forest.finished:
+            needed = forest.known.keys() | {node for root in forest.live for node in forest.path(root)}
+        for node in trunk:
+            if node not in slots:
+                break  # this model never saw it: it is computed when a descendant is asked for
+            slot = slots.pop(node)
+            if slot in self._level:
+                self._partial.append(len(self._trunk_slot))
+            self._trunk_slot.append(slot)
+        for new, node in enumerate(kept):
+            if node in slots and (needed is None or new in needed):
+                self._node_slot[new] = slots.pop(node)
+        for slot in slots.values():
+            self._level.pop(slot, None)
+            self._hidden.pop(slot, None)
+            heapq.heappush(self._free, slot)
+        self._shrink()
+
+    def _shrink(self) -> None:
+        """Lower the high-water mark past dead slots, so that attention spans stay short."""
+        if not self._free:
+            return
+        free = set(self._free)
+        while self._top - 1 in free:
+            self._top -= 1
+            free.discard(self._top)
+        if len(free) != len(self._free):
+            self._free = sorted(free)
+
+    def _cells(self, forest: Forest, nodes: Sequence[int], stop: int) -> list[tuple[int, int, int, int]]:
+        """(node, token, slot, position) of all that must be computed for `nodes`, parents before children."""
+        missing: list[tuple[int, int, int, int]] = []
+        cached = len(self._trunk_slot)
+        full = self.model.n_layers
+        trunk = forest.trunk
+        if self._partial:  # trunk tokens that stopped at a lower layer
+            self._partial = [position for position in self._partial if self._trunk_slot[position] in self._level]
+            for position in self._partial:
+                slot = self._trunk_slot[position]
+                if self._level[slot] < stop:
+                    missing.append((TRUNK - 1 - position, trunk[position], slot, position))
+        grown = len(trunk) - cached
+        for node in nodes:
+            if node < TRUNK and (position := TRUNK - 1 - node) < cached and position not in self._partial:
+                slot = self._trunk_slot[position]  # asked for once more: its answer was not kept
+                self._level[slot] = 0
+                missing.append((node, trunk[position], slot, position))
+        asked = self._ancestors(forest, [node for node in nodes if node >= 0], stop)
+        need = cached + grown + len(asked) + len(self._node_slot)
+        if need > self.cache.capacity - 1:
+            self.cache.reserve(need)
+        for position in range(cached, len(trunk)):
+            slot = self._take()
+            self._trunk_slot.append(slot)
+            self._level[slot] = 0
+            self._partial.append(position)
+            missing.append((TRUNK - 1 - position, trunk[position], slot, position))
+        base = len(trunk)
+        limit = self.model.context
+        for node in asked:
+            slot = self._node_slot.get(node, -1)
+            if slot < 0:
+                slot = self._node_slot[node] = self._take()
+                self._level[slot] = 0
+            elif self._level.get(slot, full) >= stop:  # asked for once more: its answer was not kept
+                self._level[slot] = 0
+                self._hidden.pop(slot, None)
+            position = base + forest.depth[node]
+            if position >= limit:
+                raise RequestError(
+                    f"position {position} is beyond the {self.role} model's context of {limit} tokens; "
+                    "shorten the prompt or lower max_new_tokens"
+                )
+            missing.append((node, forest.token[node], slot, position))
+        self.peak = max(self.peak, self.live_slots)
+        return missing
+
+    def _ancestors(self, forest: Forest, nodes: Sequence[int], stop: int) -> Sequence[int]:
+        """`nodes` with those of their ancestors that lack slots or layers, in forest order."""
+        wanted = set(nodes)
+        todo = list(nodes)
+        while todo:
+            parent = forest.parent[todo.pop()]
+            if parent != TRUNK and parent not in wanted:
+                slot = self._node_slot.get(parent)
+                if slot is None or self.level(slot) < stop:
+                    wanted.add(parent)
+                    todo.append(parent)
+        return sorted(wanted)
+
+    def _take(self) -> int:
+        if self._free:
+            return heapq.heappop(self._free)
+        self._top += 1
+        return self._top - 1
+
+    def _mask(self, forest: Forest, nodes: list[int], slots: list[int]) -> Tensor | None:
+        """Which slots each cell sees [Q, span]: the trunk before it, its ancestors, itself. None: one cell sees all."""
+        count, span, trunk_slot = len(nodes), self._top, self._trunk_slot
+        first = nodes[0]
+        # a chain that ends the used slots in order needs no bookkeeping: it is the tail of a causal mask
+        if slots[0] == span - count and not self._free:
+            chain, before = True, TRUNK - 1 - first if first < TRUNK else len(forest.trunk) + forest.depth[first]
+            previous = first
+            for i in range(1, count):
+                node = nodes[i]
+                parent = forest.parent[node] if node >= 0 else TRUNK
+                follows = (
+                    parent == previous
+                    if previous >= 0
+                    else (node < TRUNK or parent == TRUNK)  # trunk cells come in order, then nodes on the trunk's end
+                )
+                if not follows or slots[i] != slots[i - 1] + 1:
+                    chain = False
+                    break
+                previous = node
+            if chain and before == slots[0]:
+                if count == 1:
+                    return None
+                device = self.model.device
+                return torch.ones(count, span, dtype=torch.bool, device=device).tril_(span - count)
+        return self._general_mask(forest, nodes, slots, span, trunk_slot)
+
+    def _general_mask(
+        self, forest: Forest, nodes: list[int], slots: list[int], span: int, trunk_slot: list[int]
+    ) -> Tensor:
+        if self._visible is None or self._visible.shape[0] < self.cache.capacity:
+            self._visible = np.zeros(self.cache.capacity, dtype=np.bool_)
+            self._synced = 0
+        if self._synced < len(trunk_slot):
+            self._visible[trunk_slot[self._synced :]] = True
+            self._synced = len(trunk_slot)
+        mask = self._visible[None, :span].repeat(len(nodes), 0)  # on the CPU: many steps on few numbers
+        trunk_cells = sum(node < TRUNK for node in nodes)
+        if trunk_cells:  # a trunk cell sees only the trunk before it
+            ends = np.array([TRUNK - 1 - node for node in nodes[:trunk_cells]])
+            place = np.full(span, len(trunk_slot))
+            place[trunk_slot] = np.arange(len(trunk_slot))
+            mask[:trunk_cells] &= place <= ends[:, None]
+        node_slot = self._node_slot
+        if forest.template is not None and forest.template.fits(forest.parent):  # a slice instead of a construction
+            cached = [node for node in range(len(forest)) if node in node_slot]
+            mask[trunk_cells:, [node_slot[node] for node in cached]] = forest.template.mask[
+                np.ix_(nodes[trunk_cells:], cached)
+            ]
+            return torch.from_numpy(mask).to(self.model.device)
+        rows: list[int] = []
+        columns: list[int] = []
+        seen: dict[int, list[int]] = {TRUNK: []}  # slots of a node and its ancestors; parents come before children
+        for row in range(trunk_cells, len(nodes)):
+            path = [nodes[row]]
+            while path[-1] not in seen:
+                path.append(forest.parent[path[-1]])
+            for node in reversed(path[:-1]):
+                seen[node] = [*seen[forest.parent[node]], node_slot[node]]
+            slots_of_node = seen[nodes[row]]
+            rows.extend([row] * len(slots_of_node))
+            columns.extend(slots_of_node)
+        mask[rows, columns] = True
+        return torch.from_numpy(mask).to(self.model.device)

@@ -1,0 +1,132 @@
+"""Heat maps of speeds: shaded numbers for terminals, with or without colour, and PNG files through matplotlib.
+
+Knows cells. Refuses to know what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.color import ColorSystem
+from rich.style import Style
+
+SHADES = " ░▒▓█"
+COLOURS = ("on grey93", "on light_goldenrod2", "on sandy_brown", "on orange3", "on dark_orange3")  # dark: fast
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A speed, measured or predicted."""
+
+    value: float
+    measured: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """Cells by (row, column)."""
+
+    title: str
+    down: str  # what rows are
+    across: str  # what columns are
+    cells: Mapping[tuple[str, str], Cell]
+    rows: Sequence[str]  # in order
+    columns: Sequence[str]
+    best: tuple[str, str] | None = None  # the place to mark
+
+    @classmethod
+    def of(
+        cls, title: str, down: str, across: str, cells: Mapping[tuple[Any, Any], Cell], best: tuple[Any, Any] | None
+    ) -> HeatMap:
+        """A map with rows and columns sorted by their values."""
+        rows, columns = sorted({row for row, _ in cells}), sorted({column for _, column in cells})
+        named = {(str(row), str(column)): cell for (row, column), cell in cells.items()}
+        mark = None if best is None else (str(best[0]), str(best[1]))
+        return cls(title, down, across, named, [str(row) for row in rows], [str(column) for column in columns], mark)
+
+    def shade(self, value: float) -> int:
+        """0..4, from the slowest cell to the fastest."""
+        values = [cell.value for cell in self.cells.values()]
+        low, high = min(values), max(values)
+        return min(int((value - low) / (high - low) * len(SHADES)), len(SHADES) - 1) if high > low else 0
+
+
+def lines(found: HeatMap, width: int = 80, colour: bool = False) -> list[str]:
+    """The map as text of at most `width` columns: [1.23] is the best, ~1.23 predicted; blocks where it is too wide."""
+    rows, columns = found.rows, found.columns
+    label = max(len(found.down), *map(len, rows))
+    cell = max(8, *(len(column) + 1 for column in columns))
+    fit = max(1, (width - label) // cell)
+    out = [found.title]
+    for start in range(0, len(columns), fit):
+        block = columns[start : start + fit]
+        if found.across or start:
+            out.append(" " * label + "  " + found.across if start == 0 else "")
+        out.append(found.down.rjust(label) + "".join(column.rjust(cell) for column in block))
+        for row in rows:
+            out.append(row.rjust(label) + "".join(_cell(found, (row, column), cell, colour) for column in block))
+    return [line.rstrip() for line in out]
+
+
+def _cell(found: HeatMap, place: tuple[str, str], width: int, colour: bool) -> str:
+    one = found.cells.get(place)
+    if one is None:
+        return " " * width
+    shade = found.shade(one.value)
+    number = f"{one.value:.2f}"
+    best, sign = place == found.best, "" if one.measured else "~"
+    text = f"[{number}]" if best else f"{sign}{number} "
+    if not colour:
+        return (text + SHADES[shade]).rjust(width)
+    style = Style.parse(f"black {COLOURS[shade]}" + (" bold" if best else ""))
+    return " " + style.render(text.rjust(width - 1), color_system=ColorSystem.EIGHT_BIT)
+
+
+def picture(maps: Sequence[HeatMap], path: Path) -> bool:
+    """Draw the maps side by side into a PNG file; False where matplotlib (extra bench) is missing."""
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.5 + sum(1.2 + 0.75 * len(m.columns) for m in maps), _height(maps)), layout="constrained")
+    axes = figure.subplots(1, len(maps), squeeze=False)[0]
+    values = [cell.value for found in maps for cell in found.cells.values()]
+    image = None
+    for ax, found in zip(axes, maps, strict=True):
+        rows, columns = found.rows, found.columns
+        grid = [
+            [found.cells[row, column].value if (row, column) in found.cells else float("nan") for column in columns]
+            for row in rows
+        ]
+        image = ax.imshow(grid, cmap="viridis", vmin=min(values), vmax=max(values), aspect="auto")
+        ax.set_xticks(range(len(columns)), columns)
+        ax.set_yticks(range(len(rows)), rows)
+        ax.set_xlabel(found.across)
+        ax.set_ylabel(found.down)
+        ax.set_title(found.title, fontsize=9)
+        middle = (min(values) + max(values)) / 2
+        for (row, column), cell in found.cells.items():
+            ax.text(
+                columns.index(column),
+                rows.index(row),
+                ("" if cell.measured else "~") + f"{cell.value:.2f}",
+                ha="center",
+                va="center",
+                fontsize=8,
+                fontweight="bold" if (row, column) == found.best else "normal",
+                color="black" if cell.value > middle else "white",
+            )
+    if image is not None:
+        figure.colorbar(image, ax=list(axes), label="speed-up over plain decoding")
+    figure.savefig(path, dpi=150)
+    return True
+
+
+def _height(maps: Sequence[HeatMap]) -> float:
+    return 1.5 + 0.4 * max(len(found.rows) for found in maps)

@@ -1,0 +1,334 @@
+"""Measures methods on an engine, for tuning: forwards of K rows, and runs in turns with plain decoding.
+
+Knows how to be fair to all. Refuses to know which method is tried next (guiding.py, spaces.py) and terminals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean, median, stdev
+from typing import Any
+
+from draftwood.core.forest import TRUNK, Forest
+from draftwood.core.shape import Shape
+from draftwood.engine import Engine
+from draftwood.errors import ConfigurationError, RequestError
+from draftwood.methods import Method
+from draftwood.models.base import CausalModel
+from draftwood.results import GenerationResult
+from draftwood.runtime.executor import execute
+from draftwood.runtime.session import Run, Session
+from draftwood.sampling import SamplingParams
+from draftwood.tune.search import Guided, Measured, Seconds
+from draftwood.tune.shapes import Cost, rising
+from draftwood.tune.spaces import GridSearch, TPESearch
+
+STEEP = 20.0  # speed-up that a nat per token counts for, beyond what quality may be lost
+NOISE = 0.1  # credit for methods that ran seldom, as in guiding.Guided
+
+
+def row_counts(limit: int) -> list[int]:
+    """1, 2, 4, 8, ... and the limit itself."""
+    counts = [1]
+    while counts[-1] * 2 < limit:
+        counts.append(counts[-1] * 2)
+    return counts if limit == 1 else [*counts, limit]
+
+
+def forward_seconds(
+    model: CausalModel, counts: Sequence[int], context: int, turns: int = 21, patience: float = 5.0
+) -> dict[int, float]:
+    """Median seconds of a forward of so many rows behind `context` cached tokens.
+
+    Counts take turns and the first turn does not count; of `turns` there are fewer, but 3, where they take longer than
+    `patience` seconds. On CUDA the clock waits for the device.
+    """
+    context = max(1, min(context, model.context - 2 - max(counts) // model.vocab_size))
+    cache = model.new_cache(1, context + max(counts) + 8)
+    session = Session(model, cache)
+    forest = Forest(trunk=[0] * context, prompt=context)
+    for node in range(max(counts)):  # siblings, and children where tokens run out
+        forest.add(node // model.vocab_size + TRUNK, node % model.vocab_size)
+    times: dict[int, list[float]] = {count: [] for count in counts}
+    try:
+        execute([Run(session, forest, [TRUNK - context])])  # the trunk's last token brings all of it into the cache
+        for turn in range(turns + 1):
+            if turn > 3 and session.seconds > patience:
+                break
+            for count in counts:
+                before = session.seconds
+                execute([Run(session, forest, range(count))])
+                session.commit([], [], forest)
+                if turn:
+                    times[count].append(session.seconds - before)
+    finally:
+        session.close()
+    return {count: median(each) for count, each in times.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What methods are measured on."""
+
+    prompts: Sequence[Sequence[int]]  # token ids
+    sampling: SamplingParams
+    max_new_tokens: int = 64
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Sums:
+    """Of the runs of one method on all prompts."""
+
+    tokens: int = 0
+    seconds: float = 0.0  # wall time, prompts included
+    rounds: int = 0
+    later: int = 0  # rounds after the first of each prompt, and their seconds:
+    target: float = 0.0
+    draft: float = 0.0
+    rest: float = 0.0
+
+    def add(self, result: GenerationResult) -> None:
+        metrics = result.metrics
+        self.tokens += len(result.tokens)
+        self.seconds += metrics.seconds
+        self.rounds += metrics.rounds
+        for round_ in result.rounds[1:]:
+            self.later += 1
+            self.target += round_.verify_seconds
+            self.draft += round_.draft_seconds
+            self.rest += round_.sampling_seconds + round_.other_seconds
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+    @property
+    def tau(self) -> float:
+        """Tokens per target forward."""
+        return self.tokens / self.rounds
+
+    @property
+    def round(self) -> Seconds | None:
+        """Mean times of the later rounds; None where there were none."""
+        return Seconds(*(each / self.later for each in (self.target, self.draft, self.rest))) if self.later else None
+
+
+@dataclass(slots=True)
+class Trial:
+    """A measured run: one method on all prompts, in turns with plain decoding on the same prompts and seeds."""
+
+    method: dict[str, Any]
+    own: Sums = field(default_factory=Sums)
+    plain: Sums = field(default_factory=Sums)
+    met: list[list[int]] = field(default_factory=list)  # [layer][place], see `Metrics.met_at`
+    accepted: list[list[int]] = field(default_factory=list)
+    gains: list[float] = field(default_factory=list)  # per prompt: log-likelihood per token above plain decoding's
+    predicted: float | None = None  # the speed-up that was expected before the run
+
+    @property
+    def speed_up(self) -> float:
+        """Tokens per second over those of plain decoding: a slow moment of the machine hits both."""
+        return self.own.rate / self.plain.rate
+
+    @property
+    def measured(self) -> Measured:
+        """For `guiding.Guided`."""
+        return Measured(self.speed_up, self.met, self.accepted, self.own.round, self.plain.round)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "method": self.method,
+            "speed_up": self.speed_up,
+            "tokens_per_second": self.own.rate,
+            "plain_tokens_per_second": self.plain.rate,
+            "tau": self.own.tau,
+            "gain_in_log_likelihood_per_token": fmean(self.gains),
+            "predicted": self.predicted,
+            "own": asdict(self.own),
+            "plain": asdict(self.plain),
+            "met": self.met,
+            "accepted": self.accepted,
+        }
+
+
+@dataclass(slots=True)
+class Bench:
+    """Runs methods on a workload in turns with plain decoding, and keeps what it saw: an interrupt loses one run."""
+
+    engine: Engine
+    workload: Workload
+    plain: Method
+    trials: list[Trial] = field(default_factory=list)
+    step: Callable[[], None] = lambda: None  # called after each prompt
+
+    def __post_init__(self) -> None:
+        if not self.workload.prompts:
+            raise RequestError("there are no prompts to measure on; give at least one")
+
+    def run(self, method: Method, predicted: float | None = None, repeat: int | None = None) -> Trial:
+        """Measure a method. Its `repeat`-th run (by default counted here) has seeds of its own, plain decoding too."""
+        if repeat is None:
+            repeat = sum(trial.method == method.as_dict() for trial in self.trials)
+        seed = self.workload.seed + repeat
+        if repeat == 0:  # of new shapes: compiled kernels, templates, caches
+            for each in (self.plain, method):
+                self._decode(self.workload.prompts[0], each, seed, 8)
+        trial = Trial(method.as_dict(), predicted=predicted)
+        for i, prompt in enumerate(self.workload.prompts):
+            quality: dict[Method, float] = {}
+            for each in (self.plain, method) if i % 2 else (method, self.plain):
+                result = self._decode(prompt, each, seed, self.workload.max_new_tokens)
+                (trial.own if each is method else trial.plain).add(result)
+                quality[each] = fmean(result.logprobs)
+                if each is method:
+                    _count(result.metrics.met_at, trial.met)
+                    _count(result.metrics.taken_at, trial.accepted)
+            trial.gains.append(quality[method] - quality[self.plain])
+            self.step()
+        self.trials.append(trial)
+        return trial
+
+    def _decode(self, prompt: Sequence[int], method: Method, seed: int, limit: int) -> GenerationResult:
+        return self.engine.generate(prompt, method, self.workload.sampling, limit, seed)
+
+    def costs(self, rows: int) -> tuple[Cost, Cost]:
+        """Seconds of forwards of up to `rows` rows of the target and of its (first) draft, behind a usual context."""
+        usual = int(median(len(prompt) for prompt in self.workload.prompts)) + self.workload.max_new_tokens // 2
+        target, draft = (
+            Cost(rising(forward_seconds(model, row_counts(rows), usual)))
+            for model in (self.engine.target, self.engine.drafts[0])
+        )
+        return target, draft
+
+
+def _count(counts: Sequence[Sequence[int]], into: list[list[int]]) -> None:
+    """Add [layer][place] counts."""
+    for layer, row in enumerate(counts):
+        if layer == len(into):
+            into.append([])
+        into[layer] += [0] * (len(row) - len(into[layer]))
+        for place, n in enumerate(row):
+            into[layer][place] += n
+
+
+def tree_method(shape: Shape, options: dict[str, Any] | None = None) -> Method:
+    """The mcsd method of a shape, with further options."""
+    return Method.parse({**(options or {}), "name": "mcsd", "tree": shape.tree, "initial": shape.initial})
+
+
+def guide(
+    bench: Bench,
+    search: Guided,
+    budget: int,
+    options: dict[str, Any] | None = None,
+    told: Callable[[int, Method], None] = lambda run, method: None,
+) -> None:
+    """Let a search ask for `budget` measured runs; `search.ranked()` then holds what came of them."""
+    for number in range(budget):
+        shape = search.ask()
+        method = tree_method(shape, options)
+        told(number, method)
+        trial = bench.run(method, search.predicted(shape) if search.runs else None)
+        search.tell(shape, trial.measured)
+
+
+@dataclass(slots=True)
+class Standing:
+    """All runs of one method."""
+
+    method: Method
+    trials: list[Trial] = field(default_factory=list)
+
+    @property
+    def speed_up(self) -> float:
+        """Geometric mean over runs."""
+        return math.exp(fmean(math.log(trial.speed_up) for trial in self.trials))
+
+    @property
+    def gain(self) -> float:
+        """Mean over prompts and runs of the log-likelihood per token under the target, above that of plain decoding."""
+        return fmean(gain for trial in self.trials for gain in trial.gains)
+
+    @property
+    def gain_error(self) -> float:
+        """Standard error of `gain`; 0 where there is a single text."""
+        gains = [gain for trial in self.trials for gain in trial.gains]
+        return stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else 0.0
+
+    @property
+    def tau(self) -> float:
+        return sum(trial.own.tokens for trial in self.trials) / sum(trial.own.rounds for trial in self.trials)
+
+
+def standings(trials: Sequence[Trial], tolerance: float = math.inf) -> list[Standing]:
+    """Methods, best first: the fastest of those that lose at most `tolerance` of likelihood, then the least bad."""
+    found: dict[Method, Standing] = {}
+    for trial in trials:
+        method = Method.parse(trial.method)
+        found.setdefault(method, Standing(method)).trials.append(trial)
+
+    def order(one: Standing) -> tuple[float, float]:
+        short = max(0.0, -one.gain - tolerance)
+        return short, -one.speed_up
+
+    return sorted(found.values(), key=order)
+
+
+def explore(
+    bench: Bench,
+    name: str,
+    search: GridSearch | TPESearch,
+    budget: int,
+    options: Mapping[str, Any] | None = None,
+    tolerance: float = math.inf,
+    fits: Callable[[Method], bool] = lambda method: True,
+    told: Callable[[int, Method], None] = lambda run, method: None,
+) -> None:
+    """`budget` measured runs of a method as a search asks for them, then the best ones again.
+
+    Where the search has no end of its own, it has three quarters of the runs.
+
+    Speed counts, as long as the mean log-likelihood per token is at most `tolerance` below that of plain decoding;
+    beyond that, scores fall steeply. `bench.trials` holds what came of it.
+    """
+    for number in range(budget if isinstance(search, GridSearch) else budget - budget // 4):
+        method = _next(name, search, options or {}, fits)
+        if method is None:
+            break
+        told(number, method)
+        trial = bench.run(method)
+        short = max(0.0, -fmean(trial.gains) - tolerance)
+        search.tell(trial.speed_up - STEEP * short)
+    while len(bench.trials) < budget:
+        ranked = standings(bench.trials, tolerance)
+        worst = max(0.0, -ranked[0].gain - tolerance)  # 0 as soon as one is good enough
+        good = [one for one in ranked if max(0.0, -one.gain - tolerance) <= worst]
+        # credit for few runs, as in guiding.Guided
+        again = max(good, key=lambda one: one.speed_up * math.exp(NOISE / math.sqrt(len(one.trials))))
+        told(len(bench.trials), again.method)
+        bench.run(again.method)
+
+
+def _next(
+    name: str, search: GridSearch | TPESearch, options: Mapping[str, Any], fits: Callable[[Method], bool]
+) -> Method | None:
+    """The next method that a search asks for and that is one; values that do not go together are passed over."""
+    for _ in range(300):
+        values = search.ask()
+        if values is None:
+            return None
+        try:
+            method = Method.parse({**options, **values, "name": name})
+        except ConfigurationError as error:
+            refused: ConfigurationError | None = error
+        else:
+            if fits(method):
+                return method
+            refused = None
+        search.tell(None)
+    raise refused or ConfigurationError(f"no options of {name} fit the rows that are allowed; allow more")

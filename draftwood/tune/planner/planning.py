@@ -1,0 +1,319 @@
+"""Pilots, predictions and a check of them, on an engine and within a time.
+
+Knows which settings are considered and in which order things run. Refuses to know formulas (prediction.py), flags and
+terminals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from draftwood.engine import Engine
+from draftwood.errors import ConfigurationError, DraftwoodError, RequestError
+from draftwood.methods import METHODS, Method
+from draftwood.sampling import SamplingParams
+from draftwood.tune.measuring import forward_seconds
+from draftwood.tune.planner.prediction import Observation, Prediction, Predictor, by_depth, interval, ratio
+from draftwood.tune.shapes import Cost, rising
+
+COSTS, PILOTS = 0.12, 0.6  # shares of the time that costs, and costs and pilots, may take
+COUNTS = (1, 2, 4, 8, 16, 32, 48)  # rows whose cost is measured
+DEEPEST, MOST_ROWS = 8, 48  # of the settings that are considered
+WORTHWHILE = 1.05  # less is not worth a draft model
+AGAIN = 1_000_000  # what is added to the seeds of the check
+FEWEST = 2  # prompts, whatever the time says
+
+PLAIN = Method.parse("autoregressive")
+CHAIN = Method.parse({"name": "speculative", "gamma": 5})
+TREE = Method.parse({"name": "mcsd", "tree": [4, 2, 1, 1]})
+BEAMS = Method.parse({"name": "dsbd", "gamma": 3})
+EXIT = "eesd"
+
+Told = Callable[[str, float], None]  # what is under way, and the share of the time that is gone
+
+
+@dataclass(slots=True)
+class Choice:
+    """The best settings of one kind of method: predicted and measured speed over decoding without drafts."""
+
+    method: Method
+    reference: Method
+    predicted: Prediction
+    interval: tuple[float, float]
+    measured: float | None = None
+    measured_interval: tuple[float, float] | None = None
+
+    @property
+    def error(self) -> float | None:
+        """How far the prediction was off, relative to what was measured."""
+        return None if self.measured is None else self.predicted.speed_up / self.measured - 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {
+            "method": self.method.as_dict(),
+            "reference": self.reference.as_dict(),
+            "predicted": self.predicted.speed_up,
+            "predicted_interval": list(self.interval),
+            "steps_per_round": self.predicted.steps,
+            "round_seconds": self.predicted.round_seconds,
+            "measured": self.measured,
+            "measured_interval": None if self.measured_interval is None else list(self.measured_interval),
+            "error": self.error,
+        }
+
+
+@dataclass(slots=True)
+class Plan:
+    """What was found on a pair and prompts."""
+
+    choices: list[Choice]
+    c: float | None  # cost of a draft forward in target forwards, in the chain's pilot
+    alpha: list[float]  # acceptance of the chain by depth
+    target_seconds: dict[int, float]  # by rows
+    draft_seconds: dict[int, float]
+    plain_tokens_per_second: float
+    prompts: int
+    checked: int
+    seconds: float
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def best(self) -> Choice | None:
+        """The fastest method with one hypothesis, as checked; None: do not speculate."""
+        single = [one for one in self.choices if one.reference.name == PLAIN.name]
+        worth = [one for one in single if (one.measured or one.predicted.speed_up) >= WORTHWHILE]
+        return max(worth, key=lambda one: one.measured or one.predicted.speed_up, default=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        best = self.best
+        return {
+            "recommended": None if best is None else best.method.as_dict(),
+            "choices": [one.as_dict() for one in self.choices],
+            "c": self.c,
+            "acceptance_by_depth": self.alpha,
+            "target_seconds_by_rows": self.target_seconds,
+            "draft_seconds_by_rows": self.draft_seconds,
+            "plain_tokens_per_second": self.plain_tokens_per_second,
+            "prompts": self.prompts,
+            "checked_prompts": self.checked,
+            "seconds": self.seconds,
+            "notes": self.notes,
+        }
+
+
+@dataclass(slots=True)
+class _Runs:
+    """Runs methods in turns, so that a slow moment of the machine hits all alike."""
+
+    engine: Engine
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    max_new_tokens: int
+    seed: int
+    began: float
+    seconds: float
+    told: Told
+
+    @property
+    def gone(self) -> float:
+        return (perf_counter() - self.began) / self.seconds
+
+    def one(self, method: Method, number: int, limit: int | None = None, again: bool = False) -> Observation:
+        """One generation; `again` with another seed than the first time."""
+        result = self.engine.generate(
+            self.prompts[number % len(self.prompts)],
+            method,
+            self.params,
+            limit or self.max_new_tokens,
+            self.seed + number + AGAIN * again,
+        )
+        return Observation.of(result)
+
+    def turns(
+        self, methods: Sequence[Method], until: float, most: int, what: str, again: bool = False
+    ) -> list[list[Observation]]:
+        """Observations of each method on as many prompts as there is time for, FEWEST at least."""
+        for method in methods:  # compiled kernels, templates and caches of new shapes
+            self.one(method, 0, 12)
+        found: list[list[Observation]] = [[] for _ in methods]
+        for number in range(most):
+            start = self.gone
+            for turn in range(len(methods)):
+                at = (turn + number) % len(methods)
+                self.told(f"{what}, prompt {number + 1}: {methods[at].name}", min(1.0, self.gone))
+                found[at].append(self.one(methods[at], number, again=again))
+            if number + 1 >= FEWEST and self.gone + 0.5 * (self.gone - start) > until:
+                break
+        return found
+
+
+def plan(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | None = None,
+    seconds: float = 60.0,
+    max_new_tokens: int = 64,
+    seed: int = 0,
+    told: Told = lambda what, share: None,
+) -> Plan:
+    """Measure for about `seconds`, and say which method and settings are fastest on these prompts (token ids).
+
+    An eighth of the time goes to forwards of K rows, a half to pilots of each kind of method, the rest to runs of the
+    best predicted settings in turns with decoding without drafts, on the same prompts with other seeds. Two prompts of
+    each are run however long they take.
+    """
+    params = params or SamplingParams()
+    if not prompts:
+        raise RequestError("there are no prompts to plan for; give at least one")
+    runs = _Runs(engine, prompts, params, max_new_tokens, seed, perf_counter(), seconds, told)
+    notes: list[str] = []
+    exits = _exit(runs, notes)
+    if not engine.drafts and exits is None:
+        raise ConfigurationError("there is nothing to plan: name a draft model with --draft, or train an exit layer")
+    target, draft = _costs(runs)
+    pilots = [PLAIN]
+    if engine.drafts:
+        pilots += [CHAIN, TREE]
+    if exits is not None:
+        pilots.append(exits)
+    beams = None
+    if engine.drafts and not params.greedy:
+        width = max(1, round(runs.one(BEAMS, 0, 24).width))
+        beams = Method.parse({"name": "beam-sampling", "width": width})
+        pilots += [beams, BEAMS]
+    most = max(FEWEST, 4 * len(prompts))
+    found = dict(zip(pilots, runs.turns(pilots, PILOTS, most, "pilot"), strict=True))
+    predictor = Predictor(target, draft, found[PLAIN])
+    if engine.drafts:
+        predictor.chain, predictor.tree = found[CHAIN], found[TREE]
+    if beams is not None:
+        predictor.beams, predictor.drafted_beams = found[beams], found[BEAMS]
+    choices = _choices(predictor, exits, None if exits is None else found[exits], beams, seed)
+    checked = _check(runs, choices, most)
+    return Plan(
+        choices,
+        _c(found.get(CHAIN) or (found[exits] if exits is not None else [])),
+        _alpha(found.get(CHAIN) or (found[exits] if exits is not None else [])),
+        dict(zip(target.rows, target.seconds, strict=True)),
+        dict(zip(draft.rows, draft.seconds, strict=True)) if engine.drafts else {},
+        sum(one.steps for one in found[PLAIN]) / sum(one.seconds for one in found[PLAIN]),
+        len(found[PLAIN]),
+        checked,
+        perf_counter() - runs.began,
+        notes,
+    )
+
+
+def _exit(runs: _Runs, notes: list[str]) -> Method | None:
+    """The early exit's pilot, if the target has an exit."""
+    if EXIT not in METHODS:
+        return None
+    method = Method.parse({"name": EXIT, "gamma": 4})
+    try:
+        runs.engine.method(method)
+        runs.one(method, 0, 4)
+    except DraftwoodError as error:
+        notes.append(f"{EXIT} is left out: {error}")
+        return None
+    return method
+
+
+def _costs(runs: _Runs) -> tuple[Cost, Cost]:
+    """Seconds of forwards of K rows of target and draft, the first draft where there are several."""
+    engine = runs.engine
+    lengths = sorted(len(prompt) for prompt in runs.prompts)
+    context = lengths[len(lengths) // 2] + runs.max_new_tokens // 2
+    costs: list[Cost] = []
+    models = [engine.target, *engine.drafts[:1]]
+    for number, model in enumerate(models):
+        runs.told("cost of K rows", min(1.0, runs.gone))
+        with torch.inference_mode():
+            began = perf_counter()
+            forward_seconds(model, COUNTS, context, 1)
+            once = (perf_counter() - began) / 2
+            left = (COSTS * (number + 1) / len(models) - runs.gone) * runs.seconds
+            repeats = max(2, min(15, int(left / once) - 1))
+            costs.append(Cost(rising(forward_seconds(model, COUNTS, context, repeats))))
+    return costs[0], costs[-1]
+
+
+def _choices(
+    predictor: Predictor,
+    exits: Method | None,
+    exit_pilot: Sequence[Observation] | None,
+    beams: Method | None,
+    seed: int,
+) -> list[Choice]:
+    """The best settings of each kind, with intervals over prompts."""
+    count = len(predictor.plain)
+    choices: list[Choice] = []
+
+    def choose(method: Method, reference: Method, predict: Callable[[Predictor, Sequence[int]], Prediction]) -> None:
+        everyone = range(count)
+        value = interval(count, lambda some: predict(predictor.resampled(some), some).speed_up, seed)
+        choices.append(Choice(method, reference, predict(predictor, everyone), value))
+
+    if predictor.chain:
+        gamma = predictor.best_depth(DEEPEST, predictor.chain, predictor.plain)
+        choose(
+            Method.parse({"name": "speculative", "gamma": gamma}),
+            PLAIN,
+            lambda each, some: each.line(gamma, each.chain, each.plain),
+        )
+        shape = predictor.best_shape(MOST_ROWS, DEEPEST)
+        choose(Method.parse({"name": "mcsd", "tree": shape.tree}), PLAIN, lambda each, some: each.shape(shape))
+    if exits is not None and exit_pilot is not None:
+        pilot = exit_pilot
+        depth = predictor.best_depth(DEEPEST, pilot, predictor.plain, True)
+        choose(
+            Method.parse({"name": EXIT, "gamma": depth}),
+            PLAIN,
+            lambda each, some: each.line(depth, [pilot[i] for i in some], each.plain, True),
+        )
+    if beams is not None:
+        layers = predictor.best_depth(4, predictor.drafted_beams, predictor.beams)
+        choose(
+            Method.parse({"name": "dsbd", "gamma": layers}),
+            beams,
+            lambda each, some: each.line(layers, each.drafted_beams, each.beams),
+        )
+    return choices
+
+
+def _check(runs: _Runs, choices: Sequence[Choice], most: int) -> int:
+    """Run what was chosen, in turns with what it is compared with; returns the number of prompts."""
+    methods = list(dict.fromkeys(each for one in choices for each in (one.reference, one.method)))
+    found = dict(zip(methods, runs.turns(methods, 1.0, most, "check", True), strict=True))
+    count = len(next(iter(found.values())))
+    for one in choices:
+        own, without = found[one.method], found[one.reference]
+
+        def value(
+            some: Sequence[int],
+            own: Sequence[Observation] = own,
+            without: Sequence[Observation] = without,
+        ) -> float:
+            return ratio([own[i] for i in some], [without[i] for i in some])
+
+        one.measured = ratio(own, without)
+        one.measured_interval = interval(count, value, runs.seed)
+    return count
+
+
+def _c(pilot: Sequence[Observation]) -> float | None:
+    forwards, rounds = sum(one.forwards for one in pilot), sum(one.rounds for one in pilot)
+    verify = sum(one.verify for one in pilot)
+    if not forwards or not verify:
+        return None
+    return (sum(one.draft for one in pilot) / forwards) / (verify / rounds)
+
+
+def _alpha(pilot: Sequence[Observation]) -> list[float]:
+    return by_depth(pilot)

@@ -1,0 +1,246 @@
+"""A search for the fastest tree in few measured runs: what runs show of acceptance and times predicts all others.
+
+Pure arithmetic over tuning.py. Refuses to know models: runs are told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from draftwood.core.shape import Shape
+from draftwood.tune.shapes import Acceptance, Cost, best_shapes, expected_tokens, round_seconds
+
+PRIOR = 4  # drafts that a guess counts for
+UNSEEN = 6  # places beyond those seen, before the last repeats
+FAITH = 2  # runs that what is predicted counts for
+
+
+class Seconds(NamedTuple):
+    """Mean time of a round, those with a prompt left out."""
+
+    target: float  # its forward
+    draft: float  # all forwards of drafts
+    rest: float  # drawing, judging, bookkeeping
+
+
+@dataclass(slots=True)
+class Measured:
+    """What a run of one shape showed: its speed, and how often the i-th sibling of a layer was met and accepted."""
+
+    speed: float  # in any unit, the same for all runs
+    met: Sequence[Sequence[int]] = ()
+    accepted: Sequence[Sequence[int]] = ()
+    seconds: Seconds | None = None  # of a round of this run
+    plain: Seconds | None = None  # of a round of plain decoding beside it: how fast the machine was
+
+
+@dataclass(slots=True)
+class Tally:
+    """Acceptance by layer and place among siblings from all runs so far."""
+
+    met: dict[tuple[int, int], int] = field(default_factory=dict)
+    accepted: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def add(self, run: Measured) -> None:
+        for layer, (met, accepted) in enumerate(zip(run.met, run.accepted, strict=True)):
+            for place, (n, a) in enumerate(zip(met, accepted, strict=True)):
+                self.met[layer, place] = self.met.get((layer, place), 0) + n
+                self.accepted[layer, place] = self.accepted.get((layer, place), 0) + a
+
+    def acceptance(self) -> list[list[float]]:
+        """Rows [layer][place] for `expected_tokens`: layers that were seen, and a few more places than were.
+
+        Where little was met, numbers lean on what is known: a layer on the same place of all layers, a place on half
+        the chance of the one before it (later siblings are less likely ones), the first on 1/2; each counts as `PRIOR`
+        drafts.
+        """
+        places = 1 + max((key[1] for key in self.met), default=0) + UNSEEN
+        usual: list[float] = []
+        for place in range(places):
+            met = sum(n for key, n in self.met.items() if key[1] == place)
+            accepted = sum(n for key, n in self.accepted.items() if key[1] == place)
+            usual.append((accepted + PRIOR * (usual[-1] if usual else 1) / 2) / (met + PRIOR))
+        return [
+            [
+                (self.accepted.get((layer, place), 0) + PRIOR * usual[place])
+                / (self.met.get((layer, place), 0) + PRIOR)
+                for place in range(places)
+            ]
+            for layer in range(1 + max((key[0] for key in self.met), default=0))
+        ]
+
+
+def overheads(rounds: Sequence[tuple[Shape, float]]) -> tuple[float, float, float]:
+    """Seconds of a round beyond its forwards, split: per round, per layer, per row.
+
+    Least squares over (shape, seconds), none below 0; where shapes are few, the smallest that explain them.
+    """
+    rows = [(1.0, float(len(shape.tree)), float(shape.rows)) for shape, _ in rounds]
+    beyond = [seconds for _, seconds in rounds]
+    scale = [max((row[j] for row in rows), default=0.0) or 1.0 for j in range(3)]
+    found = [0.0, 0.0, 0.0]
+    for _ in range(200):  # coordinate descent: convex, and three numbers only
+        for j in range(3):
+            slope, square = 0.0, 1e-3 * len(rows)
+            for row, rest in zip(rows, beyond, strict=True):
+                x = row[j] / scale[j]
+                other = sum(found[i] * row[i] / scale[i] for i in range(3) if i != j)
+                slope += x * (rest - other)
+                square += x * x
+            found[j] = max(slope / square, 0.0) if rows else 0.0
+    return found[0] / scale[0], found[1] / scale[1], found[2] / scale[2]
+
+
+PILOTS = ((4, 2, 2, 1, 1), (4, 2, 2, 1), (3, 2, 1, 1), (2, 2, 1, 1), (2, 2, 1), (2, 1, 1), (2, 1), (2,), (1,))
+
+
+def pilot_shape(row_limit: int, max_depth: int) -> Shape:
+    """The first of a few trees that fits: each shows acceptance at several places of several layers."""
+    for tree in PILOTS:
+        shape = Shape(tree[:max_depth])
+        if shape.tree and shape.rows <= row_limit:
+            return shape
+    raise ValueError(f"{row_limit} rows and depth {max_depth} cannot hold a token and a draft of the next; allow more")
+
+
+class Guided:
+    """Chooses which shape to measure next: `ask` for one, `tell` what its run showed, and at last see `ranked`.
+
+    The first is the pilot. Acceptance and time per round of all runs so far predict the speed of every shape; next is
+    the one that is best in the light of runs and predicting, with credit for what was seen little. So good shapes are
+    run again, and noise decides less. Acceptance is learned from runs with one initial token, since of several the
+    luckiest path is all that is seen; what more of them gain is learned as a factor.
+    """
+
+    def __init__(
+        self,
+        pilot: Shape,
+        target: Cost,
+        draft: Cost,
+        row_limit: int,
+        max_depth: int = 8,
+        initial: Sequence[int] = (1,),
+        widths: Container[int] | None = None,
+        noise: float = 0.1,
+    ) -> None:
+        if row_limit < min(initial, default=1) * 2:
+            raise ValueError(
+                f"{row_limit} rows cannot hold the tree's first tokens and a draft below each; allow more rows"
+            )
+        self.pilot, self.target, self.draft = pilot, target, draft
+        self.row_limit, self.max_depth, self.initial = row_limit, max_depth, tuple(initial)
+        self.widths, self.noise = widths, noise
+        self.runs: dict[Shape, list[float]] = {}
+        self.tally = Tally()
+        self._seconds: list[tuple[Shape, Seconds]] = []
+        self._acceptance: Acceptance = [[0.5]]
+        self._costs = target, draft
+        self._factor: dict[int, float] = {}
+        self._pace = 0.0
+
+    def tell(self, shape: Shape, run: Measured) -> None:
+        """What a run of `shape` showed."""
+        self.runs.setdefault(shape, []).append(run.speed)
+        if shape.initial == 1:
+            self.tally.add(run)
+            self._acceptance = self.tally.acceptance()
+        self._clock(shape, run)
+        logs: dict[int, list[float]] = {}
+        for known, speeds in self.runs.items():
+            raw = self._raw(known)
+            logs.setdefault(known.initial, []).extend(math.log(speed / raw) for speed in speeds)
+        everything = math.fsum(map(math.fsum, logs.values())) / sum(map(len, logs.values()))
+        self._factor = {count: math.exp(math.fsum(each) / len(each)) for count, each in logs.items()}
+        self._factor[0] = math.exp(everything)
+
+    def _clock(self, shape: Shape, run: Measured) -> None:
+        """Learn the times of rounds, brought to one pace: how slow forwards are here, and what comes on top."""
+        if run.seconds is None:
+            return
+        pace = 1.0
+        if run.plain is not None:
+            self._pace = self._pace or sum(run.plain)
+            pace = self._pace / sum(run.plain)
+            self._seconds.append((Shape(()), Seconds(*(pace * each for each in run.plain))))
+        self._seconds.append((shape, Seconds(*(pace * each for each in run.seconds))))
+        slow = math.fsum(each.target for _, each in self._seconds) / math.fsum(
+            self.target(known.rows) for known, _ in self._seconds
+        )
+        drafted = math.fsum(self.draft(r) for known, _ in self._seconds for r in known.layers[:-1])
+        slow_draft = math.fsum(each.draft for _, each in self._seconds) / drafted if drafted else 0.0
+        per_round, per_layer, per_row = overheads([(known, each.rest) for known, each in self._seconds])
+        self._costs = (
+            self.target.scaled(slow or 1.0).plus(per_round, per_row),
+            self.draft.scaled(slow_draft or 1.0).plus(per_layer),
+        )
+
+    def _raw(self, shape: Shape) -> float:
+        return expected_tokens(shape, self._acceptance) / round_seconds(shape, *self._costs)
+
+    def predicted(self, shape: Shape) -> float:
+        """The speed that a shape should have, in the unit of the runs."""
+        return self._raw(shape) * self._factor.get(shape.initial, self._factor.get(0, 1.0))
+
+    def score(self, shape: Shape) -> float:
+        """The speed in the light of all: the geometric mean of its runs and, as `FAITH` more, what is predicted."""
+        logs = [math.log(speed) for speed in self.runs.get(shape, ())]
+        return math.exp((math.fsum(logs) + FAITH * math.log(self.predicted(shape))) / (len(logs) + FAITH))
+
+    def _doubt(self, shape: Shape) -> float:
+        """By what factor the score of a shape may be wrong."""
+        return math.exp(self.noise / math.sqrt(len(self.runs.get(shape, ())) + 1))
+
+    def allows(self, shape: Shape) -> bool:
+        """Whether a shape is in the space that is searched; the pilot need not be."""
+        return (
+            shape.initial in self.initial
+            and 0 < len(shape.tree) <= self.max_depth
+            and shape.rows <= self.row_limit
+            and (self.widths is None or all(width in self.widths for width in shape.tree))
+        )
+
+    def ask(self) -> Shape:
+        if not self.runs:
+            return self.pilot
+        found = [shape for shape in self.runs if self.allows(shape)]
+        for count in self.initial:
+            ranked = best_shapes(
+                self._acceptance,
+                *self._costs,
+                self.row_limit,
+                self.max_depth,
+                (count,),
+                len(found) + 2,
+                self.widths,
+            )
+            fresh = [shape for _, shape in ranked if shape.tree and shape not in self.runs]
+            found += fresh[:1]
+        if not found:
+            raise ValueError("no tree is within the rows, the depth and the widths that are allowed; allow more")
+        return max(found, key=lambda shape: self.score(shape) * self._doubt(shape))
+
+    def ranked(self) -> list[tuple[float, Shape]]:
+        """(speed in the light of all, shape) of what was measured, best first; what was seen often goes before luck."""
+        scores = [(self.score(shape), shape) for shape in self.runs if self.allows(shape)]
+        return sorted(scores, key=lambda entry: (-entry[0] / self._doubt(entry[1]), entry[1].rows))
+
+
+def guided(
+    measure: Callable[[Shape], Measured],
+    pilot: Shape,
+    target: Cost,
+    draft: Cost,
+    row_limit: int,
+    runs: int,
+    max_depth: int = 8,
+    initial: Sequence[int] = (1,),
+) -> list[tuple[float, Shape]]:
+    """`runs` measurements as `Guided` asks for them; returns (speed in the light of all, shape), best first."""
+    search = Guided(pilot, target, draft, row_limit, max_depth, initial)
+    for _ in range(runs):
+        shape = search.ask()
+        search.tell(shape, measure(shape))
+    return search.ranked()

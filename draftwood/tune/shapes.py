@@ -1,0 +1,171 @@
+"""What a tree of drafts is worth, and which is best: formulas over measured acceptance and measured costs.
+
+Pure arithmetic. Refuses to know models and how numbers are measured.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Container, Iterator, Mapping, Sequence
+
+from draftwood.core.shape import Shape
+
+
+def sequence_alpha(accepted: Sequence[int], longest: Sequence[int] | int) -> float:
+    """MCSD's acceptance rate (§1): accepted length / longest drafted length, the mean over rounds that drafted."""
+    each = [longest] * len(accepted) if isinstance(longest, int) else longest
+    shares = [a / g for a, g in zip(accepted, each, strict=True) if g > 0]
+    return math.fsum(shares) / len(shares) if shares else 0.0
+
+
+def layer_acceptance(by_place: Sequence[float], width: int) -> float:
+    """1 - prod_i (1 - a_i): that one of `width` siblings is accepted; a_i where the i-th is met, the last repeats."""
+    if width and not by_place:
+        raise ValueError("no acceptance was measured; give the chance of at least the first sibling")
+    chance = 1.0
+    for i in range(width):
+        chance *= 1 - by_place[min(i, len(by_place) - 1)]
+    return 1 - chance
+
+
+Acceptance = Sequence[Sequence[float]]  # [layer][place among siblings]; the last layer repeats
+
+
+def expected_tokens(shape: Shape, acceptance: Acceptance) -> float:
+    """Tokens per round: 1 + sum_d (1 - (1 - prod_{l<=d} A_l)^initial), A_l as `layer_acceptance` (spec §4).
+
+    The longest of `initial` independent paths is kept, and one token of the target follows it.
+    """
+    reach, tokens = 1.0, 1.0
+    for layer, width in enumerate(shape.tree):
+        reach *= layer_acceptance(acceptance[min(layer, len(acceptance) - 1)], width)
+        tokens += 1 - (1 - reach) ** shape.initial
+    return tokens
+
+
+class Cost:
+    """Seconds of a forward of K rows, from measurements: linear between them and beyond the last two."""
+
+    def __init__(self, seconds: Mapping[int, float]) -> None:
+        if not seconds or min(seconds) < 1 or not all(0 < s < math.inf for s in seconds.values()):
+            raise ValueError("costs are seconds above 0 for 1 row or more; measure at least one")
+        self.rows = sorted(seconds)
+        self.seconds = [seconds[rows] for rows in self.rows]
+
+    def __call__(self, rows: int) -> float:
+        if len(self.rows) == 1 or rows <= self.rows[0]:
+            return self.seconds[0]
+        right = min(max(bisect.bisect_left(self.rows, rows), 1), len(self.rows) - 1)
+        a, b = self.rows[right - 1], self.rows[right]
+        low, high = self.seconds[right - 1], self.seconds[right]
+        return max(low + (high - low) * (rows - a) / (b - a), min(low, high))
+
+    def scaled(self, factor: float) -> Cost:
+        """So many times as slow."""
+        return Cost({rows: factor * seconds for rows, seconds in zip(self.rows, self.seconds, strict=True)})
+
+    def plus(self, fixed: float, per_row: float = 0.0) -> Cost:
+        """The same and so many seconds more, for each forward and for each row of it."""
+        beyond = [*self.rows, self.rows[-1] + 1]  # so that a single measurement rises too
+        return Cost({rows: self(rows) + fixed + per_row * rows for rows in beyond})
+
+
+def rising(seconds: Mapping[int, float]) -> dict[int, float]:
+    """The nearest costs that do not fall with rows (isotonic least squares): what falls is noise."""
+    blocks: list[list[float]] = []  # [sum, count]
+    for rows in sorted(seconds):
+        blocks.append([seconds[rows], 1.0])
+        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] >= blocks[-1][0] / blocks[-1][1]:
+            total, count = blocks.pop()
+            blocks[-1][0] += total
+            blocks[-1][1] += count
+    levels = [total / count for total, count in blocks for _ in range(int(count))]
+    return dict(zip(sorted(seconds), levels, strict=True))
+
+
+def round_seconds(shape: Shape, target: Cost, draft: Cost) -> float:
+    """One forward of all rows by the target, and per layer one of the layer above by the draft."""
+    layers = shape.layers
+    return target(sum(layers)) + math.fsum(draft(rows) for rows in layers[:-1])
+
+
+def speed_up(shape: Shape, acceptance: Acceptance, target: Cost, draft: Cost) -> float:
+    """Tokens per second over those of plain decoding: expected_tokens T(1) / (T(rows) + sum_l D(rows of l - 1)).
+
+    For a chain with constant acceptance and costs this is the improvement factor, `depth.improvement` (MCSD Eq. 1).
+    """
+    return expected_tokens(shape, acceptance) * target(1) / round_seconds(shape, target, draft)
+
+
+def shapes(
+    row_limit: int, max_depth: int, initial: Sequence[int] = (1,), widths: Container[int] | None = None
+) -> Iterator[Shape]:
+    """Every k-configuration of at most `row_limit` rows and `max_depth` drafted layers, of given or all `widths`."""
+
+    def below(shape: Shape) -> Iterator[Shape]:
+        yield shape
+        if len(shape.tree) < max_depth:
+            last, rows = shape.layers[-1], shape.rows
+            for width in range(1, (row_limit - rows) // last + 1):
+                if widths is not None and width not in widths:
+                    continue
+                yield from below(Shape((*shape.tree, width), shape.initial))
+
+    for count in initial:
+        if count <= row_limit:
+            yield from below(Shape((), count))
+
+
+def best_shapes(
+    acceptance: Acceptance,
+    target: Cost,
+    draft: Cost,
+    row_limit: int,
+    max_depth: int = 8,
+    initial: Sequence[int] = (1,),
+    count: int = 1,
+    widths: Container[int] | None = None,
+) -> list[tuple[float, Shape]]:
+    """The `count` best (predicted speed-up, shape), best first, without looking at all: branch and bound.
+
+    Deeper trees cost no less than what they extend if costs do not fall with rows, and gain at most a token per layer.
+    `widths` are those that a layer may have, all by default.
+    """
+    if row_limit < min(initial, default=1):
+        raise ValueError(f"{row_limit} rows cannot hold the tree's first tokens; allow more rows")
+    floor = [min(target.seconds[i:]) for i in range(len(target.seconds))]  # costs that noise lets fall, made to rise
+    rising = Cost(dict(zip(target.rows, floor, strict=True)))
+    cheapest = min(draft.seconds)
+    found: list[tuple[float, Shape]] = []
+
+    def consider(shape: Shape, reach: float, tokens: float, spent: float) -> None:
+        layers = shape.layers
+        last, rows = layers[-1], sum(layers)
+        found.append((tokens * target(1) / (spent + target(rows)), shape))
+        found.sort(key=lambda entry: (-entry[0], entry[1].rows, entry[1].tree))
+        del found[count:]
+        depth = len(shape.tree)
+        by_place = acceptance[min(depth, len(acceptance) - 1)]
+        most = 1 - (1 - reach) ** shape.initial
+        if len(found) == count and not any(
+            (tokens + more * most) * target(1) / (spent + rising(rows + more * last) + more * cheapest)
+            > found[-1][0] * (1 - 1e-12)
+            for more in range(1, max_depth - depth + 1)
+        ):
+            return
+        for width in range(1, (row_limit - rows) // last + 1 if depth < max_depth else 0):
+            if widths is not None and width not in widths:
+                continue
+            grown = reach * layer_acceptance(by_place, width)
+            consider(
+                Shape((*shape.tree, width), shape.initial),
+                grown,
+                tokens + 1 - (1 - grown) ** shape.initial,
+                spent + draft(last),
+            )
+
+    for first in initial:
+        if first <= row_limit:
+            consider(Shape((), first), 1.0, 1.0, 0.0)
+    return found

@@ -1,0 +1,241 @@
+"""Which sublayers of a target to skip, so that it drafts fastest for itself (Draft & Verify, §3.2).
+
+Knows how a set's speed is predicted: its acceptance on text that the target wrote, read as self-spec reads it, and what
+forwards cost. The search is optuna's (spaces.py). Refuses to know terminals and files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwood.engine import Engine
+from draftwood.errors import ConfigurationError
+from draftwood.models.base import Batch
+from draftwood.models.decoder import Decoder
+from draftwood.models.exit import layered
+from draftwood.models.skip import Skipped, SkippedDecoder, every_other
+from draftwood.sampling import SamplingParams, warp
+from draftwood.tune.measuring import forward_seconds, row_counts
+from draftwood.tune.shapes import Cost
+from draftwood.tune.spaces import TPESearch
+
+KEEP, SKIP = "keep", "skip"
+GROUP_SIZE = 8  # texts per forward
+
+
+class PromptGroup:
+    """Some texts with the target's keys and values of their tokens, in one cache.
+
+    Slots [0, width) hold what the target left of tokens 0, 1, ...; behind them `most` slots per depth are for drafts.
+    """
+
+    def __init__(self, target: Decoder, texts: Sequence[tuple[list[int], int]], params: SamplingParams) -> None:
+        self.params = params
+        device, lengths = target.device, [len(tokens) - 1 for tokens, _ in texts]  # nothing follows the last token
+        self.width = max(lengths)
+        self.counts = [length - prompt for length, (_, prompt) in zip(lengths, texts, strict=True)]
+        self.most = max(self.counts)
+        padded = [tokens[:-1] + [0] * (self.width - len(tokens) + 1) for tokens, _ in texts]
+        self.tokens = torch.tensor(padded, device=device)
+        prompts = torch.tensor([prompt for _, prompt in texts], device=device)[:, None]
+        ends = torch.tensor(lengths, device=device)[:, None] - 1
+        self.places = torch.minimum(prompts + torch.arange(self.most, device=device), ends)  # [B, most]
+        self.cache = target.new_cache(len(texts), self.width + self.most + 1)
+        slots = torch.arange(self.width, device=device).expand_as(self.tokens)
+        causal = torch.ones(len(texts), self.width, self.width, dtype=torch.bool, device=device).tril()
+        wanted = torch.arange(len(texts), device=device)[:, None] * self.width + self.places
+        self.p = self._answer(target, self.tokens, slots, slots, causal, wanted)
+
+    def drafted(self, part: SkippedDecoder, depth: int) -> list[Tensor]:
+        """T∘draft [n, V] of each text, of drafts `depth` behind a round's first; lesser depths were asked for before.
+
+        The one at row r sees the target's tokens before the round's root, row r - depth, and what the part made of the
+        root, of the drafts behind it and of itself. Rows below `depth` have no such root and mean nothing.
+        """
+        start = self.width + depth * self.most  # slots of this depth
+        self.cache.reserve(start + self.most)
+        rows = torch.arange(self.most, device=self.tokens.device)
+        seen = torch.zeros(*self.places.shape, start + self.most, dtype=torch.bool, device=self.tokens.device)
+        seen[:, :, : self.width] = torch.arange(self.width, device=rows.device) < (self.places - depth)[:, :, None]
+        for back in range(min(depth + 1, self.most)):
+            seen[:, rows[back:], start - back * self.most + rows[: self.most - back]] = True
+        slots = (start + rows).expand_as(self.places)
+        tokens = self.tokens.gather(1, self.places)
+        wanted = torch.arange(slots.numel(), device=rows.device).view_as(slots)
+        return self._answer(part, tokens, self.places, slots, seen, wanted)
+
+    def _answer(
+        self, model: Decoder, tokens: Tensor, positions: Tensor, slots: Tensor, seen: Tensor, wanted: Tensor
+    ) -> list[Tensor]:
+        batch = Batch(tokens, positions, slots, slice(0, len(tokens)), seen.shape[-1], seen, wanted.flatten())
+        logits = model.forward(batch, self.cache).view(*wanted.shape, -1)
+        return [warp(row[:count].float(), self.params) for row, count in zip(logits, self.counts, strict=True)]
+
+
+class Evidence:
+    """Texts that the target wrote, with its keys and values, and what it said of each token but the first.
+
+    (The first comes of the round that reads the prompt, where self-spec has nothing to draft from.)
+    """
+
+    @torch.inference_mode()
+    def __init__(self, target: Decoder, texts: Sequence[tuple[Sequence[int], int]], params: SamplingParams) -> None:
+        """`texts`: (tokens, tokens of the prompt) each."""
+        self.target = target
+        self.texts = [(list(tokens), prompt) for tokens, prompt in texts if len(tokens) > prompt + 1]
+        if not self.texts:
+            raise ConfigurationError("the target wrote nothing to judge skip sets by; give other or more prompts")
+        groups = range(0, len(self.texts), GROUP_SIZE)
+        self.groups = [PromptGroup(target, self.texts[start : start + GROUP_SIZE], params) for start in groups]
+
+    @staticmethod
+    def written(engine: Engine, prompts: Sequence[Any], params: SamplingParams, new: int, seed: int) -> Evidence:
+        """Have the engine's target continue prompts by `new` tokens at most."""
+        results = engine.batch(prompts, method="autoregressive", sampling=params, max_new_tokens=new, seed=seed)
+        texts = [([*result.prompt_tokens, *result.tokens], len(result.prompt_tokens)) for result in results]
+        return Evidence(layered(engine.target), texts, params)
+
+    def chances(self, skipped: Skipped) -> Iterator[list[Tensor]]:
+        """Of a round's first drafts, then of its second ones, ...: of each text the chance [n] that one is accepted.
+
+        Entry r is that of generated token r + 1, where the drafts before it were accepted: sum_x min(p(x), q(x)) with
+        both warped; in greedy decoding whether both have the same best token. q is self-spec's own: drafts read the
+        target's keys and values of verified tokens, and the part's of the tokens of their round. Of the drafts at depth
+        j, counted from 0, the first j entries mean nothing: such a round would begin before the text.
+        """
+        part, depth = SkippedDecoder(self.target, skipped), 0
+        while True:
+            with torch.inference_mode():
+                pairs = [pair for some in self.groups for pair in zip(some.p, some.drafted(part, depth), strict=True)]
+                found = [torch.minimum(p, q).sum(-1) for p, q in pairs]
+            yield found
+            depth += 1
+
+
+def tokens_per_round(chances: Sequence[Sequence[Tensor]]) -> float:
+    """Expected tokens per round of a chain of len(chances) drafts over texts whose tokens have known chances.
+
+    `chances` are of each depth and text, as `Evidence.chances` gives them. Rounds from token t on:
+    R(t) = 1 + sum_j P(exactly j are accepted) R(t + j + 1). Unlike a formula of the mean chance this knows that hard
+    tokens come together.
+    """
+    gamma, lengths = len(chances), [len(each) for each in chances[0]]
+    longest = max(lengths)
+    a = torch.zeros(gamma, len(lengths), longest + gamma, dtype=torch.float64)  # texts end together
+    for depth, texts in enumerate(chances):
+        for row, each in enumerate(texts):
+            a[depth, row, longest - len(each) : longest] = each.double().clamp(max=1.0)
+    rounds = torch.zeros(len(lengths), longest + gamma + 1, dtype=torch.float64)
+    for t in range(longest - 1, -1, -1):
+        reach = torch.ones(len(lengths), dtype=torch.float64)
+        total = torch.ones_like(reach)
+        for j in range(gamma):
+            total += reach * (1 - a[j, :, t + j]) * rounds[:, t + j + 1]
+            reach = reach * a[j, :, t + j]
+        rounds[:, t] = total + reach * rounds[:, t + gamma + 1]
+    return sum(lengths) / sum(float(rounds[row, longest - length]) for row, length in enumerate(lengths))
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds: of target forwards by rows, and of what a draft's forward of one row is made of."""
+
+    target: Cost
+    attention: float  # of one sublayer
+    mlp: float
+    rest: float  # embeddings, final norm, head
+
+    @staticmethod
+    def measured(target: Decoder, most: int, context: int = 128) -> Costs:
+        """Time the target with up to `most` drafts, without any MLP, and without all attention but the first."""
+        layers = tuple(range(target.n_layers))
+        seconds = forward_seconds(target, row_counts(most + 1), context)
+        whole = seconds[1]
+        calm = forward_seconds(SkippedDecoder(target, Skipped((), layers)), [1], context)[1]
+        blind = forward_seconds(SkippedDecoder(target, Skipped(layers[1:], ())), [1], context)[1]
+        mlp = max(0.0, whole - calm) / len(layers)
+        attention = max(0.0, whole - blind) / max(1, len(layers) - 1)
+        rest = max(0.0, whole - len(layers) * (attention + mlp))
+        return Costs(Cost(seconds), attention, mlp, rest)
+
+    def draft(self, layers: int, skipped: Skipped) -> float:
+        """Seconds of a forward of one row without the skipped sublayers."""
+        kept = (layers - len(skipped.attention)) * self.attention + (layers - len(skipped.mlp)) * self.mlp
+        return self.rest + kept
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a set is expected to give: the best chain's length, tokens per round and speed over plain decoding."""
+
+    skipped: Skipped
+    acceptance: float  # mean chance of a round's first draft
+    cost: float  # c, a draft's forward in target forwards
+    gamma: int
+    tau: float
+    speed_up: float
+
+
+def predict(target: Decoder, skipped: Skipped, evidence: Evidence, costs: Costs, most: int) -> Prediction:
+    """Judge a set: speed-up of gamma drafts = tokens per round T(1) / (T(gamma + 1) + gamma D), the best gamma.
+
+    Ends where two more drafts than the best gamma are no better.
+    """
+    draft, one = costs.draft(target.n_layers, skipped), costs.target(1)
+    chances: list[list[Tensor]] = []
+    best: Prediction | None = None
+    for gamma, last in zip(range(1, most + 1), evidence.chances(skipped), strict=False):
+        chances.append(last)
+        tau = tokens_per_round(chances)
+        speed = tau * one / (costs.target(gamma + 1) + gamma * draft)
+        if best is None or speed > best.speed_up:
+            best = Prediction(skipped, float(torch.cat(chances[0]).double().mean()), draft / one, gamma, tau, speed)
+        elif gamma > best.gamma + 1:
+            break
+    assert best is not None
+    return best
+
+
+def search(
+    target: Decoder,
+    evidence: Evidence,
+    costs: Costs,
+    budget: int,
+    most: int,
+    seed: int,
+    told: Callable[[Prediction], None],
+) -> list[Prediction]:
+    """Judge `budget` sets that TPE asks for, every other layer first; best first. Ctrl-C ends it early.
+
+    `told` hears of the best one so far after each.
+    """
+    layers = target.n_layers
+    names = [(kind, layer) for layer in range(layers) for kind in ("attention", "mlp")]
+    usual = every_other(layers)
+    first = {f"{kind} {layer}": SKIP if layer in getattr(usual, kind) else KEEP for kind, layer in names}
+    likely = TPESearch({f"{kind} {layer}": (KEEP, SKIP) for kind, layer in names}, seed, budget, first)
+    judged: dict[Skipped, Prediction] = {}
+    try:
+        for _ in range(budget):
+            asked = likely.ask() or {}
+            chosen = {
+                kind: tuple(layer for one, layer in names if one == kind and asked[f"{kind} {layer}"] == SKIP)
+                for kind in ("attention", "mlp")
+            }
+            skipped = Skipped(**chosen)
+            if len(skipped.attention) == layers:
+                likely.tell(None)
+                continue
+            if skipped not in judged:
+                judged[skipped] = predict(target, skipped, evidence, costs, most)
+            likely.tell(judged[skipped].speed_up)
+            told(max(judged.values(), key=lambda one: one.speed_up))
+    except KeyboardInterrupt:
+        if not judged:
+            raise
+    return sorted(judged.values(), key=lambda one: -one.speed_up)

@@ -1,0 +1,145 @@
+"""``python -m recipes.embedded.embedded``: train one model of the embedded pair.
+
+The run is saved every few minutes and goes on from there when started again
+with the same ``--work``. Step count and decay may be changed then: see Schedule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tokenizers import Tokenizer
+
+from draftwood.models.checkpoint import save
+from draftwood.models.decoder import DecoderConfig
+from draftwood.train.optim import Schedule
+from draftwood.train.packing import CLOSING_SHARES, OPENING_SHARES, end_token, packed_rows
+from recipes.embedded.monitor import Monitor
+from recipes.embedded.run import Run
+from recipes.embedded.tokenizer import save_tokenizer, train_tokenizer
+
+CONTEXT = 512
+
+# Rows of 128 tokens packed for the opening.
+OPENING_ROWS = 20_000
+
+# Rows of 512 tokens packed for the closing.
+CLOSING_ROWS = 10_000
+
+
+def shape(role: str, vocab_size: int) -> DecoderConfig:
+    """Return the configuration of the target or the draft."""
+    layers, width, inner, heads, kv_heads = {
+        "target": (12, 192, 512, 6, 2),
+        "draft": (2, 128, 352, 4, 2),
+    }[role]
+    return DecoderConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=32,
+        max_position_embeddings=CONTEXT,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        tie_word_embeddings=True,
+    )
+
+
+def shared_tokenizer(data: Path) -> Tokenizer:
+    """Return the tokenizer of a data directory, training it first where missing."""
+    if not (data / "tokenizer.json").exists():
+        save_tokenizer(train_tokenizer(), data, CONTEXT)
+    return Tokenizer.from_file(str(data / "tokenizer.json"))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    options = argparse.ArgumentParser(prog="python -m recipes.embedded.embedded", description=__doc__)
+    options.add_argument("--role", choices=("target", "draft"), required=True)
+    options.add_argument("--out", type=Path, required=True, help="checkpoint directory to write")
+    options.add_argument("--work", type=Path, required=True, help="tokenised corpus and saved runs")
+    options.add_argument("--steps", type=int, default=3000)
+    options.add_argument("--decay-from", type=int, help="default: 70%% of the steps")
+    options.add_argument("--warmup", type=int, default=100)
+    options.add_argument("--rate", type=float, default=4e-3, help="peak learning rate")
+    options.add_argument("--batch", type=int, default=8192, help="tokens in a step")
+    options.add_argument("--rows", type=int, default=100_000, help="rows of 256 tokens to pack")
+    options.add_argument("--long-rows", type=int, default=40_000, help="rows of 512 to pack")
+    options.add_argument("--long-from", type=int, help="first step with rows of 512 tokens")
+    options.add_argument("--opening", type=int, nargs=2, default=(0, 0), help="first and end step on exercises")
+    options.add_argument("--closing-from", type=int, help="first step with the closing shares; default: none")
+    options.add_argument("--measure-every", type=int, default=250)
+    options.add_argument("--save-every", type=int, default=250)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--plain", action="store_true", help="float32 without torch.compile")
+    return options
+
+
+def write_checkpoint(run: Run, tokenizer: Tokenizer, out: Path) -> None:
+    """Write the decoder as a Hugging Face directory in bfloat16."""
+    save(run.decoder, out, torch.bfloat16, eos_token_id=end_token(tokenizer))
+    save_tokenizer(tokenizer, out, CONTEXT)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train until the last step and write the checkpoint."""
+    options = parser().parse_args(arguments)
+    tokenizer = shared_tokenizer(options.work)
+    decay_from = int(0.7 * options.steps) if options.decay_from is None else options.decay_from
+    schedule = Schedule(options.rate, options.warmup, decay_from, options.steps)
+    long_from = decay_from if options.long_from is None else options.long_from
+    short, seed = options.work, options.seed
+    saved = options.work / f"{options.role}-{seed}.safetensors"
+    run = Run(shape(options.role, tokenizer.get_vocab_size()), seed, saved, fast=not options.plain)
+    monitor = Monitor(tokenizer, CONTEXT, count=48)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as bar:
+        say = partial(bar.console.print, soft_wrap=True, highlight=False)
+        task = bar.add_task(options.role, total=options.steps, completed=run.progress.step)
+        while run.progress.step < options.steps:
+            if options.opening[0] <= run.progress.step < options.opening[1]:
+                rows = packed_rows(tokenizer, short, "train", OPENING_ROWS, 128, seed + 20, OPENING_SHARES)
+            elif options.closing_from is not None and run.progress.step >= options.closing_from:
+                rows = packed_rows(tokenizer, short, "train", CLOSING_ROWS, 512, seed + 30, CLOSING_SHARES)
+            elif run.progress.step >= long_from:
+                rows = packed_rows(tokenizer, short, "train", options.long_rows, 512, seed + 10)
+            else:
+                rows = packed_rows(tokenizer, short, "train", options.rows, 256, seed)
+            figures = run.step(rows, options.batch // rows.shape[1], schedule)
+            step = run.progress.step
+            bar.update(
+                task,
+                completed=step,
+                description=f"{options.role} loss {figures['loss']:.3f}",
+            )
+            if step % 25 == 0:
+                said = " ".join(f"{name} {value:.4g}" for name, value in figures.items())
+                say(f"{time.strftime('%H:%M:%S')} step {step} {said}")
+            if step % options.measure_every == 0 or step == options.steps:
+                run.measure(monitor.measure)
+                assert run.progress.curve is not None
+                point = run.progress.curve[-1]
+                say(" ".join(f"{name} {value:.4g}" for name, value in point.items()))
+                curve = options.work / f"curve-{options.role}-{seed}.json"
+                curve.write_text(json.dumps(run.progress.curve, indent=1) + "\n")
+            if step % options.save_every == 0 or step == options.steps:
+                run.save()
+    write_checkpoint(run, tokenizer, options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""The certificate passes exact methods and fails wrong ones: spec §9.1, §9.2, false claims about how was drafted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import draftwood
+from draftwood import METHODS, Engine, Method, SamplingParams, TabularModel
+from draftwood.certify import Budget, Certificate, certify
+from draftwood.certify.distances import Sample, chi_square_tail, fit
+from draftwood.certify.exactness import rule_check, sampled_check
+from draftwood.certify.pair import divergence, greedy_check, logits_after, position_check
+from draftwood.cli.main import run
+from draftwood.draft.base import Proposer
+from draftwood.verify import tree
+from draftwood.verify.joint import Joint
+
+SMALL = Budget(runs=24, replays=50, identities=12)
+WIDE = Budget(runs=24, replays=200, identities=12)
+FULL = Budget(runs=1000, replays=1000, identities=400)
+
+METHOD_OPTIONS: list[dict[str, Any]] = [
+    {"name": "autoregressive"},
+    {"name": "speculative", "gamma": 3},
+    {"name": "speculative", "verify": "coupled"},
+    {"name": "specinfer", "expansion": [2, 1]},
+    {"name": "mcsd", "tree": [2, 2]},
+    {"name": "mcsd", "tree": [2, 1], "replacement": True},
+    {"name": "mcsd-fork", "width": 2, "gamma": 2},
+    {"name": "lookup"},
+    {"name": "beam-sampling", "width": 2},
+    {"name": "dsbd", "width": 1, "draft_width": 2},
+    {"name": "dsbd", "draft_width": 3, "gamma": 2},
+    {"name": "speculative-beam-search", "width": 2},
+]
+
+
+def certificate(options: dict[str, Any], budget: Budget) -> Certificate:
+    return certify(Method.parse(options), budget=budget)
+
+
+def nothing() -> None:
+    """Nobody watches."""
+
+
+def verdicts(options: dict[str, Any], replays: int, runs: int) -> tuple[str, str]:
+    """Of the enumerated law, and of the samples."""
+    method = Method.parse(options)
+    return rule_check(method, 1, replays, 12, nothing).verdict, sampled_check(method, 1, runs, nothing).verdict
+
+
+@pytest.mark.parametrize("options", METHOD_OPTIONS, ids=str)
+def test_lossless_methods_pass(options: dict[str, Any]) -> None:
+    wide = options["name"] in ("dsbd", "beam-sampling")
+    found = certificate(options, WIDE if wide else SMALL)
+    assert found.verdict == found.checks[0].verdict == "PASS", found.as_dict()
+    assert all(check.reason for check in found.checks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_certified(name: str) -> None:
+    """With default options and as many cases as the command has; beam search is its own reference."""
+    found = certificate({"name": name}, FULL)
+    assert found.verdict == ("N/A" if name == "beam-search" else "PASS"), found.as_dict()
+
+
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [
+        ({"name": "mcsd", "tree": [1], "initial": 2}, 0.01),
+        ({"name": "dsbd", "one_cache": True, "draft_width": 2, "gamma": 2}, 0.01),
+    ],
+    ids=str,
+)
+def test_lossy_methods_are_measured(options: dict[str, Any], least: float) -> None:
+    method = Method.parse(options)
+    found = rule_check(method, 1, 150, 4, nothing)
+    assert found.verdict == "LOSSY"
+    assert found.figures["worst_total_variation"] > least
+    assert Certificate(method.as_dict(), method.lossless, [found]).verdict == "LOSSY"
+
+
+# -- wrong methods ---------------------------------------------------------------------------------------------------
+
+
+def wrong_way(p: float, q: float) -> float:
+    """min(1, q/p'), as DSBD prints it."""
+    return min(1.0, q / p) if p > 0 else 1.0
+
+
+def test_the_ratio_of_the_paper_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spec §9.1, in chains and trees and in beams."""
+    monkeypatch.setattr(tree, "acceptance", wrong_way)
+    monkeypatch.setattr("draftwood.verify.beam.acceptance", wrong_way)
+    assert verdicts({"name": "speculative", "gamma": 2}, 60, 200) == ("FAIL", "FAIL")
+    assert verdicts({"name": "mcsd", "tree": [2, 1]}, 60, 100) == ("FAIL", "FAIL")
+    assert verdicts({"name": "dsbd", "width": 1, "draft_width": 2, "gamma": 2}, 60, 100) == ("FAIL", "FAIL")
+
+
+def test_a_draft_joint_that_is_not_restricted_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spec §9.2; at a width of its own choice too."""
+    monkeypatch.setattr(Joint, "restrict", lambda joint, beams: joint)
+    fixed = Method.parse({"name": "dsbd", "width": 1, "draft_width": 2, "gamma": 2})
+    assert rule_check(fixed, 1, 150, 4, nothing).verdict == "FAIL"
+    dynamic = Method.parse({"name": "dsbd", "draft_width": 2, "gamma": 2, "threshold": 0.3})
+    assert rule_check(dynamic, 1, 250, 4, nothing).verdict == "FAIL"
+
+
+def test_drafting_without_replacement_but_verifying_with_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Proposer.__call__
+
+    def claims(self: Proposer, forest: Any, nodes: Sequence[int], *rest: Any) -> Any:
+        children = call(self, forest, nodes, *rest)
+        for node in nodes:
+            for proposal in forest.proposals[node]:
+                proposal.replacement = True
+        return children
+
+    monkeypatch.setattr(Proposer, "__call__", claims)
+    assert rule_check(Method.parse({"name": "mcsd", "tree": [2, 1]}), 1, 60, 4, nothing).verdict == "FAIL"
+
+
+def test_a_draft_distribution_from_before_truncation_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = Proposer.__call__
+
+    def unwarped(self: Proposer, forest: Any, nodes: Sequence[int], logits: torch.Tensor, *rest: Any) -> Any:
+        children = call(self, forest, nodes, logits, *rest)
+        for row, node in enumerate(nodes):
+            for proposal in forest.proposals[node]:
+                proposal.q = torch.softmax(logits[row] / self.params.temperature, -1)
+        return children
+
+    monkeypatch.setattr(Proposer, "__call__", unwarped)
+    assert rule_check(Method.parse({"name": "speculative", "gamma": 2}), 1, 60, 4, nothing).verdict == "FAIL"
+
+
+def test_a_coupled_rule_with_other_noise_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text under a seed must not depend on the drafts."""
+    monkeypatch.setattr(
+        "draftwood.verify.coupled.perturb",
+        lambda log_p, positions, streams: log_p + torch.rand(log_p.shape, generator=torch.Generator().manual_seed(7)),
+    )
+    found = rule_check(Method.parse({"name": "speculative", "verify": "coupled"}), 1, 10, 24, nothing)
+    assert found.verdict == "FAIL" and found.figures["different"] > 0
+
+
+# -- the pair --------------------------------------------------------------------------------------------------------
+
+VOCAB = 6
+TARGET = TabularModel.random(VOCAB, seed=3, order=2, sharpness=2)
+PAIR = Engine(TARGET, [TabularModel.random(VOCAB, seed=4, order=2)])
+CHAIN = Method.parse({"name": "speculative", "gamma": 3})
+
+
+def test_greedy_text_of_a_pair_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [[1, 2], [3], [5, 5, 1]]
+    found = greedy_check(PAIR, CHAIN, prompts, 12, nothing)
+    assert found.verdict == "PASS" and found.figures["tokens"] == 36 and found.figures["divergences"] == []
+    follow = tree.follow
+    monkeypatch.setattr(
+        tree,
+        "follow",
+        lambda forest, chosen, log_p: follow(forest, [(x + (len(chosen) > 2)) % VOCAB for x in chosen], log_p),
+    )
+    wrong = greedy_check(PAIR, CHAIN, prompts, 12, nothing)
+    assert wrong.verdict == "FAIL" and wrong.figures["bugs"] == 3
+    assert all(one["kind"] == "bug" and one["margin"] > one["bound"] for one in wrong.figures["divergences"])
+
+
+def test_a_tie_is_no_bug() -> None:
+    """Two tokens whose logits differ by less than rounding may do, and two that do not."""
+    near = TabularModel(lambda prefix: [1.0, 1.0 + 1e-8, 0.4], 3)
+    engine = Engine(near, names={"dtype": "float32"})
+    tie = divergence(engine, 0, [2], [0, 1, 1], [0, 0, 1])
+    assert tie is not None and tie.tie and tie.place == 1 and tie.tokens == (1, 0) and 0 < tie.margin < tie.bound
+    bug = divergence(engine, 0, [2], [0, 2], [0, 1])
+    assert bug is not None and not bug.tie
+    short = divergence(engine, 0, [2], [0], [0, 1])
+    assert short is not None and not short.tie and short.place == 1
+    assert divergence(engine, 0, [2], [0, 1], [0, 1]) is None
+
+
+def test_logits_are_the_targets() -> None:
+    p = torch.tensor(TARGET.law((1, 2, 3)), dtype=torch.float64)
+    assert torch.allclose(logits_after(PAIR, [1, 2, 3]).softmax(-1), p / p.sum())
+
+
+@pytest.mark.parametrize("options", [{"name": "speculative", "gamma": 3}, {"name": "dsbd", "draft_width": 4}], ids=str)
+def test_sampled_tokens_of_a_pair(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token up to the place given those before; a draft whose tokens are taken for the target's is found."""
+    method, params = Method.parse(options), SamplingParams(temperature=0.8)
+    found = position_check(PAIR, method, [1, 2], 2, 240, params, nothing)
+    assert found.verdict == "PASS"
+    assert [one["position"] for one in found.figures["positions"]] == ([0] if options["name"] == "dsbd" else [0, 1, 2])
+    monkeypatch.setattr(tree, "acceptance", lambda p, q: 1.0)
+    monkeypatch.setattr("draftwood.verify.beam.acceptance", lambda p, q: 1.0)
+    assert position_check(PAIR, method, [1, 2], 2, 240, params, nothing).verdict == "FAIL"
+
+
+def test_a_law_without_choice_shows_nothing() -> None:
+    """Where every token is sure a sample cannot fail, and so it cannot pass; the text is of the least sure token."""
+    method = Method.parse({"name": "speculative", "gamma": 3})
+    sure = position_check(PAIR, method, [1, 2], 2, 240, SamplingParams(top_k=1), nothing)
+    assert sure.verdict == "N/A" and "--prompts" in sure.reason
+    found = position_check(PAIR, method, [1, 2], 2, 240, SamplingParams(temperature=0.8), nothing)
+    most = max(one["degrees_of_freedom"] for one in found.figures["positions"])
+    assert most > 0 and f" on {most}, " in found.reason
+
+
+def test_statistics() -> None:
+    assert chi_square_tail(3.841459, 1) == pytest.approx(0.05, abs=1e-6)
+    assert chi_square_tail(18.307038, 10) == pytest.approx(0.05, abs=1e-6)
+    sample: Sample[str] = Sample({"a": 0.5, "b": 0.3, "c": 0.2, "d": 0.0})
+    sample.counts.update({"a": 60, "b": 20, "c": 20})
+    found = fit([sample], 1e-6)
+    assert found.distance == pytest.approx(0.1)
+    assert (found.chi_square, found.freedom) == (pytest.approx(2 + 10 / 3), 2)
+    assert found.holds and found.distance < found.bound < 0.36 and found.ceiling > found.distance
+    sample.counts["d"] += 1  # impossible
+    assert fit([sample], 1e-6).p_value == 0 and not fit([sample], 1e-6).holds
+    with pytest.raises(ValueError, match="no samples"):
+        fit([Sample({"a": 1.0})], 0.01)
+
+
+def certified(out: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, Any]:
+    """Exit code, what was printed and the file of the command, on tabular models alone."""
+    with pytest.raises(SystemExit) as left:
+        run(["certify", "--no-pair", "--runs", "60", "--replays", "40", "--out", str(out), *flags])
+    assert isinstance(left.value.code, int)
+    return left.value.code, capsys.readouterr().out, json.loads(out.read_text("utf-8"))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(tmp_path)
+    out, flags = Path("certificate.json"), ("--method", "speculative", "--set", "gamma=2")
+    code, shown, document = certified(out, capsys, *flags)
+    assert code == 0 and document["verdict"] == "PASS" and document["draftwood"] == draftwood.__version__
+    assert max(map(len, shown.splitlines())) <= 80 and "verdict: PASS" in shown
+    assert document["certificates"][0]["method"]["gamma"] == 2
+    monkeypatch.setattr(tree, "acceptance", wrong_way)
+    code, shown, document = certified(out, capsys, *flags)
+    assert code == 1 and document["verdict"] == "FAIL" and "verdict: FAIL" in shown

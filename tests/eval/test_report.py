@@ -1,0 +1,268 @@
+"""The page about an evaluation: fronts, labels, what it says, and that nothing in it is fetched or can break out."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from draftwood.errors import ConfigurationError
+from draftwood.eval.report import page, pictures, svg, tables
+from draftwood.eval.report.charts import Bar, Bars, Dot, Histograms, Lines, Scatter, Series, Span, Stack, Stacks
+from draftwood.eval.report.figures import Task
+from draftwood.eval.report.naming import grown_line, method_names, sampling_line
+from draftwood.eval.report.reading import summary_of
+from draftwood.eval.running import SUMS
+
+METHODS = [{"name": "autoregressive"}, {"name": "speculative", "gamma": 4}, {"name": "speculative", "gamma": 2}]
+HOSTILE = "ValueError: </script><b>bad & worse"
+
+
+def write(directory: Path, items: int = 3, **models: Any) -> Path:
+    """A directory as an evaluation leaves it: the last method is the fastest, and fails on the last item."""
+    directory.mkdir(parents=True)
+    configuration = {
+        "models": {"target": "t<1>", "draft": ["d"], "dtype": "float32", "device": "cpu", **models},
+        "methods": METHODS,
+        "lossless": [True] * 3,
+        "tasks": [
+            {"name": "qa", "metric": "em", "items": items},
+            {"name": "odd/name", "metric": "perplexity", "items": 1},
+        ],
+        "sampling": {"temperature": 0.0, "top_k": 5},
+        "seeds": [0],
+    }
+    session = {"began": "now", "git_commit": "abc", "processor": "P", "idle_watts": {"gpu": 10.0}}
+    (directory / "run.json").write_text(json.dumps({"configuration": configuration, "sessions": [session]}))
+    lines = []
+    for task, count in (("qa", items), ("odd/name", 1)):
+        for place in range(count):
+            for method in range(3):
+                lines.append(record(task, place, method, task == "qa" and place == items - 1 and method == 2))
+    (directory / "items.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return directory
+
+
+def record(task: str, place: int, method: int, fails: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "key": f"{task} {place} {method}",
+        "task": task,
+        "place": place,
+        "method": method,
+        "seed": 0,
+    }
+    if fails:
+        return {**found, "status": "failed", "stage": "decode", "error": HOSTILE}
+    rounds = dict.fromkeys(SUMS, 0) | {"rounds": 10, "emitted": 20, "attempted_at": [], "accepted_at": []}
+    if method:
+        rounds |= {"drafted": 20, "accepted": 10, "attempted_at": [10, 6], "accepted_at": [6, 4], "draft_forwards": 20}
+        rounds |= {"draft_seconds": 0.1, "width_counts": [0, 3, 7]}
+    return found | {
+        "status": "ok",
+        "scores": {"em": place % 2},
+        "tokens": 20,
+        "prompt_tokens": 5,
+        "token_hash": "same",
+        "nats": 10.0,
+        "seconds": (2.0 + place) / (1 + method),
+        "rounds": rounds | {"verify_seconds": 0.5},
+        "joules": {"gpu": 40.0},
+    }
+
+
+class Checker(HTMLParser):
+    """Tags that are opened and closed, and everything that a browser would fetch."""
+
+    EMPTY = ("meta", "br", "link", "img", "line", "rect", "circle", "polyline")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [
+            str(value) for name, value in attrs if name in ("src", "href") and not str(value).startswith("#")
+        ]
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.EMPTY:
+            assert self.open.pop() == tag
+
+
+def checked(text: str) -> Checker:
+    checker = Checker()
+    checker.feed(text)
+    assert not checker.open
+    return checker
+
+
+def test_a_page_with_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "available", lambda: False)
+    path, files = page.write(write(tmp_path / "run"), tmp_path / "out")
+    text = path.read_text("utf-8")
+    assert not checked(text).fetched and not re.findall(r"@import|url\(|//[a-z]+\.", text.replace("//www.w3.org/", ""))
+    assert "</script><b>" not in text and "t&lt;1&gt;" in text
+    assert "1 × ValueError: &lt;/script&gt;" in text and "1 + 0 of 3" in text
+    assert "speculative gamma=2 was the fastest lossless method" in text and "2 items no interval says much" in text
+    assert "temperature 0, top_k 5" in text and "12 of 12 runs, 1 failed" in text and "not complete" not in text
+    assert text.count("<h4>qa: ") == 3  # the configuration of every row
+    kinds = ("front", "speed-up", "acceptance", "time", "depth", "width", "energy-gpu")
+    assert {file.name for file in files} == {f"{task}-{kind}.svg" for task in ("qa", "odd-name") for kind in kinds}
+    for file in files:
+        ElementTree.fromstring(file.read_text("utf-8"))
+        assert file.read_text("utf-8") in text or file.stem.startswith("odd-name")
+
+
+def test_numbers_of_the_figures(tmp_path: Path) -> None:
+    section = page.Section("run", summary_of(write(tmp_path / "run")))
+    figures = {figure.name: figure.chart for figure in section.tasks[0].figures()}
+    bars = figures["qa-speed-up"]
+    assert isinstance(bars, Bars) and [row.label for row in bars.rows] == ["speculative", "speculative gamma=2"]
+    assert [row.span and row.span.value for row in bars.rows] == pytest.approx([2.0, 3.0])
+    lines = figures["qa-acceptance"]
+    assert isinstance(lines, Lines) and lines.series[0].values == pytest.approx([0.6, 4 / 6])
+    depths = figures["qa-depth"]
+    assert isinstance(depths, Histograms) and depths.series[0].values == pytest.approx([0.4, 0.2, 0.4])
+    widths = figures["qa-width"]
+    assert isinstance(widths, Histograms) and widths.first == 1 and widths.series[0].values == pytest.approx([0.3, 0.7])
+    times = figures["qa-time"]
+    assert isinstance(times, Stacks)
+    assert times.rows[1].amounts == pytest.approx([5.0, 25.0, 0.0, 0.0, 1000 * (4.5 - 1.8) / 60])
+    (overview,) = [tables.overview(section.tasks)]
+    assert [row[0] for row in overview.rows] == ["speculative", "speculative gamma=2"]
+    assert overview.rows[1][-1] == "3.00" and overview.best == {(1, 3)}
+
+
+def test_an_evaluation_that_was_killed_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
+    directory = write(tmp_path / "run")
+    lines = (directory / "items.jsonl").read_bytes().splitlines(keepends=True)
+    (directory / "items.jsonl").write_bytes(b"".join(lines[:7]) + lines[7][:30])
+    summary = summary_of(directory)
+    assert summary["runs"] == {"expected": 12, "made": 7, "failed": 0}
+    text = page.html([page.Section("run", summary)])
+    assert "This evaluation is not complete" in text and checked(text)
+
+
+def test_several_evaluations_are_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "available", lambda: False)
+    write(tmp_path / "a")
+    write(tmp_path / "b", grown={"target": "2x64", "draft": ["1x32"]})
+    path, files = page.write(tmp_path)
+    text = path.read_text("utf-8")
+    assert text.count("Models were grown (target from 2x64, draft from 1x32)") == 1
+    assert (tmp_path / "figures" / "b-qa-front.svg") in files and len(set(files)) == 28
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "{}", '{"configuration": {}, "sessions": []}'], ids=["none", "empty", "{}", "no runs"]
+)
+def test_what_is_no_evaluation_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    with pytest.raises(ConfigurationError, match="draftwood eval"):
+        page.write(tmp_path)
+    with pytest.raises(ConfigurationError, match="not a directory"):
+        page.write(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_the_front_is_what_no_point_beats(higher: bool) -> None:
+    choose = random.Random(1)
+    for _ in range(50):
+        points = [(choose.randint(0, 5), choose.randint(0, 5)) for _ in range(8)]
+        dots = [Dot(str(i), Span(x), Span(y), "#000") for i, (x, y) in enumerate(points)]
+        sign = 1 if higher else -1
+        wanted = {
+            str(i)
+            for i, (x, y) in enumerate(points)
+            if not any(a >= x and sign * b >= sign * y and (a, b) != (x, y) for a, b in points)
+        }
+        front = Scatter("x", "y", dots, higher).front
+        assert {dot.label for dot in front} == wanted
+        assert [dot.x.value for dot in front] == sorted(dot.x.value for dot in front)
+
+
+def test_labels_of_close_points_do_not_meet() -> None:
+    choose = random.Random(2)
+    dots = [
+        Dot(f"method number={i}", Span(100 + choose.random()), Span(0.5 + 0.01 * choose.random()), "#000")
+        for i in range(9)
+    ]
+    dots.append(Dot("far", Span(300), Span(0.9), "#000"))
+    root = ElementTree.fromstring(svg.draw(Scatter("x", "y", dots), "t"))
+    space = "{http://www.w3.org/2000/svg}"
+    boxes = []
+    for label in root.iter(f"{space}text"):
+        if label.get("font-size") == "11":
+            x, y = float(label.get("x", "")), float(label.get("y", ""))
+            boxes.append((x, y - 11, x + svg.LETTER * len(label.text or ""), y + 3))
+    assert len(boxes) == 10
+    for i, a in enumerate(boxes):
+        assert a[0] >= 0 and a[2] <= svg.WIDTH
+        assert not any(a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3] for b in boxes[:i])
+
+
+def test_names() -> None:
+    names = method_names(
+        [*METHODS, {"name": "mcsd", "tree": [4, 2]}, {"name": "old", "x": True}, {"name": "old", "x": True}]
+    )
+    assert names[:4] == ["autoregressive", "speculative", "speculative gamma=2", "mcsd tree=4,2"]
+    assert names[4:] == ["old x=true (4)", "old x=true (5)"]
+    assert (
+        sampling_line({"temperature": 1.0, "top_p": 1.0, "min_p": 0.1, "logit_bias": {}}) == "temperature 1, min_p 0.1"
+    )
+    assert grown_line({"target": "x"}) is None
+    controlled = {"name": "eesd", "depth": "cali-ts:path=/home/my models/p.safetensors,sample_deviation=10"}
+    assert method_names([controlled]) == ["eesd depth=cali-ts:path=p.safetensors,sample_deviation=10"]
+
+
+def test_conclusions() -> None:
+    def task(speed_up: dict[str, Any]) -> Task:
+        row = {"lossless": True, "baseline": False, "quality": {"metric": "em"}, "paired": {"speed_up": speed_up}}
+        return Task("t", [row], ["m"])
+
+    for values, words in (
+        ((2.0, 1.5, 2.5, 20), "so it is faster"),
+        ((1.1, 0.9, 1.3, 20), "spans 1"),
+        ((0.8, 0.7, 0.9, 20), "nothing was faster"),
+        ((2.0, None, None, 1), "no interval can be given"),
+    ):
+        interval = dict(zip(("value", "low", "high", "n"), values, strict=True))
+        assert words in tables.conclusion(task(interval))
+
+
+CHARTS = [
+    Bars("x", [Bar("a <b>", Span(1, 0.5, 2), "#000"), Bar("none", None, "#000")], 1.0),
+    Stacks("ms", [("one", "#000"), ("two", "#111")], [Stack("a", [1.0, 2.0])]),
+    Lines("x", "y", [Series("a", [0.5, None, 0.1], "#000")]),
+    Histograms("n", [Series(str(i), [0.5, 0.5], "#000") for i in range(4)]),
+    Scatter("x", "y", [Dot("a", Span(1), Span(2, 1, 3), "#000")]),
+]
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: type(chart).__name__)
+def test_every_chart_is_well_formed_and_inside_its_frame(chart: Any) -> None:
+    root = ElementTree.fromstring(svg.draw(chart, 'a "name" & more'))
+    assert root.get("aria-label") == 'a "name" & more'
+    for element in root.iter():
+        for name, most in (("x", svg.WIDTH), ("x2", svg.WIDTH), ("y", float(root.get("height", "")))):
+            assert 0 <= float(element.get(name, 0)) <= most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: type(chart).__name__)
+def test_pictures(tmp_path: Path, chart: Any) -> None:
+    pytest.importorskip("matplotlib")
+    from draftwood.eval.report.charts import Figure
+
+    pictures.save(Figure("f", "Title", "about", chart), tmp_path / "f.png")
+    assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,300 @@
+"""Papers beside measurements: transcribed tables hold together, an experiment runs to its page, sentences follow."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from draftwood.engine import Engine
+from draftwood.errors import ConfigurationError
+from draftwood.eval.intervals import Interval
+from draftwood.eval.report import pictures, svg
+from draftwood.eval.report.charts import Bar, Curve, Curves, Dot, Group, Groups, Scatter, Span
+from draftwood.eval.reproduce import page, reproducing
+from draftwood.eval.reproduce.comparison import Comparison, Order
+from draftwood.eval.reproduce.experiment import Evaluation, ExitShape, Experiment, Made, Size
+from draftwood.eval.reproduce.paper import Paper
+from draftwood.eval.reproduce.paper import load as paper
+from draftwood.eval.running import Job, accepted_shares
+from draftwood.loading import load
+
+PAPERS = reproducing.PAPERS
+TINY = Size(items=1, seeds=1, tokens=4)
+
+
+def interval(value: float | None, low: float | None = None, high: float | None = None) -> Interval:
+    return Interval(value=value, low=low, high=high, n=9)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_every_exhibit_of_a_paper_is_shown_by_its_experiment(name: str) -> None:
+    said, made = paper(name), reproducing.experiment(name)
+    assert list(made.exhibits) == [each.id for each in said.exhibits]
+    assert set(made.sizes) == {"small", "full"} and made.paper == name
+    names = [figure.name for each in said.exhibits for figure in each.figures()]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_no_row_of_a_table_is_there_twice(name: str) -> None:
+    for each in paper(name).exhibits:
+        heads = [tuple(cell for cell in row if isinstance(cell, str)) for row in each.rows]
+        assert len(set(heads)) == len(heads), each.id
+
+
+def test_numbers_of_the_papers_hold_together() -> None:
+    eesd = paper("eesd")
+    main, ablation = eesd.exhibit("tables-1-3"), eesd.exhibit("table-4")
+    assert len(main.rows) == 64
+    for method in ("Beta-TS", "Cali-TS"):  # Table 4, 5 and 7 repeat rows of Table 1
+        for data in ("GSM8K", "XSum"):
+            where = {"Data_set": data, "Target": "LLaMA-2-13B", "Method": f"EESD + {method}"}
+            assert main.number("Speed-up", **where) == ablation.number(f"{data}, speed-up", Method=f"EESD + {method}")
+            assert main.number("HM, %", **where) == ablation.number(f"{data}, HM", Method=f"EESD + {method}")
+    for table, ending, name in (
+        ("table-5", " + Beta-TS", "Beta-TS over fixed K"),
+        ("table-7", ", tree", "tree over chain"),
+    ):
+        exhibit = eesd.exhibit(table)
+        ratios = []
+        for row in exhibit.rows:
+            target, method = (str(exhibit.value(row, column)) for column in ("Target", "Method"))
+            for column in ("GSM8K, speed-up", "XSum, speed-up"):
+                faster = exhibit.number(column, Target=target, Method=method + ending)
+                ratios += [value / float(exhibit.value(row, column)) for value in faster]
+        assert len(ratios) == 8
+        assert exhibit.ends(name) == pytest.approx((min(ratios), max(ratios)), abs=1e-4)
+    times = eesd.exhibit("table-8")
+    sums = [sum(float(times.value(row, part)) for part in times.stacks) for row in times.rows]
+    assert sums == pytest.approx([34.81, 33.58, 12.18, 11.69], abs=0.006)  # Table 11's
+    dsbd = paper("dsbd").exhibit("table-1")
+    for data in ("SQuAD", "Spider"):  # what the text says of the table: much better answers at about the same speed
+        for models in ("Llama-2", "OPT"):
+            scores = {
+                method: dsbd.number("EM/EA, %", Data_set=data, Models=models, Method=method)[0]
+                for method in ("Multinomial", "SpecDecode", "SpecInfer", "DSBD")
+            }
+            assert max(scores, key=lambda name: scores[name]) == "DSBD"
+    mcsd = paper("mcsd")
+    forks, both = mcsd.exhibit("table-3"), mcsd.exhibit("table-4")
+    for data in ("MT-Bench", "Alpaca", "TriviaQA"):  # Table 4 repeats Table 3
+        for model in ("Llama 2-7B Chat", "Vicuna-7B"):
+            repeated = both.number(f"alpha, {model}", Data_set=data, Draft="Llama-68M", Temperature="1")
+            assert forks.number("alpha", Data_set=data, Target=model, Method="Fork") == repeated
+
+
+def test_a_paper_that_does_not_hold_together_is_refused() -> None:
+    one = paper("dsbd").exhibit("table-1").model_dump()
+    with pytest.raises(ValueError, match="as many cells"):
+        type(paper("dsbd").exhibit("table-1")).model_validate({**one, "rows": [["SQuAD", 1.0]]})
+    with pytest.raises(ValueError, match="does not have"):
+        type(paper("dsbd").exhibit("table-1")).model_validate({**one, "stacks": ["nothing"]})
+
+
+@pytest.mark.parametrize(
+    ("ours", "words"),
+    [
+        (interval(1.7, 1.6, 1.8), "same direction; within the paper's range"),
+        (interval(2.3, 2.1, 2.5), "same direction; larger than in the paper"),
+        (interval(1.2, 1.1, 1.6), "same direction; smaller than in the paper, but the interval reaches it"),
+        (interval(0.8, 0.7, 0.9), "opposite direction; smaller than in the paper"),
+        (interval(1.1, 0.9, 1.3), "no direction is shown; smaller than in the paper"),
+        (interval(1.7), "one item has no interval, so no direction is shown; within the paper's range"),
+        (interval(None), "not measured here"),
+        (None, "not measured here"),
+    ],
+    ids=["within", "larger", "reaches", "opposite", "unclear", "single", "empty", "none"],
+)
+def test_a_comparison_follows_from_the_numbers(ours: Interval | None, words: str) -> None:
+    sentence = Comparison("speed", (1.5, 1.9), ours).sentence
+    assert sentence.startswith("speed: the paper 1.50–1.90×; ") and words in sentence
+
+
+def test_a_comparison_with_the_most_that_a_paper_saw() -> None:
+    assert "no more than the paper's most" in Comparison("s", (1.9, 1.9), interval(1.4, 1.2, 1.6), most=True).sentence
+    over = Comparison("s", (1.9, 1.9), interval(2.4, 2.2, 2.6), most=True)
+    assert over.short == "same way, more"
+    assert over.theirs == "at most 1.90×" and over.verdict == "same direction; more than the paper's most"
+
+
+def test_an_order_follows_from_the_numbers() -> None:
+    theirs = {"a": 3.0, "b": 2.0, "c": 1.0}
+    same = Order("speed", theirs, {"a": interval(9), "b": interval(5), "c": interval(4), "other": interval(1)})
+    equal = Order("speed", theirs, {"a": interval(9), "b": interval(5), "c": interval(5)})
+    assert equal.here == "a > b = c" and equal.verdict.startswith("2 of 3 pairs")
+    assert same.verdict == "same order" and same.here == "a > b > c"
+    other = Order("speed", theirs, {"a": interval(9, 8, 10), "b": interval(4, 3, 5), "c": interval(7, 6, 8)})
+    assert other.verdict == "2 of 3 pairs of methods in the same order, 1 of the others clearly in another"
+    assert Order("speed", theirs, {"a": interval(9), "b": None, "c": interval(None)}).here == "not measured here"
+
+
+class Texts(HTMLParser):
+    """Ids and the text that a reader sees; nothing may be fetched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.words: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.ids.add(found.get("id") or "")
+        assert not any(str(found.get(name, "#")).lstrip()[:1] != "#" for name in ("src", "href"))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return load()
+
+
+def few(experiment: Experiment, methods: Mapping[str, int]) -> list[Evaluation]:
+    """The experiment's evaluations, cut to their first methods."""
+    found = []
+    for each in experiment.evaluations(TINY, Made()):
+        chosen = dict(list(each.methods.items())[: methods.get(each.name, 2)])
+        found.append(replace(each, methods=chosen))
+    return found
+
+
+def written(name: str, evaluations: list[Evaluation], out: Path) -> tuple[str, list[str]]:
+    """The page and the sentences of its comparisons."""
+    said, made = paper(name), reproducing.experiment(name)
+    results = reproducing.read(evaluations, out)
+    shown = page.exhibits(said, made, results, TINY, Made())
+    path, _ = page.write(said, shown, results, out, "small")
+    return path.read_text("utf-8"), [one.sentence for _, one in page.comparisons(shown)]
+
+
+def check(text: str, said: Paper) -> None:
+    reader = Texts()
+    reader.feed(text)
+    assert {each.id for each in said.exhibits} <= reader.ids
+    words = " ".join(reader.words)
+    assert not re.search(r"\b(nan|NaN|None|inf)\b", words.partition("Configuration of every row")[0])
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_page_of_nothing_has_all_exhibits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "available", lambda: False)
+    text, _ = written(name, [], tmp_path)
+    check(text, paper(name))
+    assert "Not measured yet" in text and "Not all of it has been measured yet" in text
+
+
+def test_an_experiment_runs_to_its_page_and_goes_on_where_it_was_stopped(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pictures, "available", lambda: False)
+    evaluations = few(reproducing.experiment("dsbd"), {"beams": 4})
+
+    def stop(job: Job) -> None:
+        if (tmp_path / "cut" / "beams" / "items.jsonl").read_bytes().count(b"\n") == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reproducing.run(engine, evaluations, tmp_path / "cut", told=stop)
+    text, _ = written("dsbd", evaluations, tmp_path / "cut")
+    check(text, paper("dsbd"))
+    assert "3 of 8 runs" in text and "Not all of it has been measured yet" in text
+    counts: list[tuple[int, int]] = []
+    reproducing.run(engine, evaluations, tmp_path / "cut", lambda made, expected: counts.append((made, expected)))
+    reproducing.run(engine, evaluations, tmp_path / "whole")
+    assert counts == [(3, 8)]
+    pages = {name: written("dsbd", evaluations, tmp_path / name)[0] for name in ("cut", "whole")}
+    check(pages["cut"], paper("dsbd"))
+    results = [reproducing.read(evaluations, tmp_path / name)["beams"] for name in pages]
+    timeless = [
+        [{key: row[key] for key in ("quality", "method", "runs")} for row in each.summary["rows"]]
+        for each in results
+        if each is not None
+    ]
+    assert timeless[0] == timeless[1] and len(timeless[0]) == 8
+    assert results[0] is not None
+    row = results[0].row("qa", "speculative")
+    assert row is not None
+    v, r, hm = (row["decoding"][name]["value"] for name in ("acceptance_rate", "draft_share", "harmonic_mean"))
+    assert hm == pytest.approx(2 * v * r / (v + r)) and 0 < row["decoding"]["alpha"]["value"] <= 1
+    assert "Not all of it has been measured yet" not in pages["cut"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAPERS)
+def test_whole_experiments_on_one_item(name: str, engine: Engine, tmp_path: Path) -> None:
+    evaluations = list(reproducing.experiment(name).evaluations(TINY, Made()))
+    reproducing.run(engine, evaluations, tmp_path)
+    text, sentences = written(name, evaluations, tmp_path)
+    check(text, paper(name))
+    assert len(sentences) > 4 and not all("not measured here" in sentence for sentence in sentences)
+
+
+def test_a_directory_belongs_to_one_reproduction(tmp_path: Path) -> None:
+    about = {"paper": "dsbd", "scale": "small", "models": {"target": "a"}}
+    reproducing.claim(tmp_path / "out", about)
+    reproducing.claim(tmp_path / "out", about)
+    with pytest.raises(ConfigurationError, match=r"another reproduction \(different: scale\)"):
+        reproducing.claim(tmp_path / "out", {**about, "scale": "full"})
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").touch()
+    with pytest.raises(ConfigurationError, match="something else"):
+        reproducing.claim(tmp_path / "full", about)
+    (tmp_path / "out" / reproducing.ABOUT).write_text("{")
+    with pytest.raises(ConfigurationError, match="not what `draftwood reproduce` wrote"):
+        reproducing.claim(tmp_path / "out", about)
+    with pytest.raises(ConfigurationError, match="did you mean 'dsbd'"):
+        reproducing.experiment("dsdb")
+
+
+CHARTS = [
+    Groups("x", [("a", "#000"), ("<b>", "#111")], [Group("m", [Span(1, 0.5, 2), None]), Group("n", [None, None])], 1.0),
+    Groups("x", [("", "#000")], [Group("m", [Span(0)])]),
+    Curves("x", "y", [Curve("a", [(1, Span(2, 1, 3)), (10, Span(1))], "#000")], [Bar("l", Span(4), "#111")]),
+    Curves("x", "y", [Curve("a", [], "#000")], [Bar("none", None, "#111")]),
+    Scatter(
+        "x", "y", [Dot("a", Span(1), Span(2), "#000"), Dot("b", Span(2), Span(1), "#111")], families=[("f", "#000")]
+    ),
+]
+
+
+@pytest.mark.parametrize("number", range(len(CHARTS)))
+def test_the_charts_of_exhibits_are_well_formed_and_inside_their_frames(number: int) -> None:
+    root = ElementTree.fromstring(svg.draw(CHARTS[number], "name"))
+    for element in root.iter():
+        for name, most in (("x", svg.WIDTH), ("x2", svg.WIDTH), ("y", float(root.get("height", "")))):
+            assert 0 <= float(element.get(name, 0)) <= most
+    bars = [element for element in root.iter() if element.tag.endswith("rect") and len(element)]
+    assert number != 0 or [bar[0].text for bar in bars if bar[0].text] == ["m, a: 1.00 [0.500, 2.00]"]
+
+
+def test_accepted_shares_are_of_the_longest_drafted_path() -> None:
+    def news(accepted: int, parents: list[int]) -> Any:
+        return SimpleNamespace(depth_accepted=accepted, forest_parent=parents)
+
+    rounds = [news(2, [-1, 0, 1, 2, 0]), news(0, [-1]), news(1, [-1, -1, 0, 1])]
+    assert accepted_shares(rounds) == {"accepted_shares": pytest.approx(2 / 3 + 1), "drafting_rounds": 2}
+
+
+def test_what_was_trained_is_among_the_methods(tmp_path: Path) -> None:
+    exits = {ExitShape(1): tmp_path / "a", ExitShape(1, distilled=False): tmp_path / "b"}
+    made = Made(calibration=tmp_path / "c", exits=exits, shipped=1, layers=12, missing={"medusa": "none"})
+    found = {each.name: each for each in reproducing.experiment("eesd").evaluations(TINY, made)}
+    assert "medusa" not in found["methods"].methods
+    assert found["methods"].methods["eesd + cali-ts"]["depth"] == f"cali-ts:{tmp_path / 'c'}"
+    assert list(found["exits"].methods)[1:] == ["exit, N=1, 1 layer", "exit, N=1, 1 layer, on text alone"]
+    bare = {each.name for each in reproducing.experiment("eesd").evaluations(TINY, Made())}
+    assert bare == {"methods", "control"}
+    forks = reproducing.experiment("mcsd").evaluations(TINY, Made(decision=tmp_path / "d"))[1].methods
+    decided = [name for name in forks if "decision" in name]
+    assert decided and all(f"path={tmp_path / 'd'}" in forks[name]["depth"] for name in decided)
+    assert json.dumps(dict(forks["fork W=16, exact"]))
