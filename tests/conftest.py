@@ -1,7 +1,18 @@
-"""What all tests share: one thread, so that timings and sums do not depend on the machine; helpers stand beside it."""
+"""What all tests share: one thread, so that sums do not depend on the machine; a tiny pair; the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+import tiny_models
 import torch
+
+from draftwood.cli.main import run
 
 torch.set_num_threads(1)
 
@@ -11,3 +22,60 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     unsteady = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if unsteady:
         raise pytest.UsageError(f"give these tests names with ids=...: {unsteady[:3]}")
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.write(tmp_path_factory.mktemp("models") / "target", seed=1)
+
+
+@pytest.fixture(scope="session")
+def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.write(tmp_path_factory.mktemp("models") / "draft", seed=2)
+
+
+@pytest.fixture(scope="session")
+def pair(target: Path, draft: Path) -> list[str]:
+    """The flags that load both."""
+    return ["--target", str(target), "--draft", str(draft)]
+
+
+@pytest.fixture
+def copy_of_target(target: Path, tmp_path: Path) -> Path:
+    """A target that a test may damage."""
+    return Path(shutil.copytree(target, tmp_path / "copy"))
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """Standard output as the one JSON document that it must be; NaN and infinities are refused."""
+
+        def refuse(constant: str) -> None:
+            raise ValueError(f"{constant} is not JSON")
+
+        return json.loads(self.out, parse_constant=refuse)
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run `draftwood ...` in this process, its output captured as by a pipe."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+    def call(*arguments: object) -> Outcome:
+        with pytest.raises(SystemExit) as left:
+            run([str(argument) for argument in arguments])
+        code = left.value.code
+        captured = capsys.readouterr()
+        assert isinstance(code, int)
+        return Outcome(code, captured.out, captured.err)
+
+    return call

@@ -109,5 +109,5 @@ def page(engine: Engine, result: GenerationResult, groves: Sequence[Grove], judg
         "greedy": greedy,
     }
     data = document(result, groves, judgements, spelling(engine.tokenizer), engine.end_tokens, about)
-    template = (files("draftwood.cli") / "viewer.html").read_text("utf-8")
+    template = (files("draftwood.explain") / "viewer.html").read_text("utf-8")
     return template.replace("{{ data }}", script(data))
