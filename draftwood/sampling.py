@@ -7,49 +7,13 @@ and verification rules.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from draftwood.core.forest import Forest
 from draftwood.errors import NonFiniteError
-
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
-class SamplingParams(BaseModel):
-    """How the target's logits become the distribution that is decoded, T∘p.
-
-    Order: penalties and logit bias on the logits, temperature, top-k, top-p, min-p, renormalise. Temperature 0 is
-    greedy decoding. Truncations keep ties: everything as probable as the last kept token stays.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    temperature: NonNegative = 1.0
-    top_k: Annotated[int, Field(ge=0, description="0 keeps all")] = 0
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    min_p: Annotated[float, Field(ge=0, le=1, description="fraction of the largest probability")] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False, description="over prompt and output")] = 1.0
-    presence_penalty: Annotated[float, Field(allow_inf_nan=False, description="once per token in the output")] = 0.0
-    frequency_penalty: Annotated[float, Field(allow_inf_nan=False, description="per occurrence in the output")] = 0.0
-    logit_bias: dict[int, float] = Field(default_factory=dict)
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-    @property
-    def edits_logits(self) -> bool:
-        """Whether anything happens to logits before the temperature."""
-        return (
-            self.repetition_penalty != 1
-            or self.presence_penalty != 0
-            or self.frequency_penalty != 0
-            or bool(self.logit_bias)
-        )
+from draftwood.params import SamplingParams as SamplingParams
 
 
 def warp(logits: Tensor, params: SamplingParams) -> Tensor:

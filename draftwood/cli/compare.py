@@ -1,17 +1,24 @@
-"""`draftwood compare`: several methods on one prompt, in turns, against plain decoding."""
+"""`draftwood compare`: several methods on one prompt, in interleaved runs, against plain decoding."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from draftwood.cli import flags, prompt_flags
-from draftwood.errors import RequestError
+from draftwood.cli.groups import (
+    METHOD,
+    OF_EVERY_METHOD,
+    LimitOptions,
+    ModelOptions,
+    OutputOptions,
+    PromptOptions,
+    seed,
+)
+from draftwood.cli.options import flag
 from draftwood.eval.interleaved import Entry, interleave, parse_methods, set_references
+from draftwood.params import SamplingParams
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,90 +28,65 @@ if TYPE_CHECKING:
     from draftwood.results import GenerationResult
 
 USUAL, USUAL_WITHOUT_DRAFT = "speculative,mcsd,lookup", "lookup"
+GREEDY = SamplingParams(temperature=0.0)
 
 
 def compare(
-    prompt: prompt_flags.PromptArgument = None,
-    prompt_file: prompt_flags.PromptFile = None,
-    max_new_tokens: flags.MaxNewTokens = 128,
-    stop: flags.Stop = None,
-    ignore_eos: flags.IgnoreEos = False,
-    target: flags.Target = None,
-    draft: flags.Draft = None,
-    dtype: flags.Dtype = "float32",
-    device: flags.Device = None,
-    quantize: flags.Quantize = None,
-    compile: flags.Compile = False,
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,...",
-            help="Methods, each with options if need be: 'lookup,mcsd:tree=4,2,2,1;verify=coupled'. A comma before a "
-            "letter begins the next method. autoregressive is always among them.",
-            rich_help_panel=flags.METHOD,
-            show_default=USUAL,
-        ),
-    ] = None,
-    settings: Annotated[list[str] | None, flags.setting(flags.OF_EVERY_METHOD)] = None,
-    repeat: Annotated[
-        int, typer.Option(metavar="N", help="Timed runs of each; medians count.", rich_help_panel=flags.METHOD)
-    ] = 3,
-    warmup: Annotated[
-        int, typer.Option(metavar="N", help="Runs of each that do not count.", rich_help_panel=flags.METHOD)
-    ] = 1,
-    seed: flags.Seed = 0,
-    temperature: flags.Temperature = 0.0,
-    top_k: flags.TopK = 0,
-    top_p: flags.TopP = 1.0,
-    min_p: flags.MinP = 0.0,
-    repetition_penalty: flags.RepetitionPenalty = 1.0,
-    presence_penalty: flags.PresencePenalty = 0.0,
-    frequency_penalty: flags.FrequencyPenalty = 0.0,
-    logit_bias: flags.LogitBias = None,
-    color: flags.Color = None,
-    json: flags.Json = False,
+    *,
+    prompt: PromptOptions,
+    limits: LimitOptions,
+    models: ModelOptions,
+    methods: str | None = flag(
+        None,
+        "Methods, each with options if need be: 'lookup,mcsd:tree=4,2,2,1;verify=coupled'. A comma before a "
+        "letter begins the next method. autoregressive is always among them.",
+        "A,B,...",
+        panel=METHOD,
+        usual=USUAL,
+    ),
+    settings: list[str] = flag([], OF_EVERY_METHOD, "KEY=VALUE", ("--set",), METHOD),
+    repeat: int = flag(3, "Timed runs of each; medians count.", panel=METHOD, ge=1),
+    warmup: int = flag(1, "Runs of each that do not count.", panel=METHOD, ge=0),
+    seed: int = seed(),
+    sampling: SamplingParams = GREEDY,
+    output: OutputOptions,
 ) -> None:
     """Compare methods on one prompt.
 
-    Methods take turns, so that a slow moment of the machine hits all alike, and
-    medians are shown. Greedy by default: every method must give the same text.
+    Runs of the methods are interleaved, so that a slow moment of the machine hits
+    all alike, and medians are shown. Greedy by default: every method must give the
+    same text.
     """
     from draftwood.explain.terminal import as_json, console, grown, visible
 
-    text = prompt_flags.prompt_text(prompt, prompt_file)
-    if repeat < 1 or warmup < 0:
-        raise RequestError("compare needs --repeat 1 or more and --warmup 0 or more")
-    models = flags.ModelFlags(target, draft, dtype, device, quantize, compile)
+    text = prompt.text()
     names = methods if methods is not None else USUAL if models.drafts else USUAL_WITHOUT_DRAFT
-    entries = [Entry(method) for method in parse_methods(names, settings or ())]
-    params = flags.sampling(
-        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias
-    )
+    entries = [Entry(method) for method in parse_methods(names, settings)]
     for entry in entries:
-        entry.method.check(params)
+        entry.method.check(sampling)
     engine = models.load()
     for entry in entries:
         engine.method(entry.method)  # refused before anything runs
 
     def decode(method: Method) -> GenerationResult:
-        return engine.generate(text, method, params, max_new_tokens, seed, stop or (), 0, ignore_eos)
+        return engine.generate(text, method, sampling, seed=seed, **limits.model_dump())
 
     interrupted = False
     try:
-        with _progress(len(entries) * (warmup + repeat), color) as advance:
+        with _progress(len(entries) * (warmup + repeat), output.color) as advance:
             interleave(entries, decode, repeat, warmup, advance)
-            set_references(entries, decode, params.greedy)
+            set_references(entries, decode, sampling.greedy)
     except KeyboardInterrupt:  # what has been measured is shown
         interrupted = True
         entries = [entry for entry in entries if entry.runs]
         if not entries:
             raise
-        set_references(entries, None, params.greedy)
+        set_references(entries, None, sampling.greedy)
     baseline = entries[0].first
-    if json:
-        print(as_json(_document(engine, entries, seed, max_new_tokens, repeat, warmup)))
+    if output.json_:
+        print(as_json(_document(engine, entries, seed, limits.max_new_tokens, repeat, warmup)))
     else:
-        out = console(color)
+        out = console(output.color)
         shown = visible(baseline.text) if out.is_terminal else baseline.text
         out.print(shown, style="dim", markup=False, soft_wrap=not out.is_terminal)
         out.print()

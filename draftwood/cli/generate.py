@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from draftwood.cli import flags, prompt_flags
+from draftwood.cli.groups import OUTPUT, ChatOptions, LimitOptions, MethodOptions, ModelOptions, OutputOptions, seed
+from draftwood.cli.options import flag
+from draftwood.errors import ConfigurationError
+from draftwood.params import SamplingParams
 
 if TYPE_CHECKING:
     from draftwood.engine import Engine, StreamEvent
@@ -18,56 +19,21 @@ if TYPE_CHECKING:
 
 
 def generate(
-    prompt: prompt_flags.PromptArgument = None,
-    prompt_file: prompt_flags.PromptFile = None,
-    chat: prompt_flags.Chat = False,
-    system: prompt_flags.System = None,
-    max_new_tokens: flags.MaxNewTokens = 128,
-    stop: flags.Stop = None,
-    ignore_eos: flags.IgnoreEos = False,
-    target: flags.Target = None,
-    draft: flags.Draft = None,
-    dtype: flags.Dtype = "float32",
-    device: flags.Device = None,
-    quantize: flags.Quantize = None,
-    compile: flags.Compile = False,
-    method: flags.MethodName = None,
-    settings: flags.MethodOptions = None,
-    seed: flags.Seed = 0,
-    temperature: flags.Temperature = 1.0,
-    top_k: flags.TopK = 0,
-    top_p: flags.TopP = 1.0,
-    min_p: flags.MinP = 0.0,
-    repetition_penalty: flags.RepetitionPenalty = 1.0,
-    presence_penalty: flags.PresencePenalty = 0.0,
-    frequency_penalty: flags.FrequencyPenalty = 0.0,
-    logit_bias: flags.LogitBias = None,
-    top_logprobs: Annotated[
-        int,
-        typer.Option(
-            metavar="N", help="With --json: the N most probable tokens at each place.", rich_help_panel=flags.OUTPUT
-        ),
-    ] = 0,
-    stream: Annotated[
-        bool,
-        typer.Option(
-            "--stream/--no-stream",
-            metavar="",
-            help="Show text as it becomes certain, or all at the end.",
-            rich_help_panel=flags.OUTPUT,
-        ),
-    ] = True,
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain",
-            metavar="",
-            help="Below the text, draw every round: what was drafted and what became of it. (--json always says it.)",
-            rich_help_panel=flags.OUTPUT,
-        ),
-    ] = False,
-    color: flags.Color = None,
-    json: flags.Json = False,
+    *,
+    prompt: ChatOptions,
+    limits: LimitOptions,
+    models: ModelOptions,
+    decoding: MethodOptions,
+    seed: int = seed(),
+    sampling: SamplingParams,
+    top_logprobs: int = flag(0, "With --json: the N most probable tokens at each place.", panel=OUTPUT, ge=0),
+    stream: bool = flag(True, "Show text as it becomes certain, or all at the end.", panel=OUTPUT),
+    explain: bool = flag(
+        False,
+        "Below the text, draw every round: what was drafted and what became of it. (--json always says it.)",
+        panel=OUTPUT,
+    ),
+    output: OutputOptions,
 ) -> None:
     """Decode one prompt.
 
@@ -82,33 +48,29 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
     from draftwood.cli.interrupt import Interrupt
     from draftwood.explain.terminal import as_json
 
-    # what can be refused is refused before a model is loaded
-    asked = prompt_flags.conversation(prompt_flags.prompt_text(prompt, prompt_file), chat, system)
-    models = flags.ModelFlags(target, draft, dtype, device, quantize, compile)
-    chosen = flags.method(method, settings, models.drafts)
-    params = flags.sampling(
-        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias
-    )
-    chosen.check(params)
+    asked = prompt.conversation()
+    if top_logprobs and not output.json_:
+        raise ConfigurationError("--top-logprobs is shown in JSON only; give --json too")
+    method = decoding.chosen(models.drafts)
+    method.check(sampling)
     engine = models.load()
     with Interrupt() as interrupt:
         events = engine.stream(
             asked,
-            method=chosen,
-            sampling=params,
-            max_new_tokens=max_new_tokens,
+            method=method,
+            sampling=sampling,
             seed=seed,
-            stop=stop or (),
             top_logprobs=top_logprobs,
-            ignore_eos=ignore_eos,
             cancelled=interrupt.wanted,
+            **limits.model_dump(),
         )
-        if json:
+        if output.json_:
             result = [event.result for event in events][-1]
             assert result is not None  # the last event carries it
             print(as_json(_document(engine, result)))
         else:
-            result = _show(engine, engine.tokens(asked), events if stream else _at_once(events), color, explain)
+            shown = events if stream else _at_once(events)
+            result = _show(engine, engine.tokens(asked), shown, output.color, explain)
     if result.finish_reason == "cancelled":
         sys.exit(130)
 

@@ -8,15 +8,19 @@ Exit codes: 0 done, 1 the reader of the pipe went away, 2 a bad flag or a Draftw
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from draftwood import __version__
 from draftwood.errors import ConfigurationError, DraftwoodError, did_you_mean
@@ -58,33 +62,88 @@ GROUPS = {  # name -> (one line of help, commands as above)
 }
 DEFAULTS = {"tune": "method"}  # group -> its command when none is named
 
+OUTPUT = "Output"  # the panel that --help is in
 HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
 
 
+def _without_types(params: list[Any]) -> list[Any]:
+    """Parameters whose help shows their metavar, but no Python type such as <str>."""
+    for param in params:
+        if not param.metavar or param.param_type_name == "argument":
+            param.display_type_rich = lambda ctx: None
+    return params
+
+
+class Command(TyperCommand):
+    """A command whose options are given once."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
+
+    def get_help_option(self, ctx: Any) -> Any:
+        option: Any = super().get_help_option(ctx)
+        option.rich_help_panel = OUTPUT
+        return option
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        for i, param in enumerate(order):
+            repeatable = getattr(param, "multiple", True) or getattr(param, "is_flag", True) or param.nargs == -1
+            if param in order[:i] and not repeatable:
+                raise ConfigurationError(f"{param.opts[0]} is given twice; give it once")
+        return super().parse_args(ctx, args)
+
+
 class LazyCommands(TyperGroup):
-    """Sub-commands that are imported when they are asked for."""
+    """Sub-commands that are imported when they are run; a list of them takes their first lines from their source."""
 
     commands_of = COMMANDS
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_types(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands_of)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A command's name and first line, for lists; `resolve_command` gives one that runs."""
         if cmd_name not in self.commands_of:
             return None
-        if self.commands_of[cmd_name] == GROUP:
-            return _group(cmd_name)
-        module, _, name = self.commands_of[cmd_name].partition(":")
-        function: Callable[..., Any] = getattr(import_module(module), name)
-        alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
-        alone.command(cmd_name, context_settings=HELP_FLAGS)(function)
-        return typer.main.get_command(alone)
+        home = self.commands_of[cmd_name]
+        return TyperCommand(cmd_name, help=GROUPS[cmd_name][0] if home == GROUP else _first_line(home))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         known = self.commands_of
-        if args and not args[0].startswith("-") and args[0] not in known:
+        if args and args[0] not in known:
+            if args[0].startswith("-"):
+                return super().resolve_command(ctx, args)
             raise ConfigurationError(f"there is no command {args[0]!r}" + did_you_mean(args[0], known))
-        return super().resolve_command(ctx, args)
+        return args[0], made(args[0], known[args[0]]), args[1:]
+
+
+def made(name: str, home: str) -> Any:
+    """The command that is at module:function, or the group of that name."""
+    if home == GROUP:
+        return _group(name)
+    from draftwood.cli.groups import LogOptions
+    from draftwood.cli.options import expanded
+
+    module, _, attribute = home.partition(":")
+    function: Callable[..., Any] = getattr(import_module(module), attribute)
+    alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    about = "\n\n".join(part.replace("\n", " ") for part in str(inspect.getdoc(function)).split("\n\n"))
+    alone.command(name, cls=Command, context_settings=HELP_FLAGS, help=about)(expanded(function, {"log": LogOptions}))
+    return typer.main.get_command(alone)
+
+
+def _first_line(home: str) -> str:
+    """The first line of a function's docstring, without importing its module."""
+    module, _, name = home.partition(":")
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None
+    body = ast.parse(Path(spec.origin).read_text("utf-8")).body
+    function = next(node for node in body if isinstance(node, ast.FunctionDef) and node.name == name)
+    return str(ast.get_docstring(function)).partition("\n")[0]
 
 
 def _group(name: str) -> Any:
@@ -105,14 +164,13 @@ def _group(name: str) -> Any:
         cls=Group, add_completion=False, rich_markup_mode="rich", context_settings=HELP_FLAGS, no_args_is_help=True
     )
     alone.callback(help=about)(lambda: None)
-    made = typer.main.get_command(alone)
-    made.name = name  # or the help page lists it without one
-    return made
+    group = typer.main.get_command(alone)
+    group.name = name  # or the help page lists it without one
+    return group
 
 
 app = typer.Typer(
     cls=LazyCommands,
-    add_completion=False,
     invoke_without_command=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

@@ -14,8 +14,7 @@ from conftest import Command
 
 import draftwood
 from draftwood.cli import main
-from draftwood.cli.compare import compare
-from draftwood.cli.generate import generate
+from draftwood.cli.main import made
 from draftwood.sampling import SamplingParams
 
 
@@ -54,14 +53,17 @@ def test_the_module_runs() -> None:
     assert done.stdout == f"draftwood {draftwood.__version__}\n"
 
 
-def test_defaults_are_those_of_the_library() -> None:
-    library = {name: field.default for name, field in SamplingParams.model_fields.items() if name != "logit_bias"}
-    for function, changed in ((generate, {}), (compare, {"temperature": 0.0})):
-        parameters = inspect.signature(function).parameters
-        assert {name: parameters[name].default for name in library} == {**library, **changed}
+def test_options_are_those_of_the_library() -> None:
+    """Each field of SamplingParams is an option of every command that samples, with the library's default."""
+    usual = SamplingParams().model_dump()
+    for name, changed in (("generate", {}), ("compare", {"temperature": 0.0})):
+        options = {option.name: option for option in made(name, main.COMMANDS[name]).params}
+        defaults = {field: options[field].default for field in usual if field != "logit_bias"}
+        assert defaults.items() <= {**usual, **changed}.items()
     engine = inspect.signature(draftwood.Engine.generate).parameters
+    options = {option.name: option for option in made("generate", main.COMMANDS["generate"]).params}
     for name in ("max_new_tokens", "seed", "top_logprobs", "ignore_eos"):
-        assert inspect.signature(generate).parameters[name].default == engine[name].default
+        assert options[name].default == engine[name].default
 
 
 def test_interrupt_keeps_what_was_generated(tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_interrupt_while_loading(command: Command, monkeypatch: pytest.MonkeyPat
     def interrupted(self: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("draftwood.cli.flags.ModelFlags.load", interrupted)
+    monkeypatch.setattr("draftwood.cli.groups.ModelOptions.load", interrupted)
     outcome = command("generate", "x")
     assert outcome.code == 130
     assert outcome.out == "" and outcome.err.strip() == "error: interrupted"

@@ -49,7 +49,7 @@ def test_a_setting_that_nobody_takes_is_refused() -> None:
         parse_methods("lookup", ["tree=2"])
 
 
-def test_runs_take_turns() -> None:
+def test_runs_are_interleaved() -> None:
     entries = [Entry(method) for method in parse_methods("lookup", ())]
     order: list[str] = []
 

@@ -88,7 +88,7 @@ def test_what_compiling_took(command: Command, pair: list[str], monkeypatch: pyt
     assert "compile_seconds" not in command("generate", PROMPT, *pair, "--max-new-tokens", 2, "--json").document
     load = draftwood.loading.load
 
-    def as_if_compiled(*arguments: object) -> Engine:
+    def as_if_compiled(*arguments: object, **options: object) -> Engine:
         engine = load(*arguments)  # type: ignore[arg-type]
         engine.names["compiled"] = True
         return engine

@@ -1,0 +1,204 @@
+"""The options that commands share: models, method, prompt, limits, output; sampling is `SamplingParams` itself.
+
+Each group is a pydantic model of which options.py makes flags, with what a command needs to do with them. Imports no
+torch until a method is called.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import ConfigDict
+
+from draftwood.cli.options import OptionGroup, flag
+from draftwood.errors import RequestError
+
+if TYPE_CHECKING:
+    from draftwood.engine import Engine, Prompt
+    from draftwood.methods import Method
+
+MODELS, METHOD, SAMPLING, LIMITS, OUTPUT = "Models", "Method", "Sampling", "Prompt and limits", "Output"
+OF_EVERY_METHOD = "An option of every method that has it, or METHOD.KEY=VALUE for one. Repeatable."
+
+
+class ThreadOptions(OptionGroup):
+    """How it is computed."""
+
+    model_config = ConfigDict(title=MODELS)
+
+    threads: int | None = flag(None, "Threads of forwards on a CPU. Default: as many as PyTorch chooses.", ge=1)
+
+    def apply(self) -> None:
+        if self.threads is not None:
+            import torch
+
+            torch.set_num_threads(self.threads)
+
+
+class _Place(OptionGroup):
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = flag(
+        "float32", "float32, bfloat16, float16 or float64.", "TYPE"
+    )
+    device: str | None = flag(None, "cpu, cuda, cuda:1, ... Default: CUDA where there is one.", "DEVICE")
+
+
+class _Target(OptionGroup):
+    target: str | None = flag(
+        None, "Target model: a Hugging Face checkpoint directory or a hub id. Default: the embedded pair.", "DIR|ID"
+    )
+
+
+class _Drafts(_Target):
+    draft: list[str] = flag([], "Draft model with the target's tokenizer. Repeat it for several (specinfer).", "DIR|ID")
+
+
+class _Packing(OptionGroup):
+    quantize: Literal["int8"] | None = flag(
+        None, "int8: a quarter of float32's bytes, faster on CPUs; the model's answers change a little.", "KIND"
+    )
+    compile: bool = flag(False, "torch.compile for small models; slow to start, needs a C++ compiler.")
+
+
+class TargetOptions(ThreadOptions, _Place, _Target):  # fields are those of the last base first
+    """One model."""
+
+
+class PairOptions(ThreadOptions, _Place, _Drafts):
+    """A target with its draft models."""
+
+    @property
+    def drafts(self) -> int:
+        """How many draft models there will be; the embedded target brings one."""
+        return len(self.draft) or int(self.target is None)
+
+    def load(self) -> Engine:
+        """The engine."""
+        from draftwood.loading import load
+
+        how = self.model_dump(include={"dtype", "device", "quantize", "compile"})
+        return load(self.target, self.draft or None, **how)
+
+
+class ModelOptions(PairOptions, ThreadOptions, _Packing, _Place, _Drafts):
+    """A target with its draft models, and how their weights are held."""
+
+
+class MethodOptions(OptionGroup):
+    """One method with its options."""
+
+    model_config = ConfigDict(title=METHOD)
+
+    method: str | None = flag(
+        None,
+        "How to decode, see 'draftwood methods'; file:PATH reads name and options from JSON or YAML. "
+        "Default: speculative with a draft model, else autoregressive.",
+        "NAME",
+    )
+    settings: list[str] = flag(
+        [], "An option of the method, such as gamma=6 or tree=4,2,2,1. Repeatable.", "KEY=VALUE", ("--set",)
+    )
+
+    def chosen(self, drafts: int) -> Method:
+        """The method; without a name the engine's own default for so many draft models."""
+        from draftwood import config
+        from draftwood.methods import Method
+
+        name = self.method or ("speculative" if drafts else "autoregressive")
+        return Method.parse(name, config.assignments(self.settings))
+
+
+class PromptOptions(OptionGroup):
+    """One prompt: its text, or a file of it."""
+
+    model_config = ConfigDict(title=LIMITS)
+
+    prompt: str | None = flag(None, "The text to continue; - reads it from standard input.", "PROMPT", argument=True)
+    prompt_file: Path | None = flag(
+        None, "Read the prompt from a file. As with -, one line break at its end is dropped.", "FILE"
+    )
+
+    def text(self) -> str:
+        """The prompt from the argument, standard input or a file; never empty."""
+        argument, file = self.prompt, self.prompt_file
+        if argument is not None and file is not None:
+            raise RequestError("give the prompt as an argument or with --prompt-file, not both")
+        if argument is None and file is None:
+            raise RequestError(
+                "there is no prompt; give the text as an argument, - for standard input, or --prompt-file"
+            )
+        try:
+            if file is not None:
+                text = file.read_text("utf-8").removesuffix("\n")
+            else:
+                text = sys.stdin.read().removesuffix("\n") if argument == "-" else str(argument)
+            text.encode("utf-8")  # an argument of broken bytes arrives as lone surrogates
+        except UnicodeError:
+            raise RequestError("the prompt is not valid UTF-8; convert it first") from None
+        except OSError as error:
+            raise RequestError(f"the prompt file {file} cannot be read: {error.strerror}") from None
+        if not text:
+            raise RequestError("the prompt is empty; give at least one token of text")
+        return text
+
+
+class ChatOptions(PromptOptions):
+    """One prompt, maybe with a conversation around it."""
+
+    chat: bool = flag(False, "The prompt is a user's message: put it into the checkpoint's chat template.")
+    system: str | None = flag(None, "With --chat: the system message before it.", "TEXT")
+
+    def conversation(self) -> Prompt:
+        """The prompt as it is; with --chat as a user's message, after the system's if there is one."""
+        text = self.text()
+        if not self.chat:
+            if self.system is not None:
+                raise RequestError("--system is a message of a conversation; give --chat too")
+            return text
+        first = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*first, {"role": "user", "content": text}]
+
+
+class LimitOptions(OptionGroup):
+    """Where an answer ends."""
+
+    model_config = ConfigDict(title=LIMITS)
+
+    max_new_tokens: int = flag(128, "Most tokens to generate.", ge=1)
+    stop: list[str] = flag([], "End before this text; it is never shown. Repeatable.", "TEXT")
+    ignore_eos: bool = flag(False, "Go on after the end-of-text token.")
+
+
+class ColorOptions(OptionGroup):
+    """What is printed, and how."""
+
+    model_config = ConfigDict(title=OUTPUT)
+
+    color: bool | None = flag(None, "Default: colour on a terminal, unless NO_COLOR is set.")
+
+
+class OutputOptions(ColorOptions):
+    """What is printed, and how; or everything as JSON."""
+
+    json_: bool = flag(False, "Print one JSON document and nothing else.", names=("--json",))
+
+
+class LogOptions(OptionGroup):
+    """What the library's loggers, below `draftwood`, write on standard error; for every command."""
+
+    model_config = ConfigDict(title=OUTPUT)
+
+    verbose: bool = flag(False, "Say what is done, as --log-level info does.", names=("--verbose", "-v"))
+    log_level: Literal["debug", "info", "warning", "error"] = flag("warning", "What is logged.", "LEVEL")
+
+    def apply(self) -> None:
+        level = "info" if self.verbose and self.log_level == "warning" else self.log_level
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+        logging.getLogger("draftwood").setLevel(level.upper())
+
+
+def seed(help: str = "The same seed gives the same text.") -> int:
+    """The option --seed."""
+    return flag(0, help, panel=SAMPLING)  # type: ignore[no-any-return]
