@@ -136,11 +136,10 @@ def _show(
 def _explain(engine: Engine, result: GenerationResult, painter: Painter) -> None:
     """Every round on stdout, below the text."""
     from draftwood.explain.terminal import terminal_width
-    from draftwood.explain.text import explain, spelling
+    from draftwood.explain.text import lines, spelling
+    from draftwood.explain.tree import trees_of
 
-    assert engine.tokenizer is not None
-    ends = engine.end_tokens
-    words, width = spelling(engine.tokenizer), terminal_width()
+    prompt, words, ends = result.prompt_tokens, spelling(engine.tokenizer), engine.end_tokens
     painter.end_line()
-    for line in ["", *explain(result.rounds, result.prompt_tokens, words, ends, width, painter.colour)]:
+    for line in ["", *lines(trees_of(result.rounds, prompt), prompt, words, ends, terminal_width(), painter.colour)]:
         print(line)

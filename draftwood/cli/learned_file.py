@@ -1,4 +1,4 @@
-"""The file that a depth controller reads: whether it can be written, and named as depth=CONTROLLER:PATH."""
+"""The file that a depth controller reads: whether depth=CONTROLLER:PATH can name it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,3 @@ def check_name(out: Path, controller: str) -> None:
         raise ConfigurationError(
             f"--out is {out}, but depth={controller}:PATH takes a path without commas and =; rename it"
         )
-
-
-def check_writable(out: Path) -> None:
-    """Raise OSError or ConfigurationError where the file could not be written; its folders are made."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if out.is_dir():
-        raise ConfigurationError(f"--out is {out}, which is a directory; name a file")
-    trial = out.with_name(out.name + ".partial")
-    trial.touch()
-    trial.unlink()

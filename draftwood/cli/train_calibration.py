@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from draftwood.cli import flags, train_flags
-from draftwood.cli.learned_file import check_name, check_writable
+from draftwood.cli.learned_file import check_name
+from draftwood.cli.output_file import check_writable
 from draftwood.cli.progress import advancing
 from draftwood.cli.train_flags import RECORDING
 from draftwood.errors import ConfigurationError

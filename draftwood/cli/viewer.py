@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from draftwood.cli import flags, prompt_flags
-
-if TYPE_CHECKING:
-    from draftwood.engine import Engine
-    from draftwood.explain.judging import Judgement, Recorder
-    from draftwood.explain.text import Grove
-    from draftwood.results import GenerationResult
+from draftwood.cli.output_file import check_writable, write_text
 
 
 def explain(
@@ -24,7 +18,7 @@ def explain(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write a page that steps through the rounds; it needs no network. Default: draw them here.",
+            help="Print the answer and write a page that steps through its rounds, offline. Default: draw them here.",
             rich_help_panel=flags.OUTPUT,
             show_default=False,
         ),
@@ -58,11 +52,8 @@ def explain(
     Each draft comes with p and q, the target's and the draft's probability, and
     its fate: accepted, rejected, discarded; after them what the target chose.
     """
-    from draftwood.explain import text as drawings
-    from draftwood.explain.data import noted
-    from draftwood.explain.judging import record
-    from draftwood.explain.terminal import colourful, terminal_width
-    from draftwood.train.recording import Recording
+    from draftwood.explain import explain as explained
+    from draftwood.explain.terminal import colourful, terminal_width, visible
 
     asked = prompt_flags.conversation(prompt_flags.prompt_text(prompt, prompt_file), chat, system)
     models = flags.ModelFlags(target, draft, dtype, device, quantize)
@@ -71,43 +62,23 @@ def explain(
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias
     )
     chosen.check(params)
-    recorders: list[Recorder] = []
-    engine = Recording(models.load(), lambda request, number: recorders.append(record(request)))
-    result = engine.generate(asked, chosen, params, max_new_tokens, seed, stop or (), ignore_eos=ignore_eos)
-    groves = drawings.groves_of(result.rounds, result.prompt_tokens)
-    judgements: list[Judgement] = recorders[0].judgements
-    for grove, judgement in zip(groves, judgements, strict=True):
-        noted(grove, judgement)
-    assert engine.tokenizer is not None  # every checkpoint directory has one
     if html is not None:
-        html.write_text(page(engine, result, groves, judgements), "utf-8", errors="replace")
-        print(html)
+        check_writable(html, "--html")
+    found = explained(
+        models.load(),
+        asked,
+        method=chosen,
+        sampling=params,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        stop=stop or (),
+        ignore_eos=ignore_eos,
+    )
+    if html is None:
+        for line in found.lines(terminal_width(), colourful(sys.stdout, color)):
+            print(line)
         return
-    words = drawings.spelling(engine.tokenizer)
-    for text in drawings.drawn(
-        groves, result.prompt_tokens, words, engine.end_tokens, terminal_width(), colourful(sys.stdout, color)
-    ):
-        print(text)
-
-
-def page(engine: Engine, result: GenerationResult, groves: Sequence[Grove], judgements: Sequence[Judgement]) -> str:
-    """The page as text."""
-    from importlib.resources import files
-
-    from draftwood.explain.data import document, script
-    from draftwood.explain.terminal import method_label
-    from draftwood.explain.text import spelling
-
-    assert engine.tokenizer is not None
-    greedy = result.sampling["temperature"] == 0
-    about: dict[str, Any] = {
-        "method": method_label(result.method),
-        "lossless": result.lossless,
-        "models": {**engine.names, "device": str(engine.target.device)},
-        "sampling": result.sampling,
-        "seed": result.seed,
-        "greedy": greedy,
-    }
-    data = document(result, groves, judgements, spelling(engine.tokenizer), engine.end_tokens, about)
-    template = (files("draftwood.explain") / "viewer.html").read_text("utf-8")
-    return template.replace("{{ data }}", script(data))
+    text = found.result.text  # printed first: a full disk loses the page, not the answer
+    print(visible(text) if sys.stdout.isatty() else text, flush=True)
+    write_text(html, found.html, "--html")
+    print(html, file=sys.stderr)

@@ -16,7 +16,8 @@ from rich.cells import cell_len
 import draftwood
 from draftwood import Engine, Round, TabularModel
 from draftwood.core.forest import FINISHED
-from draftwood.explain.text import FATES, completions, explain, grown, judged, spelling
+from draftwood.explain.text import lines, spelling
+from draftwood.explain.tree import FATES, completions, hypotheses_after, tree_of, trees_of
 from draftwood.models.tokenizer import Tokenizer
 from draftwood.results import Judged, Layer
 
@@ -60,10 +61,14 @@ def make_round(
     return Round(tokens=tokens, **{**values, **given})
 
 
+def explain(rounds: Sequence[Round], prompt: Sequence[int], *options: Any, **more: Any) -> list[str]:
+    return lines(trees_of(rounds, prompt), prompt, *options, **more)
+
+
 def shown(*rounds: Round, ends: frozenset[int] = frozenset(), width: int = 100) -> list[str]:
     """The rounds after the prompt 'xa', without the legend and runs of spaces."""
-    lines = explain(rounds, [23, 0], letters, ends, width)
-    return [re.sub(r"(?<=[^\s>])  +", "  ", line) for line in lines[lines.index("") + 1 :]]
+    found = explain(rounds, [23, 0], letters, ends, width)
+    return [re.sub(r"(?<=[^\s>])  +", "  ", line) for line in found[found.index("") + 1 :]]
 
 
 A, B, C, D, E, F, Z = 0, 1, 2, 3, 4, 5, 25
@@ -213,7 +218,7 @@ def test_the_legend_explains_what_is_there() -> None:
     assert [line.split()[:2] for line in lines[: lines.index("")]] == [
         ["=", "plain"],
         [">", "here"],
-        ["p", "probability"],
+        ["p", "target's"],
     ]
     whole = "\n".join(explain([layers()], [A], letters))
     for words in (
@@ -264,15 +269,15 @@ def test_nothing_is_left_out(method: dict[str, Any]) -> None:
         assert sum(line.startswith("Round ") for line in lines) == len(result.rounds)
         hypotheses = [(1,)]
         for round_ in result.rounds:
-            grove, hypotheses = judged(round_, hypotheses), grown(round_)
+            tree, hypotheses = tree_of(round_, hypotheses), hypotheses_after(round_)
             size = len(round_.forest_token)
-            assert all(grove.at[node].draws for node in range(size - round_.drafted, size))
+            assert all(tree.nodes[node].draws for node in range(size - round_.drafted, size))
             assert (
-                sum(twig.goes_on for twig in grove.below.values()) == len(round_.roots) or round_ is result.rounds[-1]
+                sum(node.goes_on for node in tree.outcomes.values()) == len(round_.roots) or round_ is result.rounds[-1]
             )
             found = Counter[str]()
-            for twig in grove.below.values():
-                for draw in twig.draws:
+            for node in tree.outcomes.values():
+                for draw in node.draws:
                     found[draw.fate] += draw.times
             if round_.layers:
                 for fate in ("accepted", "rejected", "discarded", "unreached"):

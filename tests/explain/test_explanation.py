@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,11 @@ import torch
 from conftest import Command
 
 from draftwood import Engine, TabularModel
-from draftwood.explain.data import document, noted, script
-from draftwood.explain.judging import Judgement, Recorder, record
-from draftwood.explain.text import groves_of
-from draftwood.results import GenerationResult
-from draftwood.train.recording import Recording
+from draftwood.errors import RequestError
+from draftwood.explain import explain
+from draftwood.explain.explanation import Explanation
+from draftwood.explain.page import document, html, last_words
+from draftwood.explain.tree import trees_of
 
 METHODS: list[dict[str, Any]] = [
     {"name": "autoregressive"},
@@ -31,18 +33,14 @@ METHODS: list[dict[str, Any]] = [
 ]
 
 
-def decoded(
-    method: dict[str, Any], seed: int, temperature: float = 1.0
-) -> tuple[Engine, GenerationResult, list[Judgement]]:
-    plain = Engine(
+def explained(method: dict[str, Any], seed: int, temperature: float = 1.0) -> tuple[Engine, Explanation]:
+    engine = Engine(
         TabularModel.random(6, seed=seed), [TabularModel.random(6, seed=seed + 50)], end_tokens=frozenset({0})
     )
-    recorders: list[Recorder] = []
-    engine = Recording(plain, lambda request, number: recorders.append(record(request)))
     options: dict[str, Any] = {"sampling": {"temperature": temperature}, "max_new_tokens": 12, "seed": seed}
-    result = engine.generate([1, 2, 1], method, **options)
-    assert result.tokens == plain.generate([1, 2, 1], method, **options).tokens  # being watched changes nothing
-    return plain, result, recorders[0].judgements
+    found = explain(engine, [1, 2, 1], method=method, **options)
+    assert found.result.tokens == engine.generate([1, 2, 1], method, **options).tokens  # recording changes nothing
+    return engine, found
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: " ".join(map(str, method.values())))
@@ -50,18 +48,17 @@ def decoded(
 def test_what_was_recorded_is_what_happened(method: dict[str, Any], temperature: float) -> None:
     """Fates that follow from the recorded draws are those that the rounds tell; numbers are probabilities."""
     for seed in range(4):
-        _, result, judgements = decoded(method, seed, temperature)
-        groves = groves_of(result.rounds, result.prompt_tokens)
-        assert len(groves) == len(judgements)
-        for grove, judgement in zip(groves, judgements, strict=True):
-            before = {outcome: {draw.fate for draw in twig.draws} for outcome, twig in grove.below.items()}
-            noted(grove, judgement)
-            for outcome, twig in grove.below.items():
-                fates = {draw.fate for draw in twig.draws}
+        _, found = explained(method, seed, temperature)
+        judgements, rounds = found.judgements, found.result.rounds
+        assert len(found.trees) == len(judgements)
+        for bare, tree, judgement in zip(trees_of(rounds, [1, 2, 1]), found.trees, judgements, strict=True):
+            before = {outcome: {draw.fate for draw in node.draws} for outcome, node in bare.outcomes.items()}
+            for outcome, node in tree.outcomes.items():
+                fates = {draw.fate for draw in node.draws}
                 assert fates <= before[outcome] | {"discarded"} and bool(fates & before[outcome]) == bool(fates)
             if judgement.greedy and judgement.chosen is not None:  # the largest: no draft that failed beats it
                 (outcome, p), parent = judgement.chosen, judgement.chosen[0][0]
-                assert all(draw.chances[0] in (p, None) for draw in grove.twig(outcome).draws)
+                assert all(draw.chances[0] in (p, None) for draw in tree.outcome(outcome).draws)
                 failed = [one.p for one in judgement.drafts if one.fate == "rejected" and one.outcome[0] == parent]
                 assert method.get("verify") == "coupled" or p >= max(failed, default=0.0)
             for one in judgement.drafts:
@@ -78,9 +75,9 @@ def test_p_and_q_are_the_models_own() -> None:
     """The first draft of a chain meets the target's distribution itself; after a rejection p is the residual's."""
     rejected = 0
     for seed in range(6):
-        engine, result, judgements = decoded({"name": "speculative", "gamma": 3}, seed)
-        before = list(result.prompt_tokens)
-        for round_, judgement in zip(result.rounds, judgements, strict=True):
+        engine, found = explained({"name": "speculative", "gamma": 3}, seed)
+        before = list(found.result.prompt_tokens)
+        for round_, judgement in zip(found.result.rounds, found.judgements, strict=True):
             one = judgement.drafts[0] if judgement.drafts else None
             if one is not None:
                 p, q = (distribution(model, before) for model in (engine.target, engine.drafts[0]))
@@ -106,14 +103,14 @@ def distribution(model: Any, tokens: list[int]) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["speculative", "mcsd", "dsbd"])
 def test_the_page_holds_every_draft(name: str) -> None:
-    _, result, judgements = decoded({"name": name}, 3)
-    groves = groves_of(result.rounds, result.prompt_tokens)
-    for grove, judgement in zip(groves, judgements, strict=True):
-        noted(grove, judgement)
     hostile = "</script><!--\u2028&"
-    data = document(result, groves, judgements, lambda tokens: hostile * len(tokens), frozenset({0}), {})
-    text = script(data)
-    assert not re.search("[<>&\u2028]", text) and json.loads(text) == data
+    _, found = explained({"name": name}, 3)
+    found, result = replace(found, words=lambda tokens: hostile * len(tokens)), found.result
+    data, text = document(found), html(found)
+    held = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert held is not None and not re.search("[<>&\u2028]", held[1]) and json.loads(held[1]) == data
+    frame = found._repr_html_()
+    assert frame.startswith('<iframe sandbox="allow-scripts"') and frame.count("<") == 2  # all else is escaped
     assert [token for entry in data["rounds"] for token in entry["tokens"]] == [[hostile, k] for k in result.kinds]
     assert data["sums"]["drafted"] >= data["sums"]["wasted"] > 0
 
@@ -122,7 +119,7 @@ def test_the_page_holds_every_draft(name: str) -> None:
         for node in nodes:
             for fate in node["fates"]:
                 found[fate["fate"]] += fate["times"]
-            found += count(node["below"])
+            found += count(node["children"])
         return found
 
     for entry, round_ in zip(data["rounds"], result.rounds, strict=True):
@@ -139,7 +136,8 @@ def test_the_command(command: Command, pair: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out.html"
     flags = ("Once upon a time", *pair, "--max-new-tokens", 8, "--method", "mcsd", "--set", "tree=3,2")
     done = command("explain", *flags, "--html", out)
-    assert done.code == 0 and done.out == f"{out}\n"
+    answer = command("generate", *flags, "--no-stream").out
+    assert done.code == 0 and done.out.rstrip("\n") == answer.rstrip("\n") and done.err == f"{out}\n"
     text = out.read_text("utf-8")
     assert "{{" not in text and not re.findall(r"""(?:src|href)=|@import|url\(""", text)
     assert re.findall(r"https?://[^\"]*", text) == ["http://www.w3.org/2000/svg"]
@@ -150,3 +148,50 @@ def test_the_command(command: Command, pair: list[str], tmp_path: Path) -> None:
     drawn = command("explain", *flags)
     assert drawn.code == 0 and "Round 1" in drawn.out and "accept" in drawn.out
     assert command("explain", "x", *pair, "--method", "mcds").code == 2
+
+
+def test_a_page_that_cannot_be_written_loses_no_answer(
+    command: Command, pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("Once", *pair, "--max-new-tokens", 3)
+    (tmp_path / "file").touch()
+    for bad in (tmp_path, tmp_path / "file" / "x.html"):  # told before a model is loaded
+        refused = command("explain", "Once", "--target", tmp_path / "none", "--html", bad)
+        assert refused.code == 2 and str(bad) in refused.err and refused.err.count("\n") == 1
+    out = tmp_path / "new" / "x.html"
+    answer = command("generate", *flags, "--no-stream").out
+
+    def full(path: Path, *given: Any, **more: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    done = command("explain", *flags, "--html", out)
+    assert done.code == 2 and done.out.rstrip("\n") == answer.rstrip("\n") and not list(out.parent.iterdir())
+    assert done.err == f"error: --html {out} was not written: No space left on device; make room or name another\n"
+
+
+def test_an_explanation_is_short_to_look_at_and_whole_as_text() -> None:
+    engine, found = explained({"name": "mcsd"}, 3)
+    assert repr(found) == f"Explanation({found.result.text[:40]!r}, {len(found.trees)} rounds)"
+    assert str(found) == found.text == "\n".join(found.lines(80)) and "Round 1" in found.text
+    assert "'<1>'" in found.text  # without a tokenizer tokens are shown by their ids
+    with pytest.raises(RequestError, match="max_new_tokens"):
+        explain(engine, [1], max_new_tokens=0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_column_of_numbers_has_a_heading(temperature: float) -> None:
+    """Greedy rounds have p and q, but nothing was tossed for."""
+    _, found = explained({"name": "speculative"}, 1, temperature)
+    heads = next(line for line in found.lines() if line.startswith("  after")).split("'")[-1].split()
+    drawn = [re.search(r"rejected +(.*)", line) for line in found.lines() if "  - " in line]
+    assert heads == ["p", "q", "accept"][: 2 + bool(temperature)]
+    assert {len(numbers[1].split()) for numbers in drawn if numbers and "thrown" not in numbers[0]} == {len(heads)}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("a", "a"), ("there lived a sailor called", "…a sailor called"), ("x" * 30, "…" + "x" * 20)],
+)
+def test_a_round_begins_behind_whole_words(text: str, shown: str) -> None:
+    assert last_words(text) == shown
