@@ -1,17 +1,15 @@
-"""The one parser of settings: dictionaries, JSON, YAML and `key=value` flags become checked objects.
-
-Knows how to say what is wrong in one sentence. Refuses to know what the settings mean.
-"""
+"""The one parser of settings: dictionaries, JSON, YAML and `key=value` flags become checked objects."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from draftwood.errors import ConfigurationError, did_you_mean
+from draftwood.reading import parse_value, parse_yaml, read_text, shown
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -24,12 +22,14 @@ def parse(kind: type[Settings], values: Mapping[str, Any], what: str) -> Setting
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            raise ConfigurationError(f"{what} has no option {key!r}" + did_you_mean(key, kind.model_fields)) from None
+            raise ConfigurationError(
+                f"{what} has no option {shown(key)}" + did_you_mean(key, kind.model_fields)
+            ) from None
         message = first["msg"].removeprefix("Value error, ")
         message = message[:1].lower() + message[1:]
         if not key:  # options that do not go together
             raise ConfigurationError(f"{what}: {message}") from None
-        raise ConfigurationError(f"{what}: option {key!r} is {first['input']!r}, but {message}") from None
+        raise ConfigurationError(f"{what}: option {key!r} is {shown(first['input'])}, but {message}") from None
 
 
 def assignments(flags: Iterable[str]) -> dict[str, Any]:
@@ -38,20 +38,21 @@ def assignments(flags: Iterable[str]) -> dict[str, Any]:
     for flag in flags:
         key, sign, value = flag.partition("=")
         if not sign or not key.strip():
-            raise ConfigurationError(f"--set takes key=value, not {flag!r}")
-        try:
-            values[key.strip()] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            values[key.strip()] = value
+            raise ConfigurationError(f"--set takes key=value, not {shown(flag)}")
+        values[key.strip()] = parse_value(value)
     return values
 
 
-def document(text: str, where: str) -> dict[str, Any]:
-    """A JSON or YAML document that holds one mapping."""
+def document(path: Path, what: str) -> dict[str, Any]:
+    """The mapping that a JSON or YAML file holds; `what` names the file's purpose in errors."""
+    if not path.is_file():
+        raise ConfigurationError(f"{what} {path} does not exist")
     try:
-        values = yaml.safe_load(text)  # JSON is YAML
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{where} is neither JSON nor YAML: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigurationError(f"{where} must hold a mapping of options, not {type(values).__name__}")
+        values = parse_yaml(read_text(path))  # JSON is YAML
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is neither JSON nor YAML: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read ({error.strerror or error})") from None
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigurationError(f"{path} must hold a mapping of options, not {shown(values)}")
     return values

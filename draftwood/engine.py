@@ -176,7 +176,11 @@ class Engine:
         if text or isinstance(next(iter(prompt), None), Mapping):
             if self.tokenizer is None:
                 raise RequestError("this engine has no tokenizer; give the prompt as token ids")
-            parts = (self.tokenizer.encode if text else self.tokenizer.chat)(parts) if prompt else []
+            parts = (
+                (self.tokenizer.encode if text else self.tokenizer.chat)(parts, most=self.target.context)
+                if prompt
+                else []
+            )
         tokens = [int(part) for part in parts]
         if not tokens:
             raise RequestError("the prompt is empty; give at least one token of text")

@@ -155,14 +155,13 @@ def talks(engine: Engine) -> bool:
 
 def read_summary(out: Path) -> Any:
     """The summary that an interrupted evaluation left."""
-    import json
-
     from draftwood.eval.store import SUMMARY
+    from draftwood.reading import parse_json, read_text
 
     path = out / SUMMARY
     if not path.is_file():
         raise KeyboardInterrupt
-    return json.loads(path.read_text("utf-8"))
+    return parse_json(read_text(path))
 
 
 @contextmanager

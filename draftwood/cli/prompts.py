@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
+from draftwood.reading import parse_json, read_text
 
 if TYPE_CHECKING:
     from draftwood.engine import Engine
@@ -22,15 +22,17 @@ def token_prompts(engine: Engine, file: Path | None, per_domain: int, room: int)
 def read(file: Path) -> list[str]:
     """The prompts of a file, one a line; of .jsonl, each a string or an object with `prompt`."""
     try:
-        lines = file.read_text("utf-8").splitlines()
+        lines = read_text(file).splitlines()
     except UnicodeDecodeError:
         raise RequestError(f"the prompt file {file} is not valid UTF-8; convert it first") from None
+    except ValueError as error:
+        raise RequestError(f"the prompt file {file} is too long: {error}") from None
     texts: list[str] = []
     for number, line in enumerate(lines, 1):
         text: Any = line
         if line.strip() and file.suffix == ".jsonl":
             try:
-                text = json.loads(line)
+                text = parse_json(line)
             except ValueError:
                 raise RequestError(f"the prompt file {file}, line {number}, is not JSON") from None
             text = text.get("prompt") if isinstance(text, dict) else text

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeAlias
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from draftwood.depth.adaptive import AdaptiveConfidence
@@ -27,6 +26,7 @@ from draftwood.depth.rules import Confidence, DepthController, Entropy, Fixed
 from draftwood.depth.stopping import OptimalStopping
 from draftwood.depth.thompson import Acceptance, BetaThompson, SpeedupThompson
 from draftwood.errors import ConfigurationError, did_you_mean
+from draftwood.reading import parse_value, shown
 
 Discount = Annotated[float, Field(gt=0, le=1, description="what older rounds count for, per round")]
 Prior = Annotated[float, Field(gt=0, le=1e6)]
@@ -202,7 +202,7 @@ def parse_depth(value: object) -> DepthSettings:
     if not isinstance(name, str):
         raise ValueError(f"a controller needs a name: {_KNOWN}")
     if name not in CONTROLLERS:
-        raise ValueError(f"there is no controller {name!r}" + did_you_mean(name, CONTROLLERS))
+        raise ValueError(f"there is no controller {shown(name)}" + did_you_mean(name, CONTROLLERS))
     kind = CONTROLLERS[name]
     if "" in values:  # a value without its setting's name
         if not kind.model_fields:
@@ -224,7 +224,7 @@ def parse_depth(value: object) -> DepthSettings:
         if first["type"] == "string_pattern_mismatch":
             raise ValueError(f"for the setting {key!r} of {name} a path without commas and = is needed") from None
         message = first["msg"][:1].lower() + first["msg"][1:]
-        raise ValueError(f"for the setting {key!r} of {name}, {first['input']!r}, {message}") from None
+        raise ValueError(f"for the setting {key!r} of {name}, {shown(first['input'])}, {message}") from None
 
 
 def depth_text(value: object) -> str:
@@ -247,10 +247,7 @@ def _parts(text: str) -> dict[str, Any]:
         key = key.strip()
         if key in values or not setting.strip() or (sign and not key):
             raise ValueError(f"settings are key=value with commas between, such as {name}:discount=0.9")
-        try:
-            values[key] = yaml.safe_load(setting)
-        except yaml.YAMLError:
-            values[key] = setting
+        values[key] = parse_value(setting)
     return values
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ from draftwood.errors import ConfigurationError
 from draftwood.eval import provenance
 from draftwood.eval.energy import Meter, counters
 from draftwood.eval.running import Job, Plan, Runner
-from draftwood.eval.store import CONFIGURATION, SUMMARY, Store, write_json
-from draftwood.eval.summary import summarise
+from draftwood.eval.store import SUMMARY, Store, write_json
+from draftwood.eval.summary import summary_of
 from draftwood.eval.tasks import Task
 
 REST_SECONDS = 1.0
@@ -55,13 +54,6 @@ def evaluate(
                 store.note_session({**provenance.session(engine.target.device), "idle_watts": idle})
                 runner.run(told)
         finally:
-            document = summary_of(store)
+            document = summary_of(out, store.records)
             write_json(out / SUMMARY, document)
     return document
-
-
-def summary_of(store: Store) -> dict[str, Any]:
-    """The summary of an open store."""
-    sessions = json.loads((store.directory / CONFIGURATION).read_text("utf-8"))["sessions"]
-    idles = [session["idle_watts"] for session in sessions if session["idle_watts"]]
-    return summarise(store.configuration, sessions, store.records, idles[-1] if idles else None)

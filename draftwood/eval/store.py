@@ -1,6 +1,6 @@
 """A directory of results that survives a kill: what is measured (run.json), and a line for each run (items.jsonl).
 
-Knows files. Refuses to know what a run is. Lines are only ever appended, each of them flushed to the disk; a last line
+Lines are only ever appended, each of them flushed to the disk; a last line
 that was cut is dropped when the directory is opened again. One process at a time holds a directory.
 """
 
@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from draftwood.errors import ConfigurationError
 from draftwood.eval.tasks.base import digest
+from draftwood.reading import parse_json, read_text
 
 Record = dict[str, Any]
 
@@ -67,7 +68,7 @@ class Store:
     def note_session(self, session: Mapping[str, Any]) -> None:
         """Write down with which program and machine runs are made from here on."""
         path = self.directory / CONFIGURATION
-        document = json.loads(path.read_text("utf-8"))
+        document = read_run(path)
         document["sessions"].append(dict(session))
         write_json(path, document)
 
@@ -93,10 +94,7 @@ class Store:
                 raise ConfigurationError(f"{self.directory} has results without {CONFIGURATION}; choose another --out")
             write_json(path, {"schema": 1, "configuration": self.configuration, "sessions": []})
             return
-        try:
-            there = json.loads(path.read_text("utf-8"))["configuration"]
-        except (ValueError, KeyError, TypeError):
-            raise ConfigurationError(f"{path} is not what `draftwood eval` wrote; choose another --out") from None
+        there = read_run(path)["configuration"]
         if there != self.configuration:
             keys = sorted(there.keys() | self.configuration.keys())
             other = [key for key in keys if there.get(key) != self.configuration.get(key)]
@@ -113,16 +111,39 @@ class Store:
         for number, line in enumerate(self._file, 1):
             if not line.endswith(b"\n"):
                 break
-            try:
-                record = json.loads(line)
-                self.records[record["key"]] = record
-            except (ValueError, KeyError, TypeError):
-                raise ConfigurationError(
-                    f"line {number} of {self.directory / ITEMS} is damaged; remove it, or choose another --out"
-                ) from None
+            add_record(self.records, line, f"line {number} of {self.directory / ITEMS}")
             whole += len(line)
         self._file.truncate(whole)
         self._file.seek(0, os.SEEK_END)
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """run.json: its configuration and sessions; ConfigurationError where it is not what an evaluation writes."""
+    try:
+        document = parse_json(read_text(path))
+        parts = document["configuration"], document["sessions"]
+    except (ValueError, KeyError, TypeError, OSError):
+        parts = None, None
+    if not isinstance(parts[0], dict) or not isinstance(parts[1], list):
+        raise ConfigurationError(f"{path} is not what `draftwood eval` wrote; choose another --out")
+    found: dict[str, Any] = document
+    return found
+
+
+def add_record(records: dict[str, Record], line: bytes, where: str) -> None:
+    """Add the run in a line of items.jsonl; ConfigurationError where it is damaged or there already."""
+    try:
+        record = parse_json(line)
+        key = record["key"]
+    except (ValueError, KeyError, TypeError):
+        key = None
+    if not isinstance(key, str):
+        raise ConfigurationError(f"{where} is damaged; remove it, or choose another --out")
+    if key in records:
+        raise ConfigurationError(
+            f"{where} holds a run that is there already; remove one of them, or choose another --out"
+        )
+    records[key] = record
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:

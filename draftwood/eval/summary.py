@@ -7,20 +7,53 @@ configuration alone; `timing` and `energy` also on the machine and the moment.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
+from draftwood.errors import ConfigurationError
 from draftwood.eval.energy import NOT_AVAILABLE
 from draftwood.eval.intervals import Interval, quotient, ratio
 from draftwood.eval.running import BY_POSITION, HISTOGRAMS, SUMS, added, grouped
 from draftwood.eval.scoring.programs import pass_at
-from draftwood.eval.store import Record
+from draftwood.eval.store import CONFIGURATION, Record, read_run
+from draftwood.reading import shown
 
 SCHEMA = 1
 PASSED, PERPLEXITY = "passed", "perplexity"
 PASS_AT = (1, 5, 10, 100)
 PARTS = ("draft", "verify", "sampling", "other")
 Row = dict[str, Any]
+
+
+@contextmanager
+def understood(directory: Path) -> Iterator[None]:
+    """Raise ConfigurationError where work on what a directory holds fails: it is not what an evaluation wrote."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TemplateError, TypeError, ValueError) as error:
+        what = f"{type(error).__name__}: {shown(str(error))}"
+        raise ConfigurationError(
+            f"{directory} does not hold what `draftwood eval` writes ({what}); run it again with another --out"
+        ) from error
+
+
+def summary_of(directory: Path, records: Mapping[str, Record]) -> dict[str, Any]:
+    """The summary of a directory's runs; ConfigurationError where they are not what `draftwood eval` writes."""
+    document = read_run(directory / CONFIGURATION)
+    configuration, sessions = document["configuration"], document["sessions"]
+    with understood(directory):
+        for name in ("tasks", "methods", "seeds"):
+            listed = configuration[name]
+            if not listed or any(entry in listed[:i] for i, entry in enumerate(listed)):
+                raise ValueError(f"{name} is empty or has an entry twice")
+        idles = [session["idle_watts"] for session in sessions if session["idle_watts"]]
+        return summarise(configuration, sessions, records, idles[-1] if idles else None)
 
 
 def summarise(

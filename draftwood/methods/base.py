@@ -18,6 +18,7 @@ from draftwood.depth import DepthController
 from draftwood.draft import Drafter
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.models.base import CausalModel
+from draftwood.reading import shown
 from draftwood.runtime.session import Session
 from draftwood.sampling import SamplingParams
 from draftwood.verify import Verifier
@@ -85,10 +86,7 @@ class Method(BaseModel):
         if isinstance(spec, Method):
             values: dict[str, Any] = spec.as_dict()
         elif isinstance(spec, str) and spec.startswith("file:"):
-            path = Path(spec.removeprefix("file:"))
-            if not path.is_file():
-                raise ConfigurationError(f"method file {path} does not exist")
-            values = config.document(path.read_text("utf-8"), str(path))
+            values = config.document(Path(spec.removeprefix("file:")), "method file")
         elif isinstance(spec, str):
             values = {"name": spec}
         else:
@@ -98,7 +96,7 @@ class Method(BaseModel):
         if not isinstance(name, str):
             raise ConfigurationError('a method needs a name, such as {"name": "speculative"}')
         if name not in METHODS:
-            raise ConfigurationError(f"there is no method {name!r}" + did_you_mean(name, METHODS))
+            raise ConfigurationError(f"there is no method {shown(name)}" + did_you_mean(name, METHODS))
         return config.parse(METHODS[name], values, f"method {name}")
 
 

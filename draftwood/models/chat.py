@@ -1,37 +1,89 @@
-"""Chat templates: a conversation to the text that a chat model was trained on.
+"""Chat templates: a conversation to the text that a chat model was trained on, as Hugging Face renders it.
 
-Knows where a checkpoint keeps its templates and renders them as Hugging Face does, in jinja's sandbox: a template is
-untrusted code that may only build text from plain data. Refuses to know token ids.
+A template is untrusted code: it renders in jinja's sandbox, in a process of its own with bounds (template_worker.py).
 """
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from functools import cached_property
 from pathlib import Path
-from traceback import walk_tb
+from threading import Lock, Timer
 from typing import Any
-
-from jinja2 import Template, TemplateSyntaxError, nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 
 from draftwood.errors import ModelError, RequestError
 from draftwood.models.files import read_json
+from draftwood.reading import read_text, shown
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, and what else the template reads
 
 DEFAULT, TOOLS = "default", "tool_use"  # names of templates
 END = "END_OF_THE_UNFINISHED_MESSAGE "  # marks the place behind which nothing of a message to be continued may come
+LONGEST = 1 << 20  # bytes of a template
+MEMORY, SECONDS = 512 << 20, 10  # bytes of the process that renders, and how long it may take for a conversation
 
 
-class _Refusal(Exception):
-    """What a template says by raise_exception."""
+class _Worker:
+    """The process that renders, started when the first template is used and again when it was ended."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = Lock()
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The answer to a request; None where the process was ended by a limit."""
+        line = json.dumps(request).encode() + b"\n"
+        with self._lock:
+            process = self._process
+            if process is None or process.poll() is not None:
+                command = [sys.executable, "-P", str(Path(__file__).with_name("template_worker.py"))]
+                process = self._process = subprocess.Popen(
+                    [*command, str(MEMORY), str(SECONDS)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                )
+            assert process.stdin is not None and process.stdout is not None
+            limit = Timer(SECONDS + 5, process.kill)  # where there are no alarms
+            limit.daemon = True
+            limit.start()
+            try:
+                process.stdin.write(line)
+                process.stdin.flush()
+                reply = process.stdout.readline()
+            except OSError:
+                reply = b""
+            finally:
+                limit.cancel()
+            if not reply.endswith(b"\n"):
+                self._end()
+                return None
+            answer: dict[str, Any] = json.loads(reply)
+            return answer
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    def forget(self) -> None:
+        """In a forked process: the worker is the parent's, and is left alone."""
+        self._parents, self._process, self._lock = self._process, None, Lock()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            with self._process as process:  # closes the pipes and waits
+                process.kill()
+        self._process = None
+
+
+_WORKER = _Worker()
+atexit.register(_WORKER.close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_WORKER.forget)
 
 
 class ChatTemplate:
@@ -41,35 +93,24 @@ class ChatTemplate:
         self.source = source
         self.origin = origin
 
-    @cached_property
-    def _template(self) -> Template:
-        environment = _environment()
-        try:
-            code = environment.compile(self.source, filename=self.origin)
-        except Exception as error:  # bad syntax, or nested too deep for Python
-            line = error.lineno if isinstance(error, TemplateSyntaxError) else 0
-            raise ModelError(f"{self._place(line)} is broken: {_line(str(error)) or type(error).__name__}") from error
-        return Template.from_code(environment, code, environment.make_globals(None))
-
     def render(self, **variables: Any) -> str:
         """The text; refuses with the template's own words, or names the line that fails."""
-        template = self._template
-        try:
-            return template.render(variables)
-        except _Refusal as error:
-            raise RequestError(f"the chat template refuses these messages: {_line(str(error))}") from error
-        except SecurityError as error:
-            raise ModelError(
-                f"{self._place(self._failed(error))} does what a template may not: {_line(str(error))}"
-            ) from error
-        except Exception as error:  # a template can fail in any way
-            reason = _line(str(error)) or type(error).__name__
-            raise RequestError(f"{self._place(self._failed(error))} fails on these messages: {reason}") from error
-
-    def _failed(self, error: BaseException) -> int:
-        """The innermost line of the template in a traceback; 0 if there is none."""
-        frames = walk_tb(error.__traceback__)
-        return next((line for frame, line in reversed(list(frames)) if frame.f_code.co_filename == self.origin), 0)
+        answer = _WORKER.ask({"source": self.source, "origin": self.origin, "variables": variables})
+        if answer is None:
+            raise RequestError(
+                f"{self._place(0)} takes more than {SECONDS} s or {MEMORY >> 20} MiB on these messages; use another "
+                "template, or shorter messages"
+            )
+        if "text" in answer:
+            return str(answer["text"])
+        place, reason = self._place(answer["line"]), answer["reason"]
+        if answer["kind"] == "broken":
+            raise ModelError(f"{place} is broken: {reason}")
+        if answer["kind"] == "forbidden":
+            raise ModelError(f"{place} does what a template may not: {reason}")
+        if answer["kind"] == "refused":
+            raise RequestError(f"the chat template refuses these messages: {reason}")
+        raise RequestError(f"{place} fails on these messages: {reason}")
 
     def _place(self, line: int) -> str:
         return f"the chat template of {self.origin or 'this tokenizer'}" + (f", line {line}," if line else "")
@@ -82,7 +123,7 @@ def templates(directory: Path, config: Mapping[str, Any]) -> dict[str, ChatTempl
         if path.is_file():
             name = DEFAULT if path.parent == directory else path.stem
             try:
-                found[name] = ChatTemplate(path.read_text("utf-8"), str(path))
+                found[name] = ChatTemplate(read_text(path, LONGEST), str(path))
             except (OSError, ValueError) as error:
                 raise ModelError(f"{path} cannot be read as text ({error}); fetch it again") from error
     if found:
@@ -145,7 +186,9 @@ def _conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
         raise RequestError("the conversation is empty; give at least one message")
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise RequestError(f'a message is a mapping such as {{"role": "user", "content": "..."}}, not {message!r}')
+            raise RequestError(
+                f'a message is a mapping such as {{"role": "user", "content": "..."}}, not {shown(message)}'
+            )
     kept = [{key: value for key, value in message.items() if value is not None} for message in messages]
     plain: list[dict[str, Any]] = _plain(kept, "messages")
     return plain
@@ -156,67 +199,4 @@ def _plain(value: Any, what: str) -> Any:
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"{what} must be plain data, as JSON has it: {_line(str(error))}") from error
-
-
-class _Generation(Extension):
-    """{% generation %} marks an assistant's text for training; here its body alone counts."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja's own form
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
-class _Namespace(Namespace):
-    """Jinja's namespace; names that begin with an underscore are Python's own and not for templates."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if str(name).startswith("_"):
-            raise SecurityError(f"a namespace takes no name such as {name!r}")
-        super().__setitem__(name, value)
-
-
-def _namespace(*args: Any, **kwargs: Any) -> _Namespace:
-    made = _Namespace()
-    for name, value in dict(*args, **kwargs).items():
-        made[name] = value
-    return made
-
-
-def _raise_exception(message: object) -> None:
-    raise _Refusal(str(message))
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own filter would escape HTML's characters."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals.update(
-        raise_exception=_raise_exception,
-        strftime_now=_strftime_now,
-        namespace=_namespace,
-        dict=lambda *args, **kwargs: dict(*args, **kwargs),  # the type itself would bring its methods
-    )
-    return environment
-
-
-def _line(message: str) -> str:
-    return " ".join(message.split())
+        raise RequestError(f"{what} must be plain data, as JSON has it: {shown(error, 200)}") from error

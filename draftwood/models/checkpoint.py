@@ -1,7 +1,6 @@
 """Hugging Face directories and hub ids to decoders, and back.
 
-Knows safetensors, their index and where a directory comes from; refuses to know what a family's keys and tensors are
-called (families.py). Never runs code from a checkpoint and never unpickles.
+Never runs code from a checkpoint and never unpickles. Sizes are compared with the files before anything is built.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ from torch import Tensor, nn
 
 from draftwood.errors import ModelError, did_you_mean
 from draftwood.models.backend.matrix import Holder, holder
-from draftwood.models.decoder import Decoder
+from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.families import FAMILIES, Family
 from draftwood.models.files import read_json
+from draftwood.reading import shown
 
 DTYPES = {
     "float32": torch.float32,
@@ -87,7 +87,7 @@ def end_tokens(directory: Path) -> frozenset[int]:
         if ids is not None:
             found = ids if isinstance(ids, list) else [ids]
             if not all(isinstance(token, int) for token in found):
-                raise ModelError(f"{path}: eos_token_id is {ids!r}, but must be a token id or a list of them")
+                raise ModelError(f"{path}: eos_token_id is {shown(ids)}, but must be a token id or a list of them")
             return frozenset(found)
     return frozenset()
 
@@ -109,7 +109,7 @@ def load(
     kind = str(raw.get("model_type") or "unnamed")
     if kind not in FAMILIES:
         raise ModelError(
-            f"{directory}: architecture {kind!r} is not supported{did_you_mean(kind, FAMILIES)}; "
+            f"{directory}: architecture {shown(kind)} is not supported{did_you_mean(kind, FAMILIES)}; "
             f"with transformers installed, hf:{source} may run it"
         )
     if raw.get("quantization_config"):
@@ -124,13 +124,12 @@ def load(
         config = family.config(raw)
     except ModelError as error:
         raise ModelError(f"{directory / 'config.json'}: {error}") from None
-    with torch.device("meta"):
-        model = Decoder(config)
     with ExitStack() as stack:
         tensors = _Tensors(directory, stack)
         bare = family.without_prefix()
         if not tensors.has(family.names["embed.weight"][0]) and tensors.has(bare.names["embed.weight"][0]):
             family = bare
+        model = _sketch(config, tensors, family)
         if dtype == "auto":
             dtype = str(raw.get("dtype") or raw.get("torch_dtype") or tensors.dtype())
         wanted = DTYPES.get(str(dtype).removeprefix("torch."))
@@ -150,6 +149,30 @@ def load(
         _refuse_leftovers(tensors, family, config.num_hidden_layers)
     model.home = directory
     return model.eval()
+
+
+def _sketch(config: DecoderConfig, tensors: _Tensors, family: Family) -> Decoder:
+    """The decoder without weights; refuses a config that asks for more, or larger, layers than the files have."""
+
+    def drawn(layers: int) -> Decoder:
+        with torch.device("meta"):
+            return Decoder(replace(config, num_hidden_layers=layers))
+
+    path = tensors.directory / "config.json"
+    try:
+        first = drawn(1)
+    except (RuntimeError, TypeError, OverflowError) as error:  # sizes that no machine can count
+        raise ModelError(f"{path} asks for a model larger than any memory; fetch or correct it") from error
+    for name, parameter in first.named_parameters():
+        if name != "head.weight":
+            _sources(tensors, family, name, parameter.shape)
+    last = family.names["layers.{i}.o.weight"][0].format(i=config.num_hidden_layers - 1)
+    if not tensors.has(last):
+        raise ModelError(
+            f"{path} asks for {config.num_hidden_layers} layers, but tensor {last} is missing; fetch the checkpoint "
+            "again, or correct config.json"
+        )
+    return drawn(config.num_hidden_layers)
 
 
 def _give_back() -> None:
@@ -226,6 +249,9 @@ def _weight_files(directory: Path) -> list[Path]:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
             raise ModelError(f"{index} has no weight_map from tensors to files; fetch it again")
+        outside = next((name for name in weight_map.values() if Path(name).name != name or "\\" in name), None)
+        if outside is not None:
+            raise ModelError(f"{index} names {shown(outside)}, but weights lie beside it; fetch it again")
         files = [directory / name for name in sorted(set(weight_map.values()))]
         for path in files:
             if not path.is_file():
@@ -245,10 +271,10 @@ def _weight_files(directory: Path) -> list[Path]:
     return files
 
 
-def _assemble(
-    tensors: _Tensors, family: Family, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """One parameter from its tensors, concatenated; each is copied once, from the mapped file to its final place."""
+def _sources(
+    tensors: _Tensors, family: Family, name: str, shape: torch.Size
+) -> tuple[list[tuple[str, list[int]]], bool]:
+    """The tensors that a parameter of a shape is made of, with their shapes, and whether they are transposed."""
     layer, pattern = "", name
     if name.startswith("layers."):
         layer = name.split(".")[1]
@@ -265,9 +291,17 @@ def _assemble(
             f"{found[0][1]}: tensor {which} does not fit config.json, which asks for {list(shape)}"
             f"{' together' if len(sources) > 1 else ''}; the weights and the config do not belong together"
         )
+    return [(source, part) for source, (part, _) in zip(sources, found, strict=True)], turned
+
+
+def _assemble(
+    tensors: _Tensors, family: Family, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """One parameter from its tensors, concatenated; each is copied once, from the mapped file to its final place."""
+    sources, turned = _sources(tensors, family, name, shape)
     made = torch.empty(shape, dtype=dtype, device=device)
     offset = 0
-    for source, (part, _) in zip(sources, found, strict=True):
+    for source, part in sources:
         place = made[offset : offset + part[0]]
         (place.T if turned else place).copy_(tensors.read(source))  # unnamed, or two would be held at once
         offset += part[0]

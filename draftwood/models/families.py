@@ -1,7 +1,7 @@
 """Model families: how each one's config.json becomes a DecoderConfig and what its tensors are called.
 
-A family is a table entry. Knows the keys, the defaults of transformers' classes and the names; refuses to know files
-and tensors. What a config asks for and the decoder cannot do is refused, never guessed.
+A family is a table entry; defaults are those of transformers' classes. What a config asks for and the decoder cannot
+do is refused, never guessed.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from draftwood.errors import ModelError, did_you_mean
 from draftwood.models.decoder import ACTIVATIONS, DecoderConfig
 from draftwood.models.names import GEMMA_2, GEMMA_3, GPT_2, LLAMA, OPT, PHI_3, QWEN_3, Names
 from draftwood.models.rotary import RopeScaling
+from draftwood.reading import shown
 
 Raw = dict[str, Any]  # config.json
+
+MOST_LAYERS = 100_000
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,13 @@ class Family:
         return replace(self, names=bare, prefix="")
 
 
-def _whole(raw: Raw, key: str, default: int) -> int:
-    """A positive whole number of config.json; absent or null means the family's default."""
+def _whole(raw: Raw, key: str, default: int, most: int = 2**31) -> int:
+    """A positive whole number of config.json, at most `most`; absent or null means the family's default."""
     value = default if raw.get(key) is None else raw[key]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelError(f"{key} is {value!r}, but must be a positive whole number")
+        raise ModelError(f"{key} is {shown(value)}, but must be a positive whole number")
+    if value > most:
+        raise ModelError(f"{key} is {shown(value)}, but models have at most {most}")
     return value
 
 
@@ -50,14 +55,14 @@ def _number(raw: Raw, key: str, default: float | None) -> float:
     """A positive number of config.json; with no default it must be there."""
     value = default if raw.get(key) is None else raw[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ModelError(f"{key} is {'missing' if value is None else repr(value)}, but must be a positive number")
+        raise ModelError(f"{key} is {'missing' if value is None else shown(value)}, but must be a positive number")
     return float(value)
 
 
 def _flag(raw: Raw, key: str, default: bool) -> bool:
     value = default if raw.get(key) is None else raw[key]
     if not isinstance(value, bool):
-        raise ModelError(f"{key} is {value!r}, but must be true or false")
+        raise ModelError(f"{key} is {shown(value)}, but must be true or false")
     return value
 
 
@@ -65,28 +70,30 @@ def _only(raw: Raw, key: str, *values: object) -> None:
     """Refuse a setting that the decoder has no knob for, except some values, absence and null."""
     if raw.get(key) is not None and raw[key] not in values:
         instead = f"only {values[0]!r}" if values else "leave it out"
-        raise ModelError(f"{key} {raw[key]!r} is not supported for this family; {instead}")
+        raise ModelError(f"{key} {shown(raw[key])} is not supported for this family; {instead}")
 
 
 def _activation(raw: Raw, key: str, default: str) -> str:
     activation = default if raw.get(key) is None else raw[key]
-    if activation not in ACTIVATIONS:
-        raise ModelError(f"activation {activation!r} is not supported" + did_you_mean(str(activation), ACTIVATIONS))
-    return str(activation)
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise ModelError(
+            f"activation {shown(activation)} is not supported" + did_you_mean(str(activation), ACTIVATIONS)
+        )
+    return activation
 
 
 def _rope_object(raw: Raw) -> Raw:
     """The rotary settings in the spelling of transformers 5 (rope_parameters) or 4 (rope_scaling)."""
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(rope, dict):
-        raise ModelError(f"rope_parameters is {rope!r}, but must be an object")
+        raise ModelError(f"rope_parameters is {shown(rope)}, but must be an object")
     return rope
 
 
 def _scaling(rope: Raw, context: int) -> RopeScaling:
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
-        raise ModelError(f"rotary scaling {kind!r} is not supported; supported are default, linear and llama3")
+        raise ModelError(f"rotary scaling {shown(kind)} is not supported; supported are default, linear and llama3")
     if kind == "default":
         return RopeScaling()
     if kind == "linear":
@@ -133,7 +140,7 @@ def _shape(
         "vocab_size": _whole(raw, "vocab_size", vocab),
         "hidden_size": hidden,
         "intermediate_size": _whole(raw, "intermediate_size", inner),
-        "num_hidden_layers": _whole(raw, "num_hidden_layers", layers),
+        "num_hidden_layers": _whole(raw, "num_hidden_layers", layers, MOST_LAYERS),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
@@ -174,7 +181,9 @@ def _windows(raw: Raw, layers: int, window: int, sliding: Callable[[int], bool])
         types = ["sliding_attention" if sliding(layer) else "full_attention" for layer in range(layers)]
     known = ("full_attention", "sliding_attention")
     if not isinstance(types, list) or len(types) < layers or any(kind not in known for kind in types):
-        raise ModelError(f"layer_types is {types!r}, but must name {' or '.join(known)} for each of {layers} layers")
+        raise ModelError(
+            f"layer_types is {shown(types)}, but must name {' or '.join(known)} for each of {layers} layers"
+        )
     if "sliding_attention" in types[:layers] and not window:
         raise ModelError("layer_types asks for sliding_attention, but sliding_window is not set")
     return tuple(window if kind == "sliding_attention" else 0 for kind in types[:layers])
@@ -197,7 +206,7 @@ def _qwen_windows(raw: Raw, layers: int) -> tuple[int, ...]:
     window = _window(raw, 4096) if _flag(raw, "use_sliding_window", False) else 0
     first = raw.get("max_window_layers", 28)
     if isinstance(first, bool) or not isinstance(first, int):
-        raise ModelError(f"max_window_layers is {first!r}, but must be a whole number")
+        raise ModelError(f"max_window_layers is {shown(first)}, but must be a whole number")
     return _windows(raw, layers, window, lambda layer: window > 0 and layer >= first)
 
 
@@ -288,7 +297,7 @@ def _gemma3(raw: Raw) -> DecoderConfig:
     ):
         part = rope.get(kind) or {}
         if not isinstance(part, dict):
-            raise ModelError(f"rope_parameters of {kind} is {part!r}, but must be an object")
+            raise ModelError(f"rope_parameters of {kind} is {shown(part)}, but must be an object")
         kinds.append({**part, "rope_theta": _number(part, "rope_theta", _number(raw, key, base))})
     if rope and not rope.keys() <= {"full_attention", "sliding_attention"}:
         raise ModelError("rope_parameters must hold full_attention and sliding_attention, each with its own settings")

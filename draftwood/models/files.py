@@ -1,19 +1,19 @@
-"""JSON files of a checkpoint directory. Knows how to say which file is wrong and how; refuses to know their meaning."""
+"""JSON files of a checkpoint directory, with errors that say which file is wrong and how."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from draftwood.errors import ModelError
+from draftwood.reading import parse_json, read_text
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; raises ModelError with one sentence."""
     try:
-        values = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:  # bad UTF-8 is a ValueError too
+        values = parse_json(read_text(path), finite=False)
+    except ValueError as error:  # bad UTF-8 is one too
         raise ModelError(f"{path} is not valid JSON ({error}); fetch or write it again") from error
     except OSError as error:
         raise ModelError(

@@ -1,5 +1,4 @@
-"""Text and conversations to ids and back. Knows which files of a checkpoint directory hold its tokenizer; refuses to
-know models.
+"""Text and conversations to ids and back.
 
 Loading runs no code from a checkpoint: only data is read, tokenizer.json by `tokenizers`, else tokenizer.model by
 sentencepiece (extra sentencepiece).
@@ -8,6 +7,7 @@ sentencepiece (extra sentencepiece).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -75,8 +75,21 @@ class Tokenizer:
         found = self.backend.token_to_id(token)
         return None if found is None else int(found)
 
-    def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Ids of a text, with the special tokens that the tokenizer itself adds (such as a beginning-of-text token)."""
+    @cached_property
+    def longest(self) -> int:
+        """Characters (of byte-level tokens: bytes) of the longest token."""
+        return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
+
+    def encode(self, text: str, add_special: bool = True, most: int | None = None) -> list[int]:
+        """Ids of a text, with the special tokens that the tokenizer itself adds (such as a beginning-of-text token).
+
+        A text that cannot have as few as `most` tokens, by its length, is refused with a RequestError at once.
+        """
+        if most is not None and len(text) > most * self.longest:
+            raise RequestError(
+                f"the prompt has {len(text):,} characters, more than {most:,} tokens, the model's context, can be; "
+                "shorten it"
+            )
         return list(self.backend.encode(text, add_special_tokens=add_special).ids)
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
@@ -100,9 +113,9 @@ class Tokenizer:
         }
         return chat.render(self.templates, messages, **{**named, **variables})
 
-    def chat(self, messages: Sequence[chat.Message], **variables: Any) -> list[int]:
-        """Ids of `chat_text`; the template writes all special tokens itself, so none are added."""
-        return self.encode(self.chat_text(messages, **variables), add_special=False)
+    def chat(self, messages: Sequence[chat.Message], most: int | None = None, **variables: Any) -> list[int]:
+        """Ids of `chat_text`, whose template writes all special tokens itself; `most` as in `encode`."""
+        return self.encode(self.chat_text(messages, **variables), False, most)
 
     def agrees_with(self, other: Tokenizer) -> bool:
         """Whether each id stands for the same text in both: equal vocabularies, added tokens included.

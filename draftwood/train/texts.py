@@ -6,7 +6,6 @@ Knows files and which rows are held out. Refuses to know models.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -18,6 +17,7 @@ import numpy as np
 from draftwood.corpus import Split
 from draftwood.errors import ConfigurationError
 from draftwood.models.tokenizer import Tokenizer
+from draftwood.reading import parse_json
 from draftwood.train.packing import filled, mixed
 
 CORPUS = "corpus"
@@ -101,7 +101,7 @@ def texts_of(path: Path) -> Iterator[str | list[int]]:
         if not line.strip():
             continue
         try:
-            entry: Any = json.loads(line)
+            entry: Any = parse_json(line)
         except ValueError:
             raise ConfigurationError(
                 f"{path}, line {number}, is not JSON; give an object with text or tokens"

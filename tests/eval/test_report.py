@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,29 @@ def test_several_evaluations_are_one_page(tmp_path: Path, monkeypatch: pytest.Mo
     text = path.read_text("utf-8")
     assert text.count("Models were grown (target from 2x64, draft from 1x32)") == 1
     assert (tmp_path / "figures" / "b-qa-front.svg") in files and len(set(files)) == 28
+
+
+@pytest.mark.parametrize("value", [[], "x", 10**30, [{}, {}]])
+def test_a_damaged_evaluation_is_reported_or_refused(
+    tmp_path: Path, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page, "save", lambda figures, folder, told: [])
+    directory = write(tmp_path / "run")
+    run, items = directory / "run.json", directory / "items.jsonl"
+    whole, lines = json.loads(run.read_text()), items.read_text().splitlines(keepends=True)
+    for part in (whole, whole["configuration"], whole["configuration"]["tasks"][0], whole["sessions"][0]):
+        for key, before in list(part.items()):
+            part[key] = value
+            run.write_text(json.dumps(whole))
+            part[key] = before
+            with suppress(ConfigurationError):
+                page.write(directory)
+    run.write_text(json.dumps(whole))
+    first = json.loads(lines[0])
+    for key in first:
+        items.write_text(json.dumps({**first, key: value}) + "\n" + "".join(lines[1:]))
+        with suppress(ConfigurationError):
+            page.write(directory)
 
 
 @pytest.mark.parametrize(

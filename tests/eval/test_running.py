@@ -12,9 +12,10 @@ import pytest
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
 from draftwood.eval.energy import Meter
-from draftwood.eval.evaluation import evaluate, refuse_code, summary_of
+from draftwood.eval.evaluation import evaluate, refuse_code
 from draftwood.eval.running import Job, Plan, Runner
 from draftwood.eval.store import Store
+from draftwood.eval.summary import summary_of
 from draftwood.eval.tasks import Instance, Item, Scores, Task, parse
 from draftwood.loading import load
 from draftwood.methods import Method
@@ -210,7 +211,7 @@ def test_runs_are_read_between_meter_readings(engine: Engine, tmp_path: Path) ->
         runner.run()
         assert [record["joules"] for record in store.records.values()] == [{"cpu": 3.0}] * 2
         store.note_session({"idle_watts": {"cpu": 0.5}})
-        document = summary_of(store)
+        document = summary_of(tmp_path, store.records)
     row = document["rows"][1]
     seconds = row["timing"]["seconds"]
     assert row["energy"]["cpu"]["joules"] == 3

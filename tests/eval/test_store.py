@@ -54,6 +54,23 @@ def test_a_damaged_line_inside_is_not_passed_over(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("line", [b'{"key": 1}', b"[]", b'{"key": "a", "b": Infinity}', b"1" * 4000, b"[" * 10**5])
+def test_a_line_that_is_no_run_is_refused(tmp_path: Path, line: bytes) -> None:
+    filled(tmp_path, 1)
+    with (tmp_path / "items.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(ConfigurationError, match=r"line 2 of .* is damaged"), Store(tmp_path, SETUP):
+        pass
+
+
+def test_a_run_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    filled(tmp_path, 1)
+    path = tmp_path / "items.jsonl"
+    path.write_bytes(2 * path.read_bytes())
+    with pytest.raises(ConfigurationError, match=r"line 2 of .* holds a run that is there already"):
+        Store(tmp_path, SETUP).__enter__()
+
+
 def test_a_directory_belongs_to_one_configuration_and_one_process(tmp_path: Path) -> None:
     filled(tmp_path, 1)
     with pytest.raises(ConfigurationError, match=r"another configuration \(different: methods, more\)"):

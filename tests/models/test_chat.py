@@ -14,6 +14,7 @@ from chat_templates import TEMPLATES
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from draftwood.errors import DraftwoodError, ModelError, RequestError
+from draftwood.models import chat
 from draftwood.models.tokenizer import Tokenizer
 
 USER = {"role": "user", "content": "Hi! How many <b> & 'bs'? é🙂"}
@@ -250,6 +251,35 @@ def test_a_template_cannot_leave_its_sandbox(escape: str, tmp_path: Path) -> Non
         rendered(escape.replace("FILE", str(file)), tmp_path)
     assert "line 1" in str(caught.value)
     assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("bomb", "reason"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "takes more than 1 s"),
+        ("{{ 9 ** (9 ** 9) }}", "takes more than 1 s"),
+        (
+            "{% set n = namespace(x='ab') %}{% for i in range(40) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+            "too much memory|more than 1 s or 512 MiB",
+        ),
+        ("{{ messages[0].role * 10 ** 10 }}", "too much memory|more than 1 s or 512 MiB"),
+        ("{% for a in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "it writes more than 16,777,216 characters"),
+    ],
+)
+def test_a_template_that_never_ends_or_grows_is_stopped(
+    bomb: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = chat._Worker()
+    monkeypatch.setattr(chat, "SECONDS", 1)
+    monkeypatch.setattr(chat, "_WORKER", worker)
+    tokenizer = loaded(bomb, tmp_path)
+    try:
+        with pytest.raises(DraftwoodError, match=reason):
+            tokenizer.chat_text([USER])
+        (tmp_path / "chat_template.jinja").write_text("again")
+        assert Tokenizer.load(tmp_path).chat_text([USER]) == "again"  # the next one is served
+    finally:
+        worker.close()
 
 
 def test_objects_do_not_reach_a_template(tmp_path: Path) -> None:

@@ -83,6 +83,20 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "text for a flag": (config(mlp_bias="yes"), r"mlp_bias is 'yes', but must be true or false"),
     "heads do not divide": (config(num_key_value_heads=3), r"4 attention heads, 3 key/value heads .* do not fit"),
     "odd head_dim": (config(head_dim=7), r"head_dim 7 do not fit together"),
+    "a million layers": (config(num_hidden_layers=1_000_000), r"num_hidden_layers is 1000000, but models have at most"),
+    "too many layers": (
+        config(num_hidden_layers=99_999),
+        r"config\.json asks for 99999 layers, but tensor model\.layers\.99998\.self_attn\.o_proj\.weight is missing",
+    ),
+    "no such width": (config(hidden_size=10**30), r"hidden_size is 10{30}, but models have at most"),
+    "sizes without a sum": (
+        config(hidden_size=2**31, head_dim=2**31, intermediate_size=2**31),
+        r"config\.json asks for a model larger than any memory",
+    ),
+    "larger than the file": (config(intermediate_size=2**30), r"does not fit config\.json, which asks for"),
+    "deep JSON": (text("config.json", '{"a":' * 100_000), r"is not valid JSON \(it is nested too deeply\)"),
+    "long number": (text("config.json", '{"a": ' + "1" * 4000 + "}"), r"\(a number of 4,000 digits is too large\)"),
+    "long value": (config(rope_parameters="x" * 10**6), r"rope_parameters is 'x+\.\.\.x+', but must be an object"),
     "quantised": (config(quantization_config={"quant_method": "awq"}), r"holds quantised weights"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), r"has no \.safetensors file; give a checkpoint with"),
     "pickles only": (only_pickles, r"has no \.safetensors file; pickled weights are never loaded: convert"),
@@ -138,6 +152,16 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     gone.unlink()
     with pytest.raises(ModelError, match=f"the index names {gone.name}, which is not there; fetch the missing file"):
         checkpoint.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "..", "a\\\\b"])
+def test_an_index_names_files_of_its_own_directory(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "whole")
+    write(tmp_path / "model", max_shard_size="12KB")
+    (tmp_path / "whole" / "model.safetensors").rename(tmp_path / "model.safetensors")
+    edit_json(tmp_path / "model" / "model.safetensors.index.json", weight_map={K: name})
+    with pytest.raises(ModelError, match=r"index\.json names '.*', but weights lie beside it"):
+        checkpoint.load(tmp_path / "model")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}'])

@@ -12,7 +12,8 @@ import tokenizers
 from checkpoints import byte_level, llama_like
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from draftwood.errors import ModelError
+from draftwood.errors import ModelError, RequestError
+from draftwood.loading import EMBEDDED
 from draftwood.models.tokenizer import INCOMPLETE, Tokenizer
 
 KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {"byte_level": byte_level, "llama_like": llama_like}
@@ -192,3 +193,16 @@ def test_streamed_text_continues_the_prompt() -> None:
     alone, after = words.stream(), words.stream([0])
     assert "".join(alone.step(token) for token in (1, 2)) == "upon a"
     assert "".join(after.step(token) for token in (1, 2)) == " upon a"
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer.load(EMBEDDED / "target")
+    text = "a " * 200
+    assert tokenizer.encode(text, most=512) == tokenizer.encode(text)
+    longest = max(tokenizer.backend.get_vocab(True), key=len)
+    assert tokenizer.longest == len(longest)
+    monkeypatch.setattr(tokenizer, "backend", None)  # not asked
+    for ids in (tokenizer.encode, tokenizer.chat):
+        monkeypatch.setattr(tokenizer, "chat_text", lambda messages: "x" * 10**7)
+        with pytest.raises(RequestError, match=r"the prompt has 10,000,000 characters, more than 512 tokens"):
+            ids("x" * 10**7, most=512)

@@ -19,6 +19,7 @@ from draftwood.eval.report.charts import Figure
 from draftwood.eval.report.figures import Task, file_name
 from draftwood.eval.report.naming import grown_line, method_names, models_line, sampling_line
 from draftwood.eval.report.reading import directories, summary_of
+from draftwood.eval.summary import understood
 
 PAGE, FIGURES = "report.html", "figures"
 WORDS = (
@@ -66,17 +67,19 @@ def write(
     They go to `out`, by default `place` itself. PNG files are made where matplotlib is installed. Raises
     ConfigurationError where there are no results.
     """
-    sections = [Section(found.resolve().name, summary_of(found)) for found in directories(place)]
     out = place if out is None else out
-    figures = {(section.name, task.name): task.figures() for section in sections for task in section.tasks}
-    stems = {
-        figure.name if len(sections) == 1 else file_name(name, figure.name): figure
-        for (name, _), made in figures.items()
-        for figure in made
-    }
-    files = save(stems, out / FIGURES, told)
+    with understood(place):
+        sections = [Section(found.resolve().name, summary_of(found)) for found in directories(place)]
+        figures = {(section.name, task.name): task.figures() for section in sections for task in section.tasks}
+        stems = {
+            figure.name if len(sections) == 1 else file_name(name, figure.name): figure
+            for (name, _), made in figures.items()
+            for figure in made
+        }
+        files = save(stems, out / FIGURES, told)
+        text = html(sections, figures)
     page = out / PAGE
-    page.write_text(html(sections, figures), "utf-8", errors="replace")
+    page.write_text(text, "utf-8", errors="replace")
     return page, files
 
 

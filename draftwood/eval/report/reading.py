@@ -1,17 +1,13 @@
-"""Summaries of directories that `draftwood eval` wrote: of finished, running and killed evaluations alike.
-
-Only reads. Refuses to know what is made of a summary.
-"""
+"""Summaries of directories that `draftwood eval` wrote: of finished, running and killed evaluations alike."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from draftwood.errors import ConfigurationError
-from draftwood.eval.store import CONFIGURATION, ITEMS, Record
-from draftwood.eval.summary import summarise
+from draftwood.eval import summary
+from draftwood.eval.store import CONFIGURATION, ITEMS, Record, add_record
 
 
 def directories(place: Path) -> list[Path]:
@@ -31,18 +27,10 @@ def directories(place: Path) -> list[Path]:
 
 def summary_of(directory: Path) -> dict[str, Any]:
     """The summary of what a directory holds now, made anew from its runs."""
-    try:
-        document = json.loads((directory / CONFIGURATION).read_text("utf-8"))
-        configuration, sessions = document["configuration"], document["sessions"]
-        idles = [session["idle_watts"] for session in sessions if session["idle_watts"]]
-        records = records_of(directory)
-        if not records:
-            raise ConfigurationError(f"{directory} holds no run yet; wait for the first, or run `draftwood eval` again")
-        return summarise(configuration, sessions, records, idles[-1] if idles else None)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ConfigurationError(
-            f"{directory} does not hold what `draftwood eval` writes; run it again with another --out"
-        ) from None
+    records = records_of(directory)
+    if not records:
+        raise ConfigurationError(f"{directory} holds no run yet; wait for the first, or run `draftwood eval` again")
+    return summary.summary_of(directory, records)
 
 
 def records_of(directory: Path) -> dict[str, Record]:
@@ -50,8 +38,8 @@ def records_of(directory: Path) -> dict[str, Record]:
     path = directory / ITEMS
     found: dict[str, Record] = {}
     if path.is_file():
-        for line in path.read_bytes().splitlines(keepends=True):
-            if line.endswith(b"\n"):
-                record = json.loads(line)
-                found[record["key"]] = record
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.endswith(b"\n"):
+                    add_record(found, line, f"line {number} of {path}")
     return found

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from draftwood.eval.report.charts import PALETTE, Figure, Group, Groups, Span, Stack, Stacks
 from draftwood.eval.report.figures import file_name
 from draftwood.eval.report.tables import Column, Table
+from draftwood.reading import parse_yaml
 
 Cell = str | float
 Ends = tuple[float, float]
@@ -164,4 +164,4 @@ def _decimals(column: Sequence[Cell]) -> int:
 def load(name: str) -> Paper:
     """dsbd, mcsd or eesd."""
     text = (files("draftwood.eval.reproduce") / "papers" / f"{name}.yaml").read_text("utf-8")
-    return Paper.model_validate(yaml.safe_load(text))
+    return Paper.model_validate(parse_yaml(text))

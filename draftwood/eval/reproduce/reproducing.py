@@ -18,6 +18,7 @@ from draftwood.eval.reproduce.experiment import Evaluation, Experiment
 from draftwood.eval.reproduce.results import Results
 from draftwood.eval.running import Job
 from draftwood.eval.store import write_json
+from draftwood.reading import parse_json, read_text
 
 PAPERS = ("dsbd", "mcsd", "eesd")
 ABOUT = "reproduction.json"
@@ -36,8 +37,8 @@ def claim(out: Path, about: Mapping[str, Any]) -> None:
     path = out / ABOUT
     if path.exists():
         try:
-            there = json.loads(path.read_text("utf-8"))
-        except ValueError:
+            there = parse_json(read_text(path))
+        except (ValueError, OSError):
             raise ConfigurationError(f"{path} is not what `draftwood reproduce` wrote; choose another --out") from None
         if there != json.loads(json.dumps(about)):
             other = [key for key in about if not isinstance(there, dict) or there.get(key) != about[key]]

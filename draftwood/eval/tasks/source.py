@@ -5,7 +5,6 @@ Refuses to know what the fields mean, and never fetches anything by itself.
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
@@ -17,10 +16,12 @@ from pydantic import Field
 
 from draftwood.errors import ConfigurationError
 from draftwood.eval.tasks.base import Item, Task
+from draftwood.reading import parse_json, read_text
 
 Row = Mapping[str, Any]
 
 LINES = (".jsonl", ".ndjson")  # one document a line
+MOST_DATA = 2 << 30  # bytes of a data file
 
 
 class FileTask(Task):
@@ -89,13 +90,13 @@ def read(path: Path) -> Any:
     if path.is_dir():
         raise ConfigurationError(f"{path} is a directory; name the data set's file in it")
     try:
-        text = path.read_text("utf-8")
+        text = read_text(path, MOST_DATA)
         try:
             if path.suffix not in LINES:
-                return json.loads(text)
-        except json.JSONDecodeError:  # lines under another name
+                return parse_json(text, finite=False)
+        except ValueError:  # lines under another name
             pass
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
+        return [parse_json(line, finite=False) for line in text.split("\n") if line.strip()]
     except ValueError as error:
         raise ConfigurationError(f"{path} is neither JSON nor JSON lines in UTF-8: {error}") from None
 
