@@ -249,7 +249,7 @@ def _weight_files(directory: Path) -> list[Path]:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
             raise ModelError(f"{index} has no weight_map from tensors to files; fetch it again")
-        outside = next((name for name in weight_map.values() if Path(name).name != name or "\\" in name), None)
+        outside = next((name for name in weight_map.values() if not re.fullmatch(r"[^/\\]*\.safetensors", name)), None)
         if outside is not None:
             raise ModelError(f"{index} names {shown(outside)}, but weights lie beside it; fetch it again")
         files = [directory / name for name in sorted(set(weight_map.values()))]
