@@ -3,7 +3,7 @@
 import json
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -199,9 +199,11 @@ def test_humaneval_runs_its_tests(write: Write, monkeypatch: pytest.MonkeyPatch)
     from draftwood.eval.sandbox.programs import Verdict
     from draftwood.eval.tasks import code
 
-    def unsafe(program: str, limits: object) -> Verdict:
+    def unsafe(program: str, tests: str = "", functions: Sequence[str] = (), limits: object = None) -> Verdict:
+        space: dict[str, object] = {}
         try:
-            exec(program, {})
+            exec(program, space)
+            exec(tests, {name: space[name] for name in functions})
         except Exception:
             return Verdict(False, "failed")
         return Verdict(True, "passed")

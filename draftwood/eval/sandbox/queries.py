@@ -1,14 +1,11 @@
-"""Runs SQL that a model wrote: read-only, in a process of its own, for a limited time.
-
-Knows SQLite databases. Refuses to know what a right result is (scoring/rows.py).
-"""
+"""Runs SQL that a model wrote: read-only, in a process of its own (query_worker.py), for a limited time."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +51,11 @@ def run_query(database: Database, sql: str, limits: Limits = LIMITS) -> Result:
         raise ConfigurationError("SQL that a model wrote runs under process limits that Windows does not have")
     if database.file is not None and not database.file.is_file():
         raise ConfigurationError(f"the database {database.file} does not exist; give the directory that holds it")
-    request = {
-        "database": None if database.file is None else str(database.file.resolve()),
-        "script": database.script,
-        "sql": sql.replace("\x00", ""),
-        "seconds": limits.seconds,
-        "memory": limits.memory,
-        "rows": limits.rows,
-    }
-    command = [sys.executable, "-I", "-S", str(WORKER)]
+    file = None if database.file is None else str(database.file.resolve())
+    request = {"database": file, "script": database.script, "sql": sql.replace("\x00", ""), **asdict(limits)}
     try:
         done = subprocess.run(
-            command,
+            [sys.executable, "-I", "-S", str(WORKER)],
             input=json.dumps(request).encode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -76,13 +66,11 @@ def run_query(database: Database, sql: str, limits: Limits = LIMITS) -> Result:
     except subprocess.TimeoutExpired:
         return Result([], f"the query runs longer than {limits.seconds:g} s")
     try:
-        said = json.loads(done.stdout)
+        answer = json.loads(done.stdout)
     except ValueError:
         return Result([], f"the query was ended by its limits (exit status {done.returncode})")
-    if "error" in said:
-        return Result([], str(said["error"]))
-    return Result([tuple(_value(value) for value in row) for row in said["rows"]])
-
-
-def _value(value: Any) -> Any:
-    return bytes.fromhex(value["bytes"]) if isinstance(value, dict) else value
+    if "error" in answer:
+        return Result([], str(answer["error"]))
+    return Result(
+        [tuple(bytes.fromhex(v["bytes"]) if isinstance(v, dict) else v for v in row) for row in answer["rows"]]
+    )

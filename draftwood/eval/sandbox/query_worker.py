@@ -19,15 +19,9 @@ FORBIDDEN_FUNCTIONS = {"load_extension", "fts3_tokenizer", "readfile", "writefil
 
 def limit(seconds: float, memory: int) -> None:
     """Let the kernel end this process where SQLite does not look."""
-    cpu = int(seconds) + 1
-    bounds = {
-        resource.RLIMIT_CPU: cpu,
-        resource.RLIMIT_AS: memory,
-        resource.RLIMIT_FSIZE: 0,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_NPROC: 0,
-    }
-    for what, most in bounds.items():
+    bounds = {resource.RLIMIT_CPU: int(seconds) + 1, resource.RLIMIT_AS: memory}
+    none = (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC)
+    for what, most in {**bounds, **dict.fromkeys(none, 0)}.items():
         hard = resource.getrlimit(what)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         try:
@@ -59,11 +53,6 @@ def connect(request: dict[str, Any]) -> sqlite3.Connection:
     return connection
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON has it; bytes in hexadecimal."""
-    return {"bytes": value.hex()} if isinstance(value, bytes) else value
-
-
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Rows, or the error that the query met."""
     try:
@@ -77,7 +66,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": str(error)}
     if len(rows) > request["rows"]:
         return {"error": f"the query gives more than {request['rows']} rows"}
-    return {"rows": [[plain(value) for value in row] for row in rows]}
+    return {"rows": [[{"bytes": v.hex()} if isinstance(v, bytes) else v for v in row] for row in rows]}
 
 
 def main() -> None:
@@ -85,12 +74,12 @@ def main() -> None:
     most = request["memory"] // 16
     limit(request["seconds"], request["memory"])
     try:
-        said = json.dumps(answer(request))
-        if len(said) > most:
-            said = json.dumps({"error": f"the result is larger than {most} bytes"})
+        text = json.dumps(answer(request))
+        if len(text) > most:
+            text = json.dumps({"error": f"the result is larger than {most} bytes"})
     except MemoryError:
-        said = json.dumps({"error": "the query needs more memory than it may have"})
-    sys.stdout.write(said)
+        text = json.dumps({"error": "the query needs more memory than it may have"})
+    sys.stdout.write(text)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class HumanEval(FileTask):
 
     def require(self) -> None:
         """Refuses at once where the machine cannot hold a program in."""
-        run_program("", Limits())
+        run_program("")
 
     def item(self, row: Row, number: int) -> Item:
         prompt = str(row["prompt"])
@@ -44,5 +44,7 @@ class HumanEval(FileTask):
         told = instance.reference
         answer = answers[0] if answers[0].startswith("\n") or instance.chat else "\n" + answers[0]
         program = full_program(told["prompt"].rstrip("\n"), answer, told["entry_point"])
-        program += f"\n\n{told['test']}\n\ncheck({told['entry_point']})\n"
-        return {"passed": float(run_program(program, Limits(self.seconds, self.memory)).passed)}
+        helpers = told["prompt"].split(f"def {told['entry_point']}", 1)[0]  # tests may use what stands before it
+        tests = f"{helpers}\n\n{told['test']}\n\ncheck({told['entry_point']})\n"
+        limits = Limits(self.seconds, self.memory)
+        return {"passed": float(run_program(program, tests, [told["entry_point"]], limits).passed)}

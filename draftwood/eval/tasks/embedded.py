@@ -117,7 +117,8 @@ class Functions(World):
 
     def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
         tests = "\n".join(instance.reference["tests"])
-        verdict = run_program(f"{instance.turns[0]}{answers[0]}\n\n{tests}\n", ProgramLimits(seconds=5.0))
+        program, name = instance.turns[0] + answers[0], instance.reference["name"]
+        verdict = run_program(program, tests, [name], ProgramLimits(seconds=5.0))
         same = score(self._document(instance), answers[0])
         return {"passed": float(verdict.passed), "same_body": float(bool(same))}
 
