@@ -1,6 +1,6 @@
 # Short names for scripts/, which need no make.
-.PHONY: demo check test slow
-demo check test:
+.PHONY: demo check test docs slow
+demo check test docs:
 	scripts/$@
 slow:
 	scripts/test -m slow

@@ -25,7 +25,7 @@ def early_exit_table(results: Sequence[Result]) -> str:
 def early_exit_details(results: Sequence[Result]) -> str:
     """Markdown of everything: Tables 1 to 8 by domain, Figures 3 to 5."""
     makers = (_methods, _fixed, _ablated, _generality, _exits, _cost, _trees, _times)
-    return "\n\n".join(f"## {title}\n\n{block}" for title, block in _blocks(results, *makers))
+    return "\n\n".join(f"### {title}\n\n{block}" for title, block in _blocks(results, *makers))
 
 
 def _blocks(

@@ -18,12 +18,14 @@ from embedded_readme import acceptance_table, score_table
 from engine_readme import engine_table, pairs_table
 from peers_readme import peers_table
 from plan_readme import plan_table
+from speed_readme import speed_table
 
 ROOT = Path(__file__).parent.parent
 
 # where each table stands: document -> (marker, result files, how they are written)
 TABLES: dict[str, list[tuple[str, str, Callable[[list[dict[str, Any]]], str]]]] = {
-    "README.md": [
+    "README.md": [("speed table", "*.json", speed_table)],
+    "docs/results.md": [
         ("engine table", "engine.json", lambda results: engine_table(*results)),
         ("pairs table", "engine-*x*-*.json", pairs_table),
         ("peers table", "peers-*.json", peers_table),
@@ -32,8 +34,8 @@ TABLES: dict[str, list[tuple[str, str, Callable[[list[dict[str, Any]]], str]]]] 
         ("candidates table", "candidates-*.json", candidates_table),
         ("early exit table", "early-exit-*.json", early_exit_table),
         ("plan table", "plan-*.json", plan_table),
+        ("early exits", "early-exit-*.json", early_exit_details),
     ],
-    "docs/early-exits.md": [("early exits", "early-exit-*.json", early_exit_details)],
     "draftwood/models/embedded/README.md": [
         ("acceptance", "embedded-pair.json", lambda results: acceptance_table(*results)),
         ("scores", "embedded-pair.json", lambda results: score_table(*results)),

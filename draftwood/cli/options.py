@@ -59,7 +59,7 @@ def expanded(function: Callable[..., None], always: Mapping[str, type[OptionGrou
     groups: dict[str, type[BaseModel]] = {}
     own: dict[str, Any] = {}
     plain: list[str] = []
-    parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    parameters = [inspect.Parameter("typer_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         kind, default = parameter.annotation, parameter.default
         if isinstance(default, FieldInfo):
@@ -77,12 +77,12 @@ def expanded(function: Callable[..., None], always: Mapping[str, type[OptionGrou
     for kind in always.values():
         parameters += _parameters(kind, {})
 
-    def call(context: Any, **values: Any) -> None:
-        made = {name: _made(kind, values, context) for name, kind in {**groups, **always}.items()}
+    def call(typer_context: Any, **values: Any) -> None:
+        made = {name: _made(kind, values, typer_context) for name, kind in {**groups, **always}.items()}
         for group in made.values():
             if isinstance(group, OptionGroup):
                 group.apply()
-        checked = _made(settings, values, context)
+        checked = _made(settings, values, typer_context)
         given = {name: values[name] for name in plain} | {name: getattr(checked, name) for name in own}
         function(**{name: made[name] for name in groups}, **given)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart.py"
+EXAMPLE = Path(__file__).parents[1] / "examples" / "quickstart.py"
 
 
 def test_quickstart(capsys: pytest.CaptureFixture[str]) -> None:

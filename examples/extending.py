@@ -1,0 +1,164 @@
+"""A drafter, a depth controller, a verifier, a method and a task of your own; docs/extending.md explains them."""
+
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+
+import draftwood
+from draftwood.certify import Budget, certify
+from draftwood.depth import CONTROLLERS, NOTHING, Growth
+from draftwood.depth.settings import DepthSettings
+from draftwood.eval.tasks import TASKS, Instance, Item, Task
+from draftwood.methods import METHODS, Parts
+from draftwood.methods.options import Depth, Gamma, controller
+from draftwood.methods.sequences import OneHypothesis
+from draftwood.verify import Rejection
+from draftwood.verify.tree import end_of_path
+
+
+# -- drafter
+@dataclass
+class BigramDrafter:
+    """Drafts a chain: below each token the one that followed it most often so far."""
+
+    needs = NOTHING
+
+    def draft(self, forest, depth, limit, propose) -> Generator[Any, Any, None]:
+        (node,) = forest.roots
+        after = defaultdict(Counter)
+        for token, following in pairwise(forest.sequence(node)):
+            after[token][following] += 1
+        layer = 0
+        while layer < limit and node not in forest.finished and depth.deeper(Growth(layer, (node,))):
+            known = after[forest.token[node]].most_common(1)
+            if not known:
+                break
+            (node,) = forest.propose(node, [known[0][0]], None)  # None: not drawn, a point mass
+            layer += 1
+        yield from ()  # a drafter with a model yields its runs here
+
+    def commit(self, trunk, kept, forest) -> None:
+        """Nothing is remembered between rounds."""
+
+
+# -- controller
+@dataclass
+class OneMore:
+    """Drafts one layer more than the last round accepted."""
+
+    most: int
+    wanted: int
+    needs = NOTHING
+
+    def start(self, streams) -> None:
+        pass
+
+    def deeper(self, growth) -> bool:
+        return growth.depth < min(self.most, self.wanted)
+
+    def observe(self, round_) -> None:
+        self.wanted = round_.depth_accepted + 1
+
+
+class OneMoreDepth(DepthSettings):
+    name = "one-more"
+
+    first: int = Field(2, ge=0, description="layers of the first round")
+
+    def build(self, most, draft=None, target=None) -> OneMore:
+        return OneMore(most, self.first)
+
+
+CONTROLLERS["one-more"] = OneMoreDepth
+
+
+# -- verifier
+@dataclass(frozen=True)
+class AmongBest:
+    """Accepts a draft that is among the target's `k` most probable tokens, so it is lossy."""
+
+    k: int
+    name = "among-best"
+    lossless = False
+
+    def __call__(self, forest, logits, params, penalties, streams):
+        log_p = torch.log_softmax(logits, -1)  # [n, V], a row for each node from forest.fresh on
+        node, warped = forest.roots[0], {}
+        while True:
+            row = log_p[node - forest.fresh]
+            best = row.topk(self.k).indices.tolist()
+            drafts = [child for made in forest.proposals.get(node, ()) for child in made.nodes]
+            accepted = next((child for child in drafts if forest.token[child] in best), None)
+            token = best[0] if accepted is None else forest.token[accepted]
+            warped[node, token] = float(row[token])
+            if accepted is None:
+                return end_of_path(forest, node, token, warped)
+            node = accepted
+
+
+# -- method
+class Bigram(OneHypothesis):
+    """What a user names: `bigram` with its options."""
+
+    name = "bigram"
+    summary = "the token that followed most often so far, as drafts"
+
+    gamma: Gamma = 4
+    depth: Depth = "one-more"
+    verify: Literal["rejection", "among-best"] = "rejection"
+    k: int = Field(2, ge=1, description="of verify=among-best")
+
+    def verifier(self) -> Rejection | AmongBest:
+        return Rejection() if self.verify == "rejection" else AmongBest(self.k)
+
+    def build(self, drafts, target) -> Parts:
+        return Parts(BigramDrafter(), self.verifier(), controller(self.depth, self.gamma, drafts, target))
+
+
+METHODS["bigram"] = Bigram
+
+
+# -- task
+class Jobs(Task):
+    """Say what somebody does, from a passage about several people."""
+
+    name = "jobs"
+    summary = "a passage about people and their jobs, and a question about one of them"
+    metric = "right job"
+    ends = ("\n",)
+
+    def items(self) -> Iterator[Item]:
+        people = {"Dina": "gardener", "Leo": "baker", "Petra": "teacher"}
+        passage = ". ".join(f"{name} works as a {job} in Arden" for name, job in people.items())
+        for name, job in people.items():
+            yield Item(name, (f"Passage: {passage}.\nQuestion: What is the job of {name}?\nAnswer:",), {"job": job})
+
+    def score(self, instance: Instance, answers: Sequence[str]) -> dict[str, float]:
+        return {"right job": float(instance.reference["job"] in answers[0])}
+
+
+TASKS["jobs"] = Jobs
+
+# -- use
+if __name__ == "__main__":
+    engine = draftwood.load()
+    task = Jobs()
+    for instance in task.instances(limit=3):
+        prompt, stop = instance.prompt(), instance.stop
+        plain = engine.generate(prompt, "autoregressive", {"temperature": 0}, stop=stop)
+        print(f"{instance.turns[0][-32:]!r}{plain.text!r}", task.score(instance, [plain.text]))
+        for options in ({}, {"depth": "fixed"}, {"verify": "among-best"}):
+            result = engine.generate(prompt, {"name": "bigram", **options}, {"temperature": 0}, stop=stop)
+            print(
+                f"  {result.method['verify']:10} {result.method['depth']:8} tau {result.metrics.tau:.2f},",
+                f"lossless {result.lossless}, the text of plain decoding: {result.text == plain.text}",
+            )
+
+    few = Budget(runs=200, replays=300, identities=50)  # the defaults do more
+    for method in (Bigram(), Bigram(verify="among-best")):
+        print(f"certified, verify={method.verify}: {certify(method, budget=few).verdict}")

@@ -1,0 +1,121 @@
+"""What README and the documentation show runs as printed, and nothing that exists is missing from them."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from draftwood import METHODS, config
+from draftwood.cli.main import COMMANDS, DEFAULTS, GROUP, GROUPS, made
+from draftwood.methods import Method
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """What a page shows of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def executed(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_figures_come_from_the_result_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """README's, those of docs/results.md and of the model card."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    script = importlib.import_module("readme")
+    for document in script.TABLES:
+        assert script.rendered(document) == (ROOT / document).read_text("utf-8")
+
+
+def test_readme_is_short_and_its_example_runs_as_printed() -> None:
+    assert len(README.read_text("utf-8").splitlines()) <= 140
+    example = blocks(README, "python")[0]
+    assert len(example.splitlines()) <= 12
+    printed = executed("-c", example)
+    assert "26 + 9 = 35, then 35 - 7 = 28\nAnswer: 28\nthe same text: True" in printed
+    assert len(printed.splitlines()[-1]) > 100  # the story
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+def test_python_of_the_pages_runs_as_printed(page: Path) -> None:
+    whole = [block for block in blocks(page, "python") if re.match("import|from", block)]
+    if whole:
+        executed("-c", "\n".join(whole))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_of_the_pages_are_understood(page: Path) -> None:
+    """Flags, methods and options exist; nothing is run."""
+    for block in blocks(page, "sh"):
+        line = ""
+        for part in block.splitlines():
+            line += part + "\n"
+            try:
+                words = shlex.split(line, comments=True)
+            except ValueError:  # a quotation that goes on
+                continue
+            if words[:1] == ["draftwood"]:
+                understand(words[1:])
+            line = ""
+
+
+def understand(arguments: list[str]) -> None:
+    name, *rest = arguments
+    home = COMMANDS[name]
+    if home == GROUP:
+        name = DEFAULTS[name] if rest[0].startswith("-") else rest.pop(0)
+        home = GROUPS[arguments[0]][1][name]
+    values = made(name, home).make_context(name, rest).params
+    if isinstance(values.get("method"), str) and not values["method"].startswith("file:"):
+        Method.parse(values["method"], config.assignments(values.get("set") or values.get("options") or ()))
+
+
+def test_every_method_and_command_is_on_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    generated = importlib.import_module("generated")
+    methods, commands = (
+        generated.fill((ROOT / "docs" / page).read_text()) for page in ("methods.md", "command-line.md")
+    )
+    assert all(f"### `{name}`\n" in methods for name in METHODS)
+    assert "| `gamma` | integer 0..64 | `4` | draft tokens per round |" in methods
+    alone = [name for name, home in COMMANDS.items() if home != GROUP]
+    grouped = [f"{group} {name}" for group, (_, members) in GROUPS.items() for name in members]
+    assert all(f"## `draftwood {name}`\n" in commands for name in alone + grouped)
+    assert "* `--max-new-tokens N`: " in commands
+
+
+def test_extensions_work_as_printed() -> None:
+    printed = executed("examples/extending.py")
+    assert printed.count("'right job': 1.0") == 3
+    assert printed.count("lossless True, the text of plain decoding: True") == 6
+    assert printed.endswith("certified, verify=rejection: PASS\ncertified, verify=among-best: LOSSY\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("beams.py", "the same beams: True"),
+        ("hugging_face.py", "the same sequences: True"),
+        pytest.param("tuning.py", "best: {'name': 'mcsd'", marks=pytest.mark.slow),
+        pytest.param("train_exit_layer.py", "tokens per target forward", marks=pytest.mark.slow),
+    ],
+)
+def test_examples_run_as_printed(name: str, says: str) -> None:
+    assert says in executed(f"examples/{name}")
+
+
+def test_types_are_shipped() -> None:
+    assert files("draftwood").joinpath("py.typed").is_file()
