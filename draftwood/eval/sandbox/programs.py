@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -116,7 +116,8 @@ def _sandbox(
         finally:
             if process.poll() is None:
                 # The first process in there is bwrap's own, which no program can change; with it all others die.
-                os.kill(json.loads(started)["child-pid"], signal.SIGKILL) if started else process.kill()
+                with suppress(ProcessLookupError):  # it has just ended by itself
+                    os.kill(json.loads(started)["child-pid"], signal.SIGKILL) if started else process.kill()
             complaint = process.communicate()[1].decode("utf-8", "replace").strip()
             if complaint:  # of bwrap or of inside.py: a program has no way to write here
                 _refuse(complaint.splitlines()[-1])

@@ -44,7 +44,7 @@ class HumanEval(FileTask):
         told = instance.reference
         answer = answers[0] if answers[0].startswith("\n") or instance.chat else "\n" + answers[0]
         program = full_program(told["prompt"].rstrip("\n"), answer, told["entry_point"])
-        helpers = told["prompt"].split(f"def {told['entry_point']}", 1)[0]  # tests may use what stands before it
+        helpers = told["prompt"].split(f"def {told['entry_point']}(", 1)[0]  # tests may use what stands before it
         tests = f"{helpers}\n\n{told['test']}\n\ncheck({told['entry_point']})\n"
         limits = Limits(self.seconds, self.memory)
         return {"passed": float(run_program(program, tests, [told["entry_point"]], limits).passed)}
