@@ -15,7 +15,6 @@ project = "draftwood"
 version = release = __version__
 copyright = "the draftwood authors"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
-exclude_patterns = ["README.md"]
 html_theme = "furo"
 html_title = f"draftwood {version}"
 html_copy_source = False
@@ -27,6 +26,7 @@ default_role = "code"  # `name` in a docstring
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
+maximum_signature_line_length = 88
 autodoc_default_options = {
     "members": True,
     "exclude-members": "model_config, name, summary, draft_models",
