@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from draftwood import METHODS, config
+from draftwood import METHODS, SamplingParams, config
 from draftwood.cli.main import COMMANDS, DEFAULTS, GROUP, GROUPS, made
+from draftwood.depth import CONTROLLERS
+from draftwood.eval.tasks import TASKS
 from draftwood.methods import Method
 
 ROOT = Path(__file__).parent.parent
@@ -119,3 +121,10 @@ def test_examples_run_as_printed(name: str, says: str) -> None:
 
 def test_types_are_shipped() -> None:
     assert files("draftwood").joinpath("py.typed").is_file()
+
+
+def test_every_option_says_what_it_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    generated = importlib.import_module("generated")
+    for kind in (*METHODS.values(), *CONTROLLERS.values(), *TASKS.values(), SamplingParams):
+        assert "|  |" not in generated.options(kind), kind

@@ -98,7 +98,7 @@ def _bounds(entry: Mapping[str, Any]) -> str:
     if low is not None and high is not None:
         return f" {low:g}..{high:g}"
     signs = [("≥", low), (">", above), ("≤", high), ("<", below)]
-    return "".join(f" {sign} {value:g}" for sign, value in signs if value is not None)
+    return ",".join(f" {sign} {value:g}" for sign, value in signs if value is not None)
 
 
 def _drafts(fewest: int, most: int) -> str:

@@ -29,7 +29,8 @@ from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.reading import parse_value, shown
 
 Discount = Annotated[float, Field(gt=0, le=1, description="what older rounds count for, per round")]
-Prior = Annotated[float, Field(gt=0, le=1e6)]
+Accepted = Annotated[float, Field(gt=0, le=1e6, description="prior: accepted drafts before any were seen")]
+Rejected = Annotated[float, Field(gt=0, le=1e6, description="prior: rejected drafts before any were seen")]
 Share = Annotated[float, Field(ge=0, le=1)]
 Cost = Annotated[
     float | None,
@@ -64,7 +65,7 @@ class FixedDepth(DepthSettings):
 class ConfidenceDepth(DepthSettings):
     name = "confidence"
 
-    threshold: Annotated[float, Field(ge=0, le=1)] = 0.4
+    threshold: Annotated[Share, Field(description="least probability that the draft gave its last token")] = 0.4
 
     def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
         return Confidence(most, self.threshold)
@@ -86,7 +87,9 @@ class AdaptiveDepth(DepthSettings):
 class EntropyDepth(DepthSettings):
     name = "entropy"
 
-    limit: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
+    limit: Annotated[
+        float, Field(ge=0, allow_inf_nan=False, description="most nats that the draft's distribution may have")
+    ] = 2.0
 
     def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
         return Entropy(most, self.limit)
@@ -112,8 +115,8 @@ class BetaDepth(DepthSettings):
     name = "beta-ts"
 
     discount: Discount = 1.0
-    a: Prior = 1.0
-    b: Prior = 1.0
+    a: Accepted = 1.0
+    b: Rejected = 1.0
     zero: Zero = False
     shared: Shared = False
 
@@ -155,8 +158,8 @@ class SpeedupDepth(DepthSettings):
 
     discount: Discount = 0.95
     cost: Cost = None
-    a: Prior = 1.0
-    b: Prior = 1.0
+    a: Accepted = 1.0
+    b: Rejected = 1.0
     shared: Shared = False
 
     def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
