@@ -136,6 +136,14 @@ def test_the_reason_is_told(walls: None) -> None:
     assert run_program("def f(x):\n while 1: 0", SQUARE, ["f"], Limits(0.7)).reason == "ran longer than 0.7 s"
 
 
+def test_an_end_is_no_exception_that_a_test_expects(walls: None) -> None:
+    """Tests that want an exception are not content with a program that is gone."""
+    wants = "try:\n    f(2)\nexcept Exception:\n    pass\nelse:\n    assert False\n"
+    assert run_program("def f(x): raise ValueError", wants, ["f"], SHORT).passed
+    for program in ("import os\ndef f(x): os._exit(0)", "import os\nos.closerange(0, 64)\ndef f(x): raise ValueError"):
+        assert not run_program(program, wants, ["f"], SHORT).passed
+
+
 # Each tries something and ends well only if it was kept from it.
 KEPT_FROM = {
     "internet": "import socket\n" + FORBIDDEN.format("socket.create_connection(('192.0.2.1', 80), 1)"),

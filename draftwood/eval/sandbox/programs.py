@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -35,14 +36,12 @@ SHOWN = (
 RIGHTS = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID")  # of inside.py, until it has confined itself
 USERS = range(60578, 61184)  # ids that no distribution gives to anybody; inside, root becomes one of them
 MACHINES = ("x86_64", "aarch64", "riscv64")  # where the flags of `clone` are its first argument
-CLONE_THREAD = 0x10000
 FORBIDDEN = (
     *("shmget", "shmat", "shmctl", "semget", "msgget", "mq_open", "memfd_create", "userfaultfd"),  # uncounted memory
     *("add_key", "request_key", "keyctl", "io_setup", "io_uring_setup", "inotify_init", "inotify_init1"),
     *("fork", "vfork", "unshare", "setns", "ptrace", "process_vm_readv", "process_vm_writev", "pidfd_open"),  # others
     *("pidfd_getfd", "kcmp", "seccomp", "bpf", "perf_event_open", "fanotify_init", "personality"),
 )
-REASONS = {0: "passed", 3: "ended early or with an exception", 4: "failed a test"}  # exit statuses of inside.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +75,11 @@ def run_program(program: str, tests: str = "", functions: Sequence[str] = (), li
     with ours, theirs, _sandbox(program, None, theirs, limits), _sandbox(tests, functions, ours, limits) as judge:
         ours.close()  # so that either side sees when the other ends
         theirs.close()
-        try:
-            status = judge.wait(limits.seconds)
-        except subprocess.TimeoutExpired:
+        assert judge.stdout is not None
+        if not select.select([judge.stdout], [], [], limits.seconds)[0]:
             return Verdict(False, f"ran longer than {limits.seconds:g} s")
-    return Verdict(status == 0, REASONS.get(status, f"its tests ended with exit status {status}"))
+        reason = os.read(judge.stdout.fileno(), 99).decode() or "its tests were ended by their limits"
+    return Verdict(reason == "passed", reason)
 
 
 @contextmanager
@@ -100,7 +99,7 @@ def _sandbox(
             process = subprocess.Popen(
                 command,
                 stdin=stream.fileno(),
-                stdout=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={"HOME": "/tmp"},
                 start_new_session=True,
@@ -109,15 +108,20 @@ def _sandbox(
         finally:
             for file in files:
                 os.close(file)
-        started = b""
+        first = None  # process of the sandbox: bwrap's own, which no program can change; with it all others die
         try:
-            started = info.read()  # empty where bwrap fails
+            if started := info.read():  # empty where bwrap fails
+                with suppress(ProcessLookupError):  # it has failed a little later
+                    first = os.pidfd_open(json.loads(started)["child-pid"])
             yield process
         finally:
-            if process.poll() is None:
-                # The first process in there is bwrap's own, which no program can change; with it all others die.
-                with suppress(ProcessLookupError):  # it has just ended by itself
-                    os.kill(json.loads(started)["child-pid"], signal.SIGKILL) if started else process.kill()
+            if first is None:
+                process.kill()
+            else:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(first, signal.SIGKILL)
+                select.select([first], [], [])  # until it is dead
+                os.close(first)
             complaint = process.communicate()[1].decode("utf-8", "replace").strip()
             if complaint:  # of bwrap or of inside.py: a program has no way to write here
                 _refuse(complaint.splitlines()[-1])
@@ -158,7 +162,7 @@ def system_calls() -> bytes:
     denied, rules = pyseccomp.ERRNO(errno.EPERM), pyseccomp.SyscallFilter(pyseccomp.ALLOW)
     for name in FORBIDDEN:
         rules.add_rule(denied, name)
-    rules.add_rule(denied, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, CLONE_THREAD, 0))
+    rules.add_rule(denied, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, 0x10000, 0))  # without CLONE_THREAD
     rules.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")  # its flags cannot be seen; libraries then use clone
     rules.add_rule(denied, "socket", pyseccomp.Arg(0, pyseccomp.NE, socket.AF_UNIX))
     with tempfile.TemporaryFile() as file:

@@ -60,8 +60,6 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         if cursor.description is None:
             return {"error": "the query gives no rows"}
         rows = cursor.fetchmany(request["rows"] + 1)
-    except MemoryError:
-        return {"error": "the query needs more memory than it may have"}
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
         return {"error": str(error)}
     if len(rows) > request["rows"]:

@@ -1,7 +1,4 @@
-"""Of programs: the part of an answer that is one, and pass@k.
-
-Refuses to run anything.
-"""
+"""Programs: the part of an answer that is one, and pass@k. Nothing is run here (sandbox/programs.py does)."""
 
 from __future__ import annotations
 

@@ -41,10 +41,9 @@ class HumanEval(FileTask):
         return Item(name, (prompt.rstrip("\n"),), reference, "\n" + str(row.get("canonical_solution", "")))
 
     def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
-        told = instance.reference
+        prompt, function = instance.reference["prompt"], instance.reference["entry_point"]
         answer = answers[0] if answers[0].startswith("\n") or instance.chat else "\n" + answers[0]
-        program = full_program(told["prompt"].rstrip("\n"), answer, told["entry_point"])
-        helpers = told["prompt"].split(f"def {told['entry_point']}(", 1)[0]  # tests may use what stands before it
-        tests = f"{helpers}\n\n{told['test']}\n\ncheck({told['entry_point']})\n"
-        limits = Limits(self.seconds, self.memory)
-        return {"passed": float(run_program(program, tests, [told["entry_point"]], limits).passed)}
+        program = full_program(prompt.rstrip("\n"), answer, function)
+        helpers = prompt.split(f"def {function}(", 1)[0]  # tests may use what stands before the function
+        tests = f"{helpers}\n\n{instance.reference['test']}\n\ncheck({function})\n"
+        return {"passed": float(run_program(program, tests, [function], Limits(self.seconds, self.memory)).passed)}
