@@ -110,8 +110,6 @@ def test_extensions_work_as_printed() -> None:
     ("name", "says"),
     [
         ("beams.py", "the same beams: True"),
-        ("hugging_face.py", "the same sequences: True"),
-        pytest.param("tuning.py", "best: {'name': 'mcsd'", marks=pytest.mark.slow),
         pytest.param("train_exit_layer.py", "tokens per target forward", marks=pytest.mark.slow),
     ],
 )
