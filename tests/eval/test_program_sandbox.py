@@ -108,9 +108,9 @@ FAKES = {
     "sys.settrace(trace)\nsys.setprofile(lambda *a: None)\ndef f(x): return x",
     "caller's code": "import sys\ndef f(x):\n    frame = sys._getframe(1)\n    frame.f_globals['json'].dumps = repr\n"
     "    frame.f_locals['space']['f'] = lambda x: True\n    return x",
-    "killing": "import os\nfor n in [*range(-1, 1), *range(3, 40000)]:\n    try:\n        os.kill(n, 9)\n"
+    "killing": "import os\nfor n in [*range(-1, 1), *range(3, 4000)]:\n    try:\n        os.kill(n, 9)\n"
     "    except OSError:\n        pass\ndef f(x): return x",
-    "tracing others": "import ctypes\nfor n in range(1, 40000):\n    if n != 2:\n"
+    "tracing others": "import ctypes\nfor n in range(1, 4000):\n    if n != 2:\n"
     "        assert ctypes.CDLL(None).ptrace(16, n, 0, 0) == -1\ndef f(x): return x",
     "others' memory": "import os\nfor n in range(1, 3000):\n    for name in ('mem', 'environ', 'fd/0'):\n        try:\n"
     "            open(f'/proc/{n}/{name}', 'r+b').write(b'0' * 4096)\n        except OSError:\n            pass\n"
