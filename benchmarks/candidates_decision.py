@@ -17,8 +17,8 @@ from rich.progress import track
 import draftwood
 from draftwood.depth.decision import DecisionKind, save_decision, train_decision
 from draftwood.models.identity import fingerprint
+from draftwood.prompts import CORPUS, prompts_of
 from draftwood.train.decisions import record
-from draftwood.train.recording import CORPUS, prompts_of
 
 SEED = 0
 

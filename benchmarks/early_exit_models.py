@@ -35,9 +35,9 @@ from draftwood.models.grow_skip import write_grown_skipped
 from draftwood.models.identity import fingerprint, fingerprints
 from draftwood.models.replicas import Copies
 from draftwood.models.tokenizer import Tokenizer
+from draftwood.prompts import prompts_of
 from draftwood.train.calibration import record
 from draftwood.train.exit_layer import ExitRun, Settings
-from draftwood.train.recording import prompts_of
 from draftwood.train.texts import read_texts
 
 SEED = 0

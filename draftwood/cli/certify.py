@@ -6,12 +6,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from draftwood.cli import flags
-from draftwood.errors import ConfigurationError, RequestError
+from draftwood.cli.groups import METHOD, OUTPUT, MethodOptions, ModelOptions, OutputOptions
+from draftwood.cli.options import flag
+from draftwood.cli.output_file import check_writable, write_text
+from draftwood.errors import ConfigurationError
+from draftwood.params import SamplingParams
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,66 +29,23 @@ Advance = Callable[[], None]
 
 
 def certify(
-    method: Annotated[
-        str | None,
-        typer.Option(
-            "--method",
-            metavar="NAME",
-            help="The method to certify; file:PATH reads name and options. Default: speculative with a draft model.",
-            rich_help_panel=flags.METHOD,
-            show_default=False,
-        ),
-    ] = None,
-    settings: flags.MethodOptions = None,
-    every: Annotated[
-        bool, typer.Option("--all", metavar="", help="Every method there is.", rich_help_panel=flags.METHOD)
-    ] = False,
-    target: flags.Target = None,
-    draft: flags.Draft = None,
-    dtype: flags.Dtype = "float32",
-    device: flags.Device = None,
-    quantize: flags.Quantize = None,
-    compile: flags.Compile = False,
-    pair: Annotated[
-        bool,
-        typer.Option(
-            "--pair/--no-pair",
-            metavar="",
-            help="Also check the models themselves, or tabular models alone.",
-            rich_help_panel=CHECKS,
-        ),
-    ] = True,
-    runs: Annotated[
-        int,
-        typer.Option(
-            metavar="N", help="Generations per combination of warp and batch on tabular models.", rich_help_panel=CHECKS
-        ),
-    ] = 1000,
-    pair_runs: Annotated[
-        int, typer.Option(metavar="N", help="Sampled generations of the pair.", rich_help_panel=CHECKS)
-    ] = 600,
-    replays: Annotated[
-        int, typer.Option(metavar="N", help="Most outcomes of an enumerated case.", rich_help_panel=CHECKS)
-    ] = 1000,
-    prompts: Annotated[
-        Path | None,
-        flags.prompts_file("Prompts for the pair, one a line. Default: held-out documents of every domain.", CHECKS),
-    ] = None,
-    position: Annotated[
-        int,
-        typer.Option(
-            metavar="N", help="The law of the pair is checked up to this token, from 0.", rich_help_panel=CHECKS
-        ),
-    ] = 2,
-    max_new_tokens: flags.MaxNewTokens = 64,
-    temperature: flags.Temperature = 1.0,
-    seed: flags.Seed = 1,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the certificate as JSON.", rich_help_panel=flags.OUTPUT),
-    ] = None,
-    color: flags.Color = None,
-    json: flags.Json = False,
+    *,
+    decoding: MethodOptions,
+    every: bool = flag(False, "Every method there is.", names=("--all",), panel=METHOD),
+    models: ModelOptions,
+    pair: bool = flag(True, "Also check the models themselves, or tabular models alone.", panel=CHECKS),
+    runs: int = flag(1000, "Generations per combination of warp and batch on tabular models.", panel=CHECKS, ge=1),
+    pair_runs: int = flag(600, "Sampled generations of the pair.", panel=CHECKS, ge=1),
+    replays: int = flag(1000, "Most outcomes of an enumerated case.", panel=CHECKS, ge=1),
+    prompts: Path | None = flag(
+        None, "Prompts for the pair, one a line. Default: held-out documents of every domain.", "FILE", panel=CHECKS
+    ),
+    position: int = flag(2, "The law of the pair is checked up to this token, from 0.", panel=CHECKS, ge=0),
+    max_new_tokens: int = flag(64, "Most tokens to generate.", panel=CHECKS, ge=1),
+    temperature: float = flag(1.0, "Of the pair's samples.", panel=CHECKS, gt=0, allow_inf_nan=False),
+    seed: int = flag(1, "The same seed gives the same certificate.", panel=CHECKS),
+    out: Path | None = flag(None, "Write the certificate as JSON.", "FILE", panel=OUTPUT),
+    output: OutputOptions,
 ) -> None:
     """Certify that a method is exact.
 
@@ -96,40 +54,36 @@ def certify(
     a check fails. A method that is lossy by design is measured instead.
     """
     from draftwood.certify import Budget, certify
-    from draftwood.cli.prompts import token_prompts
     from draftwood.explain.terminal import as_json, console
     from draftwood.methods import METHODS, Method
+    from draftwood.prompts import corpus_prompts, fitted, read_prompts
 
-    if every and (method is not None or settings):
+    if every and (decoding.method is not None or decoding.settings):
         raise ConfigurationError("give --all or one --method with its options, not both")
-    if min(runs, pair_runs, replays, max_new_tokens) < 1 or position < 0:
-        raise RequestError("certify needs --runs, --pair-runs, --replays and --max-new-tokens of 1 or more")
-    models = flags.ModelFlags(target, draft, dtype, device, quantize, compile)
-    params = flags.sampling(temperature)
-    if params.greedy:
-        raise ConfigurationError(
-            "certify samples the pair, so --temperature must be above 0; greedy text is checked too"
-        )
-    chosen = [Method.parse(name) for name in METHODS] if every else [flags.method(method, settings, models.drafts)]
+    params = SamplingParams(temperature=temperature)
+    chosen = [Method.parse(name) for name in METHODS] if every else [decoding.chosen(models.drafts)]
+    texts = corpus_prompts(2) if prompts is None else read_prompts(prompts)
+    if out is not None:
+        check_writable(out)
     engine = models.load() if pair else None
-    asked = token_prompts(engine, prompts, 2, max_new_tokens) if engine is not None else []
+    asked = [] if engine is None else fitted(engine, texts, max_new_tokens)
     budget = Budget(runs, replays, 200, pair_runs, max_new_tokens, position, seed)
     found: list[Certificate] = []
-    with _progress(color) as steps:
+    with _progress(output.color) as steps:
         for one in chosen:
             begin, advance = steps(one)
             found.append(certify(one, _fit(engine, one, every), asked, budget, params, begin, advance))
     document = _document(found, engine)
-    if out is not None:
-        out.write_text(as_json(document) + "\n", "utf-8")
-    if json:
-        print(as_json(document))
+    if output.json_:
+        print(as_json(document), flush=True)
     else:
-        show = console(color).print
+        show = console(output.color).print
         show(table(found))
         show()
         show("LOSSY: not exact by design, distances are measured; N/A: means nothing here.", markup=False)
-        show(f"verdict: {document['verdict']}" + (f"; written to {out}" if out else ""), markup=False, soft_wrap=True)
+        show(f"verdict: {document['verdict']}", markup=False)
+    if out is not None:
+        write_text(out, as_json(document) + "\n")
     if document["verdict"] == "FAIL":
         sys.exit(1)
 

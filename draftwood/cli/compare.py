@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from draftwood.results import GenerationResult
 
 USUAL, USUAL_WITHOUT_DRAFT = "speculative,mcsd,lookup", "lookup"
-GREEDY = SamplingParams(temperature=0.0)
 
 
 def compare(
@@ -48,7 +47,7 @@ def compare(
     repeat: int = flag(3, "Timed runs of each; medians count.", panel=METHOD, ge=1),
     warmup: int = flag(1, "Runs of each that do not count.", panel=METHOD, ge=0),
     seed: int = seed(),
-    sampling: SamplingParams = GREEDY,
+    sampling: SamplingParams = SamplingParams(temperature=0.0),
     output: OutputOptions,
 ) -> None:
     """Compare methods on one prompt.

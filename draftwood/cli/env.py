@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli import flags
+from draftwood.cli.groups import OutputOptions
 
 if TYPE_CHECKING:
     import torch
@@ -27,19 +27,19 @@ PACKAGES = (
 )
 
 
-def env(color: flags.Color = None, json: flags.Json = False) -> None:
+def env(*, output: OutputOptions) -> None:
     """Show versions, devices and the embedded pair, for bug reports."""
     from draftwood.explain.terminal import as_json, console
 
     facts = collect()
-    if json:
+    if output.json_:
         print(as_json(facts))
     else:
-        _show(facts, console(color).print)
+        _show(facts, console(output.color).print)
 
 
 def collect() -> dict[str, Any]:
-    """GridSearch, as plain data."""
+    """All of it, as plain data."""
     import torch
 
     from draftwood import __version__

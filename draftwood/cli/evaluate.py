@@ -6,13 +6,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from draftwood.cli import flags
-from draftwood.errors import RequestError
+from draftwood.cli.groups import LIMITS, OF_EVERY_METHOD, OUTPUT, ModelOptions, OutputOptions, seed
+from draftwood.cli.options import flag
 from draftwood.eval.interleaved import parse_methods
+from draftwood.params import SamplingParams
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,76 +26,34 @@ WHAT = "Methods and tasks"
 
 
 def evaluate(
-    out: Annotated[
-        Path,
-        typer.Option(metavar="DIR", help="Results go here; the same command goes on where it was stopped."),
-    ],
-    methods: Annotated[
-        str | None,
-        typer.Option(
-            metavar="A,B,...",
-            help="As of `draftwood compare`; autoregressive, the baseline, is always among them.",
-            rich_help_panel=WHAT,
-            show_default=USUAL,
-        ),
-    ] = None,
-    settings: Annotated[list[str] | None, flags.setting(flags.OF_EVERY_METHOD, WHAT)] = None,
-    tasks: Annotated[
-        str,
-        typer.Option(
-            metavar="A,B,...",
-            help="Tasks, each with options if need be: 'qa,squad:path=dev.json;shots=1'. `draftwood tasks` lists them.",
-            rich_help_panel=WHAT,
-        ),
-    ] = USUAL_TASKS,
-    limit: Annotated[int, typer.Option(metavar="N", help="Items of each task.", rich_help_panel=WHAT)] = 20,
-    seeds: Annotated[
-        int, typer.Option(metavar="K", help="Runs of each item, with seeds from --seed on.", rich_help_panel=WHAT)
-    ] = 1,
-    run_code: Annotated[
-        bool,
-        typer.Option(
-            "--run-code", metavar="", help="Run programs that the model wrote, in a sandbox.", rich_help_panel=WHAT
-        ),
-    ] = False,
-    warmup: Annotated[
-        int, typer.Option(metavar="N", help="Runs of each method that do not count.", rich_help_panel=WHAT)
-    ] = 1,
-    target: flags.Target = None,
-    draft: flags.Draft = None,
-    dtype: flags.Dtype = "float32",
-    device: flags.Device = None,
-    quantize: flags.Quantize = None,
-    compile: flags.Compile = False,
-    plain: Annotated[
-        bool,
-        typer.Option(
-            "--no-chat",
-            metavar="",
-            help="Plain prompts for a chat model, too. Default: its chat template.",
-            rich_help_panel=flags.LIMITS,
-        ),
-    ] = False,
-    max_new_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Most tokens of each answer.",
-            rich_help_panel=flags.LIMITS,
-            show_default="the task's own",
-        ),
-    ] = None,
-    seed: flags.Seed = 0,
-    temperature: flags.Temperature = 0.0,
-    top_k: flags.TopK = 0,
-    top_p: flags.TopP = 1.0,
-    min_p: flags.MinP = 0.0,
-    repetition_penalty: flags.RepetitionPenalty = 1.0,
-    presence_penalty: flags.PresencePenalty = 0.0,
-    frequency_penalty: flags.FrequencyPenalty = 0.0,
-    logit_bias: flags.LogitBias = None,
-    color: flags.Color = None,
-    json: flags.Json = False,
+    *,
+    out: Path = flag(..., "Results go here; the same command goes on where it was stopped.", "DIR", panel=OUTPUT),
+    methods: str | None = flag(
+        None,
+        "As of `draftwood compare`; autoregressive, the baseline, is always among them.",
+        "A,B,...",
+        panel=WHAT,
+        usual=USUAL,
+    ),
+    settings: list[str] = flag([], OF_EVERY_METHOD, "KEY=VALUE", ("--set",), WHAT),
+    tasks: str = flag(
+        USUAL_TASKS,
+        "Tasks, each with options if need be: 'qa,squad:path=dev.json;shots=1'. `draftwood tasks` lists them.",
+        "A,B,...",
+        panel=WHAT,
+    ),
+    limit: int = flag(20, "Items of each task.", panel=WHAT, ge=1),
+    seeds: int = flag(1, "Runs of each item, with seeds from --seed on.", panel=WHAT, ge=1),
+    run_code: bool = flag(False, "Run programs that the model wrote, in a sandbox.", panel=WHAT),
+    warmup: int = flag(1, "Runs of each method that do not count.", panel=WHAT, ge=0),
+    models: ModelOptions,
+    plain: bool = flag(
+        False, "Plain prompts for a chat model, too. Default: its chat template.", names=("--no-chat",), panel=LIMITS
+    ),
+    max_new_tokens: int | None = flag(None, "Most tokens of each answer.", panel=LIMITS, usual="the task's own", ge=1),
+    seed: int = seed(),
+    sampling: SamplingParams = SamplingParams(temperature=0.0),
+    output: OutputOptions,
 ) -> None:
     """Measure methods on tasks: quality, speed and energy.
 
@@ -108,33 +65,27 @@ def evaluate(
     from draftwood.eval.tasks import parse_all
     from draftwood.explain.terminal import as_json, console
 
-    if limit < 1 or seeds < 1 or warmup < 0:
-        raise RequestError("eval needs --limit and --seeds of 1 or more and --warmup of 0 or more")
-    models = flags.ModelFlags(target, draft, dtype, device, quantize, compile)
     names = methods if methods is not None else USUAL if models.drafts else USUAL_WITHOUT_DRAFT
-    chosen = parse_methods(names, settings or ())
+    chosen = parse_methods(names, settings)
     wanted = [limited(task, max_new_tokens) for task in parse_all(tasks)]
     evaluation.refuse_code(wanted, run_code)
-    params = flags.sampling(
-        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias
-    )
     for method in chosen:
-        method.check(params)
+        method.check(sampling)
     engine = models.load()
     chat = not plain and talks(engine)
     asked = [(task, task.instances(limit, chat)) for task in wanted]
-    plan = Plan(chosen, asked, params, range(seed, seed + seeds), warmup)
+    plan = Plan(chosen, asked, sampling, range(seed, seed + seeds), warmup)
     interrupted = False
     try:
-        with progress(color) as (begun, told):
+        with progress(output.color) as (begun, told):
             document = evaluation.evaluate(engine, plan, out, begun, told)
     except KeyboardInterrupt:  # what has been measured is shown
         interrupted = True
         document = read_summary(out)
-    if json:
+    if output.json_:
         print(as_json(document))
     else:
-        show(document, out, console(color).print)
+        show(document, out, console(output.color).print)
     if interrupted:
         sys.exit(130)
 
@@ -143,8 +94,6 @@ def limited(task: Task, most: int | None) -> Task:
     """A task whose answers end after so many tokens, if the flag says so and its own options do not."""
     if most is None or task.max_new_tokens is not None:
         return task
-    if most < 1:
-        raise RequestError("eval needs --max-new-tokens of 1 or more")
     return task.model_copy(update={"max_new_tokens": most})
 
 

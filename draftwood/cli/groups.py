@@ -55,15 +55,29 @@ class _Drafts(_Target):
     draft: list[str] = flag([], "Draft model with the target's tokenizer. Repeat it for several (specinfer).", "DIR|ID")
 
 
-class _Packing(OptionGroup):
+class _Quantize(OptionGroup):
     quantize: Literal["int8"] | None = flag(
         None, "int8: a quarter of float32's bytes, faster on CPUs; the model's answers change a little.", "KIND"
     )
+
+
+class _Compile(OptionGroup):
     compile: bool = flag(False, "torch.compile for small models; slow to start, needs a C++ compiler.")
 
 
 class TargetOptions(ThreadOptions, _Place, _Target):  # fields are those of the last base first
     """One model."""
+
+    def load(self) -> Engine:
+        """The engine, without a draft model."""
+        from draftwood.loading import EMBEDDED, load
+
+        how = self.model_dump(include={"dtype", "device", "quantize"})
+        return load(self.target or EMBEDDED / "target", **how)
+
+
+class QuantizedOptions(TargetOptions, ThreadOptions, _Quantize, _Place, _Target):
+    """One model that is not trained."""
 
 
 class PairOptions(ThreadOptions, _Place, _Drafts):
@@ -82,7 +96,7 @@ class PairOptions(ThreadOptions, _Place, _Drafts):
         return load(self.target, self.draft or None, **how)
 
 
-class ModelOptions(PairOptions, ThreadOptions, _Packing, _Place, _Drafts):
+class ModelOptions(PairOptions, ThreadOptions, _Compile, _Quantize, _Place, _Drafts):
     """A target with its draft models, and how their weights are held."""
 
 
@@ -202,3 +216,27 @@ class LogOptions(OptionGroup):
 def seed(help: str = "The same seed gives the same text.") -> int:
     """The option --seed."""
     return flag(0, help, panel=SAMPLING)  # type: ignore[no-any-return]
+
+
+class WorkloadOptions(OptionGroup):
+    """Prompts that are measured on, and how much is decoded after each."""
+
+    model_config = ConfigDict(title=LIMITS)
+
+    prompts: Path | None = flag(
+        None, "One prompt a line; of a .jsonl file, a string or its 'prompt'. Default: the embedded corpus's.", "FILE"
+    )
+    documents: int = flag(8, "Without --prompts: prompts of each domain.", ge=1)
+    max_new_tokens: int = flag(64, "Most tokens to decode for each.", ge=2)
+
+    def texts(self, seed: int = 0) -> list[str]:
+        """The prompts as text; those of the corpus are held-out documents."""
+        from draftwood.prompts import corpus_prompts, read_prompts
+
+        return corpus_prompts(self.documents, seed=seed) if self.prompts is None else read_prompts(self.prompts)
+
+    def fitted(self, engine: Engine, texts: list[str]) -> list[list[int]]:
+        """Token ids that leave room for what is decoded."""
+        from draftwood.prompts import fitted
+
+        return fitted(engine, texts, self.max_new_tokens)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from draftwood.cli import flags
+from draftwood.cli.groups import OutputOptions
+from draftwood.cli.options import flag
 from draftwood.errors import ConfigurationError, did_you_mean
 
 if TYPE_CHECKING:
@@ -16,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def methods(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Show this method's options.", show_default=False)
-    ] = None,
-    color: flags.Color = None,
-    json: flags.Json = False,
+    *, name: str | None = flag(None, "Show this method's options.", "NAME", argument=True), output: OutputOptions
 ) -> None:
     """List the decoding methods, or one method's options."""
     from draftwood.explain.terminal import as_json, console
@@ -28,11 +23,11 @@ def methods(
 
     if name is not None and name not in METHODS:
         raise ConfigurationError(f"there is no method {name!r}" + did_you_mean(name, METHODS))
-    if json:
+    if output.json_:
         found = [describe(method) for method in METHODS.values()] if name is None else describe(METHODS[name])
         print(as_json(found))
         return
-    out = console(color)
+    out = console(output.color)
     if name is None:
         _show_all([describe(method) for method in METHODS.values()], out.print)
     else:

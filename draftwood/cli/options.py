@@ -18,9 +18,18 @@ import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
+from draftwood import config
 from draftwood.errors import ConfigurationError
 
 METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+
+PLAINER = {
+    "Input should be": "must be",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "less than": "below",
+}
 
 
 class OptionGroup(BaseModel):
@@ -58,17 +67,12 @@ def expanded(function: Callable[..., None], always: Mapping[str, type[OptionGrou
     """
     groups: dict[str, type[BaseModel]] = {}
     own: dict[str, Any] = {}
-    plain: list[str] = []
     parameters = [inspect.Parameter("typer_context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         kind, default = parameter.annotation, parameter.default
         if isinstance(default, FieldInfo):
             own[name] = (kind, default)
             parameters.append(_parameter(name, FieldInfo.from_annotated_attribute(kind, default), None, {}))
-            continue
-        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):  # typer's own
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-            plain.append(name)
             continue
         groups[name] = kind
         usual = {} if default is inspect.Parameter.empty else default.model_dump(exclude_unset=True)
@@ -83,8 +87,7 @@ def expanded(function: Callable[..., None], always: Mapping[str, type[OptionGrou
             if isinstance(group, OptionGroup):
                 group.apply()
         checked = _made(settings, values, typer_context)
-        given = {name: values[name] for name in plain} | {name: getattr(checked, name) for name in own}
-        function(**{name: made[name] for name in groups}, **given)
+        function(**{name: made[name] for name in groups}, **{name: getattr(checked, name) for name in own})
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -106,6 +109,8 @@ def _parameter(name: str, field: FieldInfo, panel: str | None, usual: Mapping[st
     default = usual.get(name, ... if field.is_required() else field.get_default(call_default_factory=True))
     if default in ([], {}):
         default = None
+    if type_ is str and isinstance(default, tuple):
+        default = ",".join(map(str, default))
     shown: bool | str = about.get("usual") or not (default is None or default is False)
     more: dict[str, Any] = {
         "help": field.description,
@@ -120,7 +125,7 @@ def _parameter(name: str, field: FieldInfo, panel: str | None, usual: Mapping[st
         more.pop("rich_help_panel")
         info = typer.Argument(**more)
     else:
-        names = about.get("names") or (f"--{name.replace('_', '-')}",)
+        names = about.get("names") or (_option(name, field),)
         if bool in (type_, *get_args(type_)) and default is not False and "/" not in names[0]:
             names = (f"{names[0]}/--no-{names[0].removeprefix('--')}",)
         info = typer.Option(*names, envvar=variable(names[0]), show_envvar=False, **more)
@@ -140,7 +145,9 @@ def _plain(annotation: Any) -> tuple[Any, tuple[str, ...], str]:
         choices = tuple(map(str, get_args(annotation)))
         return str, choices, "|".join(choices)
     if get_origin(annotation) is dict:
-        return list[str] | None, (), "ID=X"
+        return list[str] | None, (), "ID=X" if get_args(annotation)[0] is int else "KEY=VALUE"
+    if get_origin(annotation) is tuple and get_args(annotation)[1:] == (...,):
+        return str, (), "A,B,..."
     if get_origin(annotation) is list:
         type_, choices, metavar = _plain(get_args(annotation)[0])
         return list[type_], choices, metavar  # type: ignore[valid-type]
@@ -153,14 +160,16 @@ def _made(kind: type[BaseModel], values: Mapping[str, Any], context: Any) -> Bas
     for name, field in kind.model_fields.items():
         value = values[name]
         if get_origin(field.annotation) is dict:
-            value = _pairs(name, value or ())
+            value = _mapping(name, field, value or ())
         if value is not None or field.is_required():
             given[name] = value
     try:
         return kind.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("should be", "must be")
+        message = first["msg"].removeprefix("Value error, ")
+        for said, plain in PLAINER.items():
+            message = message.replace(said, plain)
         message = message[:1].lower() + message[1:]
         if not first["loc"]:  # options that do not go together
             raise ConfigurationError(message) from None
@@ -171,8 +180,17 @@ def _made(kind: type[BaseModel], values: Mapping[str, Any], context: Any) -> Bas
         ) from None
 
 
-def _pairs(name: str, given: Any) -> dict[int, float]:
-    """ID=X options as a mapping."""
+def _option(name: str, field: FieldInfo) -> str:
+    """--top-k of top_k; a mapping of options is given as --set KEY=VALUE."""
+    options = get_origin(field.annotation) is dict and get_args(field.annotation)[0] is str
+    return "--set" if options else f"--{name.replace('_', '-')}"
+
+
+def _mapping(name: str, field: FieldInfo, given: Any) -> dict[Any, Any]:
+    """KEY=VALUE options of a method, or ID=X options of tokens, as a mapping."""
+    option = _option(name, field)
+    if option == "--set":
+        return config.assignments(given)
     found: dict[int, float] = {}
     for text in given:
         key, sign, value = text.partition("=")
@@ -181,7 +199,7 @@ def _pairs(name: str, given: Any) -> dict[int, float]:
                 raise ValueError
             found[int(key)] = float(value)
         except ValueError:
-            raise ConfigurationError(f"--{name.replace('_', '-')} takes ID=X, such as 42=-5, not {text!r}") from None
+            raise ConfigurationError(f"{option} takes ID=X, such as 42=-5, not {text!r}") from None
     return found
 
 

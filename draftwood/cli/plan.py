@@ -2,91 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from draftwood.cli import flags
-from draftwood.errors import RequestError
+from draftwood.cli.groups import OUTPUT, ModelOptions, OutputOptions, WorkloadOptions, seed
+from draftwood.cli.options import flag
+from draftwood.cli.output_file import check_writable, write_text
+from draftwood.cli.progress import progress
+from draftwood.params import SamplingParams
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from draftwood.tune.planner import Plan
 
-PLANNING = "Planning"
-
 
 def plan(
-    target: flags.Target = None,
-    draft: flags.Draft = None,
-    dtype: flags.Dtype = "float32",
-    device: flags.Device = None,
-    quantize: flags.Quantize = None,
-    compile: flags.Compile = False,
-    prompts: Annotated[
-        Path | None,
-        flags.prompts_file("Your prompts, one a line. Default: held-out documents of every domain.", PLANNING),
-    ] = None,
-    seconds: Annotated[
-        float, typer.Option(metavar="S", help="About how long to measure.", rich_help_panel=PLANNING)
-    ] = 60.0,
-    max_new_tokens: flags.MaxNewTokens = 64,
-    temperature: flags.Temperature = 1.0,
-    top_k: flags.TopK = 0,
-    top_p: flags.TopP = 1.0,
-    seed: flags.Seed = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write the recommended method, for --method file:FILE.",
-            rich_help_panel=flags.OUTPUT,
-            show_default=False,
-        ),
-    ] = None,
-    color: flags.Color = None,
-    json: flags.Json = False,
+    *,
+    models: ModelOptions,
+    work: WorkloadOptions,
+    seconds: float = flag(60.0, "About how long to measure.", panel="Planning", gt=0),
+    seed: int = seed(),
+    sampling: SamplingParams,
+    out: Path | None = flag(None, "Write the recommended method, for --method file:FILE.", "FILE", panel=OUTPUT),
+    output: OutputOptions,
 ) -> None:
     """Recommend a method for a pair and prompts.
 
     Pilots measure acceptance, costs of forwards and the interpreter's share. From
     them the speed-up of each kind of method is predicted, and the best of each kind
     is then run to see whether that was right. dsbd is compared with beam sampling
-    of the same width, all others with plain decoding.
+    of the same width, all others with plain decoding. Ctrl-C while the best are run
+    keeps what was found.
     """
-    from draftwood.cli.prompts import token_prompts
     from draftwood.explain.terminal import as_json, console, grown
     from draftwood.tune.planner import plan
 
-    if not seconds > 0 or max_new_tokens < 8:
-        raise RequestError("plan needs --seconds above 0 and --max-new-tokens of 8 or more")
-    params = flags.sampling(temperature, top_k, top_p)
-    engine = flags.ModelFlags(target, draft, dtype, device, quantize, compile).load()
-    asked = token_prompts(engine, prompts, 8, max_new_tokens)
-    with _progress(color) as told:
-        found = plan(engine, asked, params, seconds, max_new_tokens, seed, told)
-    best = found.best
+    texts = work.texts()
     if out is not None:
-        method = {"name": "autoregressive"} if best is None else best.method.as_dict()
-        out.write_text(as_json(method) + "\n", "utf-8")
-    if json:
-        print(as_json({"models": engine.names, "sampling": params.model_dump(mode="json"), **found.as_dict()}))
-        return
-    show = console(color).print
-    show(table(found))
-    show()
-    _footnotes(found, show)
-    for note in [*found.notes, *grown(engine.names)]:
-        show(note, markup=False)
+        check_writable(out)
+    engine = models.load()
+    prompts = work.fitted(engine, texts)
+    with progress(output.color, "costs", 1.0, percent=True, live=False) as update:
+        found = plan(
+            engine,
+            prompts,
+            sampling,
+            seconds,
+            work.max_new_tokens,
+            seed,
+            lambda what, share: update(completed=share, description=what),
+        )
+    if output.json_:
+        about = {"models": engine.names, "sampling": sampling.model_dump(mode="json")}
+        print(as_json({**about, **found.as_dict()}), flush=True)
+    else:
+        show = console(output.color).print
+        show(_table(found))
+        show()
+        _footnotes(found, show)
+        for note in [*found.notes, *grown(engine.names)]:
+            show(note, markup=False)
     if out is not None:
-        show(f"written to {out}; use it with --method file:{out}", markup=False, soft_wrap=True)
+        method = {"name": "autoregressive"} if found.best is None else found.best.method.as_dict()
+        write_text(out, as_json(method) + "\n")
+        if not output.json_:
+            print(f"written to {out}; use it with --method file:{out}")
+    if found.interrupted:
+        sys.exit(130)
 
 
-def table(found: Plan) -> Table:
+def _table(found: Plan) -> Table:
     """What was predicted beside what was measured, within 80 columns."""
     from rich.text import Text
 
@@ -127,7 +115,7 @@ def _footnotes(found: Plan, show: Callable[..., Any]) -> None:
     parts += [] if found.c is None else [f"c {found.c:.2f}"]
     parts.append("acceptance by depth " + " ".join(f"{a:.2f}" for a in found.alpha))
     show(", ".join(parts), markup=False)
-    show(f"cost of K rows in forwards of one: {rows}", markup=False)
+    show(f"cost of K tokens at once, in forwards of one: {rows}", markup=False)
     show(
         f"{found.prompts} prompts in pilots, {found.checked} in the check, {found.seconds:.0f} s; "
         "per round: tokens, of beams layers",
@@ -138,20 +126,3 @@ def _footnotes(found: Plan, show: Callable[..., Any]) -> None:
         show("recommended: do not speculate", markup=False)
     else:
         show(f"recommended: {method_label(best.method.as_dict())}", markup=False)
-
-
-@contextmanager
-def _progress(color: bool | None) -> Iterator[Callable[[str, float], None]]:
-    """A bar of the time on stderr, redrawn between runs only, where stderr is a terminal."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
-    from draftwood.explain.terminal import console
-
-    err = console(color, stderr=True)
-    if not err.is_terminal:
-        yield lambda what, share: None
-        return
-    columns = (BarColumn(24), TaskProgressColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=err, auto_refresh=False, transient=True) as bar:
-        task = bar.add_task("", total=1.0)
-        yield lambda what, share: bar.update(task, completed=share, description=what, refresh=True)

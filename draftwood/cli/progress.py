@@ -1,14 +1,20 @@
-"""A bar on stderr for work whose amount is known."""
+"""A bar on stderr, where that is a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 @contextmanager
-def advancing(label: str, total: int, color: bool | None, percent: bool = False) -> Iterator[Callable[[int], None]]:
-    """A bar behind `label`, where stderr is a terminal; what is given is told how many of `total` were done now."""
+def progress(
+    color: bool | None, label: str = "", total: float | None = None, percent: bool = False, live: bool = True
+) -> Iterator[Callable[..., None]]:
+    """A bar with a label; what is given takes changes of both: advance=, completed=, total=, description=.
+
+    Where not `live`, the bar is redrawn by changes only, so that it costs what is timed between them nothing.
+    """
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -21,8 +27,22 @@ def advancing(label: str, total: int, color: bool | None, percent: bool = False)
     from draftwood.explain.terminal import console
 
     err = console(color, stderr=True)
+    if not err.is_terminal:
+        yield lambda **changes: None
+        return
     done = TaskProgressColumn() if percent else MofNCompleteColumn()
-    columns = (TextColumn(label), BarColumn(30), done, TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda count: bar.update(task, advance=count)
+    columns = (BarColumn(24), done, TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=err, auto_refresh=live, transient=True) as bar:
+        task = bar.add_task(label, total=total)
+
+        def update(**changes: Any) -> None:
+            bar.update(task, refresh=not live, **changes)
+
+        yield update
+
+
+@contextmanager
+def advancing(label: str, total: int, color: bool | None, percent: bool = False) -> Iterator[Callable[[int], None]]:
+    """A bar for work whose amount is known; what is given is told how many of `total` were done now."""
+    with progress(color, label, total, percent) as update:
+        yield lambda count: update(advance=count)

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from draftwood.cli import flags
+from draftwood.cli.groups import OUTPUT, ColorOptions
+from draftwood.cli.options import flag
 
 
 def report(
-    directory: Annotated[
-        Path,
-        typer.Argument(
-            metavar="DIR",
-            help="What `draftwood eval --out` wrote, or a directory that holds several of these.",
-            show_default=False,
-        ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Page and figures go here.", show_default="DIR itself"),
-    ] = None,
-    color: flags.Color = None,
+    *,
+    directory: Path = flag(
+        ..., "What `draftwood eval --out` wrote, or a directory that holds several of these.", "DIR", argument=True
+    ),
+    out: Path | None = flag(None, "Page and figures go here.", "DIR", panel=OUTPUT, usual="DIR itself"),
+    output: ColorOptions,
 ) -> None:
     """Write a page of tables and figures about an evaluation.
 
@@ -34,7 +25,7 @@ def report(
     from draftwood.eval.report import page
     from draftwood.explain.terminal import console
 
-    err = console(color, stderr=True)
+    err = console(output.color, stderr=True)
     with err.status("reading") as status:
         written, files = page.write(directory, out, lambda figure: status.update(figure))
     folder = files[0].parent if files else None

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Literal
 
-import typer
-
-from draftwood.cli import flags
-from draftwood.errors import ConfigurationError, did_you_mean
+from draftwood.cli.groups import OUTPUT, ColorOptions, ModelOptions
+from draftwood.cli.options import flag
+from draftwood.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,45 +16,32 @@ if TYPE_CHECKING:
 
     from draftwood.eval.reproduce.page import Beside
 
-SCALES = ("small", "full")
-
 
 def reproduce(
-    paper: Annotated[
-        str, typer.Argument(metavar="dsbd|mcsd|eesd", help="Which paper.", show_default=False, rich_help_panel=None)
-    ],
-    scale: Annotated[
-        str,
-        typer.Option(
-            metavar="small|full",
-            help="small: 5 to 12 minutes with the embedded pair. full: the paper's sweeps and many "
-            "items, there about 2 hours for dsbd, 5 for mcsd, 6 for eesd, which then trains exits.",
-        ),
-    ] = "small",
-    decision: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="mcsd: a decision model of `draftwood train decision` for the draft.",
-            show_default="one is trained in about a minute",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Page, figures and results go here; the same command goes on where it was stopped.",
-            rich_help_panel=flags.OUTPUT,
-            show_default="reproduction-PAPER-SCALE",
-        ),
-    ] = None,
-    target: flags.Target = None,
-    draft: flags.Draft = None,
-    dtype: flags.Dtype = "float32",
-    device: flags.Device = None,
-    quantize: flags.Quantize = None,
-    compile: flags.Compile = False,
-    color: flags.Color = None,
+    *,
+    paper: str = flag(..., "Which paper.", "dsbd|mcsd|eesd", argument=True),
+    scale: Literal["small", "full"] = flag(
+        "small",
+        "small: 5 to 12 minutes with the embedded pair. full: the paper's sweeps and many items, there about 2 hours "
+        "for dsbd, 5 for mcsd, 6 for eesd, which then trains exits.",
+        panel=OUTPUT,
+    ),
+    decision: Path | None = flag(
+        None,
+        "mcsd: a decision model of `draftwood train decision` for the draft.",
+        "FILE",
+        panel=OUTPUT,
+        usual="one is trained in about a minute",
+    ),
+    out: Path | None = flag(
+        None,
+        "Page, figures and results go here; the same command goes on where it was stopped.",
+        "DIR",
+        panel=OUTPUT,
+        usual="reproduction-PAPER-SCALE",
+    ),
+    models: ModelOptions,
+    output: ColorOptions,
 ) -> None:
     """Measure what a paper's tables and figures show, and draw them beside the paper's.
 
@@ -69,24 +55,22 @@ def reproduce(
     from draftwood.eval.reproduce.paper import load
     from draftwood.explain.terminal import console
 
-    if scale not in SCALES:
-        raise ConfigurationError(f"there is no scale {scale!r}" + did_you_mean(scale, SCALES))
     experiment = reproducing.experiment(paper)
     if decision is not None and paper != "mcsd":
         raise ConfigurationError(f"--decision belongs to mcsd, not to {paper}; leave it out")
     said, size = load(paper), experiment.sizes[scale]
     out = out or Path(f"reproduction-{paper}-{scale}")
-    engine = flags.ModelFlags(target, draft, dtype, device, quantize, compile).load()
+    engine = models.load()
     about = {"paper": paper, "scale": scale, "models": engine.names, "decision": decision and str(decision)}
     reproducing.claim(out, about)
-    err = console(color, stderr=True)
+    err = console(output.color, stderr=True)
     interrupted = False
     made = None
     try:
         with err.status("preparing") as status:
             made = prepare(engine, paper, size, out, decision, lambda what: status.update(what))
         evaluations = experiment.evaluations(size, made)
-        with progress(color) as (begun, told):
+        with progress(output.color) as (begun, told):
             reproducing.run(engine, evaluations, out, begun, told)
     except KeyboardInterrupt:  # what has been measured is shown
         if made is None:
@@ -96,7 +80,7 @@ def reproduce(
     shown = page.exhibits(said, experiment, results, size, made)
     with err.status("drawing") as status:
         written, files = page.write(said, shown, results, out, scale, lambda figure: status.update(figure))
-    summary(shown, console(color).print)
+    summary(shown, console(output.color).print)
     print(written)
     if files:
         print(f"{len(files)} figures in {files[0].parent}")

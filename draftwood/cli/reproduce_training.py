@@ -39,8 +39,8 @@ def _for_trees(engine: Engine, size: Size, folder: Path, given: Path | None, tol
     from draftwood.depth.decision import load_decision, save_decision, train_decision
     from draftwood.eval.reproduce.experiment import Made
     from draftwood.models.identity import fingerprints
+    from draftwood.prompts import CORPUS, prompts_of
     from draftwood.train.decisions import record
-    from draftwood.train.recording import CORPUS, prompts_of
 
     if given is not None:
         load_decision(given, fingerprints(engine.drafts))
@@ -95,8 +95,8 @@ def _calibration(engine: Engine, size: Size, folder: Path, told: Told) -> Path:
     from draftwood.depth.calibrated import PLACES, save_calibration, train_calibration
     from draftwood.methods import Method
     from draftwood.models.identity import fingerprint, fingerprints
+    from draftwood.prompts import CORPUS, prompts_of
     from draftwood.train.calibration import record
-    from draftwood.train.recording import CORPUS, prompts_of
 
     path = folder / "calibration.safetensors"
     if path.exists():

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from draftwood.cli import flags
+from draftwood.cli.groups import OutputOptions
 from draftwood.cli.methods import kind
+from draftwood.cli.options import flag
 from draftwood.errors import ConfigurationError, did_you_mean
 
 if TYPE_CHECKING:
@@ -17,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def tasks(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Show this task's options.", show_default=False)
-    ] = None,
-    color: flags.Color = None,
-    json: flags.Json = False,
+    *, name: str | None = flag(None, "Show this task's options.", "NAME", argument=True), output: OutputOptions
 ) -> None:
     """List the tasks of `draftwood eval`, or one task's options."""
     from draftwood.eval.tasks import TASKS
@@ -30,10 +25,10 @@ def tasks(
     if name is not None and name not in TASKS:
         raise ConfigurationError(f"there is no task {name!r}" + did_you_mean(name, TASKS))
     found = [describe(TASKS[each]) for each in ([name] if name else TASKS)]
-    if json:
+    if output.json_:
         print(as_json(found[0] if name else found))
         return
-    out = console(color)
+    out = console(output.color)
     if name is not None:
         _show_one(found[0], out.print)
         return

@@ -3,59 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from draftwood.cli import flags, train_flags
-from draftwood.cli.learned_file import check_name
+from draftwood.cli.groups import OUTPUT, MethodOptions, OutputOptions, PairOptions
+from draftwood.cli.options import flag
 from draftwood.cli.output_file import check_writable
 from draftwood.cli.progress import advancing
-from draftwood.cli.train_flags import RECORDING
-from draftwood.errors import ConfigurationError
+from draftwood.cli.train_options import RECORDING, RecordingOptions, check_name
 
 
 def calibration(
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="PATH",
-            help="The .safetensors file to write; JSON goes beside it. Use it as depth=cali-ts:PATH.",
-            rich_help_panel=flags.OUTPUT,
-            show_default=False,
-        ),
-    ],
-    prompts: train_flags.Prompts = "corpus",
-    limit: train_flags.Limit = 280,
-    max_new_tokens: train_flags.MaxNewTokens = 96,
-    temperature: Annotated[
-        list[float] | None,
-        typer.Option(
-            metavar="T",
-            help="0: greedy. Repeat it for several, which prompts take in turn.",
-            rich_help_panel=RECORDING,
-            show_default="0 and 1",
-        ),
-    ] = None,
-    epochs: train_flags.Epochs = 60,
-    seed: train_flags.RecordingSeed = 0,
-    target: flags.Target = None,
-    draft: flags.Draft = None,
-    dtype: flags.Dtype = "float32",
-    device: flags.Device = None,
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Who drafts: speculative, eesd, self-spec; what is learned belongs to its draft model.",
-            rich_help_panel=RECORDING,
-        ),
-    ] = "speculative",
-    settings: Annotated[
-        list[str] | None, flags.setting("An option of the method. gamma is 10 unless given. Repeatable.", RECORDING)
-    ] = None,
-    color: flags.Color = None,
-    json: flags.Json = False,
+    *,
+    out: Path = flag(
+        ...,
+        "The .safetensors file to write; JSON goes with it. Use it as depth=cali-ts:PATH.",
+        "PATH",
+        panel=OUTPUT,
+    ),
+    recording: RecordingOptions,
+    temperature: list[float] = flag(
+        [], "0: greedy. Repeat it for several, which prompts take in turn.", panel=RECORDING, usual="0 and 1"
+    ),
+    method: str = flag(
+        "speculative",
+        "Who drafts: speculative, eesd, self-spec; what is learned belongs to its draft model.",
+        "NAME",
+        panel=RECORDING,
+    ),
+    settings: list[str] = flag(
+        [], "An option of the method. gamma is 10 unless given. Repeatable.", "KEY=VALUE", ("--set",), RECORDING
+    ),
+    models: PairOptions,
+    output: OutputOptions,
 ) -> None:
     """Train what tells cali-ts whether a draft will be accepted (EESD Eq. 5).
 
@@ -63,27 +42,25 @@ def calibration(
     states of both models which of them were accepted. It belongs to these models.
     """
     check_name(out, "cali-ts")
-    if epochs < 1:
-        raise ConfigurationError(f"--epochs is {epochs}, but must be at least 1")
     from draftwood.depth.calibrated import PLACES, save_calibration, train_calibration
     from draftwood.explain.terminal import as_json, console, percent
     from draftwood.methods import METHODS
     from draftwood.models.identity import fingerprint, fingerprints
     from draftwood.train.calibration import record
-    from draftwood.train.recording import prompts_of
 
-    given = list(settings or ())
-    if "gamma" in getattr(METHODS.get(method), "model_fields", ()) and not any(s.startswith("gamma=") for s in given):
-        given.append(f"gamma={PLACES}")
-    models = flags.ModelFlags(target, draft, dtype, device)
-    chosen = flags.method(method, given, models.drafts)
-    texts = prompts_of(prompts, limit, seed)
-    check_writable(out)  # now, not after the work
+    if "gamma" in getattr(METHODS.get(method), "model_fields", ()) and not any(
+        s.startswith("gamma=") for s in settings
+    ):
+        settings = [*settings, f"gamma={PLACES}"]
+    chosen = MethodOptions(method=method, settings=settings).chosen(models.drafts)
+    texts = recording.texts()
+    check_writable(out)
     engine = models.load()
     chosen = engine.method(chosen)
-    with advancing("recording", len(texts), color) as advance:
-        drafts = record(engine, chosen, texts, temperature or (0.0, 1.0), max_new_tokens, seed, advance)
-    trained = train_calibration(drafts, epochs=epochs, seed=seed)
+    seed = recording.seed
+    with advancing("recording", len(texts), output.color) as advance:
+        drafts = record(engine, chosen, texts, temperature or (0.0, 1.0), recording.max_new_tokens, seed, advance)
+    trained = train_calibration(drafts, epochs=recording.epochs, seed=seed)
     names = {"models": engine.names, "method": chosen.as_dict(), "prompts": len(texts), "drafts": len(drafts)}
     draft_models = chosen.models(engine.target, engine.drafts)
     save_calibration(out, trained, fingerprint(engine.target), fingerprints(draft_models), names)
@@ -101,11 +78,10 @@ def calibration(
         "sample_deviation": trained.sample_deviation,
         "theta0": trained.theta0,
     }
-    if json:
+    if output.json_:
         print(as_json(found))
         return
-    show = console(color).print
-    show(
+    console(output.color).print(
         f"{out}: {len(drafts):,} drafts of {len(texts)} prompts, {percent(judgement.accepted)} accepted · "
         f"log loss {judgement.log_loss:.3f} (always the same word: {judgement.base_loss:.3f}) · "
         f"AUC {judgement.auc:.3f} · use it with --set depth=cali-ts:{out}",

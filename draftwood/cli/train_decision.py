@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
-from draftwood.cli import flags, train_flags
-from draftwood.cli.learned_file import check_name
+from draftwood.cli.groups import OUTPUT, MethodOptions, OutputOptions, PairOptions
+from draftwood.cli.options import flag
 from draftwood.cli.output_file import check_writable
 from draftwood.cli.progress import advancing
-from draftwood.cli.train_flags import RECORDING, TRAINING
-from draftwood.errors import ConfigurationError, RequestError, did_you_mean
+from draftwood.cli.train_options import RECORDING, TRAINING, RecordingOptions, check_name
+from draftwood.errors import ConfigurationError, RequestError
 
 if TYPE_CHECKING:
     from draftwood.depth.judgement import Judgement
@@ -24,59 +22,36 @@ THRESHOLD = 0.4  # the controller's default, MCSD's beta
 
 
 def decision(
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="PATH",
-            help="The .safetensors file to write; JSON and the figure go beside it. Use it as depth=decision:PATH.",
-            rich_help_panel=flags.OUTPUT,
-            show_default=False,
-        ),
-    ],
-    kind: Annotated[
-        str,
-        typer.Option(
-            metavar="KIND",
-            help="hidden: reads the draft's last hidden state; output: its most probable tokens and its entropy.",
-            rich_help_panel=TRAINING,
-        ),
-    ] = "output",
-    prompts: train_flags.Prompts = "corpus",
-    limit: train_flags.Limit = 280,
-    max_new_tokens: train_flags.MaxNewTokens = 64,
-    temperature: Annotated[
-        list[float] | None,
-        typer.Option(
-            metavar="T",
-            help="0: greedy. Repeat it to decode every prompt at several.",
-            rich_help_panel=RECORDING,
-            show_default="1",
-        ),
-    ] = None,
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Who drafts: mcsd-fork, mcsd, specinfer, speculative. The model serves all of them.",
-            rich_help_panel=RECORDING,
-        ),
-    ] = "mcsd-fork",
-    settings: Annotated[
-        list[str] | None, flags.setting("An option of the method, such as gamma=6. Repeatable.", RECORDING)
-    ] = None,
-    top: Annotated[
-        int,
-        typer.Option(metavar="K", help="Kind output: how many probabilities it reads.", rich_help_panel=TRAINING),
-    ] = 8,
-    width: Annotated[int, typer.Option(metavar="D", help="Hidden units of a layer.", rich_help_panel=TRAINING)] = 64,
-    epochs: train_flags.Epochs = 30,
-    seed: train_flags.RecordingSeed = 0,
-    target: flags.Target = None,
-    draft: flags.Draft = None,
-    dtype: flags.Dtype = "float32",
-    device: flags.Device = None,
-    color: flags.Color = None,
-    json: flags.Json = False,
+    *,
+    out: Path = flag(
+        ...,
+        "The .safetensors file to write; JSON and the figure go with it. Use it as depth=decision:PATH.",
+        "PATH",
+        panel=OUTPUT,
+    ),
+    kind: Literal["hidden", "output"] = flag(
+        "output",
+        "hidden: reads the draft's last hidden state; output: its most probable tokens and its entropy.",
+        "KIND",
+        panel=TRAINING,
+    ),
+    recording: RecordingOptions = RecordingOptions(max_new_tokens=64, epochs=30),
+    temperature: list[float] = flag(
+        [], "0: greedy. Repeat it to decode every prompt at several.", panel=RECORDING, usual="1"
+    ),
+    method: str = flag(
+        "mcsd-fork",
+        "Who drafts: mcsd-fork, mcsd, specinfer, speculative. The model serves all of them.",
+        "NAME",
+        panel=RECORDING,
+    ),
+    settings: list[str] = flag(
+        [], "An option of the method, such as gamma=6. Repeatable.", "KEY=VALUE", ("--set",), RECORDING
+    ),
+    top: int = flag(8, "Kind output: how many probabilities it reads.", panel=TRAINING, ge=1),
+    width: int = flag(64, "Hidden units of a layer.", panel=TRAINING, ge=1),
+    models: PairOptions,
+    output: OutputOptions,
 ) -> None:
     """Train a model that ends drafting where acceptance is unlikely (MCSD §3.3).
 
@@ -85,41 +60,39 @@ def decision(
     """
     from draftwood.explain.terminal import as_json, console
 
-    _check(kind, out, {"--top": top, "--width": width, "--epochs": epochs})
-    models = flags.ModelFlags(target, draft, dtype, device)
-    chosen = flags.method(method, settings, models.drafts)
+    check_name(out, "decision")
+    chosen = MethodOptions(method=method, settings=settings).chosen(models.drafts)
     from draftwood.depth.decision import save_decision, train_decision
     from draftwood.train.decisions import record, recordable
-    from draftwood.train.recording import prompts_of
 
-    texts = prompts_of(prompts, limit, seed)
-    check_writable(out)  # now, not after the work
+    texts = recording.texts()
+    check_writable(out)
     engine = models.load()
     chosen = recordable(engine, chosen)
     temperatures = temperature or [1.0]
-    learned: Any = kind
-    with advancing("recording", len(texts) * len(temperatures), color) as advance:
-        examples = record(engine, texts, learned, chosen, temperatures, max_new_tokens, top, seed, advance)
+    limit, seed = recording.max_new_tokens, recording.seed
+    with advancing("recording", len(texts) * len(temperatures), output.color) as advance:
+        examples = record(engine, texts, kind, chosen, temperatures, limit, top, seed, advance)
     if len(examples) < FEWEST:
         raise RequestError(
             f"only {len(examples)} drafts were judged, but {FEWEST} are needed; give more prompts or --max-new-tokens"
         )
-    model, judgement = train_decision(learned, *examples.tensors(), width=width, epochs=epochs, seed=seed)
+    model, judgement = train_decision(kind, *examples.tensors(), width=width, epochs=recording.epochs, seed=seed)
     recorded = {
         "models": engine.names,
         "method": chosen.as_dict(),
         "temperatures": temperatures,
         "prompts": len(texts),
-        "max_new_tokens": max_new_tokens,
+        "max_new_tokens": limit,
         "examples": len(examples),
         "seed": seed,
     }
     save_decision(out, model, examples.draft, judgement, recorded)
     figure, why_not = _figure(judgement, out, kind)
-    if json:
+    if output.json_:
         print(as_json({"out": str(out), "figure": figure, "kind": kind, **recorded, **_figures(judgement)}))
         return
-    show = console(color).print
+    show = console(output.color).print
     show(f"{kind}: {KINDS[kind]}, {len(examples):,} drafts of {len(texts)} prompts", markup=False, soft_wrap=True)
     show(_table(judgement))
     show()
@@ -132,15 +105,6 @@ def decision(
     )
     if why_not:
         show(why_not, markup=False, soft_wrap=True)
-
-
-def _check(kind: str, out: Path, counts: dict[str, int]) -> None:
-    if kind not in KINDS:
-        raise ConfigurationError(f"there is no decision model of kind {kind!r}" + did_you_mean(kind, KINDS))
-    check_name(out, "decision")
-    for flag, count in counts.items():
-        if count < 1:
-            raise ConfigurationError(f"{flag} is {count}, but must be at least 1")
 
 
 def _figure(judgement: Judgement, out: Path, kind: str) -> tuple[str | None, str | None]:

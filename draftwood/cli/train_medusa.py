@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from draftwood.cli import flags, train_flags
-from draftwood.cli.train_flags import TRAINING
-from draftwood.cli.training_run import NO_PLOT, Sizes, carried_out, prepared
+from draftwood.cli.groups import OutputOptions, TargetOptions
+from draftwood.cli.options import flag
+from draftwood.cli.train_options import NO_PLOT, TRAINING, TrainingOptions
 
 if TYPE_CHECKING:
     from draftwood.models.decoder import Decoder
@@ -17,42 +14,15 @@ if TYPE_CHECKING:
 
 
 def medusa(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the heads go.", show_default=False)],
-    data: train_flags.Data = "corpus",
-    target: flags.Target = None,
-    heads: Annotated[
-        int, typer.Option(metavar="K", help="Heads: tokens that are predicted.", rich_help_panel=TRAINING)
-    ] = 4,
-    shared: Annotated[
-        bool,
-        typer.Option(
-            "--shared",
-            metavar="",
-            help="Heads end in the target's own head: far fewer parameters, less acceptance.",
-            rich_help_panel=TRAINING,
-        ),
-    ] = False,
-    decay: Annotated[
-        float, typer.Option(metavar="X", help="Head k's loss weighs X^k.", rich_help_panel=TRAINING)
-    ] = 0.8,
-    steps: train_flags.Steps = 1000,
-    batch: train_flags.Batch = 16,
-    context: train_flags.Context = 256,
-    accumulate: train_flags.Accumulate = 1,
-    rate: train_flags.Rate = 1e-3,
-    warmup: train_flags.Warmup = 50,
-    distill: train_flags.Distill = 0.0,
-    precision: train_flags.Precision = "bfloat16",
-    store: train_flags.Store = "bfloat16",
-    rows: train_flags.Rows = 20_000,
-    held_out: train_flags.HeldOut = 32,
-    save_every: train_flags.SaveEvery = 100,
-    measure_every: train_flags.MeasureEvery = 100,
-    dtype: flags.Dtype = "float32",
-    device: flags.Device = None,
-    seed: train_flags.RunSeed = 0,
-    color: flags.Color = None,
-    json: flags.Json = False,
+    *,
+    training: TrainingOptions,
+    heads: int = flag(4, "Heads: tokens that are predicted.", panel=TRAINING, ge=1),
+    shared: bool = flag(
+        False, "Heads end in the target's own head: far fewer parameters, less acceptance.", panel=TRAINING
+    ),
+    decay: float = flag(0.8, "Head k's loss weighs X^k.", panel=TRAINING, gt=0, le=1),
+    model: TargetOptions,
+    output: OutputOptions,
 ) -> None:
     """Train heads that predict several tokens at once (method medusa).
 
@@ -63,31 +33,21 @@ def medusa(
     from draftwood.explain.terminal import as_json, console
     from draftwood.train.heads import HeadRun, HeadSettings
 
-    sizes = Sizes(rows, held_out, context, save_every, measure_every)
-    sizes.check(precision, store)
-
     def settle(model: Decoder) -> Settings:
-        plain = (steps, batch, accumulate, rate, warmup, distill, seed, precision == "bfloat16")
-        return HeadSettings(model.n_layers, 1, *plain, heads=heads, shared=shared, decay=decay)
+        return HeadSettings(model.n_layers, heads=heads, shared=shared, decay=decay, **training.settings())
 
-    run = prepared(target, data, out, device, dtype, settle, HeadRun, sizes)
-    document = carried_out(run, sizes, store, color)
+    _, document = training.trained(HeadRun, model, settle, output.color)
     if document is None:
         return
     document = {key: value for key, value in document.items() if key != "layers"} | {"heads": heads, "shared": shared}
-    if json:
+    if output.json_:
         print(as_json(document))
         return
-    show = console(color).print
-    show(
-        f"{out}: {heads} heads, {document['parameters']:,} parameters, {document['steps']} steps, "
-        f"{document['tokens']:,} tokens, {document['seconds']:.0f} s",
-        markup=False,
-        soft_wrap=True,
-    )
+    show = console(output.color).print
     each = ", ".join(f"{document[f'acceptance_{k}']:.3f}" for k in range(1, heads + 1))
-    show(
+    for line in (
+        f"{training.out}: {heads} heads, {document['parameters']:,} parameters, {document['steps']} steps, "
+        f"{document['tokens']:,} tokens, {document['seconds']:.0f} s",
         f"held out: acceptance head by head {each}" + ("" if document["plot"] else NO_PLOT),
-        markup=False,
-        soft_wrap=True,
-    )
+    ):
+        show(line, markup=False, soft_wrap=True)

@@ -17,7 +17,7 @@ from typing import Any
 from draftwood.corpus import DOMAINS, documents
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
-from draftwood.train.recording import CORPUS, prompts_of
+from draftwood.prompts import CORPUS, prompts_of
 from draftwood.train.texts import texts_of
 
 CHUNK = 32  # texts that are written to the file together

@@ -1,18 +1,21 @@
-"""Heat maps of speeds: shaded numbers for terminals, with or without colour, and PNG files through matplotlib.
-
-Knows cells. Refuses to know what was measured.
-"""
+"""Heat maps of speeds: shaded numbers for terminals, with or without colour, and PNG files through matplotlib."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.color import ColorSystem
 from rich.style import Style
 
+if TYPE_CHECKING:
+    from draftwood.core.shape import Shape
+    from draftwood.tune.measuring import Standing
+    from draftwood.tune.search import Guided
+
+WIDEST = 12  # first widths that are shown where nothing was measured
 SHADES = " ░▒▓█"
 COLOURS = ("on grey93", "on light_goldenrod2", "on sandy_brown", "on orange3", "on dark_orange3")  # dark: fast
 
@@ -52,6 +55,43 @@ class HeatMap:
         values = [cell.value for cell in self.cells.values()]
         low, high = min(values), max(values)
         return min(int((value - low) / (high - low) * len(SHADES)), len(SHADES) - 1) if high > low else 0
+
+
+def tree_maps(ranked: Sequence[Standing], guided: Guided | None, shapes: Iterable[Shape]) -> list[HeatMap]:
+    """One map for each number of initial tokens: by k_1 and layers, the best of each, measured or predicted."""
+    found: dict[int, dict[tuple[int, int], Cell]] = {}
+    for one in ranked:
+        values = one.method.as_dict()
+        place = values["tree"][0], len(values["tree"])
+        found.setdefault(values["initial"], {}).setdefault(place, Cell(one.speed_up))
+    if guided is not None:
+        best: dict[tuple[int, tuple[int, int]], float] = {}
+        for shape in shapes:
+            key = shape.initial, (shape.tree[0], len(shape.tree))
+            best[key] = max(best.get(key, 0.0), guided.predicted(shape))
+        for (initial, place), value in best.items():
+            if place[0] <= WIDEST:
+                found.setdefault(initial, {}).setdefault(place, Cell(value, False))
+    top = ranked[0].method.as_dict()
+    maps = []
+    for initial, cells in sorted(found.items()):
+        title = "speed-up by k_1 (down) and layers (across), the best tree of each"
+        title += f"; initial {initial}, lossy" if initial > 1 else ""
+        mark = (top["tree"][0], len(top["tree"])) if top["initial"] == initial else None
+        maps.append(HeatMap.of(title, "k_1", "layers", cells, mark))
+    return maps
+
+
+def option_map(name: str, ranked: Sequence[Standing], options: Sequence[str]) -> HeatMap:
+    """By one option or two, the best of what was measured there."""
+    down, across = options[0], options[1] if len(options) > 1 else None
+    found: dict[tuple[Any, Any], Cell] = {}
+    for one in ranked:
+        values = one.method.as_dict()
+        found.setdefault((values[down], values[across] if across else ""), Cell(one.speed_up))
+    top = ranked[0].method.as_dict()
+    title = f"speed-up of {name} by {down} (down)" + (f" and {across} (across)" if across else "")
+    return HeatMap.of(title, down, across or "", found, (top[down], top[across] if across else ""))
 
 
 def lines(found: HeatMap, width: int = 80, colour: bool = False) -> list[str]:

@@ -1,10 +1,8 @@
-"""Measures methods on an engine, for tuning: forwards of K rows, and runs in turns with plain decoding.
-
-Knows how to be fair to all. Refuses to know which method is tried next (guiding.py, spaces.py) and terminals.
-"""
+"""Measures methods on an engine, for tuning: forwards of K rows, and runs interleaved with plain decoding."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,7 +24,9 @@ from draftwood.tune.shapes import Cost, rising
 from draftwood.tune.spaces import GridSearch, TPESearch
 
 STEEP = 20.0  # speed-up that a nat per token counts for, beyond what quality may be lost
-NOISE = 0.1  # credit for methods that ran seldom, as in guiding.Guided
+NOISE = 0.1  # credit for methods that ran seldom, as in search.Guided
+
+log = logging.getLogger(__name__)
 
 
 def row_counts(limit: int) -> list[int]:
@@ -136,7 +136,7 @@ class Trial:
 
     @property
     def measured(self) -> Measured:
-        """For `guiding.Guided`."""
+        """For `search.Guided`."""
         return Measured(self.speed_up, self.met, self.accepted, self.own.round, self.plain.round)
 
     def as_dict(self) -> dict[str, Any]:
@@ -164,11 +164,15 @@ class Bench:
     workload: Workload
     plain: Method
     trials: list[Trial] = field(default_factory=list)
-    step: Callable[[], None] = lambda: None  # called after each prompt
 
     def __post_init__(self) -> None:
         if not self.workload.prompts:
             raise RequestError("there are no prompts to measure on; give at least one")
+
+    @property
+    def plain_rate(self) -> float:
+        """Tokens per second of plain decoding over all runs."""
+        return sum(one.plain.tokens for one in self.trials) / sum(one.plain.seconds for one in self.trials)
 
     def run(self, method: Method, predicted: float | None = None, repeat: int | None = None) -> Trial:
         """Measure a method. Its `repeat`-th run (by default counted here) has seeds of its own, plain decoding too."""
@@ -189,8 +193,8 @@ class Bench:
                     _count(result.metrics.met_at, trial.met)
                     _count(result.metrics.taken_at, trial.accepted)
             trial.gains.append(quality[method] - quality[self.plain])
-            self.step()
         self.trials.append(trial)
+        log.info("run %d: %s, speed-up %.3f", len(self.trials), trial.method, trial.speed_up)
         return trial
 
     def _decode(self, prompt: Sequence[int], method: Method, seed: int, limit: int) -> GenerationResult:
@@ -264,6 +268,19 @@ class Standing:
     def tau(self) -> float:
         return sum(trial.own.tokens for trial in self.trials) / sum(trial.own.rounds for trial in self.trials)
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "method": self.method.as_dict(),
+            "lossless": self.method.lossless,
+            "runs": len(self.trials),
+            "speed_up": self.speed_up,
+            "predicted": self.trials[0].predicted,
+            "tau": self.tau,
+            "gain_in_log_likelihood_per_token": self.gain,
+            "gain_error": self.gain_error,
+        }
+
 
 def standings(trials: Sequence[Trial], tolerance: float = math.inf) -> list[Standing]:
     """Methods, best first: the fastest of those that lose at most `tolerance` of likelihood, then the least bad."""
@@ -308,7 +325,7 @@ def explore(
         ranked = standings(bench.trials, tolerance)
         worst = max(0.0, -ranked[0].gain - tolerance)  # 0 as soon as one is good enough
         good = [one for one in ranked if max(0.0, -one.gain - tolerance) <= worst]
-        # credit for few runs, as in guiding.Guided
+        # credit for few runs, as in search.Guided
         again = max(good, key=lambda one: one.speed_up * math.exp(NOISE / math.sqrt(len(one.trials))))
         told(len(bench.trials), again.method)
         bench.run(again.method)

@@ -1,7 +1,4 @@
-"""What a tree of drafts is worth, and which is best: formulas over measured acceptance and measured costs.
-
-Pure arithmetic. Refuses to know models and how numbers are measured.
-"""
+"""What a tree of drafts is worth, and which is best: formulas over measured acceptance and measured costs."""
 
 from __future__ import annotations
 
@@ -61,9 +58,13 @@ class Cost:
         low, high = self.seconds[right - 1], self.seconds[right]
         return max(low + (high - low) * (rows - a) / (b - a), min(low, high))
 
+    def as_dict(self) -> dict[int, float]:
+        """What was measured: seconds by rows."""
+        return dict(zip(self.rows, self.seconds, strict=True))
+
     def scaled(self, factor: float) -> Cost:
         """So many times as slow."""
-        return Cost({rows: factor * seconds for rows, seconds in zip(self.rows, self.seconds, strict=True)})
+        return Cost({rows: factor * seconds for rows, seconds in self.as_dict().items()})
 
     def plus(self, fixed: float, per_row: float = 0.0) -> Cost:
         """The same and so many seconds more, for each forward and for each row of it."""

@@ -1,25 +1,27 @@
 """Which sublayers of a target to skip, so that it drafts fastest for itself (Draft & Verify, §3.2).
 
-Knows how a set's speed is predicted: its acceptance on text that the target wrote, read as self-spec reads it, and what
-forwards cost. The search is optuna's (spaces.py). Refuses to know terminals and files.
+A set's speed is predicted from its acceptance on text that the target wrote, read as self-spec reads it, and from what
+forwards cost. The search is optuna's (spaces.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from draftwood.engine import Engine
+from draftwood.engine import Engine, Prompt
 from draftwood.errors import ConfigurationError
 from draftwood.models.base import Batch
 from draftwood.models.decoder import Decoder
 from draftwood.models.exit import layered
-from draftwood.models.skip import Skipped, SkippedDecoder, every_other
-from draftwood.sampling import SamplingParams, warp
+from draftwood.models.skip import Skipped, SkippedDecoder, every_other, save_skipped
+from draftwood.params import SamplingParams
+from draftwood.sampling import warp
 from draftwood.tune.measuring import forward_seconds, row_counts
 from draftwood.tune.shapes import Cost
 from draftwood.tune.spaces import TPESearch
@@ -199,6 +201,65 @@ def predict(target: Decoder, skipped: Skipped, evidence: Evidence, costs: Costs,
             break
     assert best is not None
     return best
+
+
+@dataclass(frozen=True, slots=True)
+class SkipSearch:
+    """Sets that were judged, best first, and every other layer as what they are compared with."""
+
+    target: Decoder
+    ranked: list[Prediction]
+    usual: Prediction
+    about: dict[str, Any]
+
+    @property
+    def best(self) -> Prediction:
+        return self.ranked[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON: what is written down with the best set."""
+        best, usual = self.best, self.usual
+        return {
+            "gamma": best.gamma,
+            "acceptance": best.acceptance,
+            "cost": best.cost,
+            "tokens_per_round": best.tau,
+            "speed_up": best.speed_up,
+            "every_other_layer": {"acceptance": usual.acceptance, "cost": usual.cost, "speed_up": usual.speed_up},
+            "judged": len(self.ranked),
+            **self.about,
+        }
+
+    def save(self, path: Path) -> None:
+        """Write the best set, for skip=PATH of self-spec."""
+        save_skipped(path, self.best.skipped, self.target, self.as_dict())
+
+
+def search_skip_sets(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams | None = None,
+    max_new_tokens: int = 64,
+    budget: int = 200,
+    gamma: int = 8,
+    seed: int = 0,
+    search_seed: int = 0,
+    told: Callable[[Prediction], None] = lambda best: None,
+) -> SkipSearch:
+    """Judge `budget` skip sets of the engine's target on its own continuations of prompts, with at most `gamma` drafts.
+
+    `told` hears of the best set so far after each. Ctrl-C ends the search and keeps what was judged. Raises
+    ConfigurationError where the target writes nothing.
+    """
+    params = sampling or SamplingParams()
+    target = layered(engine.target)
+    evidence = Evidence.written(engine, prompts, params, max_new_tokens, seed)
+    costs = Costs.measured(target, gamma)
+    ranked = search(target, evidence, costs, budget, gamma, search_seed, told)
+    usual = predict(target, every_other(target.n_layers), evidence, costs, gamma)
+    sampled = params.model_dump(mode="json")
+    about = {"search_seed": search_seed, "texts": len(evidence.texts), "sampling": sampled}
+    return SkipSearch(target, ranked, usual, about)
 
 
 def search(

@@ -1,185 +1,211 @@
-"""What `draftwood tune` is asked to search: checked before a model is loaded, then carried out.
-
-Knows spaces, references and budgets. Refuses to know terminals and files of results.
-"""
+"""A search for the options of a method that are fastest on an engine: checked, carried out, and what came of it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from draftwood.core.shape import Shape
+from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, did_you_mean
+from draftwood.methods import METHODS, Method
+from draftwood.params import SamplingParams
+from draftwood.tune.heatmap import HeatMap, option_map, tree_maps
+from draftwood.tune.measuring import Bench, Standing, Workload, explore, guide, standings, tree_method
+from draftwood.tune.search import Guided, pilot_shape
+from draftwood.tune.settings import TREES, TuneSettings
+from draftwood.tune.shapes import Cost, shapes
+from draftwood.tune.spaces import SPACES, GridSearch, TPESearch, combinations, size, space
 
-if TYPE_CHECKING:
-    from draftwood.core.shape import Shape
-    from draftwood.methods import Method
-    from draftwood.tune.measuring import Bench, Standing
-    from draftwood.tune.search import Guided
-    from draftwood.tune.shapes import Cost
-    from draftwood.tune.spaces import GridSearch, TPESearch
-
-TREES = "mcsd"
+MAPPED = 50_000  # trees that are looked at for a heat map, at most
 
 
-def _numbers(flag: str, text: str) -> tuple[int, ...]:
-    """1,2,4 of a flag, each 1 or more."""
-    try:
-        found = tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError:
-        found = ()
-    if not found or found[0] < 1:
-        raise ConfigurationError(f"{flag} takes whole numbers of 1 or more with commas between, not {text!r}")
+def tune(
+    engine: Engine,
+    settings: TuneSettings | None = None,
+    prompts: Sequence[str | Sequence[int]] = (),
+    sampling: SamplingParams | None = None,
+    max_new_tokens: int = 64,
+    seed: int = 0,
+) -> Tuning:
+    """Search the options of a method that decode these prompts fastest; `result.best.method` is the best one.
+
+    Every measured run decodes all prompts, interleaved with decoding without drafts. Raises ConfigurationError for
+    settings that do not go together.
+    """
+    found = Tuning(settings or TuneSettings())
+    tokens = [engine.tokens(prompt) for prompt in prompts]
+    found.run(engine, Workload(tokens, sampling or SamplingParams(), max_new_tokens, seed))
     return found
 
 
-@dataclass(slots=True)
-class Plan:
-    """A checked search."""
+class Tuning:
+    """A search: its settings are checked when it is made, `run` measures, and an interrupted one keeps what it has."""
 
-    name: str
-    budget: int
-    grid: bool
-    fixed: dict[str, Any]
-    rows: int
-    max_depth: int
-    widths: tuple[int, ...] | None
-    initial: tuple[int, ...]
-    tolerance: float
-    usual: Method  # what the fixed options alone make
-    plain: Method  # what speed and quality are compared with
-    costs: tuple[Cost, Cost] | None = field(init=False, default=None)
-    guided: Guided | None = field(init=False, default=None)
+    def __init__(self, settings: TuneSettings) -> None:
+        """Raise ConfigurationError for what needs no model to be told."""
+        self.settings = settings
+        self.interrupted = False
+        self.bench: Bench | None = None
+        self.costs: tuple[Cost, Cost] | None = None  # of forwards of the target and of the draft, by rows
+        self.guided: Guided | None = None
+        name, fixed = settings.method, settings.fixed
+        known = [TREES, *SPACES]
+        if name not in known:
+            there = f"method {name!r} has no options to tune" if name in METHODS else f"there is no method {name!r}"
+            raise ConfigurationError(there + (did_you_mean(name, known) or f"; tune one of {', '.join(known)}"))
+        if self.trees and (taken := {"tree", "initial"} & set(fixed)):
+            raise ConfigurationError(f"{min(taken)} is what is tuned; use --initial, --widths, --rows and --max-depth")
+        self.usual = Method.parse(name, fixed)
+        self.plain = _reference(self.usual, settings.beams)
+        self.tolerance = settings.tolerance if name == "dsbd" else math.inf
+        if self.trees:
+            self._check_trees()
+        self._check_grid()
 
     @property
-    def judges_quality(self) -> bool:
-        return self.tolerance != float("inf")
+    def trees(self) -> bool:
+        return self.settings.method == TREES
+
+    @property
+    def options(self) -> list[str]:
+        """The options that are tuned."""
+        if self.trees:
+            return ["tree", "initial"] if self.settings.initial != (1,) else ["tree"]
+        return list(space(self.settings.method, self.settings.fixed))
 
     @property
     def lossy(self) -> bool:
         """Whether some of what is tried is lossy, so that quality is worth showing."""
-        return self.judges_quality or max(self.initial) > 1 or not self.usual.lossless
+        return self.tolerance < math.inf or max(self.settings.initial) > 1 or not self.usual.lossless
+
+    def _check_trees(self) -> None:
+        s = self.settings
+        least = s.widths[0] if s.widths else 1
+        needed = Shape((least,), s.initial[-1]).rows
+        if needed > s.rows:
+            raise ConfigurationError(
+                f"--rows {s.rows} cannot hold the tree's first tokens ({s.initial[-1]} of the target and "
+                f"{least} below each); raise it to {needed} or more"
+            )
+        for count in s.initial:
+            Method.parse(s.method, {**s.fixed, "tree": (least,), "initial": count})  # what does not go together
+
+    def _check_grid(self) -> None:
+        s = self.settings
+        if s.search == "grid":
+            if self.trees:
+                count = sum(1 for _ in islice(self.shapes(), s.budget + 100_000))
+            else:
+                count = size(space(s.method, s.fixed))
+            if count > s.budget:
+                raise ConfigurationError(
+                    f"the grid has {count} places, but --budget allows {s.budget} runs; raise it, narrow the grid with "
+                    "--rows, --max-depth, --widths or --set, or use --search guided"
+                )
+        elif not self.trees:
+            space(s.method, s.fixed)
 
     def shapes(self) -> Iterator[Shape]:
         """The trees of the space."""
-        from draftwood.tune.shapes import shapes
+        s = self.settings
+        return (shape for shape in shapes(s.rows, s.max_depth, s.initial, s.widths) if shape.tree)
 
-        return (shape for shape in shapes(self.rows, self.max_depth, self.initial, self.widths) if shape.tree)
+    def run(
+        self, engine: Engine, workload: Workload, told: Callable[[int, Method], None] = lambda run, method: None
+    ) -> None:
+        """Spend the budget; `told` hears of each run before it. Ctrl-C ends it, and keeps what was measured."""
+        engine.method(self.usual)
+        self.plain.check(workload.sampling)
+        self.bench = Bench(engine, workload, self.plain)
+        try:
+            self._search(self.bench, workload.seed, told)
+        except KeyboardInterrupt:
+            self.interrupted = True
+            if not self.bench.trials:
+                raise
 
-    def search(self, bench: Bench, seed: int, told: Callable[[int, Method], None]) -> None:
-        """Spend the budget; what was measured is in the bench."""
-        from draftwood.tune.measuring import explore, guide
-        from draftwood.tune.search import Guided, pilot_shape
-        from draftwood.tune.spaces import GridSearch, TPESearch, combinations, size, space
-
-        if self.name == TREES and not self.grid:
-            self.costs = bench.costs(self.rows)
-            self.guided = Guided(
-                pilot_shape(self.rows, self.max_depth),
-                *self.costs,
-                self.rows,
-                self.max_depth,
-                self.initial,
-                self.widths,
-            )
-            guide(bench, self.guided, self.budget, self.fixed, told)
+    def _search(self, bench: Bench, seed: int, told: Callable[[int, Method], None]) -> None:
+        s = self.settings
+        if self.trees and s.search == "guided":
+            self.costs = bench.costs(s.rows)
+            pilot = pilot_shape(s.rows, s.max_depth)
+            self.guided = Guided(pilot, *self.costs, s.rows, s.max_depth, s.initial, s.widths)
+            guide(bench, self.guided, s.budget, s.fixed, told)
             return
         search: GridSearch | TPESearch
-        if self.name == TREES:
+        if self.trees:
             search = GridSearch(({"tree": shape.tree, "initial": shape.initial} for shape in self.shapes()), seed)
         else:
-            options = space(self.name, self.fixed)
-            if self.grid or size(options) <= self.budget:
+            options = space(s.method, s.fixed)
+            if s.search == "grid" or size(options) <= s.budget:
                 search = GridSearch(combinations(options), seed)
             else:
-                search = TPESearch(options, seed, self.budget, self.usual.as_dict())
-        explore(bench, self.name, search, self.budget, self.fixed, self.tolerance, self.fits, told)
+                search = TPESearch(options, seed, s.budget, self.usual.as_dict())
+        explore(bench, s.method, search, s.budget, s.fixed, self.tolerance, self._fits, told)
 
-    def fits(self, method: Method) -> bool:
+    def _fits(self, method: Method) -> bool:
         """Whether the target verifies few enough tokens at once."""
         values = method.as_dict()
-        return self.name != "mcsd-fork" or 1 + values["width"] * values["gamma"] <= self.rows
+        return method.name != "mcsd-fork" or 1 + values["width"] * values["gamma"] <= self.settings.rows
 
-    def ranked(self, bench: Bench) -> list[Standing]:
+    @property
+    def trials(self) -> Bench:
+        """The bench with what was measured."""
+        assert self.bench is not None, "run it first"
+        return self.bench
+
+    @property
+    def ranked(self) -> list[Standing]:
         """What was measured, best first; of trees in the light of what is predicted too."""
-        from draftwood.tune.measuring import standings, tree_method
-
-        found = standings(bench.trials, self.tolerance)
+        found = standings(self.trials.trials, self.tolerance)
         if self.guided is None or not self.guided.runs:
             return found
-        order = [tree_method(shape, self.fixed) for _, shape in self.guided.ranked()]
-        return sorted(
-            (one for one in found if one.method in order) if order else found,
-            key=lambda one: order.index(one.method) if order else 0,
-        )
+        order = [tree_method(shape, self.settings.fixed) for _, shape in self.guided.ranked()]
+        if not order:
+            return found
+        return sorted((one for one in found if one.method in order), key=lambda one: order.index(one.method))
+
+    @property
+    def best(self) -> Standing:
+        return self.ranked[0]
+
+    def heat_maps(self) -> list[HeatMap]:
+        """Speed-ups: of trees by first width and depth, the best of each; of others by their first two options."""
+        if self.trees:
+            return tree_maps(self.ranked, self.guided, islice(self.shapes(), MAPPED))
+        return [option_map(self.settings.method, self.ranked, self.options[:2])]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        from draftwood import __version__
+
+        bench, costs = self.trials, self.costs
+        work = bench.workload
+        return {
+            "draftwood": __version__,
+            "models": {**bench.engine.names, "device": str(bench.engine.target.device)},
+            "plain": self.plain.as_dict(),
+            "budget": self.settings.budget,
+            "search": self.settings.search,
+            "interrupted": self.interrupted,
+            "prompts": len(work.prompts),
+            "max_new_tokens": work.max_new_tokens,
+            "sampling": work.sampling.model_dump(mode="json"),
+            "seed": work.seed,
+            "tolerance": self.tolerance if self.tolerance < math.inf else None,
+            "forward_seconds": costs and {"target": costs[0].as_dict(), "draft": costs[1].as_dict()},
+            "acceptance": self.guided.tally.acceptance() if self.guided and self.guided.runs else None,
+            "best": self.best.method.as_dict(),
+            "ranked": [one.as_dict() for one in self.ranked],
+            "runs": [trial.as_dict() for trial in bench.trials],
+        }
 
 
-def make_plan(
-    name: str,
-    budget: int,
-    search: str,
-    settings: Sequence[str] | None,
-    rows: int,
-    max_depth: int,
-    widths: str | None,
-    initial: str,
-    beams: int,
-    tolerance: float,
-) -> Plan:
-    """Check everything that needs no model."""
-    from draftwood import config
-    from draftwood.core.shape import Shape
-    from draftwood.methods import METHODS, Method
-    from draftwood.tune.search import pilot_shape
-    from draftwood.tune.spaces import SPACES, size, space
-
-    known = [TREES, *SPACES]
-    if name not in known:
-        there = f"method {name!r} has no options to tune" if name in METHODS else f"there is no method {name!r}"
-        raise ConfigurationError(there + (did_you_mean(name, known) or f"; tune one of {', '.join(known)}"))
-    if budget < 2:
-        raise ConfigurationError(f"--budget is {budget}, but a choice takes at least 2 measured runs")
-    if search not in ("guided", "grid"):
-        raise ConfigurationError(f"there is no search {search!r}" + did_you_mean(search, ["guided", "grid"]))
-    fixed = config.assignments(settings or ())
-    if name == TREES and (taken := {"tree", "initial"} & set(fixed)):
-        raise ConfigurationError(f"{min(taken)} is what is tuned; use --initial, --widths, --rows and --max-depth")
-    usual = Method.parse(name, fixed)
-    plain = _plain(usual, beams)
-    if name == "dsbd" and not tolerance >= 0:
-        raise ConfigurationError(f"--tolerance is {tolerance}, but cannot be negative")
-    judged = tolerance if name == "dsbd" else float("inf")
-    chosen = None if widths is None else _numbers("--widths", widths)
-    counts = _numbers("--initial", initial)
-    plan = Plan(name, budget, search == "grid", fixed, rows, max_depth, chosen, counts, judged, usual, plain)
-    if name == TREES:
-        least = chosen[0] if chosen else 1
-        if max_depth < 1:
-            raise ConfigurationError(f"--max-depth is {max_depth}, but a tree has at least one layer of drafts")
-        if Shape((least,), counts[-1]).rows > rows:
-            raise ConfigurationError(
-                f"--rows {rows} cannot hold the tree's first tokens ({counts[-1]} of the target and "
-                f"{least} below each); raise it to {Shape((least,), counts[-1]).rows} or more"
-            )
-        pilot_shape(rows, max_depth)
-        for count in counts:
-            Method.parse(name, {**fixed, "tree": (least,), "initial": count})  # what does not go together
-        count = sum(1 for _ in islice(plan.shapes(), budget + 100_000)) if plan.grid else 0
-    else:
-        count = size(space(name, fixed)) if plan.grid else 0
-    if count > budget:
-        raise ConfigurationError(
-            f"the grid has {count} places, but --budget allows {budget} runs; raise it, narrow the grid with --rows, "
-            "--max-depth, --widths or --set, or use --search guided"
-        )
-    return plan
-
-
-def _plain(usual: Method, beams: int) -> Method:
+def _reference(usual: Method, beams: int) -> Method:
     """What a method is compared with: beam sampling, beam search, else plain decoding."""
-    from draftwood.methods import Method
-
     if usual.name == "dsbd":
         values = usual.as_dict()
         same = {key: values[key] for key in ("warp", "replacement", "length_penalty")}

@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from draftwood import Engine, Method, SamplingParams, TabularModel
 from draftwood.core.shape import Shape
 from draftwood.errors import ConfigurationError, RequestError
 from draftwood.tune.planner import Choice, Observation, Plan, Predictor, plan
-from draftwood.tune.planner.prediction import Prediction, by_depth, by_place, chain_steps, interval, ratio, whole
+from draftwood.tune.planner.prediction import Prediction, by_depth, by_place, chain_steps, interval, rate, whole
 from draftwood.tune.shapes import Cost
 
 TARGET = Cost({1: 1.0, 2: 1.1, 8: 1.4, 32: 2.6})
@@ -61,6 +63,10 @@ def generation(tree: tuple[int, ...], rng: random.Random) -> Observation:
     return one
 
 
+def ratio(own: list[Observation], without: Sequence[Observation]) -> float:
+    return rate(own) / rate(without)
+
+
 def pilots(tree: tuple[int, ...], count: int = 60, seed: int = 1) -> list[Observation]:
     rng = random.Random(seed)
     return [generation(tree, rng) for _ in range(count)]
@@ -72,7 +78,7 @@ def predictor() -> Predictor:
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 4, 5, 7])
-def test_chains_are_foretold(predictor: Predictor, gamma: int) -> None:
+def test_chains_are_predicted(predictor: Predictor, gamma: int) -> None:
     simulated = ratio(pilots((1,) * gamma, 200, 9), predictor.plain)
     found = predictor.line(gamma, predictor.chain, predictor.plain)
     assert found.speed_up == pytest.approx(simulated, rel=0.04)
@@ -80,7 +86,7 @@ def test_chains_are_foretold(predictor: Predictor, gamma: int) -> None:
 
 
 @pytest.mark.parametrize("tree", [(1,), (2, 1), (3, 2, 1), (4, 2, 2), (2, 2, 1, 1)])
-def test_trees_are_foretold(predictor: Predictor, tree: tuple[int, ...]) -> None:
+def test_trees_are_predicted(predictor: Predictor, tree: tuple[int, ...]) -> None:
     simulated = ratio(pilots(tree, 200, 9), predictor.plain)
     found = predictor.shape(Shape(tree))
     assert found.speed_up == pytest.approx(simulated, rel=0.05)
@@ -112,7 +118,7 @@ def test_an_exit_verifies_its_share(predictor: Predictor) -> None:
     assert predicted.speed_up == pytest.approx(ratio(exits(2, 200, 6), predictor.plain), rel=0.04)
 
 
-def test_intervals_hold_what_is_foretold(predictor: Predictor) -> None:
+def test_intervals_hold_what_is_predicted(predictor: Predictor) -> None:
     value = predictor.line(3, predictor.chain, predictor.plain).speed_up
     few = Predictor(TARGET, DRAFT, predictor.plain[:4], predictor.chain[:4])
 
@@ -195,6 +201,41 @@ def made(speeds: list[float | None]) -> Plan:
         Method.parse("dsbd"), Method.parse({"name": "beam-sampling"}), Prediction(9.0, 2.0, 1.0), (9.0, 9.0), 9.0
     )
     return Plan([*choices, beams], 0.2, [0.5], {1: 1.0, 8: 2.0}, {1: 0.1}, 10.0, 4, 4, 1.0)
+
+
+@pytest.mark.parametrize("after", [12, 26])
+def test_an_interrupted_plan_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Ctrl-C in the pilots, once each has seen a prompt, and in the check."""
+    target = TabularModel.random(12, seed=5, order=2, sharpness=2)
+    engine = Engine(target, [resembling(target, 12)])
+    generate, calls = engine.generate, iter(range(1000))
+
+    def stopped(*arguments: Any) -> Any:
+        if next(calls) == after:
+            raise KeyboardInterrupt
+        return generate(*arguments)
+
+    monkeypatch.setattr(engine, "generate", stopped)
+    found = plan(engine, [[1, 2], [3, 4, 5]], None, 0.001, 12)
+    assert found.interrupted and found.prompts >= 1
+    assert [one.method.name for one in found.choices] == ["speculative", "mcsd", "dsbd"]
+    assert all((one.measured is None) == (found.checked == 0) for one in found.choices)
+    json.dumps(found.as_dict(), allow_nan=False)
+
+
+def test_a_plan_that_found_nothing_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = TabularModel.random(12, seed=5, order=2, sharpness=2)
+    engine = Engine(target, [resembling(target, 12)])
+    generate, calls = engine.generate, iter(range(1000))
+
+    def stopped(*arguments: Any) -> Any:
+        if next(calls) == 4:
+            raise KeyboardInterrupt
+        return generate(*arguments)
+
+    monkeypatch.setattr(engine, "generate", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        plan(engine, [[1, 2]], None, 0.001, 12)
 
 
 def test_recommendations() -> None:

@@ -1,13 +1,10 @@
-"""Pilots, predictions and a check of them, on an engine and within a time.
-
-Knows which settings are considered and in which order things run. Refuses to know formulas (prediction.py), flags and
-terminals.
-"""
+"""Pilots, predictions and a check of them, on an engine and within a time; formulas are in prediction.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -16,9 +13,9 @@ import torch
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, DraftwoodError, RequestError
 from draftwood.methods import METHODS, Method
-from draftwood.sampling import SamplingParams
+from draftwood.params import SamplingParams
 from draftwood.tune.measuring import forward_seconds
-from draftwood.tune.planner.prediction import Observation, Prediction, Predictor, by_depth, interval, ratio
+from draftwood.tune.planner.prediction import Observation, Prediction, Predictor, by_depth, interval, rate
 from draftwood.tune.shapes import Cost, rising
 
 COSTS, PILOTS = 0.12, 0.6  # shares of the time that costs, and costs and pilots, may take
@@ -82,6 +79,7 @@ class Plan:
     checked: int
     seconds: float
     notes: list[str] = field(default_factory=list)
+    interrupted: bool = False
 
     @property
     def best(self) -> Choice | None:
@@ -105,12 +103,13 @@ class Plan:
             "checked_prompts": self.checked,
             "seconds": self.seconds,
             "notes": self.notes,
+            "interrupted": self.interrupted,
         }
 
 
 @dataclass(slots=True)
 class _Runs:
-    """Runs methods in turns, so that a slow moment of the machine hits all alike."""
+    """Interleaved runs of methods, so that a slow moment of the machine hits all alike."""
 
     engine: Engine
     prompts: Sequence[Sequence[int]]
@@ -120,6 +119,7 @@ class _Runs:
     began: float
     seconds: float
     told: Told
+    interrupted: bool = False
 
     @property
     def gone(self) -> float:
@@ -136,22 +136,29 @@ class _Runs:
         )
         return Observation.of(result)
 
-    def turns(
+    def interleaved(
         self, methods: Sequence[Method], until: float, most: int, what: str, again: bool = False
     ) -> list[list[Observation]]:
-        """Observations of each method on as many prompts as there is time for, FEWEST at least."""
-        for method in methods:  # compiled kernels, templates and caches of new shapes
-            self.one(method, 0, 12)
+        """Observations of each method on as many prompts as there is time for, FEWEST at least.
+
+        Ctrl-C ends them: prompts that every method has seen are kept, if there is one.
+        """
         found: list[list[Observation]] = [[] for _ in methods]
-        for number in range(most):
-            start = self.gone
-            for turn in range(len(methods)):
-                at = (turn + number) % len(methods)
-                self.told(f"{what}, prompt {number + 1}: {methods[at].name}", min(1.0, self.gone))
-                found[at].append(self.one(methods[at], number, again=again))
-            if number + 1 >= FEWEST and self.gone + 0.5 * (self.gone - start) > until:
-                break
-        return found
+        try:
+            for method in methods:  # compiled kernels, templates and caches of new shapes
+                self.one(method, 0, 12)
+            for number in range(most):
+                start = self.gone
+                for place in range(len(methods)):
+                    at = (place + number) % len(methods)
+                    self.told(f"{what}, prompt {number + 1}: {methods[at].name}", min(1.0, self.gone))
+                    found[at].append(self.one(methods[at], number, again=again))
+                if number + 1 >= FEWEST and self.gone + 0.5 * (self.gone - start) > until:
+                    break
+        except KeyboardInterrupt:
+            self.interrupted = True
+        complete = min(map(len, found))
+        return [each[:complete] for each in found]
 
 
 def plan(
@@ -166,8 +173,8 @@ def plan(
     """Measure for about `seconds`, and say which method and settings are fastest on these prompts (token ids).
 
     An eighth of the time goes to forwards of K rows, a half to pilots of each kind of method, the rest to runs of the
-    best predicted settings in turns with decoding without drafts, on the same prompts with other seeds. Two prompts of
-    each are run however long they take.
+    best predicted settings, interleaved with decoding without drafts, on the same prompts with other seeds. Two prompts
+    of each are run however long they take. Ctrl-C keeps what was found, once every pilot has seen a prompt.
     """
     params = params or SamplingParams()
     if not prompts:
@@ -189,25 +196,29 @@ def plan(
         beams = Method.parse({"name": "beam-sampling", "width": width})
         pilots += [beams, BEAMS]
     most = max(FEWEST, 4 * len(prompts))
-    found = dict(zip(pilots, runs.turns(pilots, PILOTS, most, "pilot"), strict=True))
+    found = dict(zip(pilots, runs.interleaved(pilots, PILOTS, most, "pilot"), strict=True))
+    if not found[PLAIN]:
+        raise KeyboardInterrupt
     predictor = Predictor(target, draft, found[PLAIN])
     if engine.drafts:
         predictor.chain, predictor.tree = found[CHAIN], found[TREE]
     if beams is not None:
         predictor.beams, predictor.drafted_beams = found[beams], found[BEAMS]
     choices = _choices(predictor, exits, None if exits is None else found[exits], beams, seed)
-    checked = _check(runs, choices, most)
+    checked = 0 if runs.interrupted else _check(runs, choices, most)
+    chains = found.get(CHAIN) or (found[exits] if exits is not None else [])
     return Plan(
         choices,
-        _c(found.get(CHAIN) or (found[exits] if exits is not None else [])),
-        _alpha(found.get(CHAIN) or (found[exits] if exits is not None else [])),
-        dict(zip(target.rows, target.seconds, strict=True)),
-        dict(zip(draft.rows, draft.seconds, strict=True)) if engine.drafts else {},
-        sum(one.steps for one in found[PLAIN]) / sum(one.seconds for one in found[PLAIN]),
-        len(found[PLAIN]),
-        checked,
-        perf_counter() - runs.began,
-        notes,
+        c=_c(chains),
+        alpha=by_depth(chains),
+        target_seconds=target.as_dict(),
+        draft_seconds=draft.as_dict() if engine.drafts else {},
+        plain_tokens_per_second=rate(found[PLAIN]),
+        prompts=len(found[PLAIN]),
+        checked=checked,
+        seconds=perf_counter() - runs.began,
+        notes=notes,
+        interrupted=runs.interrupted,
     )
 
 
@@ -288,23 +299,20 @@ def _choices(
 
 
 def _check(runs: _Runs, choices: Sequence[Choice], most: int) -> int:
-    """Run what was chosen, in turns with what it is compared with; returns the number of prompts."""
+    """Run what was chosen, interleaved with what it is compared with; returns the number of prompts."""
     methods = list(dict.fromkeys(each for one in choices for each in (one.reference, one.method)))
-    found = dict(zip(methods, runs.turns(methods, 1.0, most, "check", True), strict=True))
+    found = dict(zip(methods, runs.interleaved(methods, 1.0, most, "check", True), strict=True))
     count = len(next(iter(found.values())))
-    for one in choices:
+    for one in choices if count else ():
         own, without = found[one.method], found[one.reference]
-
-        def value(
-            some: Sequence[int],
-            own: Sequence[Observation] = own,
-            without: Sequence[Observation] = without,
-        ) -> float:
-            return ratio([own[i] for i in some], [without[i] for i in some])
-
-        one.measured = ratio(own, without)
-        one.measured_interval = interval(count, value, runs.seed)
+        one.measured = rate(own) / rate(without)
+        one.measured_interval = interval(count, partial(_ratio, own, without), runs.seed)
     return count
+
+
+def _ratio(own: Sequence[Observation], without: Sequence[Observation], prompts: Sequence[int]) -> float:
+    """Measured speed over that without drafts, on some prompts."""
+    return rate([own[i] for i in prompts]) / rate([without[i] for i in prompts])
 
 
 def _c(pilot: Sequence[Observation]) -> float | None:
@@ -313,7 +321,3 @@ def _c(pilot: Sequence[Observation]) -> float | None:
     if not forwards or not verify:
         return None
     return (sum(one.draft for one in pilot) / forwards) / (verify / rounds)
-
-
-def _alpha(pilot: Sequence[Observation]) -> list[float]:
-    return by_depth(pilot)

@@ -1,7 +1,4 @@
-"""What pilots predict: tokens per round, seconds per round and so speed, for settings that were not run.
-
-Pure arithmetic over observations. Refuses to know engines, clocks and prompts.
-"""
+"""What pilots predict: tokens per round, seconds per round and so speed, for settings that were not run."""
 
 from __future__ import annotations
 
@@ -156,7 +153,7 @@ def whole(steps: float, opening: float, per_round: float, per_step: float) -> fl
 
 @dataclass(slots=True)
 class Predictor:
-    """Foretells chains, trees and beams from pilots, each a list with one observation per prompt.
+    """Predicts chains, trees and beams from pilots, each a list with one observation per prompt.
 
     `target` and `draft` are measured costs of K rows. Their slopes are used; their level is taken from the pilots,
     where caches are as they will be.
@@ -281,10 +278,6 @@ def interval(count: int, value: Callable[[Sequence[int]], float], seed: int = 0)
     return values[cut], values[-1 - cut]
 
 
-def ratio(own: Observations, without: Observations) -> float:
-    """Measured speed over that without drafts: steps per second of wall time."""
-
-    def rate(found: Observations) -> float:
-        return sum(one.steps for one in found) / math.fsum(one.seconds for one in found)
-
-    return rate(own) / rate(without)
+def rate(found: Observations) -> float:
+    """Steps per second of wall time."""
+    return sum(one.steps for one in found) / math.fsum(one.seconds for one in found)

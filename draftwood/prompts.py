@@ -1,9 +1,9 @@
-"""Prompts for commands that measure: a file with one prompt a line, or held-out documents of the embedded corpus."""
+"""Prompts to measure on or to learn from: a file with one a line, or documents of the embedded corpus."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,22 +11,23 @@ from draftwood.errors import RequestError
 from draftwood.reading import parse_json, read_text
 
 if TYPE_CHECKING:
+    from draftwood.corpus import Split
     from draftwood.engine import Engine
 
-
-def token_prompts(engine: Engine, file: Path | None, per_domain: int, room: int) -> list[list[int]]:
-    """Token ids of prompts that leave `room` tokens of the context; those of the corpus take turns by domain."""
-    return fitted(engine, held_out(per_domain) if file is None else read(file), room)
+CORPUS = "corpus"  # as the name of a file: the embedded pair's corpus
 
 
-def read(file: Path) -> list[str]:
-    """The prompts of a file, one a line; of .jsonl, each a string or an object with `prompt`."""
+def read_prompts(file: Path | str) -> list[str]:
+    """The prompts of a file, one a line; of .jsonl, each a string or an object with `prompt`. Raises RequestError."""
+    file = Path(file)
     try:
         lines = read_text(file).splitlines()
     except UnicodeDecodeError:
         raise RequestError(f"the prompt file {file} is not valid UTF-8; convert it first") from None
     except ValueError as error:
         raise RequestError(f"the prompt file {file} is too long: {error}") from None
+    except OSError as error:
+        raise RequestError(f"the prompt file {file} cannot be read: {error.strerror}; give one prompt a line") from None
     texts: list[str] = []
     for number, line in enumerate(lines, 1):
         text: Any = line
@@ -47,12 +48,20 @@ def read(file: Path) -> list[str]:
     return texts
 
 
-def held_out(per_domain: int, seed: int = 0) -> list[str]:
-    """Prompts of documents of the embedded corpus that no model was trained on, in turns by domain."""
+def corpus_prompts(per_domain: int, split: Split = "held-out", seed: int = 0) -> list[str]:
+    """Prompts of documents of the embedded corpus, the domains taking turns; no model was trained on `held-out`."""
     from draftwood.corpus import DOMAINS, documents
 
-    each = [[item.prompt for item in islice(documents(domain, "held-out", seed), per_domain)] for domain in DOMAINS]
-    return [prompts[i] for i in range(per_domain) for prompts in each if i < len(prompts)]
+    each = [[item.prompt for item in islice(documents(domain, split, seed), per_domain)] for domain in DOMAINS]
+    return [prompt for prompt in chain(*zip_longest(*each)) if prompt is not None]
+
+
+def prompts_of(source: str, count: int, seed: int = 0) -> list[str]:
+    """At most `count` prompts of a file, or of the corpus that the embedded pair was trained on, every domain alike."""
+    if count < 1:
+        raise RequestError(f"{count} prompts were asked for, but at least one is needed")
+    found = corpus_prompts(count, "train", seed) if source == CORPUS else read_prompts(source)
+    return found[:count]
 
 
 def fitted(engine: Engine, texts: Sequence[str], room: int) -> list[list[int]]:
