@@ -63,6 +63,7 @@ GROUPS = {  # name -> (one line of help, commands as above)
 DEFAULTS = {"tune": "method"}  # group -> its command when none is named
 
 OUTPUT = "Output"  # the panel that --help is in
+ONCE = ("--method", "--methods")  # of other options the last one counts
 HELP_FLAGS = {"help_option_names": ["-h", "--help"]}
 
 
@@ -75,7 +76,7 @@ def _without_types(params: list[Any]) -> list[Any]:
 
 
 class Command(TyperCommand):
-    """A command whose options are given once."""
+    """A command whose options in ONCE are not given twice."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
@@ -88,8 +89,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         _, _, order = self.make_parser(ctx).parse_args(args=list(args))
         for i, param in enumerate(order):
-            repeatable = getattr(param, "multiple", True) or getattr(param, "is_flag", True) or param.nargs == -1
-            if param in order[:i] and not repeatable:
+            if param in order[:i] and param.opts[0] in ONCE:
                 raise ConfigurationError(f"{param.opts[0]} is given twice; give it once")
         return super().parse_args(ctx, args)
 

@@ -57,12 +57,12 @@ FLAGS = [  # (flags, what the sentence must say)
     (["--device", "abacus"], "device 'abacus' is not there"),
     (["--temprature", "1"], "there is no option --temprature (did you mean '--temperature'?)"),
     (["--seed", "x"], "invalid value for '--seed'"),
-    (["--temperature", "-1"], "--temperature is -1.0, but must be greater than or equal to 0"),
+    (["--temperature", "-1"], "--temperature is -1.0, but must be at least 0"),
     (["--temperature", "nan"], "--temperature is nan, but must be a finite number"),
-    (["--top-p", "0"], "--top-p is 0.0, but must be greater than 0"),
+    (["--top-p", "0"], "--top-p is 0.0, but must be above 0"),
     (["--logit-bias", "7"], "--logit-bias takes ID=X, such as 42=-5, not '7'"),
     (["--logit-bias", "999=1"], "logit_bias names token 999"),
-    (["--max-new-tokens", "0"], "--max-new-tokens is 0, but must be greater than or equal to 1"),
+    (["--max-new-tokens", "0"], "--max-new-tokens is 0, but must be at least 1"),
     (["--top-logprobs", "3"], "--top-logprobs is shown in JSON only; give --json too"),
     (["--method", "mcsd", "--method", "dsbd"], "--method is given twice; give it once"),
     (["--stop", ""], "a stop string is empty"),
@@ -160,8 +160,8 @@ COMPARISONS = [
     (["--methods", "dsbd:n_best=7"], "n_best is 7"),
     (["--methods", "dsbd:width=3;draft_width=2"], "must not be below width, 3"),
     (["--methods", "dsbd,beam-search", "--top-k", "5"], "beam-search draws nothing"),
-    (["--repeat", "0"], "--repeat is 0, but must be greater than or equal to 1"),
-    (["--temperature", "-1"], "--temperature is -1.0, but must be greater than or equal to 0"),
+    (["--repeat", "0"], "--repeat is 0, but must be at least 1"),
+    (["--temperature", "-1"], "--temperature is -1.0, but must be at least 0"),
 ]
 
 

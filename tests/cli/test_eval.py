@@ -74,8 +74,8 @@ def test_failures_are_shown(command: Command, pair: list[str], tmp_path: Path) -
     [
         (["--tasks", "sqll"], "did you mean 'sql'?"),
         (["--tasks", "code"], "runs programs that the model wrote, in a sandbox; confirm with --run-code"),
-        (["--limit", "0"], "--limit and --seeds of 1 or more"),
-        (["--max-new-tokens", "0"], "--max-new-tokens of 1 or more"),
+        (["--limit", "0"], "--limit is 0, but must be at least 1"),
+        (["--max-new-tokens", "0"], "--max-new-tokens is 0, but must be at least 1"),
         (["--methods", "speculativ"], "did you mean 'speculative'?"),
         (["--tasks", "squad"], "name it with 'squad:path=FILE'"),
     ],

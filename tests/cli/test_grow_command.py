@@ -86,8 +86,8 @@ MISTAKES = [  # (flags, what the sentence must say)
     (["--width", "16"], "the model is 32 wide, so it cannot grow to width 16"),
     (["--width", "64", "--heads", "5", "--kv-heads", "2"], "5 heads over 2 key/value heads cannot hold"),
     (["--intermediate", "47"], "so it cannot grow to 47"),
-    (["--keep-first", "-1"], "keep_first is -1"),
-    (["--dtype", "float16"], "dtype 'float16' is not for grown models"),
+    (["--keep-first", "-1"], "--keep-first is -1, but must be at least 0"),
+    (["--dtype", "float16"], "--dtype is float16, but must be 'float32', 'bfloat16' or 'float64'"),
     (["--widht", "64"], "there is no option --widht (did you mean '--width'?)"),
 ]
 

@@ -45,12 +45,15 @@ def test_a_predictor_is_trained_and_used(command: Command, pair: list[str], prom
         (("--out", "a=b.safetensors"), "depth=cali-ts:PATH takes a path without commas and ="),
         (("--out", "folder.safetensors"), "which is a directory; name a file"),
         (("--out", "one.safetensors", "--epochs", 0), "--epochs is 0, but must be at least 1"),
-        (("--out", "one.safetensors", "--prompts", "nowhere.txt"), "the file of prompts nowhere.txt does not exist"),
-        (("--out", "one.safetensors", "--limit", 0), "0 prompts were asked for, but at least one is needed"),
+        (
+            ("--out", "one.safetensors", "--prompts", "nowhere.txt"),
+            "the prompt file nowhere.txt cannot be read: No such file or directory",
+        ),
+        (("--out", "one.safetensors", "--limit", 0), "--limit is 0, but must be at least 1"),
         (("--out", "one.safetensors", "--method", "lookup"), "cali-ts cannot control method lookup"),
         (("--out", "one.safetensors", "--limit", 3, "--max-new-tokens", 12), "cannot be split"),
         (("--out", "prompts.txt/one.safetensors"), "prompts.txt"),
-        (("--out", "one.safetensors", "--prompts", "one.empty"), "the file of prompts one.empty is empty"),
+        (("--out", "one.safetensors", "--prompts", "one.empty"), "the prompt file one.empty is empty"),
     ],
     ids=["json", "name", "folder", "epochs", "prompts", "limit", "method", "few", "directory", "empty"],
 )

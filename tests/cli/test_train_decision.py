@@ -73,12 +73,12 @@ def test_the_table_and_a_missing_matplotlib(command: Command, tmp_path: Path, mo
 
 
 MISTAKES = [  # (flags, what the sentence must say)
-    (["--kind", "hiden"], "there is no decision model of kind 'hiden' (did you mean 'hidden'?)"),
+    (["--kind", "hiden"], "--kind is hiden, but must be 'hidden' or 'output'"),
     (["--out", "model.json"], "decision reads a .safetensors file"),
     (["--out", "a,b.safetensors"], "takes a path without commas and ="),
     (["--epochs", "0"], "--epochs is 0, but must be at least 1"),
-    (["--limit", "0"], "0 prompts were asked for"),
-    (["--prompts", "none.txt"], "none.txt does not exist"),
+    (["--limit", "0"], "--limit is 0, but must be at least 1"),
+    (["--prompts", "none.txt"], "the prompt file none.txt cannot be read"),
     (["--prompts", "empty.txt"], "empty.txt is empty"),
     (["--out", "file/model.safetensors"], "file"),
     (["--out", "folder.safetensors"], "which is a directory; name a file"),

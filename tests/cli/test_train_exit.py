@@ -145,11 +145,11 @@ def test_what_cannot_be_trained_is_one_sentence(command: Command, target: Path, 
         (("--data", tmp_path / "wrong.jsonl"), "wrong.jsonl, line 2, has neither text nor tokens"),
         (("--data", tmp_path / "broken.jsonl"), "broken.jsonl, line 2, is not JSON"),
         (("--data", tmp_path / "bytes.txt"), "is not valid UTF-8"),
-        (("--distill", 1.5), "distill is 1.5, but must be from 0"),
-        (("--steps", 0), "steps is 0, but must be at least 1"),
-        (("--rate", 0), "the learning rate must be positive"),
+        (("--distill", 1.5), "--distill is 1.5, but must be at most 1"),
+        (("--steps", 0), "--steps is 0, but must be at least 1"),
+        (("--rate", 0), "--rate is 0.0, but must be above 0"),
         (("--accumulate", 3), "a batch of 4 rows cannot be shared out evenly over 3 parts"),
-        (("--precision", "float16"), "precision and store are bfloat16 or float32, not float16"),
+        (("--precision", "float16"), "--precision is float16, but must be 'bfloat16' or 'float32'"),
         (("--target", tmp_path), "has no config.json"),
     ):
         shown = command("train", "eesd", "--target", target, "--data", texts, "--out", out, *SMALL, *flags)
@@ -213,12 +213,12 @@ def test_what_cannot_be_written_is_one_sentence(command: Command, target: Path, 
     prompts.write_text("ab\n")
     (tmp_path / "empty.txt").write_text("\n")
     for flags, sentence in (
-        (("--prompts", tmp_path / "none.txt"), "does not exist"),
-        (("--prompts", tmp_path / "empty.txt"), "is empty; give one prompt per line"),
+        (("--prompts", tmp_path / "none.txt"), "cannot be read: No such file"),
+        (("--prompts", tmp_path / "empty.txt"), "is empty; give one prompt a line"),
         (("--share", 0.5), "no given text; name it with --given"),
         (("--given", texts, "--share", 1), "must be from 0 to below 1"),
         (("--given", tmp_path / "empty.txt"), "holds no text"),
-        (("--count", 0), "count and max-new-tokens must be at least 1"),
+        (("--count", 0), "--count is 0, but must be at least 1"),
         (("--greedy", 5, 3), "from 5 to 3 greedy tokens is no range"),
     ):
         usual = ("--target", target, "--prompts", prompts, "--out", tmp_path / "out.jsonl")

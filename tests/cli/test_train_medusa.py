@@ -62,9 +62,9 @@ def test_train_resume_and_use(
     ("flags", "message"),
     [
         (["--data", "nowhere.txt"], "there is no file nowhere.txt; give a file of texts, or corpus"),
-        (["--heads", "0"], "heads is 0, but must be from 1 to 16"),
-        (["--precision", "half"], "precision and store are bfloat16 or float32, not half"),
-        (["--rows", "0"], "rows and held-out must be at least 1"),
+        (["--heads", "0"], "--heads is 0, but must be at least 1"),
+        (["--precision", "half"], "--precision is half, but must be 'bfloat16' or 'float32'"),
+        (["--rows", "0"], "--rows is 0, but must be at least 1"),
     ],
 )
 def test_bad_flags_of_train_medusa(
@@ -98,9 +98,9 @@ def test_tune_skip_and_use(command: Command, target: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--budget", "0"], "--budget and --gamma must be at least 1"),
-        (["--max-new-tokens", "1"], "give --max-new-tokens of 2 or more"),
-        (["--out", "set.txt"], "--out set.txt will not do; name a .json file"),
+        (["--budget", "0"], "--budget is 0, but must be at least 1"),
+        (["--max-new-tokens", "1"], "--max-new-tokens is 1, but must be at least 2"),
+        (["--out", "set.txt"], "--out is set.txt, but self-spec reads a .json file; name one"),
     ],
 )
 def test_bad_flags_of_tune_skip(command: Command, target: Path, flags: list[str], message: str) -> None:

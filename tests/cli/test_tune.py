@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from conftest import Command
 
-from draftwood.cli.prompts import read
 from draftwood.methods import Method
+from draftwood.prompts import read_prompts
 from draftwood.tune.heatmap import Cell, HeatMap, lines, picture
 from draftwood.tune.measuring import Bench
 
@@ -120,24 +120,24 @@ def test_an_interrupt_keeps_what_was_measured(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--budget", 1), "at least 2 measured runs"),
+        (("--budget", 1), "--budget is 1, but must be at least 2"),
         (("--rows", 1), "raise it to 2 or more"),
         (("--rows", 4, "--initial", "1,4"), "raise it to 8 or more"),
         (("--method", "mcsdd"), "did you mean 'mcsd'"),
         (("--method", "autoregressive"), "has no options to tune"),
-        (("--initial", "0"), "--initial takes whole numbers"),
+        (("--initial", "0"), "--initial is 0, but must be whole numbers"),
         (("--initial", "2", "--set", "verify=coupled"), "rounds cannot begin with several"),
-        (("--widths", "a"), "--widths takes whole numbers"),
-        (("--max-depth", 0), "at least one layer"),
-        (("--search", "all"), "there is no search 'all'"),
+        (("--widths", "a"), "--widths is a, but must be whole numbers"),
+        (("--max-depth", 0), "--max-depth is 0, but must be at least 1"),
+        (("--search", "all"), "--search is all, but must be 'guided' or 'grid'"),
         (("--set", "tree=2,1"), "tree is what is tuned"),
         (("--set", "treee=2,1"), "no option 'treee'"),
-        (("--method", "dsbd", "--tolerance", -1), "cannot be negative"),
+        (("--method", "dsbd", "--tolerance", -1), "--tolerance is -1.0, but must be at least 0"),
         (("--method", "speculative", "--set", "gamma=3"), "leave one of them open"),
-        (("--out", "nowhere/best.json"), "a directory that exists"),
-        (("--max-new-tokens", 1), "raise --max-new-tokens"),
-        (("--documents", 0), "at least one prompt"),
-        (("--prompts", "missing.txt"), "missing.txt: No such file"),
+        (("--out", "best.yaml"), "methods are read from .json files"),
+        (("--max-new-tokens", 1), "--max-new-tokens is 1, but must be at least 2"),
+        (("--documents", 0), "--documents is 0, but must be at least 1"),
+        (("--prompts", "missing.txt"), "missing.txt cannot be read: No such file"),
         (("--temperature", -1), "temperature"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
@@ -164,7 +164,7 @@ def test_bad_prompt_files(command: Command, tmp_path: Path, name: str, text: str
 
 def test_prompts_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('"a"\n{"prompt": "b\\nc", "more": 1}\n', "utf-8")
-    assert read(tmp_path / "p.jsonl") == ["a", "b\nc"]
+    assert read_prompts(tmp_path / "p.jsonl") == ["a", "b\nc"]
 
 
 def test_help(command: Command) -> None:
