@@ -5,6 +5,7 @@ Knows sources, devices and what fits together. Refuses to know requests (engine.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -22,6 +23,8 @@ from draftwood.models.base import CausalModel
 from draftwood.models.tokenizer import Tokenizer
 
 ModelSource: TypeAlias = str | Path | CausalModel | Any  # Any: a transformers model object
+
+log = logging.getLogger(__name__)
 
 THROUGH_TRANSFORMERS = "hf:"  # prefix of a source
 EMBEDDED = Path(str(files("draftwood") / "models" / "embedded"))
@@ -80,6 +83,7 @@ def load(
     names |= {"compiled": True} if compile else {}
     grown = [None if where is None else checkpoint.grown_from(where) for where in places]
     names |= {"grown": {"target": grown[0], "draft": grown[1:]}} if any(grown) else {}
+    log.info("loaded %s with %s on %s", names["target"], names["draft"] or "no draft", place)
     return Engine(model, drafts, words, end, names)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
+from draftwood.cli.config_file import files
 from draftwood.cli.groups import OutputOptions
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def collect() -> dict[str, Any]:
         "memory_gib": _memory(),
         "devices": [_device(device) for device in _devices()],
         "embedded": _embedded(),
+        "settings": [str(path) for path in files()],
     }
 
 
@@ -133,13 +135,14 @@ def _show(facts: dict[str, Any], show: Callable[..., Any]) -> None:
     for package, found in facts["packages"].items():
         made.add_row(package, found or "not installed")
     made.add_row("system", facts["system"])
-    made.add_row("cpu", f"{facts['cpu']}, {facts['cores']} cores, {facts['torch_threads']} torch threads")
+    made.add_row("processor", f"{facts['cpu']}, {facts['cores']} cores, {facts['torch_threads']} torch threads")
     if facts["memory_gib"] is not None:
         made.add_row("memory", f"{facts['memory_gib']:g} GiB")
     for device in facts["devices"]:
         name = f"{device['name']}: " if device["name"] else ""
-        made.add_row(device["device"], name + ", ".join(device["dtypes"]))
+        made.add_row(f"device {device['device']}", name + ", ".join(device["dtypes"]))
     for role, size in facts["embedded"].items():
         text = f"{size['parameters']:,} parameters, {size['bytes'] / 2**20:.1f} MiB" if size else "not there"
         made.add_row(f"embedded {role}", text)
+    made.add_row("settings", ", ".join(facts["settings"]) or "no draftwood.toml, neither here nor of the user")
     show(made)

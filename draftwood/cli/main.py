@@ -9,6 +9,7 @@ Exit codes: 0 done, 1 the reader of the pipe went away, 2 a bad flag or a Draftw
 from __future__ import annotations
 
 import ast
+import errno
 import inspect
 import os
 import sys
@@ -23,6 +24,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from draftwood import __version__
+from draftwood.cli.config_file import Defaults, files, read
 from draftwood.errors import ConfigurationError, DraftwoodError, did_you_mean
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 1
@@ -136,6 +138,27 @@ def made(name: str, home: str) -> Any:
     return typer.main.get_command(alone)
 
 
+def _options() -> dict[str, dict[str, Any]]:
+    """Command -> name of an option -> its parameter, of all commands."""
+    homes = {name: home for name, home in COMMANDS.items() if home != GROUP}
+    homes |= {f"{group} {name}": home for group, (_, inner) in GROUPS.items() for name, home in inner.items()}
+    return {
+        name: {
+            option.opts[0].removeprefix("--"): option
+            for option in made(name.split()[-1], home).params
+            if option.param_type_name == "option"
+        }
+        for name, home in homes.items()
+    }
+
+
+def _defaults(arguments: Sequence[str]) -> Defaults:
+    """What files of settings say; help and versions are there whatever they say."""
+    paths = files()
+    asked = {"-h", "--help", "--version"} & set(arguments) or not arguments
+    return read(paths, _options()) if paths and not asked else Defaults()
+
+
 def _first_line(home: str) -> str:
     """The first line of a function's docstring, without importing its module."""
     module, _, name = home.partition(":")
@@ -204,7 +227,9 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
             stream.reconfigure(errors="replace")
     try:
         command = typer.main.get_command(app)
-        code = command.main(None if arguments is None else list(arguments), "draftwood", standalone_mode=False)
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        defaults = _defaults(given)
+        code = command.main(given, "draftwood", standalone_mode=False, default_map=defaults.values, obj=defaults)
         sys.stdout.flush()
     except DraftwoodError as error:
         _fail(str(error), BAD_INPUT)
@@ -212,9 +237,11 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its end
         sys.exit(BROKEN_PIPE)
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno != errno.ENOSPC:
             raise
-        _fail(f"{error.filename}: {error.strerror}", BAD_INPUT)
+        if error.filename is None:  # of standard output; the interpreter must not try again at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _fail(f"{error.filename or 'the output cannot be written'}: {error.strerror}", BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
         _fail("interrupted", INTERRUPTED)
     except Exception as error:
@@ -239,6 +266,11 @@ def _usage_error(error: Exception) -> str | None:
     if option is not None and hasattr(error, "possibilities"):
         return f"there is no option {option}" + _nearest_flag(option, getattr(error, "ctx", None))
     sentence = str(describe()).strip().rstrip(".")
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    if context is not None and parameter is not None:
+        from draftwood.cli.options import origin
+
+        sentence += origin(context, parameter.name)
     return sentence[:1].lower() + sentence[1:]
 
 

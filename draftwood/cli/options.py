@@ -210,7 +210,8 @@ def variable(option: str) -> str:
 
 def origin(context: Any, name: str) -> str:
     """' (from DRAFTWOOD_SEED)' or ' (from draftwood.toml)', where a value was not given on the command line."""
-    source = getattr(context and context.get_parameter_source(name), "name", "")
+    source = getattr(context.get_parameter_source(name), "name", "")
     if source == "ENVIRONMENT":
         return f" (from {variable(name)})"
-    return " (from draftwood.toml)" if source == "DEFAULT_MAP" else ""
+    command = context.command_path.partition(" ")[2]
+    return f" (from {context.obj.homes[command, name]})" if source == "DEFAULT_MAP" else ""

@@ -1,0 +1,99 @@
+"""draftwood.toml: values of options that are given neither on the command line nor in the environment.
+
+Two files count: the user's `$XDG_CONFIG_HOME/draftwood/config.toml` (default ~/.config), and above it `draftwood.toml`
+of the working directory. A key is an option's name without its dashes in front: at the top for every command that has
+the option, in a table such as [generate] or [train.eesd] for one command.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from draftwood.errors import ConfigurationError, did_you_mean
+from draftwood.reading import read_text
+
+PROJECT = Path("draftwood.toml")
+NEVER = ("help", "run-code")  # a file that lies somewhere does not decide that code is run
+
+Options = Mapping[str, Mapping[str, Any]]  # command, such as "train eesd" -> name of an option -> its parameter
+
+
+def files() -> list[Path]:
+    """The files that are there, the weaker one first."""
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    return [path for path in (home / "draftwood" / "config.toml", PROJECT) if path.is_file()]
+
+
+@dataclass(slots=True)
+class Defaults:
+    """What files say."""
+
+    values: dict[str, Any] = field(default_factory=dict)  # nested by command, as click takes it, by parameter
+    homes: dict[tuple[str, str], Path] = field(default_factory=dict)  # (command, parameter) -> file
+
+
+def read(paths: Iterable[Path], options: Options) -> Defaults:
+    """All files, later ones above earlier ones; ConfigurationError names the file and a key that is not known."""
+    found = Defaults()
+    for path in paths:
+        entries = list(_entries(path, _toml(path), options))
+        for command, key, value in sorted(entries, key=lambda entry: bool(entry[0])):  # a command's own come later
+            name = key.replace("_", "-")
+            owners = [owner for owner in ([command] if command else options) if name in options[owner]]
+            if not owners or name in NEVER:
+                known = {each for owner in ([command] if command else options) for each in options[owner]}
+                near = did_you_mean(name, known.difference(NEVER))
+                there = f"no option --{name}" + f" of {command}" * bool(command)
+                raise ConfigurationError(
+                    f"{path} has the key {key!r}, but there is {'no key of this name' if owners else there}"
+                    + (near if near.startswith(" (did") else "")
+                )
+            for owner in owners:
+                parameter = options[owner][name]
+                place = found.values
+                for part in owner.split():
+                    place = place.setdefault(part, {})
+                many = parameter.multiple and not isinstance(value, list)
+                place[parameter.name] = [value] if many else value
+                found.homes[owner, parameter.name] = path
+    return found
+
+
+def _entries(path: Path, content: Mapping[str, Any], options: Options) -> Iterator[tuple[str, str, Any]]:
+    """(command or nothing, key, value) of everything in a file."""
+    groups = {command.split()[0] for command in options if " " in command}
+    for key, value in content.items():
+        if not isinstance(value, dict):
+            yield "", key, value
+        elif key in options:
+            yield from ((key, *entry) for entry in value.items())
+        elif key in groups:
+            for name, inner in value.items():
+                if not isinstance(inner, dict):  # [tune] is for `draftwood tune`, which is `tune method`
+                    yield _command(path, f"{key} method", options), name, inner
+                else:
+                    yield from ((_command(path, f"{key} {name}", options), *entry) for entry in inner.items())
+        else:
+            _command(path, key, [*options, *groups])
+
+
+def _command(path: Path, command: str, known: Iterable[str]) -> str:
+    if command not in known:
+        raise ConfigurationError(
+            f"{path} has a table for {command!r}, but there is no such command" + did_you_mean(command, known)
+        )
+    return command
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is not TOML: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
