@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.cli.groups import LIMITS, OF_EVERY_METHOD, OUTPUT, ModelOptions, OutputOptions, seed
 from draftwood.cli.options import flag
+from draftwood.errors import RequestError
 from draftwood.eval.interleaved import parse_methods
 from draftwood.params import SamplingParams
 
@@ -22,12 +23,26 @@ if TYPE_CHECKING:
 
 USUAL, USUAL_WITHOUT_DRAFT = "speculative,mcsd", "lookup"
 USUAL_TASKS = "qa,sql,math,summaries"
-WHAT = "Methods and tasks"
+WHAT, EXPERIMENT = "Methods and tasks", "Experiments"
 
 
 def evaluate(
     *,
-    out: Path = flag(..., "Results go here; the same command goes on where it was stopped.", "DIR", panel=OUTPUT),
+    experiment: Path | None = flag(
+        None, "An experiment, such as bench/engine.yaml; with --results the directory of them.", "FILE", argument=True
+    ),
+    out: Path | None = flag(
+        None,
+        "Results go here; the same command goes on where it was stopped. Needed without FILE.",
+        "DIR",
+        panel=OUTPUT,
+        usual="of an experiment: results/NAME beside it",
+    ),
+    only: list[str] = flag([], "This run of the experiment. Repeatable.", "NAME", panel=EXPERIMENT),
+    smoke: bool = flag(False, "Seconds only, to see that the experiment works.", panel=EXPERIMENT),
+    results: Path | None = flag(
+        None, "Measure nothing; write the tables of all experiments into this page.", "FILE", panel=EXPERIMENT
+    ),
     methods: str | None = flag(
         None,
         "As of `draftwood compare`; autoregressive, the baseline, is always among them.",
@@ -58,10 +73,22 @@ def evaluate(
     """Measure methods on tasks: quality, speed and energy.
 
     Methods take turns on each item, through the same loop. The same command goes
-    on where it was stopped; a failing item is recorded, never skipped.
+    on where it was stopped; a failing item is recorded, never skipped. With an
+    experiment's FILE, what it declares is measured instead.
     """
+    if experiment is not None:
+        from draftwood.cli import experiments
+
+        if results is not None:
+            experiments.write_page(experiment, results)
+        else:
+            experiments.run(experiment, only, smoke, out, models if models.target else None, output.color)
+        return
+    if out is None:
+        raise RequestError("eval needs --out DIR for its results, or an experiment such as bench/engine.yaml")
     from draftwood.eval import evaluation
     from draftwood.eval.running import Plan
+    from draftwood.eval.store import check_writable
     from draftwood.eval.tasks import parse_all
     from draftwood.explain.terminal import as_json, console
 
@@ -71,6 +98,7 @@ def evaluate(
     evaluation.refuse_code(wanted, run_code)
     for method in chosen:
         method.check(sampling)
+    check_writable(out)
     engine = models.load()
     chat = not plain and talks(engine)
     asked = [(task, task.instances(limit, chat)) for task in wanted]

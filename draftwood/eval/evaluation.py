@@ -11,7 +11,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.eval import provenance
 from draftwood.eval.energy import Meter, counters
 from draftwood.eval.running import Job, Plan, Runner
-from draftwood.eval.store import SUMMARY, Store, write_json
+from draftwood.eval.store import SUMMARY, Record, Store, write_json
 from draftwood.eval.summary import summary_of
 from draftwood.eval.tasks import Task
 
@@ -57,3 +57,27 @@ def evaluate(
             document = summary_of(out, store.records)
             write_json(out / SUMMARY, document)
     return document
+
+
+def stored(
+    engine: Engine,
+    plan: Plan,
+    out: Path,
+    begun: Callable[[int, int], None],
+    told: Callable[[Job, int, int], None],
+    noted: Callable[[], dict[str, Any]],
+    run: bool = True,
+) -> list[Record]:
+    """The runs of a plan, those made before included; with `run` the missing ones are made.
+
+    `told` hears of each run before it is made, how many there are and how many there will be; `noted` gives more
+    fields of the run that was just decoded.
+    """
+    with Store(out, plan.configuration(engine)) as store:
+        runner = Runner(engine, plan, store, noted=noted)
+        total = len(plan.jobs())
+        begun(len(store.records), total)
+        if run and runner.missing():
+            store.note_session({**provenance.session(engine.target.device), "idle_watts": None})
+            runner.run(lambda job: told(job, len(store.records), total))
+        return list(store.records.values())

@@ -1,15 +1,14 @@
-"""Bootstrap intervals of means and ratios. Items are drawn, with all their seeds: runs of one item are not independent.
-
-Pure numbers. Refuses to know what they mean.
-"""
+"""Bootstrap intervals of means and ratios. Items are drawn with all seeds: runs of an item are not independent."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypedDict
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[np.float64]
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -26,42 +25,60 @@ class Interval(TypedDict):
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> Interval:
     """Sum of `above` over sum of `below`, one entry of each per item. A mean has counts below."""
-    return quotient(above, below)
+    return bootstrap([above, below], lambda sums: sums[0] / sums[1])
 
 
 def quotient(
-    above: Sequence[float],
-    below: Sequence[float],
-    other_above: Sequence[float] | None = None,
-    other_below: Sequence[float] | None = None,
+    above: Sequence[float], below: Sequence[float], other_above: Sequence[float], other_below: Sequence[float]
 ) -> Interval:
-    """The ratio of two ratios of sums over the same items, which are drawn together: drift cancels.
+    """The ratio of two ratios of sums over the same items, which are drawn together: drift cancels."""
+    columns = [above, below, other_above, other_below]
+    return bootstrap(columns, lambda sums: sums[0] / sums[1] / (sums[2] / sums[3]))
+
+
+def perplexity_ratio(
+    nats: Sequence[float], tokens: Sequence[float], other_nats: Sequence[float], other_tokens: Sequence[float]
+) -> Interval:
+    """exp of the difference of nats per token over the same items."""
+    columns = [nats, tokens, other_nats, other_tokens]
+    return bootstrap(columns, lambda sums: np.exp(sums[0] / sums[1] - sums[2] / sums[3]))
+
+
+def bootstrap(columns: Sequence[Sequence[float]], of: Callable[[Array], Array]) -> Interval:
+    """A function of sums over items, `of` [column, sample] -> [sample]; columns have one entry per item.
 
     Percentile bootstrap (Efron 1979) with a fixed seed, so that equal numbers give equal intervals.
     """
-    columns = [np.asarray(each, dtype=float) for each in (above, below, other_above, other_below) if each is not None]
-    n = len(columns[0])
+    table = np.asarray(columns, dtype=float)
+    n = table.shape[1]
     if not n:
         return Interval(value=None, low=None, high=None, n=0)
-    table = np.stack(columns)
-    value = _value(table.sum(axis=1, keepdims=True))[0]
-    if n < 2:
-        return Interval(value=_finite(value), low=None, high=None, n=n)
-    drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=RESAMPLES)  # how often each item
-    values = _value(table @ drawn.T)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        value = _finite(of(table.sum(axis=1, keepdims=True))[0])
+        if n < 2:
+            return Interval(value=value, low=None, high=None, n=n)
+        values = of(table @ drawn(n).T)
     values = values[np.isfinite(values)]
     if not len(values):
-        return Interval(value=_finite(value), low=None, high=None, n=n)
+        return Interval(value=value, low=None, high=None, n=n)
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(value=_finite(value), low=float(low), high=float(high), n=n)
+    return Interval(value=value, low=float(low), high=float(high), n=n)
 
 
-def _value(sums: NDArray[np.float64]) -> NDArray[np.float64]:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        first: NDArray[np.float64] = sums[0] / sums[1]
-        second: NDArray[np.float64] = sums[2] / sums[3] if len(sums) == 4 else np.ones_like(first)
-        value: NDArray[np.float64] = first / second
-        return value
+def drawn(n: int, samples: int = RESAMPLES) -> Array:
+    """How often each of n items is drawn, [sample, item]."""
+    return np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=samples).astype(float)
+
+
+def median(values: Sequence[float]) -> Interval:
+    """The median of values with its interval."""
+    found = np.asarray(values, dtype=float)
+    n = len(found)
+    if n < 2:
+        return Interval(value=float(found[0]) if n else None, low=None, high=None, n=n)
+    samples = np.median(found[np.random.default_rng(0).integers(n, size=(RESAMPLES, n))], axis=1)
+    low, high = np.quantile(samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(value=float(np.median(found)), low=float(low), high=float(high), n=n)
 
 
 def _finite(value: float) -> float | None:

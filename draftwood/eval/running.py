@@ -98,6 +98,7 @@ class Runner:
     store: Store
     meter: Meter = field(default_factory=lambda: Meter([]))
     done: int = 0
+    noted: Callable[[], dict[str, Any]] = dict  # more fields of the run that was just decoded
 
     def missing(self) -> list[Job]:
         """Runs that are still to be made."""
@@ -150,7 +151,7 @@ class Runner:
         except Exception as error:  # of whatever kind: one item must not end all others
             return {**record, "status": "failed", "stage": "decode", "error": named(error)}
         answers = [result.text for result in results]
-        record |= {
+        record |= self.noted() | {
             "prompt_hash": digest([result.prompt_tokens for result in results]),
             "prompt_tokens": sum(len(result.prompt_tokens) for result in results),
             "output": answers[0] if len(answers) == 1 else answers,

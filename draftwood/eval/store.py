@@ -6,13 +6,16 @@ that was cut is dropped when the directory is opened again. One process at a tim
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 from draftwood.errors import ConfigurationError
 from draftwood.eval.tasks.base import digest
@@ -34,11 +37,12 @@ class Store:
         self.directory = directory
         self.configuration = json.loads(json.dumps(configuration))
         self.records: dict[str, Record] = {}
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
 
     def __enter__(self) -> Store:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._file = (self.directory / ITEMS).open("a+b")
+        with writing(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._file = (self.directory / ITEMS).open("a+b", buffering=0)
         try:
             self._hold()
             self._claim()
@@ -60,9 +64,11 @@ class Store:
             raise ValueError(f"run {key} is there already")
         line = {"key": key, **record}
         assert self._file is not None, "the store is open"
-        self._file.write(json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        data = json.dumps(line, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+        with writing(self.directory):
+            if self._file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # the part is cut off when it is opened again
+            os.fsync(self._file.fileno())
         self.records[key] = line
 
     def note_session(self, session: Mapping[str, Any]) -> None:
@@ -149,9 +155,30 @@ def add_record(records: dict[str, Record], line: bytes, where: str) -> None:
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Write a document so that readers see the old one or the new one, never a part."""
     text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(text + "\n", "utf-8", errors="replace")
-    os.replace(beside, path)
+    new = path.with_name(path.name + ".new")
+    with writing(path.parent):
+        new.write_text(text + "\n", "utf-8", errors="replace")
+        os.replace(new, path)
+
+
+@contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Errors of the file system as ConfigurationError: which directory, why, and what can be done."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"{directory} cannot be written ({error.strerror}); what was measured is kept: make room there and repeat "
+            "the command, or choose another --out"
+        ) from None
+
+
+def check_writable(directory: Path) -> None:
+    """Raise ConfigurationError now where results could not be written later. Leaves nothing behind."""
+    there = next((each for each in (directory, *directory.parents) if each.exists()), directory)
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        what = "is not a directory" if there.exists() and not there.is_dir() else "cannot be written"
+        raise ConfigurationError(f"{there} {what}; choose another --out")
 
 
 def key_of(*parts: Any) -> str:

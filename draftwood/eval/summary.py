@@ -110,9 +110,9 @@ def _row(
             "failed_to_score": sum(_failed(record) and record["stage"] == "score" for record in group),
         },
         "errors": _errors(group),
-        "quality": _quality(group, task["metric"]),
-        "decoding": _decoding(made),
-        "timing": _timing(made),
+        "quality": quality(group, task["metric"]),
+        "decoding": decoding(made),
+        "timing": timing(made),
         "energy": NOT_AVAILABLE if idle is None else _energy(made, idle),
         "paired": None if number == 0 else _paired(group, baseline, task["metric"], idle),
     }
@@ -158,7 +158,7 @@ def scored(record: Record, name: str) -> float | None:
     return None if found is None else float(found)
 
 
-def _quality(group: Sequence[Record], metric: str) -> dict[str, Any]:
+def quality(group: Sequence[Record], metric: str) -> dict[str, Any]:
     """Means of all scores, pass@k of programs, and perplexity of the answers under the target."""
     names = dict.fromkeys(name for record in group if not _failed(record) for name in record["scores"])
     if metric != PERPLEXITY and any(map(_failed, group)):
@@ -201,7 +201,7 @@ def exponential(interval: Interval) -> Interval:
     return Interval(value=power(interval["value"]), low=low, high=high, n=interval["n"])
 
 
-def _decoding(made: Sequence[Record]) -> dict[str, Any]:
+def decoding(made: Sequence[Record]) -> dict[str, Any]:
     """Counts of rounds, and the ratios that follow; names are those of `draftwood.results.Metrics`."""
     sums = {name: sum(record["rounds"][name] for record in made) for name in SUMS if "seconds" not in name}
     attempted, accepted = (added([record["rounds"][name] for record in made]) for name in BY_POSITION)
@@ -242,7 +242,7 @@ def _tokens(record: Record) -> float:
     return float(record["tokens"])
 
 
-def _timing(made: Sequence[Record]) -> dict[str, Any]:
+def timing(made: Sequence[Record]) -> dict[str, Any]:
     """Wall time, tokens per second with the prompt's forward, where the time went, and c."""
     parts = {part: math.fsum(record["rounds"][f"{part}_seconds"] for record in made) for part in PARTS}
     total = math.fsum(parts.values())
@@ -261,7 +261,7 @@ def _timing(made: Sequence[Record]) -> dict[str, Any]:
 def _energy(made: Sequence[Record], idle: Mapping[str, float]) -> dict[str, Any]:
     """Joules by counter, as read and without what the idle machine takes, per token and split by the time line."""
     found: dict[str, Any] = {}
-    shares = _timing(made)["time_shares"]
+    shares = timing(made)["time_shares"]
     for name, watts in idle.items():
         known = [record for record in made if name in record["joules"]]
         raw = math.fsum(map(_joules(name), known))

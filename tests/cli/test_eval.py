@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import subprocess
 import sys
@@ -25,6 +27,7 @@ def roomy(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["--target", str(target), "--draft", str(draft)]
 
 
+BENCH = Path(__file__).parents[2] / "bench"
 SMALL = ("--tasks", "qa,stories", "--limit", 2, "--max-new-tokens", 5)
 
 
@@ -64,7 +67,7 @@ def test_an_interrupt_shows_what_is_there_and_the_command_goes_on(
 
 
 def test_failures_are_shown(command: Command, pair: list[str], tmp_path: Path) -> None:
-    done = command("eval", "--out", tmp_path, *pair, *SMALL, "--tasks", "qa", "--methods", "lookup")  # context 96
+    done = command("eval", "--out", tmp_path, *pair, *SMALL[2:], "--tasks", "qa", "--methods", "lookup")  # context 96
     assert done.code == 0 and "4 failed" in done.out and "failed" in done.out.splitlines()[1]
     assert "RequestError: the prompt has" in done.out
 
@@ -87,6 +90,57 @@ def test_mistakes_are_one_sentence(
     monkeypatch.setitem(sys.modules, "datasets", None)
     done = command("eval", "--out", tmp_path / "out", *roomy, *arguments)
     assert done.code == 2 and sentence in done.err and not (tmp_path / "out").exists()
+
+
+def test_results_that_cannot_be_written_are_told_of_before_the_work_and_what_was_measured_is_kept(
+    command: Command, roomy: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr("draftwood.loading.load", lambda *models: pytest.fail("models were loaded"))
+        done = command("eval", "--out", tmp_path / "file" / "out", *roomy)
+    assert done.code == 2 and "file is not a directory; choose another --out" in done.err
+    arguments = ["--out", tmp_path / "out", *roomy, "--tasks", "qa", "--limit", 2, "--methods", "lookup"]
+    written = []
+
+    def full(number: int) -> None:
+        written.append(number)
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        done = command("eval", *arguments)
+    assert done.code == 2 and "cannot be written (No space left on device); what was measured is kept" in done.err
+    assert json.loads((tmp_path / "out" / "summary.json").read_text("utf-8"))["runs"]["made"] == 2
+    assert command("eval", *arguments).code == 0
+    assert json.loads((tmp_path / "out" / "summary.json").read_text("utf-8"))["complete"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["eval"], "eval needs --out DIR for its results, or an experiment such as bench/engine.yaml"),
+        (["eval", "no.yaml"], "no.yaml cannot be read (No such file or directory)"),
+        (["eval", BENCH / "masks.yaml", "--only", "tree"], "has no run 'tree' (did you mean 'trees'?)"),
+        (["eval", BENCH / "masks.yaml", "--smoke"], "a smoke run is no result; give --out DIR for it"),
+        (["eval", BENCH / "masks.yaml", "--out", "/dev/null/x"], "/dev/null is not a directory"),
+        (["eval", BENCH / "plan.yaml"], "is made by `draftwood plan"),
+        (["eval", BENCH / "masks.yaml", "--target", "x"], "give --draft, too"),
+        (["eval", BENCH.parent / "docs", "--results", "x.md"], "holds no experiment"),
+        (["eval", BENCH, "--results", "/dev/null/x"], "cannot be written"),
+    ],
+    ids=range(9),
+)
+def test_mistakes_with_experiments_are_one_sentence(command: Command, arguments: list[Any], sentence: str) -> None:
+    done = command(*arguments)
+    assert done.code == 2 and sentence in " ".join(done.err.split())
+
+
+def test_an_experiment_prints_its_tables(command: Command, tmp_path: Path) -> None:
+    done = command("eval", BENCH / "masks.yaml", "--smoke", "--out", tmp_path)
+    assert done.code == 0 and "| tree | rows |" in done.out and "trees.json" in done.out
+    assert json.loads((tmp_path / "trees.json").read_text("utf-8"))["environment"]["torch"]
 
 
 def test_tasks_are_listed(command: Command) -> None:

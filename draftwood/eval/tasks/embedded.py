@@ -123,6 +123,17 @@ class Functions(World):
         return {"passed": float(verdict.passed), "same_body": float(bool(same))}
 
 
+class Bodies(World):
+    """The same functions without running any: is the body the right one?"""
+
+    name: ClassVar[str] = "bodies"
+    summary: ClassVar[str] = "embedded corpus: functions compared with the right body; nothing is run"
+    metric: ClassVar[str] = "same_body"
+    domain: ClassVar[str] = "code"
+    ends: ClassVar[tuple[str, ...]] = Functions.ends
+    usual_tokens: ClassVar[int] = 96
+
+
 class Stories(World):
     """Open-ended text, as Alpaca's: judged by perplexity only."""
 

@@ -1,0 +1,72 @@
+"""One module per engine that peers.py compares, and what they have in common.
+
+An engine's module has `MODES` (mode -> types that the engine has it in), `prepare(cell)`, which converts the weights
+and is not timed, and `load(cell)`, which gives a function from a prompt and a number of tokens to an `Output`. Each
+runs in a process of its own (cell.py), so the engines are imported inside the functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeAlias
+
+FLOATS = ("float32", "bfloat16")
+DTYPES = (*FLOATS, "int8")
+
+PEERS = {
+    "draftwood": "ours",
+    "Hugging Face": "hugging_face",
+    "llama.cpp": "llama_cpp_engine",
+    "OpenVINO GenAI": "openvino_engine",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one process measures."""
+
+    peer: str
+    mode: str
+    dtype: str
+    target: str  # checkpoint directories
+    draft: str
+    made: str  # directory for what is converted
+    threads: int = 2
+    gamma: int = 4
+    context: int = 512
+    speculative_binary: str | None = None  # llama.cpp's llama-speculative-simple
+
+    @property
+    def key(self) -> str:
+        return f"{self.peer} / {self.mode} / {self.dtype}"
+
+    def converted(self, role: str, *, suffix: str = "") -> Path:
+        """Where a peer keeps its form of the target or the draft."""
+        return Path(self.made) / self.peer.lower().replace(" ", "-") / f"{role}-{self.dtype}{suffix}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Tokens of one generation."""
+
+    tokens: list[int]
+    seconds_per_token: float | None = None  # of decoding alone, where only the engine itself can tell
+    peak_bytes: int | None = None  # bytes, where it ran in a process of its own
+
+
+Generate: TypeAlias = Callable[[list[int], int], Output]
+
+
+def runner(peer: str) -> Any:
+    """A peer's module."""
+    return import_module(f"{__name__}.{PEERS[peer]}")
+
+
+class Unavailable(Exception):
+    """A mode that an engine does not have here; the text is the reason."""

@@ -1,0 +1,57 @@
+"""Hugging Face transformers' generate()."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftwood.eval.experiments.engines import FLOATS, Cell, Generate, Output
+
+MODES = {"plain": FLOATS, "compiled": FLOATS, "assisted": FLOATS, "beams": FLOATS}
+BEAMS = 4
+
+
+def prepare(cell: Cell) -> None:
+    """Checkpoints are read as they are."""
+
+
+def load(cell: Cell) -> Generate:
+    import torch
+    from transformers import AutoModelForCausalLM, CompileConfig, StaticCache
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    torch.set_grad_enabled(False)
+
+    def model_at(path: str) -> Any:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, cell.dtype)).eval()
+        model.generation_config.eos_token_id = None  # nothing ends early
+        model.generation_config.pad_token_id = 0
+        return model
+
+    model = model_at(cell.target)
+    options: dict[str, Any] = {"do_sample": False}
+    cache: Any = None
+    if cell.mode == "assisted":
+        assistant = model_at(cell.draft)
+        assistant.generation_config.num_assistant_tokens = cell.gamma
+        assistant.generation_config.num_assistant_tokens_schedule = "constant"
+        assistant.generation_config.assistant_confidence_threshold = 0.0
+        options["assistant_model"] = assistant
+    elif cell.mode == "beams":
+        options["num_beams"] = BEAMS
+    elif cell.mode == "compiled":
+        compiling = CompileConfig(fullgraph=False, mode="default")
+        compiling._compile_all_devices = True  # type: ignore[assignment]  # generate() compiles for accelerators only unless told
+        # one cache for all prompts, so that it is compiled for once; as long as these need, since all of it is read
+        cache = StaticCache(config=model.config, max_cache_len=cell.context)
+        options |= {"past_key_values": cache, "compile_config": compiling}
+
+    def generate(prompt: list[int], count: int) -> Output:
+        if cache is not None:
+            cache.reset()
+        ids = torch.tensor([prompt])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **options)
+        return Output(out[0, len(prompt) :].tolist())
+
+    return generate

@@ -1,0 +1,48 @@
+"""OpenVINO GenAI's LLMPipeline, plain and with its draft models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from draftwood.eval.experiments.engines import DTYPES, Cell, Generate, Output
+from draftwood.eval.experiments.engines.openvino_graph import write
+
+MODES = {"plain": DTYPES, "speculation": DTYPES}
+PRECISION = {"float32": "f32", "bfloat16": "bf16", "int8": "bf16"}  # of the arithmetic; int8 are the weights
+
+
+def prepare(cell: Cell) -> None:
+    import openvino_genai  # noqa: F401  (before the work of converting)
+
+    for role in ("target", "draft") if cell.mode == "speculation" else ("target",):
+        write(Path(getattr(cell, role)), cell.converted(role), cell.dtype)
+
+
+def load(cell: Cell) -> Generate:
+    import numpy as np
+    import openvino as ov
+    import openvino_genai as genai
+
+    properties: dict[str, Any] = {
+        "INFERENCE_NUM_THREADS": cell.threads,
+        "INFERENCE_PRECISION_HINT": PRECISION[cell.dtype],
+        "KV_CACHE_PRECISION": PRECISION[cell.dtype],
+    }
+    scheduling = genai.SchedulerConfig()
+    scheduling.enable_prefix_caching = False  # else a known prompt is not computed again
+    config = genai.GenerationConfig()
+    config.do_sample = False
+    config.ignore_eos = True
+    options: dict[str, Any] = {"scheduler_config": scheduling, **properties}
+    if cell.mode == "speculation":
+        config.num_assistant_tokens = cell.gamma
+        options["draft_model"] = genai.draft_model(str(cell.converted("draft")), "CPU", **properties)
+    model = genai.LLMPipeline(str(cell.converted("target")), "CPU", **options)
+
+    def generate(prompt: list[int], count: int) -> Output:
+        config.max_new_tokens = count
+        ids = ov.Tensor(np.array([prompt], dtype=np.int64))
+        return Output([int(token) for token in model.generate(ids, config).tokens[0]])
+
+    return generate

@@ -1,0 +1,121 @@
+"""What the loop itself costs: against a bare loop, the share of a round that is not a forward, memory, perplexity."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from itertools import islice
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from draftwood.corpus import DOMAINS, documents
+from draftwood.engine import Engine
+from draftwood.eval.experiments.bench import Bench
+from draftwood.eval.experiments.experiment import Kind, Rows
+from draftwood.eval.experiments.machine import bandwidth, peak_bytes
+from draftwood.eval.intervals import median
+from draftwood.models.base import Batch
+
+
+class Loop(Kind):
+    """All on held-out prompts of every kind of text."""
+
+    methods: dict[str, dict[str, Any]]
+    tokens: int = 96
+    repeats: int = 15
+    documents: int = 6
+
+    def measure(self, bench: Bench) -> dict[str, Rows]:
+        before = peak_bytes()
+        engine, began = bench.engine, perf_counter()
+        prompts = [
+            engine.tokens(item.prompt) for domain in DOMAINS for item in islice(documents(domain, "held-out"), 2)
+        ]
+        pairs = [
+            bench.once(["loop", repeat], partial(self._both, engine, prompts[repeat % len(prompts)]))
+            for repeat in bench.track(range(self.repeats + 1), "plain loop")
+        ][1:]  # the first warms up
+        shares: Rows = []
+        for name, method in self.methods.items():
+            for temperature in (0.0, 1.0):
+                values = [
+                    bench.once(
+                        ["share", name, temperature, repeat],
+                        partial(self._share, engine, prompts[repeat % len(prompts)], method, temperature, repeat),
+                    )
+                    for repeat in bench.track(range(self.repeats + 1), f"share of a round, {name}")
+                ][1:]
+                shares.append({"method": name, "temperature": temperature, "not_a_forward": median(values)})
+        copy = bench.once(["bandwidth"], bandwidth)["copy"]
+        loop_ms = median([1000 * loop for _, loop in pairs])
+        target: Any = engine.target
+        weights = target.weight_bytes
+        row = {
+            "ratio": median([loop / bare for bare, loop in pairs]),
+            "bare_ms": median([1000 * bare for bare, _ in pairs]),
+            "loop_ms": loop_ms,
+            "perplexity": bench.once(["perplexity"], lambda: perplexity(engine, self.documents)),
+            "target_bytes": weights,
+            "copy_bandwidth": copy,
+            "of_copy_bandwidth": weights / ((loop_ms["value"] or math.nan) / 1000) / copy,
+            "bytes_before": before,
+            "peak_bytes": peak_bytes(),
+            "seconds": perf_counter() - began,
+        }
+        return {"loop": [row], "shares": shares}
+
+    def _both(self, engine: Engine, prompt: list[int]) -> list[float]:
+        """Seconds a token of the bare loop and of ours; the tokens must be the same."""
+        began = perf_counter()
+        bare = bare_greedy(engine.target, prompt, self.tokens)
+        between = perf_counter()
+        ours = engine.generate(prompt, "autoregressive", {"temperature": 0}, self.tokens, ignore_eos=True)
+        ended = perf_counter()
+        if ours.tokens != bare:
+            raise AssertionError("the loop gives other tokens than the bare loop")
+        return [(between - began) / self.tokens, (ended - between) / self.tokens]
+
+    def _share(self, engine: Engine, prompt: list[int], method: dict[str, Any], temperature: float, seed: int) -> float:
+        sampling = {"temperature": temperature}
+        result = engine.generate(prompt, method, sampling, self.tokens, seed=seed, ignore_eos=True)
+        rounds = result.rounds[1:] or result.rounds
+        model = sum(round_.draft_seconds + round_.verify_seconds for round_ in rounds)
+        return 1 - model / sum(round_.seconds for round_ in rounds)
+
+
+def bare_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
+    """The shortest greedy loop over the decoder: no sampling options, no end of text, no records."""
+    device = model.device
+    cache = model.new_cache(1, 512)
+    with torch.inference_mode():
+        n = len(prompt)
+        places = torch.arange(n, device=device)
+        mask = torch.ones(1, n, n, dtype=torch.bool, device=device).tril()
+        tokens = torch.tensor([prompt], device=device)
+        logits = model(Batch(tokens, places[None], places[None], slice(0, 1), n, mask, slice(n - 1, n)), cache)
+        out = [int(logits.argmax())]
+        more = model.cells(1) - 1  # padding, which keeps the kernels, and with them the bits, the same
+        for place in range(n, n + count - 1):
+            at = torch.tensor([[place] * (more + 1)], device=device)
+            slots = torch.tensor([[place] + [cache.capacity - 1] * more], device=device)
+            token = torch.tensor([[out[-1]] * (more + 1)], device=device)
+            logits = model(Batch(token, at, slots, slice(0, 1), place + 1, None, slice(0, 1)), cache)
+            out.append(int(logits.argmax()))
+    return out
+
+
+def perplexity(engine: Engine, count: int) -> float:
+    """The target's, teacher-forced on `count` held-out documents of each kind."""
+    assert engine.tokenizer is not None
+    total, length = 0.0, 0
+    for domain in DOMAINS:
+        for item in islice(documents(domain, "held-out", seed=1), count):
+            tokens = torch.tensor([engine.tokenizer.encode(item.text)[: engine.target.context]])
+            target: Any = engine.target
+            with torch.inference_mode():
+                logits = target.train_forward(tokens)[0, :-1].float()
+            total += float(torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="sum"))
+            length += tokens.shape[1] - 1
+    return math.exp(total / length)

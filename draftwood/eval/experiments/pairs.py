@@ -1,0 +1,119 @@
+"""The model pairs of the experiments, grown once and kept.
+
+"embedded" is the pair that draftwood ships. The others are grown from it (`draftwood grow`): the same greedy text and
+acceptance at the cost per token of published models' shapes, those of Llama 160M and TinyLlama 1.1B. Heads stay 32
+wide and the vocabulary stays at 2048 tokens. They lie in DRAFTWOOD_PAIRS, by default ~/.cache/draftwood/pairs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftwood.errors import ConfigurationError, did_you_mean
+from draftwood.loading import EMBEDDED
+from draftwood.models.grown import SHAPE, grow_checkpoint
+
+Shape = dict[str, int]
+
+
+def _shape(layers: int, width: int, heads: int, kv_heads: int, intermediate: int) -> Shape:
+    return {"layers": layers, "width": width, "heads": heads, "kv_heads": kv_heads, "intermediate": intermediate}
+
+
+PAIRS: dict[str, dict[str, Shape]] = {
+    "embedded": {},
+    "grown-12x768": {"target": _shape(12, 768, 24, 24, 3072), "draft": _shape(2, 256, 8, 4, 704)},
+    "grown-22x2048": {"target": _shape(22, 2048, 64, 8, 5632), "draft": _shape(4, 512, 16, 8, 1408)},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two checkpoint directories, and a directory for what is made of them."""
+
+    name: str
+    target: Path
+    draft: Path
+    made: Path
+
+
+def home() -> Path:
+    """Where pairs are kept."""
+    return Path(os.environ.get("DRAFTWOOD_PAIRS") or Path.home() / ".cache" / "draftwood" / "pairs").expanduser()
+
+
+def pair(name: str) -> Pair:
+    """A pair by its name, grown first where it is not there yet."""
+    if name not in PAIRS:
+        raise ConfigurationError(f"there is no pair {name!r}" + did_you_mean(name, PAIRS))
+    place = home() / name
+    if not PAIRS[name]:
+        return Pair(name, EMBEDDED / "target", EMBEDDED / "draft", place)
+    for role, shape in PAIRS[name].items():
+        make(role, shape, place / role)
+    return Pair(name, place / "target", place / "draft", place)
+
+
+def make(role: str, shape: Shape, out: Path) -> None:
+    """Grow the embedded `role`; the directory gets its name when it is whole."""
+    if is_made(out, shape):
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{out.name}.part-", dir=out.parent) as place:
+        part = Path(place) / out.name
+        grow_checkpoint(
+            EMBEDDED / role,
+            part,
+            f"embedded:{role}",
+            shape["layers"],
+            shape["width"],
+            shape["heads"],
+            shape["kv_heads"],
+            shape["intermediate"],
+        )
+        if out.exists() and not is_made(out, shape):
+            shutil.rmtree(out)  # of an earlier recipe
+        with suppress(OSError):  # another process was first: its files are the same
+            part.rename(out)
+
+
+def is_made(directory: Path, shape: Shape) -> bool:
+    """Whether a directory holds the whole model of this shape. Its name alone says that it was finished."""
+    try:
+        config = json.loads((directory / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return "grown_from" in config and all(config[SHAPE[name]] == value for name, value in shape.items())
+
+
+def weights(path: Path) -> int:
+    """How many weights a safetensors file, or all those of a directory, hold; 0 where there is none."""
+    from safetensors import safe_open
+
+    count = 0
+    for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                size = 1
+                for length in opened.get_slice(name).get_shape():
+                    size *= length
+                count += size
+    return count
+
+
+def describe(chosen: Pair) -> dict[str, Any]:
+    """Names, shapes and sizes, as they head result files."""
+    found: dict[str, Any] = {"pair": chosen.name}
+    for role in ("target", "draft"):
+        directory = getattr(chosen, role)
+        config = json.loads((directory / "config.json").read_text("utf-8"))
+        shape = {name: config[key] for name, key in SHAPE.items()}
+        found[role] = {"parameters": weights(directory), **shape, "grown": "grown_from" in config}
+    return found

@@ -1,0 +1,252 @@
+"""draftwood beside what users would otherwise run: the same weights, prompts, lengths, types and threads.
+
+Every engine, mode and type runs in a process of its own, all of them once before any again, so that a slow minute of
+the machine hits all. Each repeat has other held-out prompts. Milliseconds per new token, greedy, one request, without
+the prompt's forward. What an engine cannot do here is a row with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from draftwood.corpus import DOMAINS, documents
+from draftwood.errors import ConfigurationError, did_you_mean
+from draftwood.eval.experiments.bench import Bench
+from draftwood.eval.experiments.engines import DTYPES, PEERS, Cell, runner
+from draftwood.eval.experiments.experiment import Kind, Rows, Strict
+from draftwood.eval.experiments.pairs import Pair, weights
+from draftwood.eval.intervals import median
+from draftwood.models.tokenizer import Tokenizer
+
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0}
+OURS = "draftwood"
+PACKAGES = ("torch", "transformers", "llama_cpp_python", "gguf", "openvino", "openvino-genai")
+Samples = Sequence[Mapping[str, Any]]  # by repeat: key of a cell -> what its process gave
+
+
+class Against(Strict):
+    """Our mode against another engine's in the same type."""
+
+    mode: str
+    engine: str
+    their_mode: str
+
+
+class Peers(Kind):
+    """Engines with their modes; all modes of an engine where none is named."""
+
+    peers: dict[str, list[str]]
+    compare: list[Against] = Field(default_factory=list)
+    dtypes: tuple[str, ...] = DTYPES
+    repeats: int = 5
+    prompts: int = 2  # other ones in each repeat
+    tokens: int = 128
+    gamma: int = 4
+    warm_up: int = 1
+    limit: float = 1200  # seconds of one process
+    python: dict[str, str] = Field(default_factory=dict)  # an engine's own Python
+
+    def measure(self, bench: Bench) -> dict[str, Rows]:
+        pair = bench.pair
+        prompts = held_out_prompts(pair.target, self.prompts * self.repeats)
+        longest = max(map(len, prompts)) + self.tokens
+        # of caches with a fixed length: short, since all of it is read; with room for drafts past the end
+        cells = self.cells(pair, bench.run.threads, -(-(longest + self.gamma + 1) // 64) * 64)
+        failures: dict[str, str] = {}
+        for cell in bench.track(cells, "converting"):
+            result = self.job("prepare", cell)
+            if "error" in result:
+                failures[cell.key] = result["error"]
+        samples: list[dict[str, Any]] = []
+        bandwidths = []
+        for repeat in range(self.repeats):
+            some = prompts[repeat * self.prompts : (repeat + 1) * self.prompts]
+            turned = repeat % max(1, len(cells))  # so that none always follows the same one
+            samples.append({})
+            bandwidths.append(bench.once(["bandwidth", repeat], lambda: self.job("bandwidth", cells[0])))
+            for cell in bench.track([*cells[turned:], *cells[:turned]], f"repeat {repeat + 1}"):
+                if cell.key in failures:
+                    continue
+                more = {"prompts": some, "tokens": self.tokens, "warm_up": self.warm_up}
+                result = self.kept(bench, [repeat, cell.key], cell, more)
+                if "error" in result:
+                    failures[cell.key] = result["error"]
+                else:
+                    samples[-1][cell.key] = result
+        known = [each for each in bandwidths if "error" not in each]
+        copy = median([each["copy"] for each in known])["value"]
+        return {
+            "rows": [row(pair, cell, samples, failures, copy) for cell in cells],
+            "ratios": [
+                each for dtype in self.dtypes for asked in self.compare for each in against(asked, dtype, samples)
+            ],
+            "bandwidth": [
+                {"what": what, "bytes_per_second": median([e[what] for e in known])} for what in ("copy", "read")
+            ],
+            "packages": [{"package": name, "version": version} for name, version in packages().items()],
+        }
+
+    def cells(self, pair: Pair, threads: int, context: int) -> list[Cell]:
+        """All that is asked for, type by type."""
+        places = str(pair.target), str(pair.draft), str(pair.made)
+        program = shutil.which("llama-speculative-simple")
+        found = []
+        for dtype in self.dtypes:
+            for peer, modes in self.peers.items():
+                if peer not in PEERS:
+                    raise ConfigurationError(f"there is no engine {peer!r}" + did_you_mean(peer, PEERS))
+                for mode in modes:
+                    known = runner(peer).MODES
+                    if mode not in known:
+                        raise ConfigurationError(f"{peer} has no mode {mode!r}" + did_you_mean(mode, known))
+                    if dtype in known[mode]:
+                        found.append(Cell(peer, mode, dtype, *places, threads, self.gamma, context, program))
+        return found
+
+    def kept(self, bench: Bench, key: list[Any], cell: Cell, more: dict[str, Any]) -> dict[str, Any]:
+        """A measurement, made once; what failed is tried again by the next call."""
+        try:
+            return bench.once(key, lambda: checked(self.job("measure", cell, **more)))
+        except Failed as error:
+            return {"error": str(error)}
+
+    def job(self, task: str, cell: Cell, **more: Any) -> dict[str, Any]:
+        """One process."""
+        python = self.python.get(cell.peer, sys.executable)
+        return run_job({"task": task, "cell": cell.as_dict(), **more}, python, cell.threads, self.limit)
+
+
+class Failed(Exception):
+    """What a process could not do."""
+
+
+def checked(result: dict[str, Any]) -> dict[str, Any]:
+    """A result; raises Failed where it is a reason."""
+    if "error" in result:
+        raise Failed(result["error"])
+    return result
+
+
+def run_job(job: Mapping[str, Any], python: str, threads: int, limit: float) -> dict[str, Any]:
+    """Run one process of engines/cell.py; whatever becomes of it, a result or {"error": reason}."""
+    with tempfile.TemporaryDirectory() as place:
+        question, answer = Path(place) / "job.json", Path(place) / "result.json"
+        question.write_text(json.dumps({**job, "threads": threads}), "utf-8")
+        env = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+        try:
+            command = [python, "-m", "draftwood.eval.experiments.engines.cell", str(question), str(answer)]
+            done = subprocess.run(command, env=env, capture_output=True, text=True, errors="replace", timeout=limit)
+        except subprocess.TimeoutExpired:
+            return {"error": f"it was not done after {limit:.0f} s"}
+        except OSError as error:
+            return {"error": f"{python} does not start: {error.strerror}"}
+        if answer.is_file():
+            found: dict[str, Any] = json.loads(answer.read_text("utf-8"))
+            return found
+        lines = done.stderr.strip().splitlines()
+        ended = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
+        return {"error": f"the process ended with {ended}" + (f": {lines[-1].strip()}" if lines else "")}
+
+
+def held_out_prompts(target: Path, count: int) -> list[list[int]]:
+    """Token ids of `count` held-out prompts, kinds of text in turn."""
+    tokenizer = Tokenizer.load(target)
+    rounds = -(-count // len(DOMAINS))
+    by_domain = [list(islice(documents(domain, "held-out"), rounds)) for domain in DOMAINS]
+    texts = [items[turn].prompt for turn in range(rounds) for items in by_domain]
+    return [tokenizer.encode(text) for text in texts[:count]]
+
+
+def packages() -> dict[str, str]:
+    """Versions of what is compared, as this Python has it."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed in this environment"
+    return found
+
+
+def read_weights(directory: Path) -> int:
+    """Weights that a forward of one token reads: all but the rows of the embeddings that it does not look up."""
+    config = json.loads((directory / "config.json").read_text("utf-8"))
+    tied = config.get("tie_word_embeddings", False)  # then the head reads the embeddings
+    return weights(directory) - (0 if tied else config["vocab_size"] * config["hidden_size"])
+
+
+def seconds(samples: Samples, key: str) -> dict[tuple[int, int], float]:
+    """Seconds per token by repeat and prompt."""
+    return {
+        (repeat, place): value
+        for repeat, cells in enumerate(samples)
+        if key in cells
+        for place, value in enumerate(cells[key]["seconds_per_token"])
+    }
+
+
+def same(samples: Samples, key: str, reference: str) -> dict[str, float]:
+    """Share of tokens before a text first leaves the reference's, and of texts that never do."""
+    shares = []
+    for cells in samples:
+        if key in cells and reference in cells:
+            for mine, theirs in zip(cells[reference]["tokens"], cells[key]["tokens"], strict=True):
+                length = min(len(mine), len(theirs))
+                first = next((i for i in range(length) if mine[i] != theirs[i]), length)
+                shares.append(first / len(mine))
+    if not shares:
+        return {}
+    whole = sum(share == 1 for share in shares) / len(shares)
+    return {"same_beginning": math.fsum(shares) / len(shares), "same_text": whole}
+
+
+def row(pair: Pair, cell: Cell, samples: Samples, failures: Mapping[str, str], copy: float | None) -> dict[str, Any]:
+    """One engine, mode and type: time, memory, start, agreement with our plain decoding."""
+    line: dict[str, Any] = {"engine": cell.peer, "mode": cell.mode, "type": cell.dtype}
+    if cell.key in failures:
+        line["failure"] = failures[cell.key]
+    taken = seconds(samples, cell.key)
+    if not taken:
+        return line
+    found = [each[cell.key] for each in samples if cell.key in each]
+    size = read_weights(pair.target) * BYTES[cell.dtype]
+    each_token = median([1000 * value for value in taken.values()])
+    rate = size / (each_token["value"] or math.nan) * 1000  # of modes that read the weights less often: as if once
+    return {
+        **line,
+        "ms_per_token": each_token,
+        "peak_megabytes": max(each["peak_bytes"] for each in found) / 1e6,
+        "megabytes_before": max(each["bytes_before"] for each in found) / 1e6,
+        "load_seconds": median([each["load_seconds"] for each in found])["value"],
+        "first_call_seconds": median([each["first_call_seconds"] for each in found])["value"],
+        "of_copy_bandwidth": rate / copy if copy else None,
+        **same(samples, cell.key, f"{OURS} / plain / {cell.dtype}"),
+    }
+
+
+def against(asked: Against, dtype: str, samples: Samples) -> Rows:
+    """How many times as fast ours is, prompt by prompt of the same repeat; int8 against bfloat16 if need be."""
+    mine = seconds(samples, f"{OURS} / {asked.mode} / {dtype}")
+    for other in (dtype, "bfloat16"):
+        key = f"{asked.engine} / {asked.their_mode} / {other}"
+        theirs = seconds(samples, key)
+        shared = [theirs[at] / mine[at] for at in theirs if at in mine]
+        if shared:
+            head = {"mode": asked.mode, "type": dtype, "engine": asked.engine}
+            about = {**head, "their_mode": asked.their_mode, "their_type": other}
+            text = same(samples, key, f"{OURS} / {asked.mode} / {dtype}")
+            return [{**about, "ratio": median(shared), **text}]
+    return []

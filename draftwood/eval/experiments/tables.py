@@ -1,0 +1,244 @@
+"""Markdown from result files: docs/results.md, and the tables that other pages show between markers.
+
+A column is a template over the fields of a row and of its file (pair, dtype, threads, run): `{speed_up:.2fx~}`. Behind
+the number's format `x` puts a times sign, `M` writes millions, `~` the interval. A cell with an unknown field is
+empty, or is made by the next template behind `||`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+from pydantic import Field
+
+from draftwood.errors import ConfigurationError
+from draftwood.eval.experiments.execute import read, results_of
+from draftwood.eval.experiments.experiment import Experiment, Rows, Strict, Table, load, parsed, validated
+
+HEAD = """# Results
+
+Every number here comes from the files under `bench/results`, and this page is made of them by
+`draftwood eval bench --results docs/results.md`. Each section names the command that measures it again. Ratios compare
+methods that took turns on the same prompts; in brackets are 95% bootstrap intervals. Where a file says so, it was
+measured by an earlier program, whose command and commit it keeps. A grown pair has the small pair's text and acceptance
+at the cost of a larger shape.
+"""
+PAGES = ("README.md", "draftwood/models/embedded/README.md")  # with marked tables, beside the directory of experiments
+OVERVIEW = "overview.yaml"  # a table over several experiments, shown by other pages only
+
+
+class Cells(Formatter):
+    """Formats values of rows: numbers, texts, and intervals {value, low, high}."""
+
+    def format_field(self, value: Any, spec: str) -> str:
+        interval, spec = spec.endswith("~"), spec.removesuffix("~")
+        million, spec = spec.endswith("M"), spec.removesuffix("M")
+        unit, spec = ("x", spec[:-1]) if spec.endswith("x") else ("", spec)
+        ends: tuple[Any, Any] = (None, None)
+        if isinstance(value, Mapping):
+            value, ends = value["value"], (value["low"], value["high"])
+        if value is None:
+            raise KeyError("no value")
+        if million:
+            return "none" if not value else f"{value / 1e9:.3g}B" if value >= 1e9 else f"{value / 1e6:.3g}M"
+        text = format(value, spec) + unit
+        if interval and None not in ends:
+            text += f" ({format(ends[0], spec)} to {format(ends[1], spec)})"
+        return text
+
+    def fill(self, template: str, row: Mapping[str, Any]) -> str:
+        """The first of the templates between `||` whose fields the row has; empty where there is none."""
+        for each in template.split(" || "):
+            try:
+                return self.vformat(each, (), row).replace("|", "\\|").replace("\n", " ")
+            except (KeyError, IndexError, TypeError):
+                continue
+        return ""
+
+
+CELLS = Cells()
+
+
+def documents(file: Path) -> list[dict[str, Any]]:
+    """The results of an experiment, in the order of its runs; others, of one's own models, behind them."""
+    order = list(load(file).runs)
+    found = [whole(path.stem, read(path)) for path in sorted(results_of(file).glob("*.json"))]
+    return sorted(found, key=lambda each: order.index(each["run"]) if each["run"] in order else len(order))
+
+
+def whole(name: str, document: dict[str, Any]) -> dict[str, Any]:
+    """A result file as it is, or what another command wrote: its lists and mappings of rows become tables."""
+    if "tables" in document:
+        return document
+    tables: dict[str, Rows] = {}
+    for key, value in document.items():
+        rows = value
+        if isinstance(value, dict) and all(isinstance(row, dict) for row in value.values()):
+            rows = [{"name": name, **row} for name, row in value.items()]
+        if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+            tables[key] = rows
+    environment = document.get("environment") or document.get("circumstances") or {}
+    environment = {**environment, "git_commit": environment.get("git_commit", environment.get("commit"))}
+    rest = {key: value for key, value in document.items() if key not in tables}
+    return {"models": {}, **rest, "run": name, "environment": environment, "tables": tables}
+
+
+def rows_of(results: Sequence[Mapping[str, Any]], table: Table) -> Rows:
+    """The rows of all files, with what the files say of them, that the table asks for; lossy methods say so."""
+    found = []
+    for result in results:
+        models = result["models"]
+        about = {**result, "pair": models.get("pair", ""), "draft": models.get("draft_of", ""), **result["environment"]}
+        for row in result["tables"].get(table.rows, ()):
+            known = {**about, "type": about.get("dtype"), **row}
+            if not all(_has(known, *each) for each in table.where.items()):
+                continue
+            if any(_has(known, *each) for each in table.without.items()):
+                continue
+            if known.get("lossy"):
+                known["method"] += " (lossy)"
+            found.append(known)
+    return found
+
+
+def _has(row: Mapping[str, Any], key: str, values: Any) -> bool:
+    return row.get(key) in (values if isinstance(values, list) else [values])
+
+
+def number(value: Any) -> float:
+    """The value of a number or interval."""
+    return float(value["value"] if isinstance(value, Mapping) else value)
+
+
+def markdown(table: Table, results: Sequence[Mapping[str, Any]]) -> str:
+    """The table; empty where nothing was measured."""
+    rows = rows_of(results, table)
+    if table.best is not None:
+        best: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for row in rows:
+            key, of = tuple(row.get(name) for name in table.best.by), table.best.of
+            if key not in best or number(row[of]) > number(best[key][of]):
+                best[key] = row
+        rows = list(best.values())
+    lines: dict[tuple[str, ...], dict[str, str]] = {}
+    pivoted: dict[str, None] = {}
+    for place, row in enumerate(rows):
+        cells = tuple(CELLS.fill(template, row) for template in table.columns.values())
+        if table.pivot is None:
+            lines[(*cells, str(place))] = {}
+            continue
+        name = CELLS.fill(table.pivot.by, row)
+        pivoted.setdefault(name)
+        lines.setdefault(cells, {})[name] = CELLS.fill(table.pivot.cell, row)
+    if not lines:
+        return ""
+    head = [*table.columns, *pivoted]
+    made = [head, ["---"] * len(head)]
+    made += [[*key[: len(table.columns)], *(found.get(name, "") for name in pivoted)] for key, found in lines.items()]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in made)
+
+
+def section(experiment: Experiment, file: Path) -> Iterator[str]:
+    """An experiment's part of the page."""
+    results = documents(file)
+    yield f"## {experiment.title}"
+    if experiment.about:
+        yield experiment.about.strip()
+    again = experiment.made_by or f"draftwood eval bench/{file.name}"
+    yield f"Again: `{again}`." + (" Measured:" if results else " Not measured yet.")
+    lines = []
+    for result in results:
+        e = result["environment"]
+        machine = f"{e['threads']} thread{'s' * (e['threads'] != 1)} of {e['processor']}" if e.get("threads") else ""
+        told = [machine, f"torch {e['torch']}" if e.get("torch") else "", str(e.get("began", ""))[:10]]
+        told += [f"commit {str(e['git_commit'])[:9]}" if e.get("git_commit") else ""]
+        lines.append(f"- {result['run']}" + (": " + ", ".join(filter(None, told)) if any(told) else ""))
+    if lines:
+        yield "\n".join(lines)
+    for note in dict.fromkeys(each["environment"].get("note") for each in results):
+        if note:
+            yield f"{note[0].upper()}{note[1:]}."
+    for table in experiment.tables:
+        made = markdown(table, results)
+        if made:
+            yield f"### {table.title}"
+            if table.about:
+                yield table.about.strip()
+            yield made
+    if experiment.conclusions:
+        yield experiment.conclusions.strip()
+
+
+def experiments(folder: Path) -> list[tuple[Path, Experiment]]:
+    """The experiments of a directory in the order of their sections."""
+    found = [(path, load(path)) for path in sorted(folder.glob("*.yaml")) if path.name != OVERVIEW]
+    if not found:
+        raise ConfigurationError(f"{folder} holds no experiment (*.yaml); give the directory bench")
+    return sorted(found, key=lambda each: each[1].order)
+
+
+def page(folder: Path) -> str:
+    """The whole page of results."""
+    parts = [HEAD.strip()]
+    for path, experiment in experiments(folder):
+        parts += section(experiment, path)
+    return "\n\n".join(parts) + "\n"
+
+
+class Line(Strict):
+    """A row of an overview: from which experiment its cells come, and the rows of it that may be shown."""
+
+    label: str
+    experiment: str
+    rows: str
+    cell: str
+    where: dict[str, Any] = Field(default_factory=dict)
+    best: str = ""  # show the row in which this is greatest; else the first
+
+
+class Overview(Strict):
+    """One table over several experiments: for each column what the rows must have, too."""
+
+    marker: str
+    columns: dict[str, dict[str, Any]]
+    lines: tuple[Line, ...]
+
+
+def overview(asked: Overview, folder: Path) -> str:
+    """The overview; a cell is empty where nothing was measured."""
+    made = [["", *asked.columns], ["---"] * (1 + len(asked.columns))]
+    for line in asked.lines:
+        results, cells = documents(folder / f"{line.experiment}.yaml"), [line.label]
+        for wanted in asked.columns.values():
+            table = Table(title="", rows=line.rows, columns={}, where={**line.where, **wanted})
+            rows = rows_of(results, table)
+            row = (
+                max(rows, key=lambda each: number(each[line.best]), default=None)
+                if line.best
+                else next(iter(rows), None)
+            )
+            cells.append(CELLS.fill(line.cell, row) if row else "")
+        made.append(cells)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in made)
+
+
+def filled(text: str, folder: Path) -> str:
+    """Another page with its marked tables made anew: `<!-- NAME -->` to `<!-- end of NAME -->`."""
+    tables = {
+        table.marker: markdown(table, documents(path))
+        for path, experiment in experiments(folder)
+        for table in experiment.tables
+        if table.marker
+    }
+    if (folder / OVERVIEW).is_file():
+        asked = validated(Overview, parsed(folder / OVERVIEW), str(folder / OVERVIEW))
+        tables[asked.marker] = overview(asked, folder)
+    for name, table in tables.items():
+        begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
+        if begin in text and end in text:
+            head, _, rest = text.partition(begin)
+            text = f"{head}{begin}{table}{end}{rest.partition(end)[2]}"
+    return text

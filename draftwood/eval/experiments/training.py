@@ -1,0 +1,94 @@
+"""What a training step costs for an exit layer, for Medusa's heads and for a draft model (EESD Table 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from draftwood.eval.experiments.bench import Bench
+from draftwood.eval.experiments.experiment import Kind, Rows
+from draftwood.eval.experiments.learned import SEED
+from draftwood.models import checkpoint
+from draftwood.models.exit import share
+from draftwood.models.tokenizer import Tokenizer
+from draftwood.train.exit_layer import ExitRun, Settings
+from draftwood.train.heads import HeadRun, HeadSettings
+from draftwood.train.optim import Optimizers
+from draftwood.train.texts import read_texts
+
+NOWHERE = Path("never-written")  # runs that are not saved
+
+
+class Training(Kind):
+    """So many timed steps of each, in turns after one to warm up, on `batch` rows of `context` tokens."""
+
+    steps: int = 3
+    batch: int = 4
+    context: int = 128
+
+    def measure(self, bench: Bench) -> dict[str, Rows]:
+        place = "cuda" if torch.cuda.is_available() else "cpu"
+        pair, steps, batch = bench.pair, self.steps + 1, self.batch
+        target = checkpoint.load(pair.target, bench.run.dtype, place, packed=False)
+        end = min(checkpoint.end_tokens(pair.target), default=0)
+        context = min(self.context, target.context)
+        texts = read_texts("corpus", Tokenizer.load(pair.target), end, context, batch, 1, SEED)
+        behind = share(target.n_layers)
+        plain = ExitRun(target, texts, Settings(behind, 1, steps, batch, warmup=0), NOWHERE)
+        distilled = ExitRun(target, texts, Settings(behind, 1, steps, batch, warmup=0, distill=1.0), NOWHERE)
+        medusa = HeadRun(target, texts, HeadSettings(target.n_layers, 1, steps, batch, warmup=0), NOWHERE)
+        draft = checkpoint.load(pair.draft, "float32", place, packed=False)
+        first = _count(target.embed) + sum(_count(layer) for layer in list(target.layers)[:behind])
+        made: dict[str, tuple[Callable[[], object], int, Any]] = {  # an exit needs the target's first layers only
+            f"eesd, N={behind}": (plain.step, first + _count(plain.exit), plain.exit),
+            f"eesd, N={behind}, distilled": (distilled.step, _count(target) + _count(plain.exit), distilled.exit),
+            "medusa, 4 heads": (medusa.step, _count(target) + _count(medusa.exit), medusa.exit),
+            "draft model": (_draft_step(draft, texts.train), _count(draft), draft),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in made}
+        for turn in bench.track(range(steps), "steps of training"):
+            for name, (step, _, _) in made.items():
+                began = perf_counter()
+                step()
+                if turn:
+                    seconds[name].append(perf_counter() - began)
+        size = f"{batch}x{texts.train.shape[1]} tokens"
+        return {
+            "cost": [
+                {
+                    "method": name,
+                    "loaded": loaded,
+                    "trained": sum(part.numel() for part in model.parameters() if part.requires_grad),
+                    "seconds": median(seconds[name]),
+                    "step": size,
+                }
+                for name, (_, loaded, model) in made.items()
+            ]
+        }
+
+
+def _count(model: Any) -> int:
+    return sum(part.numel() for part in model.parameters())
+
+
+def _draft_step(model: Any, rows: Any) -> Callable[[], object]:
+    """A step of training a draft model on the text itself: vanilla speculative decoding's preparation."""
+    model.float().requires_grad_(True).train()
+    optimizers = Optimizers(model, muon=False)
+    tokens = torch.from_numpy(rows.astype(np.int64)).to(model.device)
+
+    def step() -> None:
+        with torch.autocast(model.device.type, torch.bfloat16):
+            logits = model.train_forward(tokens)
+        loss = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizers.step(1e-3)
+
+    return step

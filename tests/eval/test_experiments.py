@@ -1,0 +1,405 @@
+"""bench/*.yaml: every file runs, a run that was stopped goes on, results are readable, tables follow from them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftwood.errors import ConfigurationError
+from draftwood.eval.experiments import controllers, fronts, peers
+from draftwood.eval.experiments.bench import Bench
+from draftwood.eval.experiments.engines import Output, cell, gguf_file, weights
+from draftwood.eval.experiments.execute import chosen, execute, write
+from draftwood.eval.experiments.experiment import Experiment, Run, Table, load
+from draftwood.eval.experiments.learned import Exit, Places, resolved
+from draftwood.eval.experiments.methods import Entry, Methods, compared, decode_seconds, expanded, speed
+from draftwood.eval.experiments.pairs import PAIRS, is_made, make, pair
+from draftwood.eval.experiments.pairs import weights as count_weights
+from draftwood.eval.experiments.tables import CELLS, documents, experiments, markdown, overview, parsed
+from draftwood.loading import EMBEDDED
+from draftwood.methods import Method
+from draftwood.sampling import SamplingParams
+
+BENCH = Path(__file__).parents[2] / "bench"
+LEARNED = Places(
+    {"decision": "d.safetensors", "calibration": "c.safetensors", "behind": [3, 4]}, [Exit(1, 1, True, "e")]
+)
+MEASURED = [(path, each) for path, each in experiments(BENCH) if not each.made_by]
+
+
+@pytest.mark.parametrize(("path", "experiment"), MEASURED, ids=lambda each: getattr(each, "stem", ""))
+def test_every_experiment_declares_what_can_be_run(path: Path, experiment: Experiment) -> None:
+    for run in experiment.runs.values():
+        assert run.pair is None or run.pair in PAIRS
+        for smoke in (False, True):
+            kind = experiment.measure(run, smoke)
+            if isinstance(kind, Methods):
+                for part in kind.parts.values():
+                    settings = expanded(part.methods, LEARNED)
+                    assert len({setting.label for setting in settings}) == len(settings)
+                    for setting in settings:
+                        for sampling in part.sampling:
+                            Method.parse(setting.method).check(SamplingParams(**sampling))
+            if isinstance(kind, peers.Peers):
+                assert kind.cells(pair("embedded"), 1, 64)
+
+
+@pytest.mark.parametrize(("path", "experiment"), experiments(BENCH), ids=lambda each: getattr(each, "stem", ""))
+def test_committed_results_are_small_and_fill_the_tables(path: Path, experiment: Experiment) -> None:
+    results = documents(path)
+    assert results and {each["run"] for each in results} <= {*experiment.runs}
+    for file in sorted((BENCH / "results" / path.stem).glob("*.json")):
+        assert len(file.read_text("utf-8").splitlines()) < 3000
+    made = [markdown(table, results) for table in experiment.tables]
+    assert sum(map(bool, made)) >= len(made) - 1  # of a table that nobody has measured yet there is no empty frame
+
+
+def small(kind: str, **settings: Any) -> tuple[Experiment, Run]:
+    return Experiment(title="test", kind=kind, settings=settings, runs={"one": Run()}), Run()
+
+
+def run(kind: str, out: Path, **settings: Any) -> dict[str, Any]:
+    """A tiny experiment on the embedded pair, from its YAML file's smoke settings."""
+    path = BENCH / f"{kind}.yaml"
+    experiment = load(path)
+    run = next(each for each in experiment.runs.values() if each.pair in (None, "embedded"))
+    experiment = experiment.model_copy(update={"smoke": {**experiment.smoke, **settings}})
+    found = execute(experiment, path, "tiny", run, out, smoke=True)
+    assert json.loads((out / "tiny.json").read_text("utf-8"))["complete"] and not (out / "tiny.work").exists()
+    for table in experiment.tables:
+        markdown(table, [found])
+    return found
+
+
+def test_the_loop_masks_search_and_controllers_run_from_their_files(tmp_path: Path) -> None:
+    loop = run("engine", tmp_path, methods={"speculative": {"name": "speculative", "gamma": 2}})["tables"]
+    assert loop["loop"][0]["ratio"]["value"] > 0 and 1 < loop["loop"][0]["perplexity"] < 20
+    assert 0 < loop["shares"][0]["not_a_forward"]["value"] < 1
+    masks = run("masks", tmp_path)["tables"]["masks"]
+    assert {row["tree"]: row["rows"] for row in masks}["2,4,3,1,1"] == 82
+    guided = run("search", tmp_path)["tables"]
+    assert len(guided["grid"]) == 2 and guided["guided"][-1]["runs"] == 3
+    speeds = run("controllers", tmp_path)["tables"]
+    assert {row["scenario"] for row in speeds["speeds"]} == {*controllers.scenarios()}
+    assert all(row["five_layers_us"] > 0 for row in speeds["decisions"])
+
+
+def test_requests_at_once_have_the_bits_that_they_have_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from draftwood.eval.experiments import requests
+
+    monkeypatch.setattr(requests, "hugging_face", lambda *arguments: lambda concurrent: None)  # slow to import
+    rows = run("requests", tmp_path)["tables"]["requests"]
+    assert [row["concurrent"] for row in rows] == ["one by one", "1 at once", "2 at once"]
+    assert all(row["same_bits"] == 1 for row in rows[1:]) and rows[1]["to_one_by_one"]["value"] > 0
+
+
+def test_training_steps_are_timed(tmp_path: Path) -> None:
+    experiment = load(BENCH / "training.yaml")
+    found = execute(experiment, BENCH / "training.yaml", "tiny", Run(), tmp_path, smoke=True)["tables"]["cost"]
+    sizes = {row["method"]: (row["loaded"], row["trained"]) for row in found}
+    assert sizes["draft model"] == (631424, 631424) and sizes["eesd, N=1"][0] < sizes["eesd, N=1, distilled"][0]
+    assert all(row["seconds"] > 0 for row in found)
+
+
+PART = {
+    "sampling": [{"temperature": 1}],
+    "methods": [
+        {"label": "plain", "name": "autoregressive"},
+        {"label": "chain {gamma}", "name": "speculative", "sweep": {"gamma": [1, 3]}},
+        {"label": "lookup", "name": "lookup", "over": "chain 1"},
+    ],
+    "compare": [{"of": "chain *", "over": "plain", "wanted": 0.001, "each_task": True}],
+    "front": {"ours": "chain *", "theirs": "plain"},
+    "quality": {"limit": 3},
+}
+
+
+def test_methods_are_compared_in_turns_and_a_stopped_run_goes_on(tmp_path: Path) -> None:
+    experiment, each = small("methods", tasks=["qa", "sql"], limit=2, tokens=4, parts={"first": PART})
+    done: list[str] = []
+
+    def stop(what: str, number: int, total: int | None) -> None:
+        done.append(what)
+        if number == 5 and ":" in what:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(experiment, Path("test.yaml"), "one", each, tmp_path, told=stop)
+    kept = (tmp_path / "one.work" / "first-0" / "items.jsonl").read_text("utf-8").splitlines()
+    assert len(kept) == 5 and not json.loads((tmp_path / "one.json").read_text("utf-8"))["complete"]
+    other, _ = small("methods", tasks=["qa"], limit=2, tokens=4, parts={"first": PART})
+    with pytest.raises(ConfigurationError, match="unfinished run with other settings"):
+        execute(other, Path("test.yaml"), "one", each, tmp_path)
+    ran: list[int] = []
+    document = execute(
+        experiment, Path("test.yaml"), "one", each, tmp_path, told=lambda what, done, total: ran.append(done)
+    )
+    rows = {(row["method"], row["task"]): row for row in document["tables"]["first"]}
+    assert {task for _, task in rows} == {"all", "qa", "sql"} and len(rows) == 4 * 3
+    assert rows["plain", "qa"]["speed_up"]["value"] == 1 and rows["chain 3", "all"]["gamma"] == 3
+    assert rows["chain 3", "qa"]["judged"] == 3 and rows["chain 3", "qa"]["runs"] == 2
+    assert rows["chain 3", "all"]["over_tasks"]["n"] == 2 and "score" not in rows["chain 3", "all"]
+    assert {row["task"] for row in document["tables"]["first.compared"]} == {"all", "qa", "sql"}
+    assert all(row["reached"] == "yes" for row in document["tables"]["first.compared"])
+    assert {row["at"] for row in document["tables"]["first.front"]} == {*fronts.EQUAL}
+    text = (tmp_path / "one.json").read_text("utf-8")
+    assert json.loads(text)["environment"]["processor"] and len(text.splitlines()) < 200
+
+
+def record(place: int, tokens: int, seconds: float, first: float = 0.0, rounds: int = 2) -> dict[str, Any]:
+    sums = dict.fromkeys(("drafted", "accepted", "target_rows", "draft_forwards", "layers", "widths"), 0)
+    zero = dict.fromkeys(("draft_seconds", "verify_seconds", "sampling_seconds", "other_seconds"), 0.1)
+    names = {"depth_accepted": 0, "attempted": 0, "draft_rows": 0, "widths_accepted": 0, "emitted": tokens}
+    counts = {**sums, **zero, **names, "rounds": rounds, "first_round_seconds": first, "peak_slots": 4}
+    lists = {"attempted_at": [], "accepted_at": [], "width_counts": [], "depth_counts": []}
+    return {
+        "task": "qa", "method": 0, "place": place, "seed": 0, "status": "ok", "scores": {"em": 1.0}, "tokens": tokens,
+        "prompt_tokens": 3, "seconds": seconds, "nats": 1.0, "token_hash": "a", "rounds": {**counts, **lists},
+    }  # fmt: skip
+
+
+def test_the_prompt_counts_as_one_more_round() -> None:
+    assert decode_seconds(record(0, 9, 10.0, first=6.0, rounds=3)) == pytest.approx(6.0)  # 4 in 2 later rounds, and 2
+    assert decode_seconds(record(0, 1, 6.0, first=6.0, rounds=1)) == 6.0  # nothing to tell it from
+
+
+def test_speed_is_of_the_same_items_and_the_best_of_a_pattern_is_found() -> None:
+    plain = [record(place, 10, 2.0) for place in range(3)]
+    fast, faster = ([record(place, 10, seconds) for place in range(3)] for seconds in (1.0, 0.5))
+    assert speed(fast, plain[:2])["speed_up"] == {"value": 2.0, "low": 2.0, "high": 2.0, "n": 2}
+    asked = Methods.model_validate(
+        {"tasks": ["qa"], "parts": {"p": {"methods": [], "compare": [{"of": "d *", "over": "plain", "wanted": 5}]}}}
+    ).parts["p"]
+    rows = compared(asked.compare, ["plain", "d 1", "d 2"], {"qa": [plain, fast, faster]})
+    assert [(row["of"], row["speed"]["value"], row["reached"]) for row in rows] == [("d 2", 4.0, "no")]
+    assert compared(asked.compare, ["plain"], {"qa": [plain]}) == []
+
+
+def test_methods_name_what_was_learned_and_are_left_out_where_it_is_missing() -> None:
+    entries = [
+        Entry.model_validate({"label": "{exit} + x", "name": "eesd", "exits": True}),
+        Entry.model_validate({"label": "cali", "name": "eesd", "depth": "cali-ts:path={calibration},a=1"}),
+        Entry.model_validate({"label": "behind", "name": "self-spec", "attention": "{behind}"}),
+    ]
+    found = expanded(entries, LEARNED)
+    assert [setting.label for setting in found] == ["exit, N=1, 1 layer + x", "cali", "behind"]
+    assert found[1].method["depth"] == "cali-ts:path=c.safetensors,a=1" and found[2].method["attention"] == [3, 4]
+    assert expanded(entries, Places()) == []
+    assert resolved({"name": "a", "n": 3}, {}) == {"name": "a", "n": 3}
+
+
+def test_a_front_keeps_what_nothing_beats_and_speed_is_interpolated_along_it() -> None:
+    points = [(10.0, 0.5), (8.0, 0.7), (8.0, 0.6), (7.0, 0.7), (5.0, 0.4), (4.0, 0.9), (10.0, 0.3)]
+    curve = fronts.front(points)
+    assert curve == [(10.0, 0.5), (8.0, 0.7), (4.0, 0.9)]
+    found = [fronts.speed_at(curve, quality) for quality in (0.1, 0.5, 0.6, 0.8, 0.9)]
+    assert found == pytest.approx([10, 10, 9, 6, 4]) and fronts.speed_at(curve, 0.91) is None
+    ours = [(2 * speed, quality) for speed, quality in curve]
+    assert fronts.at_equal_quality([*ours, (1.0, 0.1)], curve) == pytest.approx(2)
+    assert fronts.at_equal_quality([(99.0, 0.4)], curve) is None  # worse than their fastest: no flattering figure
+    assert fronts.at_equal_quality([(99.0, 0.45)], curve, slack=0.05) == pytest.approx(9.9)
+
+
+def test_measurements_are_kept_and_a_line_that_a_kill_cut_is_made_again(tmp_path: Path) -> None:
+    made: list[int] = []
+
+    def measure() -> list[int]:
+        made.append(1)
+        return [len(made)]
+
+    assert [Bench(Run(), tmp_path).once(["a", n], measure) for n in (1, 2, 1)] == [[1], [2], [1]]
+    with (tmp_path / "measured.jsonl").open("a") as file:
+        file.write('["cut", [')
+    again = Bench(Run(), tmp_path)
+    assert again.once(["a", 2], measure) == [2] and again.once(["b"], measure) == [3]
+    assert Bench(Run(), tmp_path).once(["b"], measure) == [3] and len(made) == 3
+
+
+def test_cells_show_intervals_units_and_nothing_unknown(tmp_path: Path) -> None:
+    row = {"a": {"value": 1.5, "low": 1.25, "high": None}, "b": 0.5, "c": {"value": None, "low": None, "high": None}}
+    assert CELLS.fill("{a:.2fx~}", row) == "1.50x" and CELLS.fill("{b:.0%}", row) == "50%"
+    assert CELLS.fill("{a:.1fx~}", {"a": {"value": 1, "low": 0.5, "high": 2}}) == "1.0x (0.5 to 2.0)"
+    assert CELLS.fill("{c:.1f}", row) == CELLS.fill("{d}", row) == "" and CELLS.fill("{d} || {b}", row) == "0.5"
+    assert CELLS.fill("{w:M}", {"w": 2_500_000_000}) == "2.5B" and CELLS.fill("{w:M}", {"w": 0}) == "none"
+    rows = [{"method": "m", "lossy": True, "k": k, "speed": s} for k, s in ((1, 2.0), (2, 3.0))]
+    write(tmp_path / "a.json", {"run": "r", "models": {}, "environment": {"dtype": "f"}, "tables": {"t": rows}})
+    result = json.loads((tmp_path / "a.json").read_text("utf-8"))
+    best = Table(title="", rows="t", columns={"m": "{method}", "k": "{k}"}, best={"by": ["run"], "of": "speed"})
+    assert markdown(best, [result]).splitlines()[2:] == ["| m (lossy) | 2 |"]
+    wide = Table(title="", rows="t", columns={"m": "{type}"}, pivot={"by": "{k}", "cell": "{speed:.1f}"})
+    assert markdown(wide, [result]).splitlines() == ["| m | 1 | 2 |", "| --- | --- | --- |", "| f | 2.0 | 3.0 |"]
+    assert markdown(wide.model_copy(update={"without": {"k": [1, 2]}}), [result]) == ""
+
+
+def test_the_overview_leaves_cells_empty_where_nothing_was_measured() -> None:
+    from draftwood.eval.experiments.tables import Overview
+
+    text = overview(Overview.model_validate(parsed(BENCH / "overview.yaml")), BENCH)
+    assert text.count("\n") == 11 and "3.20x" in text and "|  |" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "is not YAML"),
+        ("title: a", "kind: field required"),
+        ("{title: a, kind: methods, runs: {}, tables: [{title: b}]}", "tables.0.rows: field required"),
+        ("{title: a, kind: loop, runs: {b: {pears: c}}}", "runs.b.pears: extra inputs are not permitted"),
+        ("{title: a, kind: lop, runs: {b: {}}}", "there is no kind of experiment 'lop' (did you mean 'loop'"),
+        ("{title: a, kind: masks, settings: {trees: 3}, runs: {b: {}}}", "settings of 'a': trees: input should be"),
+        ("{title: a, kind: masks, made_by: make it, runs: {b: {}}}", "'a' is made by `make it`"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_a_sentence(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "wrong.yaml"
+    path.write_text(text, "utf-8")
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        experiment = load(path)
+        for name, each in chosen(experiment, (), None, "float32").items():
+            execute(experiment, path, name, each, tmp_path / "out")
+
+
+def test_recorded_simulations_agree_with_the_specification_and_printed_updates_fail() -> None:
+    """Spec §7; Eq. 3-4 give up drafting after one token, Eq. 8 drafts on as if everything were accepted."""
+    recorded = documents(BENCH / "controllers.yaml")[0]["tables"]["speeds"]
+    rows = {(row["scenario"], row["controller"]): row for row in recorded}
+    expected = [row for row in recorded if "expected" in row]
+    assert len(expected) == 16
+    assert all(row["speed"] == pytest.approx(row["expected"], rel=0.02) for row in expected)
+    kind = controllers.Controllers(tokens=600)
+    for name, (c, text) in controllers.scenarios().items():
+        assert rows[name, "beta-ts as printed"]["drafts_per_round"] < 1.2
+        assert rows[name, "cali-ts as printed"]["drafts_per_round"] > 20
+        assert min(rows[name, each]["to_best"] for each in controllers.FAILING) < 0.9
+        if name in ("fixed 0.6, c 0.15", "per token, c 0.1"):
+            for controller in ("beta-ts", "optimal-stopping"):
+                found = kind.speeds(controllers.CONTROLLERS[controller], text, c)["speed"]
+                assert found == pytest.approx(rows[name, controller]["speed"], rel=0.15)
+
+
+# -- other engines -----------------------------------------------------------------------------------------------------
+
+
+def turned(x: np.ndarray, position: int, neighbours: bool) -> np.ndarray:
+    """Rotary position of [heads, d], over halves as Hugging Face or over neighbours as GGUF's llama."""
+    d = x.shape[-1]
+    angles = position * 10000.0 ** (-np.arange(0, d, 2) / d)
+    first, second = (x[:, 0::2], x[:, 1::2]) if neighbours else (x[:, : d // 2], x[:, d // 2 :])
+    out = np.empty_like(x)
+    places = (slice(0, None, 2), slice(1, None, 2)) if neighbours else (slice(0, d // 2), slice(d // 2, None))
+    cos, sin = np.cos(angles), np.sin(angles)
+    out[:, places[0]], out[:, places[1]] = first * cos - second * sin, first * sin + second * cos
+    return out
+
+
+def test_rotary_rows_give_the_same_scores_under_the_other_layout() -> None:
+    rng = np.random.default_rng(0)
+    heads, d, width = 3, 8, 12
+    query, key = rng.normal(size=(2, heads * d, width))
+    x, y = rng.normal(size=(2, width))
+
+    def scores(q: np.ndarray, k: np.ndarray, neighbours: bool) -> np.ndarray:
+        pairs = ((q @ x, 5), (k @ y, 2))
+        first, second = (turned(each.reshape(heads, d), place, neighbours) for each, place in pairs)
+        return np.einsum("hd,hd->h", first, second)
+
+    expected = scores(query, key, False)
+    moved = [gguf_file.rotary_rows(matrix, heads) for matrix in (query, key)]
+    np.testing.assert_allclose(scores(*moved, True), expected, atol=1e-12)
+    assert np.abs(scores(query, key, True) - expected).max() > 0.1  # the rows do have to move
+
+
+def test_a_converted_model_has_every_weight_once_and_tokens_pass_through_text() -> None:
+    directory = EMBEDDED / "draft"
+    read = weights.Weights(directory)
+    tensors = dict(gguf_file._tensors(read))
+    head = read.shape.vocabulary * read.shape.width
+    assert sum(array.size for array in tensors.values()) == count_weights(directory) + head
+    np.testing.assert_array_equal(tensors["output.weight"], tensors["token_embd.weight"])  # tied in the checkpoint
+    assert peers.read_weights(directory) == count_weights(directory)
+    tokens = [0, 2047, 7, 7]
+    assert gguf_file.as_tokens("text: " + gguf_file.as_text(tokens) + "\nÿ", 2048) == tokens
+
+
+def test_time_per_token_leaves_the_prompt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(cell, "perf_counter", lambda: clock[0])
+
+    def generate(prompt: list[int], count: int) -> Output:
+        clock[0] += 10 * len(prompt) + 3 * count
+        return Output(list(range(count)))
+
+    found = cell.measure(generate, [[1] * 5, [2] * 50], 9, warm_up=1)
+    assert found["seconds_per_token"] == [3.0, 3.0]
+    with pytest.raises(RuntimeError, match="2 of 9 tokens"):
+        cell.measure(lambda prompt, count: Output([1, 2]), [[1]], 9, warm_up=0)
+
+
+def test_whatever_becomes_of_a_process_is_a_reason(tmp_path: Path) -> None:
+    killed, slow = tmp_path / "killed", tmp_path / "slow"
+    killed.write_text("#!/bin/sh\necho out of luck >&2\nkill -9 $$\n")
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    for script in (killed, slow):
+        script.chmod(0o755)
+    assert peers.run_job({}, str(killed), 1, 60)["error"] == "the process ended with signal 9: out of luck"
+    assert peers.run_job({}, str(slow), 1, 0.2)["error"] == "it was not done after 0 s"
+    assert "does not start" in peers.run_job({}, str(tmp_path / "none"), 1, 60)["error"]
+
+
+def test_engines_give_rows_for_what_runs_and_what_does_not(tmp_path: Path) -> None:
+    settings = {
+        "peers": {"draftwood": ["plain"], "llama.cpp": ["plain"]}, "dtypes": ["float32"], "repeats": 1, "prompts": 1,
+        "tokens": 4, "python": {"llama.cpp": str(tmp_path / "none")}, "compare": [],
+    }  # fmt: skip
+    experiment, each = small("peers", **settings)
+    rows = {row["engine"]: row for row in execute(experiment, Path("t"), "one", each, tmp_path)["tables"]["rows"]}
+    assert rows["draftwood"]["same_text"] == 1 and rows["draftwood"]["peak_megabytes"] > 20
+    assert "does not start" in rows["llama.cpp"]["failure"]
+
+
+def test_ratios_are_of_the_same_repeat_and_prompt() -> None:
+    def sample(seconds: list[float], tokens: list[int]) -> dict[str, Any]:
+        return {"seconds_per_token": seconds, "tokens": [tokens] * len(seconds)}
+
+    ours, theirs = "draftwood / plain / int8", "Hugging Face / plain / bfloat16"
+    samples = [
+        {ours: sample([1.0, 2.0], [1, 2, 3, 4]), theirs: sample([3.0, 6.0], [1, 2, 9, 4])},
+        {ours: sample([10.0, 10.0], [1, 2, 3, 4]), theirs: sample([30.0, 30.0], [1, 2, 3, 4])},
+        {ours: sample([5.0, 5.0], [1, 2, 3, 4])},
+    ]
+    asked = peers.Against(mode="plain", engine="Hugging Face", their_mode="plain")
+    [row] = peers.against(asked, "int8", samples)
+    assert row["ratio"]["value"] == 3.0 and row["ratio"]["n"] == 4 and row["their_type"] == "bfloat16"
+    assert row["same_beginning"] == 0.75 and row["same_text"] == 0.5
+    assert peers.against(asked, "float32", samples) == []
+    with pytest.raises(ConfigurationError, match="has no mode 'plan'"):
+        peers.Peers(peers={"draftwood": ["plan"]}).cells(pair("embedded"), 1, 64)
+
+
+def test_a_pair_is_whole_or_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from draftwood.eval.experiments import pairs
+
+    shape = pairs._shape(3, 256, 8, 4, 704)
+    whole, out = pairs.grow_checkpoint, tmp_path / "tiny" / "draft"
+
+    def cut_short(source: Path, out: Path, *arguments: Any) -> None:
+        whole(source, out, *arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pairs, "grow_checkpoint", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        make("draft", shape, out)
+    assert list(out.parent.iterdir()) == []
+    monkeypatch.setattr(pairs, "grow_checkpoint", whole)
+    make("draft", shape, out)
+    assert is_made(out, shape) and (out / "tokenizer.json").is_file()
+    before = (out / "model.safetensors").stat().st_mtime_ns
+    make("draft", shape, out)
+    assert (out / "model.safetensors").stat().st_mtime_ns == before
+    make("draft", shape | {"intermediate": 768}, out)
+    assert json.loads((out / "config.json").read_text("utf-8"))["intermediate_size"] == 768
