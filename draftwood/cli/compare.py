@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from draftwood.cli.groups import (
@@ -15,8 +15,10 @@ from draftwood.cli.groups import (
     OutputOptions,
     PromptOptions,
     seed,
+    warn_if_foreign,
 )
 from draftwood.cli.options import flag
+from draftwood.cli.progress import progress
 from draftwood.eval.interleaved import Entry, interleave, parse_methods, set_references
 from draftwood.params import SamplingParams
 
@@ -66,14 +68,16 @@ def compare(
     engine = models.load()
     for entry in entries:
         engine.method(entry.method)  # refused before anything runs
+    warn_if_foreign(engine, text)
 
     def decode(method: Method) -> GenerationResult:
         return engine.generate(text, method, sampling, seed=seed, **limits.model_dump())
 
     interrupted = False
     try:
-        with _progress(len(entries) * (warmup + repeat), output.color) as advance:
-            interleave(entries, decode, repeat, warmup, advance)
+        with progress(output.color, total=len(entries) * (warmup + repeat), live=False) as update:
+            runs = count()
+            interleave(entries, decode, repeat, warmup, lambda name: update(completed=next(runs), description=name))
             set_references(entries, decode, sampling.greedy)
     except KeyboardInterrupt:  # what has been measured is shown
         interrupted = True
@@ -89,7 +93,7 @@ def compare(
         shown = visible(baseline.text) if out.is_terminal else baseline.text
         out.print(shown, style="dim", markup=False, soft_wrap=not out.is_terminal)
         out.print()
-        out.print(table(entries))
+        out.print(table(entries, out.width))
         out.print()
         _footnotes(entries, engine.compile_seconds, out.print)
         for note in grown(engine.names):
@@ -98,50 +102,44 @@ def compare(
         sys.exit(130)
 
 
-@contextmanager
-def _progress(total: int, color: bool | None) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr that is redrawn between runs only, so that it costs the runs nothing."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from draftwood.explain.terminal import console
-
-    err = console(color, stderr=True)
-    if not err.is_terminal:
-        yield lambda name: None
-        return
-    columns = (BarColumn(30), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=err, auto_refresh=False, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        done = iter(range(total))
-        yield lambda name: bar.update(task, completed=next(done), description=name, refresh=True)
+# Heading of a column -> columns of the terminal below which it is left out, so that methods keep their names.
+COLUMNS = {
+    "tokens/s": 0,
+    "speed-up": 0,
+    "tau": 50,
+    "accept": 56,
+    "c": 64,
+    "draft/verify/\nsample/other %": 80,
+    "same\ntext": 0,
+}
 
 
-def table(entries: Sequence[Entry]) -> Table:
-    """Everything side by side, within 80 columns."""
+def table(entries: Sequence[Entry], width: int = 80) -> Table:
+    """Everything side by side, within `width` columns (44 at least) and 80 at most."""
     from rich.text import Text
 
     from draftwood.explain.terminal import method_label, percent, simple_table
 
     made = simple_table()
     made.add_column("method", overflow="fold", min_width=14)
-    for name in ("tokens/s", "speed-up", "tau", "accept", "c", "draft/verify/\nsample/other %", "same\ntext"):
+    shown = [name for name, least in COLUMNS.items() if width >= least]
+    for name in shown:
         made.add_column(name, justify="right", no_wrap=True)
     fastest = max(entry.rate for entry in entries)
     for entry in entries:
         metrics = entry.first.metrics
         gain = f"{entry.rate / entries[0].rate:.2f}×"
-        same = {None: Text("-"), True: Text("yes", "green"), False: Text("NO", "bold red")}[entry.same_text]
-        split = [f"{100 * share:.0f}" for share in entry.split.values()]
-        made.add_row(
-            Text(method_label(entry.first.method) + ("" if entry.first.lossless else " (lossy)")),
+        values: Sequence[str | Text] = (
             f"{entry.rate:.1f}",
             Text(gain, "bold green" if entry.rate == fastest and len(entries) > 1 else ""),
             f"{metrics.tau:.2f}",
             percent(metrics.acceptance_rate) if metrics.drafted else "-",
             f"{entry.over(lambda run: run.metrics.draft_cost_ratio):.2f}" if metrics.draft_forwards else "-",
-            "/".join(split),
-            same,
+            "/".join(f"{100 * share:.0f}" for share in entry.split.values()),
+            {None: Text("-"), True: Text("yes", "green"), False: Text("NO", "bold red")}[entry.same_text],
         )
+        label = Text(method_label(entry.first.method) + ("" if entry.first.lossless else " (lossy)"))
+        made.add_row(label, *(value for name, value in zip(COLUMNS, values, strict=True) if name in shown))
     return made
 
 
@@ -149,8 +147,8 @@ def _footnotes(entries: Sequence[Entry], compile_seconds: float, show: Callable[
     from draftwood.explain.terminal import SEPARATOR, compiled
 
     first = entries[0].first
-    count = len(first.tokens)
-    notes = [f"{count} token{'s' * (count != 1)}, finish {first.finish_reason}", f"seed {first.seed}"]
+    tokens = len(first.tokens)
+    notes = [f"{tokens} token{'s' * (tokens != 1)}, finish {first.finish_reason}", f"seed {first.seed}"]
     notes.append(f"temperature {first.sampling['temperature']:g}")
     runs = len(entries[0].runs)
     notes += [f"median of {runs} runs" if runs > 1 else "one run", *compiled(compile_seconds)]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.groups import LIMITS, OF_EVERY_METHOD, OUTPUT, ModelOptions, OutputOptions, seed
+from draftwood.cli.groups import LIMITS, OF_EVERY_METHOD, OUTPUT, ModelOptions, OutputOptions, seed, warn_if_foreign
 from draftwood.cli.options import flag
 from draftwood.errors import RequestError
 from draftwood.eval.interleaved import parse_methods
@@ -102,6 +102,7 @@ def evaluate(
     engine = models.load()
     chat = not plain and talks(engine)
     asked = [(task, task.instances(limit, chat)) for task in wanted]
+    warn_if_foreign(engine, *(instances[0].turns[0] for _, instances in asked if instances))
     plan = Plan(chosen, asked, sampling, range(seed, seed + seeds), warmup)
     interrupted = False
     try:

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from draftwood.cli.groups import OUTPUT, ChatOptions, LimitOptions, MethodOptions, ModelOptions, OutputOptions, seed
+from draftwood.cli.groups import (
+    OUTPUT,
+    ChatOptions,
+    LimitOptions,
+    MethodOptions,
+    ModelOptions,
+    OutputOptions,
+    seed,
+    warn_if_foreign,
+)
 from draftwood.cli.options import flag
 from draftwood.errors import ConfigurationError
 from draftwood.params import SamplingParams
@@ -54,6 +63,7 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
     method = decoding.chosen(models.drafts)
     method.check(sampling)
     engine = models.load()
+    warn_if_foreign(engine, asked)
     with Interrupt() as interrupt:
         events = engine.stream(
             asked,

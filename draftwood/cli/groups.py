@@ -175,6 +175,15 @@ class ChatOptions(PromptOptions):
         return [*first, {"role": "user", "content": text}]
 
 
+def warn_if_foreign(engine: Engine, *prompts: Prompt) -> None:
+    """Say once on standard error what the embedded pair is for, where a prompt does not look like it."""
+    from draftwood.foreign import hint
+
+    said = next(filter(None, (hint(engine, prompt) for prompt in prompts)), None)
+    if said is not None:
+        print(f"note: {said}", file=sys.stderr)
+
+
 class LimitOptions(OptionGroup):
     """Where an answer ends."""
 

@@ -246,6 +246,8 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
         _fail("interrupted", INTERRUPTED)
     except Exception as error:
         sentence = _usage_error(error)
+        if type(error).__name__ == "SafetensorError":  # by name: safetensors may not be imported yet
+            sentence = f"weights cannot be read or written: {error}"
         if sentence is None:
             raise  # a bug: its traceback is the report
         _fail(sentence, BAD_INPUT)

@@ -15,7 +15,8 @@ def check_writable(out: Path, flag: str = "--out") -> None:
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         trial.touch()
-        trial.unlink()
+        if trial != out:
+            trial.unlink()
     except OSError as error:
         raise ConfigurationError(
             f"{flag} is {out}, which cannot be written: {error.strerror}; name another file"
@@ -29,9 +30,11 @@ def write_text(out: Path, text: str, flag: str = "--out") -> None:
         partial.write_text(text, "utf-8", errors="replace")
         partial.replace(out)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        if partial != out:
+            partial.unlink(missing_ok=True)
         raise ConfigurationError(f"{flag} {out} was not written: {error.strerror}; make room or name another") from None
 
 
 def _partial(out: Path) -> Path:
-    return out.with_name(out.name + ".partial")
+    """Where a file is written first; a device or a pipe is written itself."""
+    return out if out.exists() and not out.is_file() else out.with_name(out.name + ".partial")

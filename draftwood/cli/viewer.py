@@ -5,7 +5,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from draftwood.cli.groups import OUTPUT, ChatOptions, ColorOptions, LimitOptions, MethodOptions, ModelOptions, seed
+from draftwood.cli.groups import (
+    OUTPUT,
+    ChatOptions,
+    ColorOptions,
+    LimitOptions,
+    MethodOptions,
+    ModelOptions,
+    seed,
+    warn_if_foreign,
+)
 from draftwood.cli.options import flag
 from draftwood.cli.output_file import check_writable, write_text
 from draftwood.params import SamplingParams
@@ -40,7 +49,9 @@ def explain(
     method.check(sampling)
     if html is not None:
         check_writable(html, "--html")
-    found = explained(models.load(), asked, method=method, sampling=sampling, seed=seed, **limits.model_dump())
+    engine = models.load()
+    warn_if_foreign(engine, asked)
+    found = explained(engine, asked, method=method, sampling=sampling, seed=seed, **limits.model_dump())
     if html is None:
         for line in found.lines(terminal_width(), colourful(sys.stdout, output.color)):
             print(line)

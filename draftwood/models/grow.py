@@ -193,8 +193,7 @@ def write(
         raise ConfigurationError(f"dtype {dtype!r} is not for grown models{hint}")
     if raw.get("model_type") != "llama":
         raise ModelError(f"only the Llama family can be grown, not {raw.get('model_type')!r}")
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigurationError(f"{directory} is there already and not an empty directory; give a new one")
+    check_new(directory)
     written: list[Path] = []
     existed = directory.exists()
     config = _config_json(model, growth, raw, dtype, source)
@@ -211,6 +210,12 @@ def write(
                 directory.rmdir()
         raise
     return config
+
+
+def check_new(directory: Path) -> None:
+    """Raise ConfigurationError for a directory that is there and not empty."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigurationError(f"{directory} is there already and not an empty directory; give a new one")
 
 
 def _config_json(model: Decoder, growth: Growth, raw: dict[str, Any], dtype: str, source: str) -> dict[str, Any]:

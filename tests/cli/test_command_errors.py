@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -173,3 +176,69 @@ def test_bad_comparisons(command: Command, pair: list[str], flags: list[str], se
 def test_compare_refuses_a_missing_draft_before_it_runs(command: Command, target: Path) -> None:
     sentence = refused(command("compare", "x", "--target", target, "--methods", "lookup,speculative"))
     assert "speculative needs a draft model" in sentence
+
+
+FIRST = [  # what is wrong is told without the model, which takes seconds to load
+    ["generate", "x", "--top-k", "-1"],
+    ["generate", "x", "--top-logprobs", "3"],
+    ["generate", "x", "--method", "mcsd", "--set", "tree=0"],
+    ["generate", "x", "--method", "beam-search", "--top-k", "5"],
+    ["compare", "x", "--methods", "mscd"],
+    ["compare", "x", "--repeat", "0"],
+    ["explain", "x", "--html", "."],
+    ["plan", "--seconds", "0"],
+    ["plan", "--out", "."],
+    ["plan", "--prompts", "nowhere.txt"],
+    ["tune", "--out", "folder.json"],
+    ["tune", "skip", "--out", "folder.json"],
+    ["certify", "--out", "."],
+    ["certify", "--prompts", "nowhere.txt"],
+    ["eval", "--out", "x", "--tasks", "nothing"],
+    ["train", "decision", "--out", "folder.json"],
+    ["train", "calibration", "--out", "x.safetensors", "--prompts", "nowhere.txt"],
+    ["train", "corpus", "--out", "."],
+    ["train", "eesd", "--out", "file"],
+    ["train", "medusa", "--out", "file"],
+]
+
+
+@pytest.mark.parametrize("arguments", FIRST, ids=" ".join)
+def test_flags_and_places_are_checked_before_models_load(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder.json").mkdir()
+    Path("file").write_text("mine")
+    monkeypatch.setattr("draftwood.models.checkpoint.load", lambda *given, **options: pytest.fail("loaded"))
+    assert refused(command(*arguments))
+    assert Path("file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["plan", "tune"])
+def test_a_full_disk_comes_after_the_answer(
+    command: Command, pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """What was found is printed before it is written, so that a full disk loses the file alone."""
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a b\n")
+    short = ("--max-new-tokens", 8, "--prompts", prompts, *pair)
+    flags = {"plan": ("--seconds", 0.1), "tune": ("--method", "lookup", "--budget", 2)}[name]
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.replace", full)
+        shown = command(name, *short, *flags, "--out", tmp_path / "best.json")
+    assert (shown.code == 2 and "lookup" in shown.out) or "recommended" in shown.out
+    assert "best.json was not written: No space left on device; make room or name another" in shown.err
+    assert [path.name for path in tmp_path.iterdir()] == ["prompts.txt"]
+
+
+def test_a_full_standard_output_is_one_sentence() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no device that is always full")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "draftwood", "methods"], stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert done.stderr.decode() == "error: the output cannot be written: No space left on device\n"

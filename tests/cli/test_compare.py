@@ -169,3 +169,16 @@ def test_lossy_methods_carry_the_word(command: Command, pair: list[str]) -> None
     assert shown.code == 0 and shown.out.count("(lossy)") == 2
     told = command("generate", "Once upon", *pair, "--max-new-tokens", 4, "--method", "mcsd", "--set", "initial=2")
     assert "lossy" in told.err and "lossless" not in told.err
+
+
+@pytest.mark.parametrize("width", [44, 60, 72])
+def test_a_narrow_terminal_keeps_the_names_of_methods(
+    command: Command, pair: list[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = command("compare", "Once upon", *pair, *QUICK, "--methods", "mcsd,lookup").out
+    table = shown[shown.index("method") :].splitlines()
+    table = table[: table.index("")]
+    assert max(map(len, table)) <= width
+    assert [line.split()[0] for line in table if line[0].isalpha()] == ["method", "autoregressive", "mcsd", "lookup"]
+    assert all("yes" in line for line in table[2:] if line[0].isalpha())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
 import pytest
 from conftest import Command
+from safetensors import SafetensorError
 
 from draftwood.models import checkpoint
 
@@ -119,3 +121,33 @@ def test_unknown_sources(command: Command, tmp_path: Path) -> None:
     shown = command("grow", "embedded:taget", tmp_path / "grown")
     assert shown.code == 2 and "there is no model 'embedded:taget' (did you mean 'embedded:target'?)" in shown.err
     assert "is not a directory" in command("grow", tmp_path / "nowhere", tmp_path / "grown").err
+
+
+def test_a_full_disk_leaves_nothing(
+    command: Command, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is full at the weights or at the tokenizer that is copied last."""
+
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def weights_full(*arguments: object, **options: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    (tmp_path / "empty").mkdir()
+    for place, write in (("draftwood.models.grow.save_file", weights_full), ("pathlib.Path.write_bytes", full)):
+        for out in (tmp_path / "new", tmp_path / "empty"):
+            with monkeypatch.context() as patch:
+                patch.setattr(place, write)
+                shown = command("grow", target, out)
+            assert shown.code == 2 and not shown.out and shown.err.count("\n") == 1
+            assert "No space left on device" in shown.err and "make room or name another place" in shown.err
+    assert not (tmp_path / "new").exists() and not list((tmp_path / "empty").iterdir())
+
+
+def test_the_directory_is_checked_before_the_model_is_read(
+    command: Command, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "load", lambda *arguments, **options: pytest.fail("loaded"))
+    (tmp_path / "file").write_text("mine")
+    assert "is there already" in command("grow", target, tmp_path / "file").err
