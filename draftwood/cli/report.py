@@ -14,20 +14,21 @@ def report(
         ..., "What `draftwood eval --out` wrote, or a directory that holds several of these.", "DIR", argument=True
     ),
     out: Path | None = flag(None, "Page and figures go here.", "DIR", panel=OUTPUT, usual="DIR itself"),
+    figures: str = flag("svg", "Kind of the figures' files.", "svg|png|pdf", panel=OUTPUT),
     output: ColorOptions,
 ) -> None:
     """Write a page of tables and figures about an evaluation.
 
-    One self-contained HTML file, which works offline, and its figures as SVG
-    files, with matplotlib as PNG files too. An evaluation that still runs, or
-    was stopped, is reported as far as it came.
+    One self-contained HTML file, which works offline, and its figures as files
+    of their own. An evaluation that still runs, or was stopped, is reported as
+    far as it came.
     """
     from draftwood.eval.report import page
     from draftwood.explain.terminal import console
 
     err = console(output.color, stderr=True)
     with err.status("reading") as status:
-        written, files = page.write(directory, out, lambda figure: status.update(figure))
+        written, files = page.write(directory, out, status.update, figures)
     folder = files[0].parent if files else None
     print(written)
     if folder is not None:

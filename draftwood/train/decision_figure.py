@@ -1,18 +1,15 @@
-"""A decision model's judgement as a picture: ROC, calibration, and the overlap of MCSD's Figure 7.
-
-Needs matplotlib. Refuses to know anything but the judgement.
-"""
+"""A decision model's judgement as a picture: ROC, calibration, and the overlap of MCSD's Figure 7."""
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from draftwood import plots
 from draftwood.depth.judgement import Judgement
-from draftwood.errors import ConfigurationError
+from draftwood.plots import FAINT, INK, PALETTE
 
-BLUE, ORANGE, GREY = "#0072b2", "#d55e00", "#999999"  # told apart by the colour-blind
+BLUE, ORANGE = PALETTE[:2]
 
 
 def draw_judgement(judgement: Judgement, path: Path, title: str, threshold: float = 0.4) -> None:
@@ -20,26 +17,21 @@ def draw_judgement(judgement: Judgement, path: Path, title: str, threshold: floa
 
     ConfigurationError without matplotlib.
     """
-    try:
-        figures = import_module("matplotlib.figure")
-    except ImportError as error:
-        raise ConfigurationError(f"{error}; pip install 'draftwood[train]' for figures") from error
-    figure = figures.Figure(figsize=(12, 3.8), layout="constrained")
-    figure.suptitle(title)
-    roc, calibration, overlap = figure.subplots(1, 3)
-    _roc(roc, judgement)
-    _calibration(calibration, judgement)
-    _overlap(overlap, judgement, threshold)
-    for axes in (roc, calibration, overlap):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.set_xlim(0, 1)
-    partial = path.with_name(f"{path.stem}.partial{path.suffix}")
-    figure.savefig(partial, dpi=150)
-    partial.replace(path)
+
+    def paint(canvas: Any) -> None:
+        canvas.suptitle(title)
+        panels = canvas.subplots(1, 3)
+        _roc(panels[0], judgement)
+        _calibration(panels[1], judgement)
+        _overlap(panels[2], judgement, threshold)
+        for axes in panels:
+            axes.set_xlim(0, 1)
+
+    plots.save(plots.figure(paint, 12, 3.8), path, title)
 
 
 def _roc(axes: Any, judgement: Judgement) -> None:
-    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
+    axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1, linestyle=":")
     axes.plot(*zip(*judgement.roc, strict=True), color=BLUE)
     axes.set_title(f"ROC, area {judgement.auc:.3f}")
     axes.set(
@@ -49,7 +41,7 @@ def _roc(axes: Any, judgement: Judgement) -> None:
 
 def _calibration(axes: Any, judgement: Judgement) -> None:
     most = max((count for _, _, count in judgement.calibration), default=1)
-    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
+    axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1, linestyle=":")
     predicted, seen, counts = zip(*judgement.calibration, strict=True)
     axes.plot(predicted, seen, color=BLUE, linewidth=1)
     axes.scatter(predicted, seen, [10 + 90 * count / most for count in counts], color=BLUE)
@@ -63,7 +55,7 @@ def _overlap(axes: Any, judgement: Judgement, threshold: float) -> None:
     left = [i * width for i in range(len(accepted))]
     axes.bar(left, accepted, width, align="edge", color=BLUE, alpha=0.6, label="accepted")
     axes.bar(left, rejected, width, align="edge", color=ORANGE, alpha=0.6, label="rejected")
-    axes.axvline(threshold, color="black", linewidth=1, linestyle="--", label=f"threshold {threshold:g}")
+    axes.axvline(threshold, color=INK, linewidth=1, linestyle="--", label=f"threshold {threshold:g}")
     axes.set_title(f"Overlap {judgement.overlap:.2f}")
     axes.set(xlabel="predicted acceptance", ylabel="share of drafts")
-    axes.legend(frameon=False, loc="upper center")
+    axes.legend(loc="upper center")

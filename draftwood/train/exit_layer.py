@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftwood import plots
 from draftwood.errors import ConfigurationError
 from draftwood.models.decoder import Decoder
 from draftwood.models.exit import ExitLayer, save
@@ -261,23 +262,18 @@ class ExitRun:
 
 def plot(curve: list[dict[str, float]], path: Path) -> bool:
     """Draw the held-out figures of a run; False where matplotlib is not installed."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
+    if not plots.available():
         return False
-    figure = Figure(figsize=(6, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    shares = figure.subplots()
-    losses = shares.twinx()
-    steps = [point["step"] for point in curve]
-    names = {"acceptance": "acceptance, sum min(p, q)", "agreement": "same most probable token"}
-    for name, label in names.items():
-        shares.plot(steps, [point[name] for point in curve], label=label, marker=".")
-    losses.plot(steps, [point["loss"] for point in curve], color="grey", linestyle="--")
-    shares.plot([], [], color="grey", linestyle="--", label="loss (right)")
-    shares.set(xlabel="step", ylabel="held-out share of places", ylim=(0, 1))
-    losses.set(ylabel="held-out loss, nats per token")
-    shares.legend(loc="center right")
-    figure.savefig(path, dpi=120)
+
+    def paint(canvas: Any) -> None:
+        shares, losses = canvas.subplots(2, sharex=True)
+        steps = [point["step"] for point in curve]
+        shares.plot(steps, [point["acceptance"] for point in curve], "o-", label="acceptance, sum min(p, q)")
+        shares.plot(steps, [point["agreement"] for point in curve], "s-", label="same most probable token")
+        shares.set(ylabel="held-out share of places", ylim=(0, 1))
+        shares.legend(loc="lower right")
+        losses.plot(steps, [point["loss"] for point in curve], "o-", color=plots.FAINT)
+        losses.set(xlabel="step", ylabel="held-out loss, nats per token")
+
+    plots.save(plots.figure(paint, 6, 4.4), path, "An exit's training")
     return True

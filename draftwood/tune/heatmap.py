@@ -1,7 +1,8 @@
-"""Heat maps of speeds: shaded numbers for terminals, with or without colour, and PNG files through matplotlib."""
+"""Heat maps of speeds: shaded numbers for terminals, with or without colour, and pictures."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.color import ColorSystem
 from rich.style import Style
+
+from draftwood import plots
 
 if TYPE_CHECKING:
     from draftwood.core.shape import Shape
@@ -126,47 +129,38 @@ def _cell(found: HeatMap, place: tuple[str, str], width: int, colour: bool) -> s
 
 
 def picture(maps: Sequence[HeatMap], path: Path) -> bool:
-    """Draw the maps side by side into a PNG file; False where matplotlib (extra bench) is missing."""
-    try:
-        import matplotlib
-    except ImportError:
+    """Draw the maps side by side into a file, .svg or .png; False where matplotlib (extra plots) is missing."""
+    if not plots.available():
         return False
-    matplotlib.use("Agg")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(1.5 + sum(1.2 + 0.75 * len(m.columns) for m in maps), _height(maps)), layout="constrained")
-    axes = figure.subplots(1, len(maps), squeeze=False)[0]
-    values = [cell.value for found in maps for cell in found.cells.values()]
-    image = None
-    for ax, found in zip(axes, maps, strict=True):
-        rows, columns = found.rows, found.columns
-        grid = [
-            [found.cells[row, column].value if (row, column) in found.cells else float("nan") for column in columns]
-            for row in rows
-        ]
-        image = ax.imshow(grid, cmap="viridis", vmin=min(values), vmax=max(values), aspect="auto")
-        ax.set_xticks(range(len(columns)), columns)
-        ax.set_yticks(range(len(rows)), rows)
-        ax.set_xlabel(found.across)
-        ax.set_ylabel(found.down)
-        ax.set_title(found.title, fontsize=9)
-        middle = (min(values) + max(values)) / 2
-        for (row, column), cell in found.cells.items():
-            ax.text(
-                columns.index(column),
-                rows.index(row),
-                ("" if cell.measured else "~") + f"{cell.value:.2f}",
-                ha="center",
-                va="center",
-                fontsize=8,
-                fontweight="bold" if (row, column) == found.best else "normal",
-                color="black" if cell.value > middle else "white",
-            )
-    if image is not None:
-        figure.colorbar(image, ax=list(axes), label="speed-up over plain decoding")
-    figure.savefig(path, dpi=150)
+    width = 1.5 + sum(1.2 + 0.75 * len(found.columns) for found in maps)
+    height = 1.5 + 0.4 * max(len(found.rows) for found in maps)
+    plots.save(plots.figure(lambda canvas: _draw(maps, canvas), width, height), path, maps[0].title)
     return True
 
 
-def _height(maps: Sequence[HeatMap]) -> float:
-    return 1.5 + 0.4 * max(len(found.rows) for found in maps)
+def _draw(maps: Sequence[HeatMap], canvas: Any) -> None:
+    panels = canvas.subplots(1, len(maps), squeeze=False)[0]
+    values = [cell.value for found in maps for cell in found.cells.values()]
+    low, high = min(values), max(values)
+    for axes, found in zip(panels, maps, strict=True):
+        grid = [
+            [found.cells[row, column].value if (row, column) in found.cells else math.nan for column in found.columns]
+            for row in found.rows
+        ]
+        image = axes.pcolormesh(grid, cmap="viridis", vmin=low, vmax=high)
+        axes.grid(visible=False)
+        axes.set_xticks([place + 0.5 for place in range(len(found.columns))], found.columns)
+        axes.set_yticks([place + 0.5 for place in range(len(found.rows))], found.rows)
+        axes.invert_yaxis()
+        axes.set(xlabel=found.across, ylabel=found.down, title=found.title)
+        for (row, column), cell in found.cells.items():
+            axes.text(
+                found.columns.index(column) + 0.5,
+                found.rows.index(row) + 0.5,
+                ("" if cell.measured else "~") + f"{cell.value:.2f}",
+                ha="center",
+                va="center",
+                fontweight="bold" if (row, column) == found.best else "normal",
+                color="black" if cell.value > (low + high) / 2 else "white",
+            )
+    canvas.colorbar(image, ax=list(panels), label="speed-up over plain decoding")

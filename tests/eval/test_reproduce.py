@@ -10,15 +10,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
 from draftwood.eval.intervals import Interval
-from draftwood.eval.report import pictures, svg
-from draftwood.eval.report.charts import Bar, Curve, Curves, Dot, Group, Groups, Scatter, Span
 from draftwood.eval.reproduce import page, reproducing
 from draftwood.eval.reproduce.comparison import Comparison, Order
 from draftwood.eval.reproduce.experiment import Evaluation, ExitShape, Experiment, Made, Size
@@ -186,17 +183,13 @@ def check(text: str, said: Paper) -> None:
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_a_page_of_nothing_has_all_exhibits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "available", lambda: False)
+def test_a_page_of_nothing_has_all_exhibits(name: str, tmp_path: Path) -> None:
     text, _ = written(name, [], tmp_path)
     check(text, paper(name))
     assert "Not measured yet" in text and "Not all of it has been measured yet" in text
 
 
-def test_an_experiment_runs_to_its_page_and_goes_on_where_it_was_stopped(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pictures, "available", lambda: False)
+def test_an_experiment_runs_to_its_page_and_goes_on_where_it_was_stopped(engine: Engine, tmp_path: Path) -> None:
     evaluations = few(reproducing.experiment("dsbd"), {"beams": 4})
 
     def stop(job: Job) -> None:
@@ -254,27 +247,6 @@ def test_a_directory_belongs_to_one_reproduction(tmp_path: Path) -> None:
         reproducing.claim(tmp_path / "out", about)
     with pytest.raises(ConfigurationError, match="did you mean 'dsbd'"):
         reproducing.experiment("dsdb")
-
-
-CHARTS = [
-    Groups("x", [("a", "#000"), ("<b>", "#111")], [Group("m", [Span(1, 0.5, 2), None]), Group("n", [None, None])], 1.0),
-    Groups("x", [("", "#000")], [Group("m", [Span(0)])]),
-    Curves("x", "y", [Curve("a", [(1, Span(2, 1, 3)), (10, Span(1))], "#000")], [Bar("l", Span(4), "#111")]),
-    Curves("x", "y", [Curve("a", [], "#000")], [Bar("none", None, "#111")]),
-    Scatter(
-        "x", "y", [Dot("a", Span(1), Span(2), "#000"), Dot("b", Span(2), Span(1), "#111")], families=[("f", "#000")]
-    ),
-]
-
-
-@pytest.mark.parametrize("number", range(len(CHARTS)))
-def test_the_charts_of_exhibits_are_well_formed_and_inside_their_frames(number: int) -> None:
-    root = ElementTree.fromstring(svg.draw(CHARTS[number], "name"))
-    for element in root.iter():
-        for name, most in (("x", svg.WIDTH), ("x2", svg.WIDTH), ("y", float(root.get("height", "")))):
-            assert 0 <= float(element.get(name, 0)) <= most
-    bars = [element for element in root.iter() if element.tag.endswith("rect") and len(element)]
-    assert number != 0 or [bar[0].text for bar in bars if bar[0].text] == ["m, a: 1.00 [0.500, 2.00]"]
 
 
 def test_accepted_shares_are_of_the_longest_drafted_path() -> None:

@@ -10,14 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from draftwood.eval.report.charts import (
-    PALETTE,
-    PLAIN,
     Bar,
     Bars,
+    Curve,
+    Curves,
     Dot,
     Figure,
     Histograms,
-    Lines,
     Scatter,
     Series,
     Span,
@@ -25,17 +24,13 @@ from draftwood.eval.report.charts import (
     Stacks,
     colours,
 )
-from draftwood.eval.report.naming import LOWER_IS_BETTER, score_name
+from draftwood.eval.report.naming import LOWER_IS_BETTER, score_bounds, score_name
+from draftwood.plots import SHADES
 
 Row = Mapping[str, Any]
 FEWEST = 5  # times that a position was reached, or its share is left out
-OUTSIDE = "outside rounds"
-PARTS = (
-    ("drafting", PALETTE[0]),
-    ("target forwards", PALETTE[1]),
-    ("sampling and judging", PALETTE[2]),
-    ("bookkeeping", PALETTE[3]),
-    (OUTSIDE, PLAIN),
+PARTS = tuple(
+    zip(("drafting", "target forwards", "sampling and judging", "bookkeeping", "outside rounds"), SHADES, strict=True)
 )
 SHARES = ("draft", "verify", "sampling", "other")
 
@@ -88,7 +83,7 @@ class Task:
         if not dots:
             return None
         higher = self.metric not in LOWER_IS_BETTER
-        chart = Scatter("tokens per second", score_name(self.metric), dots, higher)
+        chart = Scatter("tokens per second", score_name(self.metric), dots, higher, bounds=score_bounds(self.metric))
         best = ", ".join(dot.label for dot in chart.front)
         return self._figure(
             "front",
@@ -122,11 +117,13 @@ class Task:
         for row, label, colour in self:
             reached = row["decoding"]["attempted_at"]
             shares = row["decoding"]["acceptance_by_position"]
-            values = [share if n >= FEWEST else None for share, n in zip(shares, reached, strict=True)]
-            while values and values[-1] is None:
-                values.pop()
-            if values:
-                series.append(Series(label, values, colour))
+            points = [
+                (float(place), Span(share))
+                for place, (share, n) in enumerate(zip(shares, reached, strict=True), 1)
+                if n >= FEWEST
+            ]
+            if points:
+                series.append(Curve(label, points, colour))
         if not series:
             return None
         return self._figure(
@@ -135,7 +132,7 @@ class Task:
             "Of the rounds that came as far as the 1st, 2nd, ... drafted position: the share in which a draft was "
             "accepted there. A curve that falls says that deeper drafts are worth less; for beams, acceptance means "
             "that a whole layer stands.",
-            Lines("drafted position in a round", "share accepted", series),
+            Curves("drafted position in a round", "share accepted", series, bounds=(0, 1)),
             f"Positions that were reached fewer than {FEWEST} times are left out.",
         )
 
@@ -222,6 +219,6 @@ def _depth_counts(decoding: Mapping[str, Any]) -> list[int]:
     return [a - b for a, b in zip(reached, [*reached[1:], 0], strict=True)]
 
 
-def _shares(counts: Sequence[int]) -> list[float | None]:
+def _shares(counts: Sequence[int]) -> list[float]:
     total = sum(counts)
     return [count / total for count in counts]

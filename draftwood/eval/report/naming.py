@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,11 @@ SCORES = {
     "rouge2": "ROUGE-2",
     "rougeL": "ROUGE-L",
 }
+
+
+def score_bounds(metric: str) -> tuple[float, float]:
+    """What a score cannot be below and above."""
+    return {"perplexity": (1, math.inf), "rating": (1, 10)}.get(metric, (0, 1))
 
 
 def score_name(metric: str) -> str:

@@ -14,7 +14,9 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from draftwood.eval.report import pictures, svg, tables
+from draftwood import plots
+from draftwood.errors import ConfigurationError
+from draftwood.eval.report import tables
 from draftwood.eval.report.charts import Figure
 from draftwood.eval.report.figures import Task, file_name
 from draftwood.eval.report.naming import grown_line, method_names, models_line, sampling_line
@@ -22,6 +24,7 @@ from draftwood.eval.report.reading import directories, summary_of
 from draftwood.eval.summary import understood
 
 PAGE, FIGURES = "report.html", "figures"
+FILES = ("svg", "png", "pdf")
 WORDS = (
     ("target", "the model whose text is wanted."),
     ("draft", "what a cheaper model (or a part of the target, or the text so far) guesses comes next."),
@@ -61,12 +64,15 @@ def write(
     place: Path,
     out: Path | None = None,
     told: Callable[[str], None] = lambda what: None,
+    kind: str = "svg",
 ) -> tuple[Path, list[Path]]:
     """The page about `place` (an evaluation, or a directory of several) and its figures: (page, figure files).
 
-    They go to `out`, by default `place` itself. PNG files are made where matplotlib is installed. Raises
-    ConfigurationError where there are no results.
+    They go to `out`, by default `place` itself; `kind` of the files is one of FILES. Raises ConfigurationError where
+    there are no results, and without matplotlib.
     """
+    if kind not in FILES:
+        raise ConfigurationError(f"figures cannot be written as {kind!r}; choose one of {', '.join(FILES)}")
     out = place if out is None else out
     with understood(place):
         sections = [Section(found.resolve().name, summary_of(found)) for found in directories(place)]
@@ -76,24 +82,23 @@ def write(
             for (name, _), made in figures.items()
             for figure in made
         }
-        files = save(stems, out / FIGURES, told)
+        files = save(stems, out / FIGURES, told, kind)
         text = html(sections, figures)
     page = out / PAGE
     page.write_text(text, "utf-8", errors="replace")
     return page, files
 
 
-def save(figures: Mapping[str, Figure], folder: Path, told: Callable[[str], None]) -> list[Path]:
-    """Figures as files by name: SVG, and PNG where matplotlib is installed."""
+def save(figures: Mapping[str, Figure], folder: Path, told: Callable[[str], None], kind: str = "svg") -> list[Path]:
+    """Figures as files by name."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = []
-    for stem, figure in figures.items():
+    files = [folder / f"{stem}.{kind}" for stem in figures]
+    for file, figure in zip(files, figures.values(), strict=True):
         told(figure.title)
-        files.append(folder / f"{stem}.svg")
-        files[-1].write_text(svg.draw(figure.chart, figure.title), "utf-8")
-        if pictures.available():
-            files.append(folder / f"{stem}.png")
-            pictures.save(figure, files[-1])
+        if kind == "svg":
+            file.write_text(plots.document(figure.svg), "utf-8")
+        else:
+            plots.save(figure.drawn(), file)
     return files
 
 
@@ -115,6 +120,7 @@ def html(
     return environment.get_template(file).render(
         sections=[_section(section, figures, number) for number, section in enumerate(sections, 1)],
         words=WORDS,
+        plot_style=Markup(plots.STYLE),
         **more,
     )
 
@@ -148,7 +154,7 @@ def _section(
                 "table": tables.task_table(task),
                 "errors": [(label, row["errors"]) for row, label, _ in task if row["errors"]],
                 "figures": [
-                    {"figure": figure, "svg": Markup(svg.draw(figure.chart, figure.title))}
+                    {"figure": figure, "svg": Markup(figure.svg)}
                     for figure in (task.figures() if figures is None else figures[section.name, task.name])
                 ],
             }

@@ -13,7 +13,6 @@ from typing import Any
 from markupsafe import Markup
 
 from draftwood.eval.report import page as report
-from draftwood.eval.report import svg
 from draftwood.eval.report.charts import Figure
 from draftwood.eval.report.figures import file_name
 from draftwood.eval.report.naming import grown_line, models_line
@@ -93,4 +92,4 @@ def _exhibit(each: Beside) -> dict[str, Any]:
 
 
 def _drawn(figure: Figure) -> dict[str, Any]:
-    return {"figure": figure, "svg": Markup(svg.draw(figure.chart, figure.title))}
+    return {"figure": figure, "svg": Markup(figure.svg)}

@@ -11,9 +11,10 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from draftwood.eval.report.charts import PALETTE, Figure, Group, Groups, Span, Stack, Stacks
+from draftwood.eval.report.charts import Figure, Group, Groups, Span, Stack, Stacks
 from draftwood.eval.report.figures import file_name
 from draftwood.eval.report.tables import Column, Table
+from draftwood.plots import PALETTE
 from draftwood.reading import parse_yaml
 
 Cell = str | float

@@ -5,16 +5,18 @@ Knows rows of a summary. Refuses to know papers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from draftwood.eval.intervals import Interval
-from draftwood.eval.report.charts import PALETTE, Bar, Curve, Curves, Dot, Figure, Group, Groups, Scatter, Span
+from draftwood.eval.report.charts import Bar, Curve, Curves, Dot, Figure, Group, Groups, Scatter, Span
 from draftwood.eval.report.figures import Row, file_name, span
-from draftwood.eval.report.naming import LOWER_IS_BETTER, score_name
+from draftwood.eval.report.naming import LOWER_IS_BETTER, score_bounds, score_name
 from draftwood.eval.report.tables import METHOD, Column, Table, cell
 from draftwood.eval.reproduce.results import Measured
+from draftwood.plots import PALETTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +97,17 @@ JOULES = Measure("J/token", "Joules per token by the machine's counter, idle pow
 
 def score_title(measured: Measured, task: str) -> str:
     """What a task's score is called."""
-    metric = next(each["metric"] for each in measured.summary["configuration"]["tasks"] if each["name"] == task)
-    return score_name(metric)
+    return score_name(_metric(measured, task))
+
+
+def _metric(measured: Measured, task: str) -> str:
+    tasks = measured.summary["configuration"]["tasks"]
+    return next(str(each["metric"]) for each in tasks if each["name"] == task)
 
 
 def score_is_lower_better(measured: Measured, task: str) -> bool:
     """Whether less of a task's score is better."""
-    metric = next(each["metric"] for each in measured.summary["configuration"]["tasks"] if each["name"] == task)
-    return metric in LOWER_IS_BETTER
+    return _metric(measured, task) in LOWER_IS_BETTER
 
 
 def table(
@@ -205,7 +210,9 @@ def scatter(
         return None
     lower = y is PERPLEXITY or (y is SCORE and score_is_lower_better(measured, task))
     label = score_title(measured, task) if y is SCORE else y.title
-    chart = Scatter(x.title, label, dots, not lower, list(colours.items()))
+    metric = "perplexity" if y is PERPLEXITY else _metric(measured, task)
+    bounds = score_bounds(metric) if y in (SCORE, PERPLEXITY) else (-math.inf, math.inf)
+    chart = Scatter(x.title, label, dots, not lower, list(colours.items()), bounds)
     return Figure(file_name(name, f"{task}-front"), f"{title}: {task}", "", chart)
 
 
