@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from draftwood import __version__
 from draftwood.cli.groups import (
     METHOD,
     OF_EVERY_METHOD,
@@ -19,15 +20,13 @@ from draftwood.cli.groups import (
 )
 from draftwood.cli.options import flag
 from draftwood.cli.progress import progress
-from draftwood.eval.interleaved import Entry, interleave, parse_methods, set_references
+from draftwood.eval.interleaved import Entry, parse_methods
+from draftwood.eval.interleaved import compare as run
 from draftwood.params import SamplingParams
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from draftwood.engine import Engine
-    from draftwood.methods import Method
-    from draftwood.results import GenerationResult
 
 USUAL, USUAL_WITHOUT_DRAFT = "speculative,mcsd,lookup", "lookup"
 
@@ -62,43 +61,41 @@ def compare(
 
     text = prompt.text()
     names = methods if methods is not None else USUAL if models.drafts else USUAL_WITHOUT_DRAFT
-    entries = [Entry(method) for method in parse_methods(names, settings)]
-    for entry in entries:
-        entry.method.check(sampling)
+    chosen = parse_methods(names, settings)
+    for method in chosen:
+        method.check(sampling)
     engine = models.load()
-    for entry in entries:
-        engine.method(entry.method)  # refused before anything runs
     warn_if_foreign(engine, text)
-
-    def decode(method: Method) -> GenerationResult:
-        return engine.generate(text, method, sampling, seed=seed, **limits.model_dump())
-
-    interrupted = False
-    try:
-        with progress(output.color, total=len(entries) * (warmup + repeat), live=False) as update:
-            runs = count()
-            interleave(entries, decode, repeat, warmup, lambda name: update(completed=next(runs), description=name))
-            set_references(entries, decode, sampling.greedy)
-    except KeyboardInterrupt:  # what has been measured is shown
-        interrupted = True
-        entries = [entry for entry in entries if entry.runs]
-        if not entries:
-            raise
-        set_references(entries, None, sampling.greedy)
-    baseline = entries[0].first
+    with progress(output.color, total=len(chosen) * (warmup + repeat), live=False) as update:
+        runs = count()
+        found = run(
+            engine,
+            text,
+            chosen,
+            sampling,
+            repeat,
+            warmup,
+            lambda name: update(completed=next(runs), description=name),
+            seed=seed,
+            **limits.model_dump(),
+        )
+    compiled = engine.compile_seconds
     if output.json_:
-        print(as_json(_document(engine, entries, seed, limits.max_new_tokens, repeat, warmup)))
+        models_used = {**engine.names, "device": str(engine.target.device)}
+        about: dict[str, Any] = {"draftwood": __version__, "models": models_used}
+        about |= {"compile_seconds": compiled} if engine.names.get("compiled") else {}
+        print(as_json({**about, "max_new_tokens": limits.max_new_tokens, **found.as_dict()}))
     else:
         out = console(output.color)
-        shown = visible(baseline.text) if out.is_terminal else baseline.text
+        shown = visible(found.baseline.first.text) if out.is_terminal else found.baseline.first.text
         out.print(shown, style="dim", markup=False, soft_wrap=not out.is_terminal)
         out.print()
-        out.print(table(entries, out.width))
+        out.print(table(found.entries, out.width))
         out.print()
-        _footnotes(entries, engine.compile_seconds, out.print)
+        _footnotes(found.entries, compiled, out.print)
         for note in grown(engine.names):
             out.print(note, markup=False)
-    if interrupted:
+    if found.interrupted:
         sys.exit(130)
 
 
@@ -160,43 +157,3 @@ def _footnotes(entries: Sequence[Entry], compile_seconds: float, show: Callable[
         show("-: same distribution, other draws; verify=coupled repeats the text of plain decoding", markup=False)
     if any("n_best" in type(method).model_fields for method in drawn):
         show("-: beams are drawn; dsbd has the law of beam-sampling, not of plain decoding", markup=False)
-
-
-def _document(
-    engine: Engine, entries: Sequence[Entry], seed: int, limit: int, repeat: int, warmup: int
-) -> dict[str, object]:
-    from draftwood import __version__
-
-    first = entries[0].first
-    return {
-        "draftwood": __version__,
-        "models": {**engine.names, "device": str(engine.target.device)},
-        **({"compile_seconds": engine.compile_seconds} if engine.names.get("compiled") else {}),
-        "prompt_tokens": first.prompt_tokens,
-        "sampling": first.sampling,
-        "seed": seed,
-        "max_new_tokens": limit,
-        "repeat": repeat,
-        "warmup": warmup,
-        "text": first.text,
-        "methods": [_entry_document(entry, entries[0].rate) for entry in entries],
-    }
-
-
-def _entry_document(entry: Entry, baseline: float) -> Mapping[str, object]:
-    metrics = entry.first.metrics
-    return {
-        "method": entry.first.method,
-        "lossless": entry.first.lossless,
-        "tokens_per_second": entry.rate,
-        "speedup": entry.rate / baseline if baseline else None,
-        "tau": metrics.tau,
-        "acceptance_rate": metrics.acceptance_rate if metrics.drafted else None,
-        "draft_cost_ratio": entry.over(lambda run: run.metrics.draft_cost_ratio) if metrics.draft_forwards else None,
-        "time_split": entry.split,
-        "same_text": entry.same_text,
-        "finish_reason": entry.first.finish_reason,
-        "text": entry.first.text,
-        "tokens": entry.first.tokens,
-        "runs": [run.metrics.as_dict() for run in entry.runs],
-    }

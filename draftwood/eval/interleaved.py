@@ -1,7 +1,4 @@
-"""Methods that take turns on one prompt: which they are, their timed runs, and the plain runs they must agree with.
-
-Knows fairness. Refuses to know terminals and how a run is made.
-"""
+"""Interleaved runs of several methods on one prompt, against plain decoding: which they are, and what came of them."""
 
 from __future__ import annotations
 
@@ -12,8 +9,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import ConfigurationError, did_you_mean
+from draftwood.params import SamplingParams
 
 if TYPE_CHECKING:
+    from draftwood.engine import Engine, Prompt
     from draftwood.methods import Method
     from draftwood.results import GenerationResult
 
@@ -51,6 +50,87 @@ class Entry:
     def same_text(self) -> bool | None:
         """Whether the text is that of plain decoding; None where it need not be."""
         return None if self.reference is None else self.first.tokens == self.reference.tokens
+
+    def as_dict(self, baseline: float) -> dict[str, Any]:
+        """Plain data, ready for JSON; `baseline` is plain decoding's tokens per second."""
+        first, metrics = self.first, self.first.metrics
+        return {
+            "method": first.method,
+            "lossless": first.lossless,
+            "tokens_per_second": self.rate,
+            "speedup": self.rate / baseline if baseline else None,
+            "tau": metrics.tau,
+            "acceptance_rate": metrics.acceptance_rate if metrics.drafted else None,
+            "draft_cost_ratio": self.over(lambda run: run.metrics.draft_cost_ratio) if metrics.draft_forwards else None,
+            "time_split": self.split,
+            "same_text": self.same_text,
+            "finish_reason": first.finish_reason,
+            "text": first.text,
+            "tokens": first.tokens,
+            "runs": [run.metrics.as_dict() for run in self.runs],
+        }
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Methods on one prompt, plain decoding first; an interrupted one has those that ran."""
+
+    entries: list[Entry]
+    warmup: int
+    interrupted: bool = False
+
+    @property
+    def baseline(self) -> Entry:
+        return self.entries[0]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        first = self.baseline.first
+        return {
+            "prompt_tokens": first.prompt_tokens,
+            "sampling": first.sampling,
+            "seed": first.seed,
+            "repeat": len(self.baseline.runs),
+            "warmup": self.warmup,
+            "text": first.text,
+            "methods": [entry.as_dict(self.baseline.rate) for entry in self.entries],
+        }
+
+
+def compare(
+    engine: Engine,
+    prompt: Prompt,
+    methods: Sequence[Method] | str,
+    sampling: SamplingParams | None = None,
+    repeat: int = 3,
+    warmup: int = 1,
+    advance: Callable[[str], None] = lambda name: None,
+    **options: Any,
+) -> Comparison:
+    """Decode a prompt `repeat` times with each method, interleaved: a slow moment of the machine hits all alike.
+
+    `methods` are objects or, as on the command line, 'lookup,mcsd:tree=4,2,2,1'; plain decoding is added to these.
+    `options` are those of `Engine.generate`. Ctrl-C keeps what ran. Raises ConfigurationError before anything runs.
+    """
+    params = sampling or SamplingParams(temperature=0.0)
+    chosen = parse_methods(methods, ()) if isinstance(methods, str) else methods
+    for method in chosen:
+        engine.method(method).check(params)
+    found = Comparison([Entry(method) for method in chosen], warmup)
+
+    def decode(method: Method) -> GenerationResult:
+        return engine.generate(prompt, method, params, **options)
+
+    try:
+        interleave(found.entries, decode, repeat, warmup, advance)
+        set_references(found.entries, decode, params.greedy)
+    except KeyboardInterrupt:
+        found.interrupted = True
+        found.entries = [entry for entry in found.entries if entry.runs]
+        if not found.entries:
+            raise
+        set_references(found.entries, None, params.greedy)
+    return found
 
 
 def parse_methods(names: str, settings: Iterable[str]) -> list[Method]:

@@ -1,12 +1,9 @@
-"""A search for the fastest tree in few measured runs: what runs show of acceptance and times predicts all others.
-
-Pure arithmetic over tuning.py. Refuses to know models: runs are told.
-"""
+"""A search for the fastest tree in few measured runs: what runs show of acceptance and times predicts all others."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -226,21 +223,3 @@ class Guided:
         """(speed in the light of all, shape) of what was measured, best first; what was seen often goes before luck."""
         scores = [(self.score(shape), shape) for shape in self.runs if self.allows(shape)]
         return sorted(scores, key=lambda entry: (-entry[0] / self._doubt(entry[1]), entry[1].rows))
-
-
-def guided(
-    measure: Callable[[Shape], Measured],
-    pilot: Shape,
-    target: Cost,
-    draft: Cost,
-    row_limit: int,
-    runs: int,
-    max_depth: int = 8,
-    initial: Sequence[int] = (1,),
-) -> list[tuple[float, Shape]]:
-    """`runs` measurements as `Guided` asks for them; returns (speed in the light of all, shape), best first."""
-    search = Guided(pilot, target, draft, row_limit, max_depth, initial)
-    for _ in range(runs):
-        shape = search.ask()
-        search.tell(shape, measure(shape))
-    return search.ranked()

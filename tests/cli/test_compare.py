@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from conftest import Command
 
+import draftwood
 from draftwood.errors import ConfigurationError
-from draftwood.eval.interleaved import Entry, interleave, parse_methods
+from draftwood.eval.interleaved import Entry, compare, interleave, parse_methods
 from draftwood.methods import Method
 
 QUICK = ("--repeat", 1, "--warmup", 0, "--max-new-tokens", 12)
@@ -182,3 +183,14 @@ def test_a_narrow_terminal_keeps_the_names_of_methods(
     assert max(map(len, table)) <= width
     assert [line.split()[0] for line in table if line[0].isalpha()] == ["method", "autoregressive", "mcsd", "lookup"]
     assert all("yes" in line for line in table[2:] if line[0].isalpha())
+
+
+def test_a_library_call_compares_methods(pair: list[str]) -> None:
+    engine = draftwood.load(pair[1], pair[3])
+    found = compare(engine, "Once upon", "lookup,speculative:gamma=2", repeat=2, warmup=0, max_new_tokens=6)
+    assert names([entry.method for entry in found.entries]) == ["autoregressive", "lookup", "speculative"]
+    assert [len(entry.runs) for entry in found.entries] == [2, 2, 2] and not found.interrupted
+    assert all(entry.same_text for entry in found.entries)
+    assert found.as_dict()["methods"][0]["speedup"] == 1.0
+    with pytest.raises(ConfigurationError, match="needs a draft model"):
+        compare(draftwood.load(pair[1]), "x", "speculative")

@@ -8,7 +8,7 @@ import pytest
 
 from draftwood.core.shape import Shape
 from draftwood.depth import improvement
-from draftwood.tune.search import Measured, guided
+from draftwood.tune.search import Guided, Measured
 from draftwood.tune.shapes import (
     Cost,
     best_shapes,
@@ -149,6 +149,10 @@ def test_guided_search_needs_few_runs() -> None:
 
     grid = list(shapes(30, 5))
     best = max(speed_up(shape, ACCEPTANCE, TARGET, DRAFT) for shape in grid)
-    ranked = guided(measure, Shape((4, 2, 1)), TARGET, DRAFT, 30, 8, 5)
+    search = Guided(Shape((4, 2, 1)), TARGET, DRAFT, 30, 5)
+    for _ in range(8):
+        shape = search.ask()
+        search.tell(shape, measure(shape))
+    ranked = search.ranked()
     assert len(ranked) <= 8 <= len(grid) / 5
     assert speed_up(ranked[0][1], ACCEPTANCE, TARGET, DRAFT) > 0.97 * best
