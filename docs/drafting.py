@@ -10,7 +10,6 @@ from html import escape
 from pathlib import Path
 
 import draftwood
-from draftwood.explain import explain
 from draftwood.explain.explanation import Explanation
 from draftwood.explain.tree import TreeNode
 
@@ -130,5 +129,5 @@ def picture(found: Explanation) -> str:
 
 if __name__ == "__main__":
     OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(picture(explain(draftwood.load(), PROMPT, max_new_tokens=TOKENS, **OPTIONS)), "utf-8")
+    OUT.write_text(picture(draftwood.load().explain(PROMPT, max_new_tokens=TOKENS, **OPTIONS)), "utf-8")
     print(OUT)

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 from draftwood.models.backend import mkl as kernels
 
 if TYPE_CHECKING:
+    from draftwood.core.records import Round
     from draftwood.engine import Engine, StreamEvent
     from draftwood.errors import ConfigurationError, DraftwoodError, ModelError, NonFiniteError, RequestError
     from draftwood.loading import load
     from draftwood.methods import METHODS, Method
+    from draftwood.metrics import Metrics
     from draftwood.models.tabular import TabularModel
-    from draftwood.results import GenerationResult, Metrics, Round
+    from draftwood.results import GenerationResult
     from draftwood.sampling import SamplingParams
 
 __version__ = "0.1.0"
@@ -43,7 +45,10 @@ _HOMES = {
     "methods": ("METHODS", "Method"),
     "models.tabular": ("TabularModel",),
     "sampling": ("SamplingParams",),
-    "results": ("GenerationResult", "Metrics", "Round"),
+    "core.records": ("Round",),
+    "metrics": ("Metrics",),
+    "request": ("Request",),
+    "results": ("GenerationResult",),
 }
 
 
@@ -57,4 +62,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*__all__, "__version__"])

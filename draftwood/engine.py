@@ -1,41 +1,40 @@
-"""Generates, streams and batches with any method.
-
-Knows requests and what they share: models, caches, what controllers learn. Refuses to know how models are loaded
-(loading.py), how decoding works (decode.py) and how forwards are batched (executor.py).
-"""
+"""Generates, streams and batches with any method: requests, and the models, caches and posteriors that they share."""
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, SupportsIndex, Unpack
+from weakref import WeakKeyDictionary
 
 from draftwood import config
 from draftwood.core.records import Kind, Round
-from draftwood.decode import Request
+from draftwood.decode import rounds
 from draftwood.depth import Learner
 from draftwood.draft import SharedSession
-from draftwood.errors import ConfigurationError, RequestError
+from draftwood.errors import ConfigurationError, RequestError, did_you_mean
+from draftwood.generation import Generation
 from draftwood.methods import Method
 from draftwood.models.base import CausalModel, Part
 from draftwood.models.cache import Cache
-from draftwood.models.chat import Message
 from draftwood.models.tokenizer import INCOMPLETE, Tokenizer, TokenStream
+from draftwood.request import Limits, MethodSpec, Options, Prompt, Request
 from draftwood.results import GenerationResult
-from draftwood.runtime.executor import Decoding, drive, drive_together
-from draftwood.runtime.session import Session
-from draftwood.sampling import SamplingParams, Streams
-from draftwood.text import Ending
-from draftwood.work import Plan, Work
+from draftwood.runtime.executor import drive, drive_together
+from draftwood.runtime.session import Decoding, Session
+from draftwood.sampling import SamplingParams
+from draftwood.text import Ending, StopStrings
 
-MethodSpec: TypeAlias = str | Mapping[str, Any] | Method
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]  # text, token ids, or a conversation
+if TYPE_CHECKING:
+    from draftwood.explain.explanation import Explanation
 
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """News of one round: text that became certain and the tokens emitted. The last event carries the result."""
+    """One round of a stream: text that became certain and the tokens emitted. The last event carries the result."""
 
     text: str
     tokens: list[int]
@@ -43,6 +42,14 @@ class StreamEvent:
     logprobs: list[float]
     round: Round
     result: GenerationResult | None = None
+
+
+class BatchInterrupted(KeyboardInterrupt):
+    """Ctrl-C during `Engine.batch`: `results` holds what was finished, by place among the prompts."""
+
+    def __init__(self, results: dict[int, GenerationResult]) -> None:
+        super().__init__(f"interrupted with {len(results)} results")
+        self.results = results
 
 
 class Engine:
@@ -61,9 +68,13 @@ class Engine:
         self.tokenizer = tokenizer
         self.end_tokens = end_tokens
         self.names = dict(names or {})
-        self._caches: dict[int, Cache] = {}
+        self._caches: WeakKeyDictionary[CausalModel, Cache] = WeakKeyDictionary()
         self._models: dict[object, Sequence[CausalModel]] = {}  # what methods draft with; see Method.drafts_from
         self._learners: dict[Method, Learner] = {}  # controllers whose requests learn together
+
+    def __repr__(self) -> str:
+        names = ", ".join(f"{key}={value!r}" for key, value in self.names.items() if isinstance(value, str))
+        return f"Engine({names})" if names else f"Engine({type(self.target).__name__}, {len(self.drafts)} drafts)"
 
     @property
     def compile_seconds(self) -> float:
@@ -84,10 +95,7 @@ class Engine:
         sampling: SamplingParams | Mapping[str, Any] | None = None,
         max_new_tokens: int = 128,
         seed: int = 0,
-        stop: str | Sequence[str] = (),
-        top_logprobs: int = 0,
-        ignore_eos: bool = False,
-        cancelled: Callable[[], bool] | None = None,
+        **limits: Unpack[Limits],
     ) -> GenerationResult:
         """Decode one prompt: text, token ids, or a conversation, which is a list of messages with role and content.
 
@@ -96,61 +104,94 @@ class Engine:
 
         `method` is a name, {"name": ..., option: value} or a Method; default: `speculative` with a draft model, else
         `autoregressive`. `sampling` holds temperature (0 = greedy), top_k, top_p, ...; see SamplingParams. The same
-        seed gives the same text. `cancelled` is asked once per round. Output ends at EOS, at a stop string, after
-        `max_new_tokens` or where the context ends.
+        `seed` gives the same text. `top_logprobs` asks for the most probable tokens at each place, `ignore_eos` goes on
+        behind an end token, `cancelled` is asked once per round. Output ends at EOS, at a `stop` string, after
+        `max_new_tokens` or where the context ends. Raises RequestError or ConfigurationError where something asked for
+        is wrong, before any work is done.
         """
-        work = self._begin(
-            self._plan(prompt, method, sampling, max_new_tokens, seed, stop, top_logprobs, ignore_eos, cancelled)
+        generation = self._generation(
+            self.request(prompt, method=method, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, **limits)
         )
-        for round_ in drive(work.start()):
-            work.note(round_)
-        return work.result()
+        for round_ in drive(rounds(generation)):
+            generation.note(round_)
+        return generation.result()
 
-    def stream(self, prompt: Prompt, **options: Any) -> Iterator[StreamEvent]:
+    def explain(self, prompt: Prompt, **options: Unpack[Options]) -> Explanation:
+        """As `generate`, and keep what became of every draft.
+
+        The explanation has `text` (rounds as indented trees), `html` (a page that steps through them, shown by itself
+        in a notebook), `trees` and `result`.
+        """
+        from draftwood.explain.explanation import Explanation
+
+        generation = self._generation(self.request(prompt, **options))
+        return Explanation.of(generation, self.tokenizer, {**self.names, "device": str(self.target.device)})
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[StreamEvent]:
         """As `generate`, round by round; bad input is refused at once. Closing the iterator cancels the request."""
-        return self._stream(self._plan(prompt, **options))
+        return self._stream(self._generation(self.request(prompt, **options)))
 
-    def _stream(self, plan: Plan) -> Iterator[StreamEvent]:
-        work = self._begin(plan)  # here, so that an iterator that is never started holds nothing
-        for round_ in drive(work.start()):
-            work.note(round_)
-            ending = work.request.ending
-            result = None if ending.reason is None else work.result()
-            yield StreamEvent(ending.news(), round_.tokens, round_.kinds, round_.logprobs, round_, result)
+    def _stream(self, generation: Generation) -> Iterator[StreamEvent]:
+        ending = generation.ending
+        for round_ in drive(rounds(generation)):
+            generation.note(round_)
+            result = None if ending.reason is None else generation.result()
+            yield StreamEvent(ending.new_text(), round_.tokens, round_.kinds, round_.logprobs, round_, result)
 
     def batch(
-        self, prompts: Sequence[Prompt | Mapping[str, Any]], concurrency: int = 8, **options: Any
+        self,
+        prompts: Sequence[Prompt | Mapping[str, Any]],
+        concurrency: int = 8,
+        progress: Callable[[int, int], object] | None = None,
+        **options: Unpack[Options],
     ) -> list[GenerationResult]:
         """Decode many prompts, at most `concurrency` at once, one padded forward per model and step.
 
         A prompt may be a mapping {"prompt": ..., option: value} that overrides the common options, so methods, seeds
         and limits may differ. A request's text does not depend on the others in the batch. Bad input is refused
-        before any work is done.
+        before any work is done. `progress(finished, all)` is told of each request that ends. Ctrl-C raises
+        BatchInterrupted, which holds the finished results.
         """
-        if concurrency < 1:
-            raise RequestError(f"concurrency is {concurrency}, but at least one request must run at a time")
-        prompts = list(prompts)
-        if any(isinstance(entry, Mapping) and "role" in entry for entry in prompts):
+        results: dict[int, GenerationResult] = {}
+        prompts = prompts if isinstance(prompts, str | Mapping) else list(prompts)
+        try:
+            for index, result in self.as_completed(prompts, concurrency, **options):
+                results[index] = result
+                if progress is not None:
+                    progress(len(results), len(prompts))
+        except KeyboardInterrupt:
+            raise BatchInterrupted(results) from None
+        return [results[index] for index in range(len(prompts))]
+
+    def as_completed(
+        self, prompts: Sequence[Prompt | Mapping[str, Any]], concurrency: int = 8, **options: Unpack[Options]
+    ) -> Iterator[tuple[int, GenerationResult]]:
+        """As `batch`, but (place among the prompts, result) as each request ends; bad input is refused at once."""
+        _whole("concurrency", concurrency, 1)
+        if isinstance(prompts, str | bytes | Mapping):
+            raise RequestError("batch takes a list of prompts; wrap a single one in a list: batch([prompt])")
+        entries = list(prompts)
+        if any(isinstance(entry, Mapping) and "role" in entry for entry in entries):
             raise RequestError(
                 "batch takes a list of prompts, but found a message of a conversation in it; "
                 "wrap the conversation in a list: batch([messages])"
             )
-        plans = [
-            self._plan(**{**options, **(entry if isinstance(entry, Mapping) else {"prompt": entry})})
-            for entry in prompts
+        if any(isinstance(entry, Mapping) and "prompt" not in entry for entry in entries):
+            raise RequestError('an entry of the batch has no prompt; give {"prompt": ..., option: value}')
+        requests = [
+            self.request(**{**options, **(entry if isinstance(entry, Mapping) else {"prompt": entry})})
+            for entry in entries
         ]
-        works: dict[int, Work] = {}
+        return self._completed([self._generation(request) for request in requests], concurrency)
 
-        def start(index: int) -> Decoding[Round]:
-            works[index] = self._begin(plans[index])
-            return works[index].start()
+    def _completed(self, generations: list[Generation], limit: int) -> Iterator[tuple[int, GenerationResult]]:
+        def start(generation: Generation) -> Decoding[Round]:
+            return rounds(generation)
 
-        results: dict[int, GenerationResult] = {}
-        for index, round_ in drive_together([partial(start, index) for index in range(len(plans))], concurrency):
-            works[index].note(round_)
-            if works[index].request.ending.reason is not None:
-                results[index] = works.pop(index).result()
-        return [results[index] for index in range(len(plans))]
+        for index, round_ in drive_together([partial(start, each) for each in generations], limit):
+            generations[index].note(round_)
+            if generations[index].ending.reason is not None:
+                yield index, generations[index].result()
 
     def method(self, spec: MethodSpec | None = None) -> Method:
         """The method that a specification means here; refuses one that needs other draft models than there are."""
@@ -171,102 +212,110 @@ class Engine:
 
     def tokens(self, prompt: Prompt) -> list[int]:
         """Ids of a prompt, checked."""
-        text = isinstance(prompt, str)
-        parts: Any = prompt
-        if text or isinstance(next(iter(prompt), None), Mapping):
-            if self.tokenizer is None:
-                raise RequestError("this engine has no tokenizer; give the prompt as token ids")
-            parts = (
-                (self.tokenizer.encode if text else self.tokenizer.chat)(parts, most=self.target.context)
-                if prompt
-                else []
-            )
-        tokens = [int(part) for part in parts]
+        tokens = self._encoded(prompt)
         if not tokens:
             raise RequestError("the prompt is empty; give at least one token of text")
-        bad = [token for token in tokens if not 0 <= token < self.target.vocab_size]
-        if bad:
+        vocab, context = self.target.vocab_size, self.target.context
+        bad = next((token for token in tokens if not 0 <= token < vocab), None)
+        if bad is not None:
+            raise RequestError(f"the prompt has token id {bad}, but the target's ids go from 0 to {vocab - 1}")
+        if len(tokens) >= context:
             raise RequestError(
-                f"the prompt has token id {bad[0]}, but the target's ids go from 0 to {self.target.vocab_size - 1}"
-            )
-        if len(tokens) >= self.target.context:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens, but the target's context holds {self.target.context} with the "
-                "output; shorten the prompt"
+                f"the prompt has {len(tokens)} tokens, but the target's context holds {context} with the output; "
+                "shorten the prompt"
             )
         return tokens
 
-    def _plan(
-        self,
-        prompt: Prompt,
-        method: MethodSpec | None = None,
-        sampling: SamplingParams | Mapping[str, Any] | None = None,
-        max_new_tokens: int = 128,
-        seed: int = 0,
-        stop: str | Sequence[str] = (),
-        top_logprobs: int = 0,
-        ignore_eos: bool = False,
-        cancelled: Callable[[], bool] | None = None,
-    ) -> Plan:
-        """Check everything; nothing is allocated yet."""
-        params = (
-            sampling
-            if isinstance(sampling, SamplingParams)
-            else config.parse(SamplingParams, sampling or {}, "sampling")
-        )
-        bias = [token for token in params.logit_bias if not 0 <= token < self.target.vocab_size]
-        if bias:
-            raise ConfigurationError(
-                f"sampling: logit_bias names token {bias[0]}, but ids go from 0 to {self.target.vocab_size - 1}"
-            )
+    def _encoded(self, prompt: Any) -> list[int]:
+        wrong = f"a prompt is text, a list of token ids or a list of messages, not {type(prompt).__name__}"
+        if isinstance(prompt, bytes | Mapping):
+            raise RequestError(wrong)
+        if not isinstance(prompt, str):
+            try:
+                prompt = list(prompt)
+            except TypeError:
+                raise RequestError(wrong) from None
+        if not prompt:
+            return []
+        if isinstance(prompt, str) or isinstance(prompt[0], Mapping):
+            if self.tokenizer is None:
+                raise RequestError("this engine has no tokenizer; give the prompt as token ids")
+            read = self.tokenizer.encode if isinstance(prompt, str) else self.tokenizer.chat
+            return read(prompt, most=self.target.context)
+        try:
+            return [operator.index(token) for token in prompt]
+        except TypeError:
+            odd = next(token for token in prompt if not isinstance(token, SupportsIndex))
+            raise RequestError(f"token ids are whole numbers, but the prompt has {odd!r}") from None
+
+    def request(self, prompt: Prompt, **options: Unpack[Options]) -> Request:
+        """What `generate` would carry out: everything checked, nothing allocated."""
+        for name in options:
+            if name in SamplingParams.model_fields:
+                raise RequestError(f"{name} is a sampling option; give it as sampling={{{name!r}: ...}}")
+            if name not in Options.__annotations__:
+                raise RequestError(f"there is no option {name!r}" + did_you_mean(name, Options.__annotations__))
+        sampling = options.get("sampling")
+        if not isinstance(sampling, SamplingParams):
+            sampling = config.parse(SamplingParams, sampling or {}, "sampling")
+        self._check_bias(sampling)
         tokens = self.tokens(prompt)
-        if max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens is {max_new_tokens}, but at least one token must be asked for")
-        if top_logprobs < 0:
-            raise RequestError(f"top_logprobs is {top_logprobs}, but cannot be negative")
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        stop = options.get("stop", ())
+        stops = (stop,) if isinstance(stop, str) else stop
+        if not isinstance(stops, Sequence) or not all(isinstance(one, str) for one in stops):
+            raise RequestError(f"stop is {stop!r}, but must be a string or a list of strings")
         if "" in stops:
             raise RequestError("a stop string is empty; leave it out")
         if stops and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer, and this engine has none")
-        chosen = self.method(method)
-        chosen.check(params)
-        return Plan(
-            tokens,
-            chosen,
-            params,
-            min(max_new_tokens, self.target.context - len(tokens)),
-            seed,
-            stops,
-            top_logprobs,
-            frozenset() if ignore_eos else self.end_tokens,
-            cancelled,
+        cancelled = options.get("cancelled")
+        if cancelled is not None and not callable(cancelled):
+            raise RequestError(f"cancelled is {cancelled!r}, but must be a function that is asked once per round")
+        method = self.method(options.get("method"))
+        method.check(sampling)
+        most = _whole("max_new_tokens", options.get("max_new_tokens", 128), 1)
+        return Request(
+            prompt=tuple(tokens),
+            method=method,
+            params=sampling,
+            max_new_tokens=min(most, self.target.context - len(tokens)),
+            seed=_whole("seed", options.get("seed", 0)),
+            stop=tuple(stops),
+            top_logprobs=_whole("top_logprobs", options.get("top_logprobs", 0), 0),
+            end_tokens=frozenset() if options.get("ignore_eos", False) else self.end_tokens,
+            cancelled=cancelled,
         )
 
-    def _begin(self, plan: Plan) -> Work:
-        """Take cache rows and build the method's parts."""
-        models = self._models.get(plan.method.drafts_from)
+    def _check_bias(self, sampling: SamplingParams) -> None:
+        vocab, bias = self.target.vocab_size, sampling.logit_bias
+        bad = next((token for token in bias if not 0 <= token < vocab), None)
+        if bad is not None:
+            raise ConfigurationError(f"sampling: logit_bias names token {bad}, but ids go from 0 to {vocab - 1}")
+        if len(bias) == vocab and all(value == -math.inf for value in bias.values()):
+            raise ConfigurationError("sampling: logit_bias forbids every token; leave at least one")
+
+    def _generation(self, request: Request) -> Generation:
+        """Build the method's parts; memory is taken when it first runs."""
+        models = self._models.get(request.method.drafts_from)
         if models is None:
-            models = self._models[plan.method.drafts_from] = plan.method.models(self.target, self.drafts)
+            models = self._models[request.method.drafts_from] = request.method.models(self.target, self.drafts)
         target = Session(self.target, self._cache(self.target))
-        sessions = [self._drafting(model, target) for model in models]
-        drafter, verify, depth, answers = plan.method.build(sessions, target)
+        drafts = [self._drafting(model, target) for model in models]
+        drafter, verify, depth, ranking = request.method.build(drafts, target)
         if isinstance(depth, Learner) and depth.shared:
-            depth = self._learners.setdefault(plan.method, depth).for_request()
-        request = Request(
-            plan.prompt,
-            target,
-            sessions,
-            drafter,
-            verify,
-            depth,
-            plan.params,
-            Streams(plan.seed),
-            self._ending(plan),
-            plan.top_logprobs,
-            answers,
+            depth = self._learners.setdefault(request.method, depth).for_request()
+        return Generation(
+            request=request,
+            target=target,
+            drafts=drafts,
+            drafter=drafter,
+            verify=verify,
+            depth=depth,
+            ranking=ranking,
+            ending=self._ending(request),
+            stop=self._stop(request),
+            new_ending=partial(self._ending, request),
         )
-        return Work(request, plan, self._ending)
 
     def _drafting(self, model: CausalModel, target: Session) -> Session:
         """A draft model's session: with a cache of its own, unless the model is a part of the target."""
@@ -274,25 +323,33 @@ class Engine:
             return SharedSession(model, target.cache, "draft", target=target)
         return Session(model, self._cache(model), "draft")
 
-    def _ending(self, plan: Plan) -> Ending:
-        """Where one of the plan's texts ends."""
+    def _ending(self, request: Request) -> Ending:
+        """Where one of the request's texts ends."""
+        stream = None if self.tokenizer is None else self.tokenizer.stream(list(request.prompt))
+        return Ending(request.max_new_tokens, request.end_tokens, request.stop, stream, request.cancelled)
+
+    def _stop(self, request: Request) -> StopStrings | None:
+        """The check for stop strings of texts that are not emitted yet."""
         words = self.tokenizer
-        if words is None:
-            return Ending(plan.max_new_tokens, plan.end_tokens, cancelled=plan.cancelled)
-        before = plan.prompt[-TokenStream.CONTEXT :]  # decides, as in a stream, whether a text begins with a space
-        shown = len(words.decode(before).rstrip(INCOMPLETE)) if plan.stop else 0
-        return Ending(
-            plan.max_new_tokens,
-            plan.end_tokens,
-            plan.stop,
-            words.stream(plan.prompt),
-            plan.cancelled,
-            lambda tokens: words.decode([*before, *tokens])[shown:],
-        )
+        if words is None or not request.stop:
+            return None
+        before = list(request.prompt[-TokenStream.CONTEXT :])  # decides, as in a stream, whether a space comes first
+        shown = len(words.decode(before).rstrip(INCOMPLETE))
+        return StopStrings(request.stop, lambda tokens: words.decode([*before, *tokens])[shown:])
 
     def _cache(self, model: CausalModel) -> Cache:
         """The cache of a model, made when it is first needed and shared by all requests."""
-        cache = self._caches.get(id(model))
+        cache = self._caches.get(model)
         if cache is None:
-            cache = self._caches[id(model)] = model.new_cache(1, min(256, model.context + 64))
+            cache = self._caches[model] = model.new_cache(1, min(256, model.context + 64))
         return cache
+
+
+def _whole(name: str, value: object, least: int | None = None) -> int:
+    """A whole number of at least `least`; RequestError where it is none."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        raise RequestError(f"{name} is {value!r}, but must be a whole number")
+    number = operator.index(value)
+    if least is not None and number < least:
+        raise RequestError(f"{name} is {number}, but must be at least {least}")
+    return number

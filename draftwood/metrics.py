@@ -1,7 +1,4 @@
-"""The one definition of every metric: sums over rounds, and the ratios that follow.
-
-Refuses to know models and methods.
-"""
+"""The one definition of every metric: sums over rounds, and the ratios that follow."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ RATIOS = (  # of `Metrics`, in the order of its dictionary
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Metrics:
     """Sums and ratios over the rounds of one request."""
 
@@ -47,6 +44,12 @@ class Metrics:
     widths_accepted: int = 0  # those of them that were drafts
     drafted_at: list[int] = field(default_factory=list)  # rounds that drafted a first, second, ... layer
     least: list[float] = field(default_factory=list)  # beta of each drafted layer that was verified (Theorem 3.2)
+
+    def __repr__(self) -> str:
+        return (
+            f"Metrics({self.emitted} tokens in {self.rounds} rounds, tau={self.tau:.2f}, "
+            f"acceptance_rate={self.acceptance_rate:.2f}, {self.tokens_per_second:.1f} tokens/s)"
+        )
 
     def add(self, round_: Round) -> None:
         """Count one round."""

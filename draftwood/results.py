@@ -1,30 +1,32 @@
-"""What one request produced: its texts, its rounds (records.py) and their metrics (metrics.py), as plain data."""
+"""What one request produced: its text, its tokens, its rounds and their metrics, as plain data."""
 
 from __future__ import annotations
 
+import html
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from draftwood.core.records import Beam, EmittedToken, Judged, Kind, Layer, Outcome, Round, TopLogprobs
+from draftwood.core.records import Beam, Kind, Round, TopLogprobs
 from draftwood.metrics import Metrics
 
-__all__ = [
-    "Beam",
-    "EmittedToken",
-    "GenerationResult",
-    "Judged",
-    "Kind",
-    "Layer",
-    "Metrics",
-    "Outcome",
-    "Round",
-    "TopLogprobs",
-]
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """How many hypotheses a result holds, ranked by log-likelihood / length^length_penalty.
+
+    1 ranks by perplexity, 0 by joint likelihood. Methods with one hypothesis return that one: n_best is 0.
+    """
+
+    n_best: int = 0
+    length_penalty: float = 1.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class GenerationResult:
-    """What one request produced. `tokens` are the generated ids only; `text` excludes a stop string that was met."""
+    """What one request produced. `tokens` are the generated ids only; `text` excludes a stop string that was met.
+
+    `str(result)` is the text; notebooks show it with the main figures.
+    """
 
     text: str
     tokens: list[int]
@@ -42,6 +44,24 @@ class GenerationResult:
     sampling: dict[str, Any]
     lossless: bool
     beams: list[Beam] = field(default_factory=list)  # of methods with several hypotheses: the best, first `tokens`
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= 60 else self.text[:57] + "..."
+        return (
+            f"GenerationResult({text!r}, {len(self.tokens)} tokens, {self.finish_reason!r}, "
+            f"method={self.method['name']!r}, tau={self.metrics.tau:.2f})"
+        )
+
+    def _repr_html_(self) -> str:
+        m = self.metrics
+        drafts = f", {m.acceptance_rate:.0%} of {m.drafted} drafts accepted" if m.drafted else ""
+        figures = f"{self.method['name']}: {len(self.tokens)} tokens, {m.tau:.2f} per target forward{drafts}"
+        return (
+            f"<p style='white-space: pre-wrap'>{html.escape(self.text)}</p><p><small>{html.escape(figures)}</small></p>"
+        )
 
     @property
     def predicted_layers(self) -> float | None:

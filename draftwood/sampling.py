@@ -1,12 +1,13 @@
-"""Logits to probabilities, and random numbers. One warper serves target and drafts alike.
+"""Logits to probabilities, and random numbers: one warper for target and drafts, one lazy table of distributions.
 
-Knows sampling parameters, truncation, penalties and counter-based random streams. Refuses to know models
-and verification rules.
+Knows sampling parameters, truncation and counter-based random streams. Knows no models and no verification rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from torch import Tensor
 from draftwood.core.forest import Forest
 from draftwood.errors import NonFiniteError
 from draftwood.params import SamplingParams as SamplingParams
+
+COLDEST = 1e-30  # below it a temperature is 0 in float32, and nothing but ties is left
 
 
 def warp(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -25,7 +28,8 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
     if params.temperature != 1:  # the largest becomes 0 first, so that no temperature overflows
-        logits = (logits - logits.amax(-1, keepdim=True)) / params.temperature
+        logits = logits - logits.amax(-1, keepdim=True)
+        logits = logits / params.temperature if params.temperature > COLDEST else logits * (1 / COLDEST)
     probs = torch.softmax(logits, -1)
     threshold = None
     if 0 < params.top_k < probs.shape[-1]:
@@ -54,57 +58,70 @@ def _nucleus(top: Tensor, mass: Tensor | float) -> Tensor:
     return top.gather(-1, inside - 1)
 
 
-class Penalties:
-    """Repetition, presence and frequency penalties and logit bias for one request, each node seeing its own path only.
+Edit: TypeAlias = Callable[[Tensor, Forest, Sequence[int]], Tensor]  # of logits [n, V] after n nodes of a forest
 
-    Keeps counts of the trunk's tokens and adds those of a node's ancestors, so that the prefix is never re-counted.
+
+class Distributions:
+    """The target's next-token distributions after the nodes of one forest, each computed when somebody first asks.
+
+    `logits` [n, V] (and `hidden` [n, D], where it was asked for) answer the forest's fresh nodes in order; what the
+    forest knows from earlier rounds is found, too. `edit` is what happens to logits before the temperature, if
+    anything: `edit(rows [m, V], forest, nodes)`. Rows that nobody visits are never edited, warped or normalised.
     """
 
-    def __init__(self, params: SamplingParams, vocab_size: int, prompt_length: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        forest: Forest,
+        logits: Tensor,
+        params: SamplingParams,
+        edit: Edit | None = None,
+        hidden: Tensor | None = None,
+    ) -> None:
+        self.forest = forest
         self.params = params
-        self.prompt_length = prompt_length
-        self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-        self._count = torch.zeros(vocab_size, dtype=torch.float32, device=device)
-        self._length = 0
-        self._bias: Tensor | None = None
-        if params.logit_bias:
-            bad = [token for token in params.logit_bias if not 0 <= token < vocab_size]
-            if bad:
-                raise ValueError(f"logit_bias names token {bad[0]}, but token ids go from 0 to {vocab_size - 1}")
-            self._bias = torch.zeros(vocab_size, device=device)
-            for token, value in params.logit_bias.items():
-                self._bias[token] = value
+        self._logits = logits
+        self._edit = edit
+        self._hidden = hidden
+        self._probs: dict[int, Tensor] = {}
 
-    def __call__(self, logits: Tensor, forest: Forest, nodes: Sequence[int]) -> Tensor:
-        """Edited copy of logits [len(nodes), V], whose rows predict the token after each node."""
-        self._count_trunk(forest.trunk)
-        rows, tokens, made = [], [], []
-        for row, node in enumerate(nodes):
-            for ancestor in forest.path(node):
-                rows.append(row)
-                tokens.append(forest.token[ancestor])
-                made.append(float(forest.position(ancestor) >= self.prompt_length))
-        seen = self._seen.repeat(len(nodes), 1)
-        seen[rows, tokens] = True
-        count = self._count.repeat(len(nodes), 1)
-        index = (torch.tensor(rows, device=logits.device), torch.tensor(tokens, device=logits.device))
-        count.index_put_(index, torch.tensor(made, device=logits.device), accumulate=True)
-        p = self.params
-        if p.repetition_penalty != 1:
-            pressed = torch.where(logits > 0, logits / p.repetition_penalty, logits * p.repetition_penalty)
-            logits = torch.where(seen, pressed, logits)
-        logits = logits - p.frequency_penalty * count - p.presence_penalty * (count > 0)
-        return logits if self._bias is None else logits + self._bias
+    def logits(self, nodes: Sequence[int]) -> Tensor:
+        """Untouched logits [len(nodes), V]."""
+        forest = self.forest
+        if forest.known and any(node < forest.fresh for node in nodes):
+            rows = [forest.known[node] if node < forest.fresh else self._logits[node - forest.fresh] for node in nodes]
+            return torch.stack(rows)
+        return self._logits[[node - forest.fresh for node in nodes]]
 
-    def _count_trunk(self, trunk: list[int]) -> None:
-        new = trunk[self._length :]
-        if new:
-            self._seen[new] = True
-            made = trunk[max(self._length, self.prompt_length) :]
-            if made:
-                index = torch.tensor(made, device=self._count.device)
-                self._count.index_put_((index,), torch.ones(len(made), device=index.device), accumulate=True)
-            self._length = len(trunk)
+    def edited(self, nodes: Sequence[int]) -> Tensor:
+        """Logits [len(nodes), V] after penalties and biases."""
+        logits = self.logits(nodes)
+        return logits if self._edit is None else self._edit(logits, self.forest, nodes)
+
+    def probs(self, node: int) -> Tensor:
+        """T∘p after a node [V], the distribution that is decoded."""
+        if node not in self._probs:
+            self._probs[node] = warp(self.edited([node]), self.params)[0]
+        return self._probs[node]
+
+    def log_prob(self, node: int, token: int) -> float:
+        """log T∘p of a token after a node; -inf where it is impossible."""
+        prob = float(self.probs(node)[token])
+        return math.log(prob) if prob > 0 else -math.inf
+
+    def best(self, node: int) -> int:
+        """The most probable token after a node, the first among ties: greedy decoding."""
+        return int(self.edited([node])[0].argmax())
+
+    def hidden(self, node: int) -> Tensor | None:
+        """What the head read after a fresh node [D], where the run asked for it."""
+        row = node - self.forest.fresh
+        return None if self._hidden is None or row < 0 else self._hidden[row]
+
+    def fresh(self) -> dict[int, Tensor]:
+        """The logits [V] of each fresh node whose sequence goes on."""
+        nodes = range(self.forest.fresh, len(self.forest))
+        rows = zip(nodes, self._logits, strict=True)
+        return {node: row for node, row in rows if node not in self.forest.finished}
 
 
 MASK64 = (1 << 64) - 1
@@ -192,17 +209,16 @@ def draw_iid(probs: Tensor, count: int, streams: Streams) -> list[list[int]]:
     return [[draw(row, streams.uniform("draft")) for _ in range(count)] for row in probs]
 
 
-def draw_distinct(probs: Tensor, count: int, streams: Streams) -> list[list[int]]:
+def draw_distinct(probs: Tensor, count: int, streams: Streams, purpose: str = "draft") -> list[list[int]]:
     """Up to `count` draws without replacement from each row of probs [n, V], in drawn order (Gumbel-top-k).
 
     A row with fewer than `count` tokens of positive probability gives them all.
     """
-    count = min(count, probs.shape[-1])
-    race = streams.exponential("draft", tuple(probs.shape), probs.device)  # the smallest arrival time is drawn first
+    race = streams.exponential(purpose, tuple(probs.shape), probs.device)  # the smallest arrival time is drawn first
     keys = probs / race
     if not bool(torch.isfinite(keys).all()):
         raise NonFiniteError("a next-token distribution is not finite (NaN or infinite logits)")
-    best = keys.topk(count, -1)
+    best = keys.topk(min(count, probs.shape[-1]), -1)
     return [
         [token for token, key in zip(tokens, values, strict=True) if key > 0]
         for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)

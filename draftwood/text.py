@@ -1,7 +1,4 @@
-"""Where a text ends and which part of it may be shown: EOS, limits, stop strings across token borders.
-
-Knows tokens and strings. Refuses to know models and methods; the loop asks it once per round.
-"""
+"""Where a text ends and which part of it may be shown: EOS, limits, stop strings across token borders."""
 
 from __future__ import annotations
 
@@ -14,6 +11,23 @@ class TextDecoder(Protocol):
     """Incremental detokenisation: feed one id, get the text that is complete by now."""
 
     def step(self, token: int) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StopStrings:
+    """Whether generated tokens end with a stop string, also those of hypotheses that are never emitted."""
+
+    stop: Sequence[str]
+    decode: Callable[[list[int]], str]  # the text of tokens that follow the prompt
+
+    @property
+    def reach(self) -> int:
+        """Tokens that a stop string can span, and a few before them: a token has at least a byte."""
+        return max(len(stop.encode()) for stop in self.stop) + 4
+
+    def __call__(self, tokens: Sequence[int]) -> bool:
+        tail = self.decode(list(tokens[-self.reach :]))
+        return any(stop in tail for stop in self.stop)
 
 
 @dataclass(slots=True)
@@ -29,7 +43,6 @@ class Ending:
     stop: Sequence[str] = ()
     decoder: TextDecoder | None = None
     cancelled: Callable[[], bool] | None = None
-    decode: Callable[[list[int]], str] | None = None  # all at once
     text: str = ""
     count: int = 0
     reason: str | None = None
@@ -64,14 +77,7 @@ class Ending:
         """Whether the user wants to stop here; asked once per round."""
         return self.cancelled is not None and self.cancelled()
 
-    def stopped(self, tokens: Sequence[int]) -> bool:
-        """Whether generated tokens end with a stop string, as hypotheses that may never be emitted do."""
-        if not self.stop or self.decode is None:
-            return False
-        tail = self.decode(list(tokens[-max(len(stop.encode()) for stop in self.stop) - 4 :]))  # a token has a byte
-        return any(stop in tail for stop in self.stop)
-
-    def news(self) -> str:
+    def new_text(self) -> str:
         """Text that became certain since the last call."""
         safe = len(self.text)
         if self.reason is None:

@@ -9,7 +9,7 @@ import torch
 from enumeration import Choices, Law, law_of
 
 from draftwood.certify.enumeration import Scripted
-from draftwood.results import Layer, Outcome
+from draftwood.core.records import Layer, Outcome
 from draftwood.sampling import SamplingParams
 from draftwood.verify.beam import verify_layer
 from draftwood.verify.joint import Joint, joint_of
@@ -32,7 +32,7 @@ def random_joint(
     scores = -torch.empty(beams, dtype=torch.float64).exponential_(generator=generator)
     live = beams - sum(finished or ())
     logits = 1.5 * torch.randn(live, vocab, dtype=torch.float64, generator=generator)
-    return joint_of(scores, logits, params or SamplingParams(), mode, finished, labels)  # type: ignore[arg-type]
+    return joint_of(scores, logits.log_softmax(-1), params or SamplingParams(), mode, finished, labels)  # type: ignore[arg-type]
 
 
 def of_weights(weights: dict[Outcome, float], vocab: int) -> Joint:

@@ -55,7 +55,7 @@ def emitted(
                     token.append(x)
                 nodes.append(token.index(x))
             proposals.append(Proposal(told_q, nodes, told_replacement))
-        child, rest = rule(p, proposals, token, choices.coin)
+        child, rest = rule(p, proposals, token, lambda p_x, q_x: choices.coin(tree.acceptance(p_x, q_x)))
         return choices.choose(rest.tolist()) if child is None else token[child]
 
     law = law_of(experiment)

@@ -195,7 +195,10 @@ def test_layers_of_dynamic_width(
 
     def spy(forest: Forest, verdict: Verdict) -> Any:
         for layer in verdict.layers:
-            beams = [(*forest.generated(node), *([] if token == FINISHED else [token])) for node, token in layer.beams]
+            beams = [
+                (*forest.sequence(node)[forest.prompt :], *([] if token == FINISHED else [token]))
+                for node, token in layer.beams
+            ]
             seen.append((layer.width, tuple(beams)))
         return advance(forest, verdict)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from draftwood import Engine, Metrics, Round, TabularModel
-from draftwood.results import Judged, Layer
+from draftwood.core.records import Judged, Layer
 from draftwood.verify.width import expected_layers
 
 

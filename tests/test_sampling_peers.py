@@ -14,7 +14,8 @@ from transformers.generation.logits_process import (
 
 from draftwood import SamplingParams
 from draftwood.core.forest import Forest
-from draftwood.sampling import Penalties, warp
+from draftwood.penalties import Penalties
+from draftwood.sampling import warp
 
 SETTINGS = list(itertools.product((0.6, 1.0, 1.7), (0, 1, 7), (0.3, 0.9, 1.0), (0.0, 0.05, 0.4)))
 

@@ -63,24 +63,24 @@ def test_what_may_become_a_stop_string_is_held_back() -> None:
     shown = []
     for token in (3, 0, 1, 0, 1, 7, 2):
         text.feed([token])
-        shown.append(text.news())
+        shown.append(text.new_text())
     assert shown == ["c", "", "", "ab", "", "ab ", ""]
     text.feed([3])
-    assert (text.reason, text.news(), text.text) == ("stop", "", "cabab ")
+    assert (text.reason, text.new_text(), text.text) == ("stop", "", "cabab ")
 
 
 def test_what_was_held_back_is_shown_at_the_end() -> None:
     text = ending(("abc",), limit=2)
     text.feed([0])
-    assert text.news() == ""
+    assert text.new_text() == ""
     text.feed([1])
-    assert (text.reason, text.news()) == ("length", "ab")
+    assert (text.reason, text.new_text()) == ("length", "ab")
 
 
 def test_a_character_of_two_tokens_appears_when_it_is_complete() -> None:
     text = ending(("ß",))
     text.feed([3, 9])
-    assert (text.news(), text.reason) == ("c", None)
+    assert (text.new_text(), text.reason) == ("c", None)
     text.feed([0])
     assert (text.reason, text.text) == ("stop", "c")
 
@@ -138,9 +138,9 @@ def test_streaming_shows_exactly_the_text() -> None:
                 break
             at += size
             assert kept == min(size, len(tokens) - at + size)
-            shown += text.news()
+            shown += text.new_text()
             assert text.text.startswith(shown)
-        shown += text.news()
+        shown += text.new_text()
         full = whole(tokens[:at])
         if text.reason == "stop":
             stopped += 1
@@ -160,7 +160,7 @@ def test_streaming_shows_exactly_the_text() -> None:
 class LetterTokenizer:
     """What the engine needs of a tokenizer, over `Letters`."""
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, most: int | None = None) -> list[int]:
         return [Letters.PIECES.index(letter) for letter in text]
 
     def stream(self, context: Sequence[int] = ()) -> Letters:

@@ -37,7 +37,7 @@ def logits_after(engine: Engine, tokens: Sequence[int]) -> Tensor:
     try:
         forest = Forest.from_prompt(list(tokens))
         with torch.inference_mode():
-            return execute([Run(session, forest, forest.roots)])[0][0]
+            return execute([Run(session, forest, forest.roots)])[0].logits[0]
     finally:
         session.close()
 

@@ -17,8 +17,9 @@ from draftwood.cli.options import OptionGroup, flag
 from draftwood.errors import RequestError
 
 if TYPE_CHECKING:
-    from draftwood.engine import Engine, Prompt
+    from draftwood.engine import Engine
     from draftwood.methods import Method
+    from draftwood.request import Prompt
 
 MODELS, METHOD, SAMPLING, LIMITS, OUTPUT = "Models", "Method", "Sampling", "Prompt and limits", "Output"
 OF_EVERY_METHOD = "An option of every method that has it, or METHOD.KEY=VALUE for one. Repeatable."

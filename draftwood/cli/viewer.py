@@ -41,7 +41,6 @@ def explain(
     Each draft comes with p and q, the target's and the draft's probability, and
     its fate: accepted, rejected, discarded; after them what the target chose.
     """
-    from draftwood.explain import explain as explained
     from draftwood.explain.terminal import colourful, terminal_width, visible
 
     asked = prompt.conversation()
@@ -51,7 +50,7 @@ def explain(
         check_writable(html, "--html")
     engine = models.load()
     warn_if_foreign(engine, asked)
-    found = explained(engine, asked, method=method, sampling=sampling, seed=seed, **limits.model_dump())
+    found = engine.explain(asked, method=method, sampling=sampling, seed=seed, **limits.model_dump())
     if html is None:
         for line in found.lines(terminal_width(), colourful(sys.stdout, output.color)):
             print(line)

@@ -1,23 +1,31 @@
 """All tokens in flight for one request: one flat data structure for chains, trees and beams.
 
-Pure data. Knows tokens, parents, what was drawn from which distribution and which sequences have ended; refuses to
-know models, caches, masks and randomness.
+Pure data: tokens, parents, what was drawn from which distribution and which sequences have ended. Knows no models,
+caches, masks and randomness.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from draftwood.core.records import EmittedToken, Kind, Layer
+from draftwood.core.records import Kind, Layer
 from draftwood.core.topology import TRUNK as TRUNK
 from draftwood.core.topology import Template
 
 FINISHED = -1  # the only 'token' of a finished sequence: it stays as it is
+
+
+class StopCheck(Protocol):
+    """Whether generated tokens end with a stop string; it needs the last `reach` of them."""
+
+    @property
+    def reach(self) -> int: ...
+
+    def __call__(self, tokens: Sequence[int]) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -54,21 +62,20 @@ class Forest:
     Node i holds token[i] at sequence position len(trunk) + depth[i]. Nodes [0, fresh) were forwarded through the target
     in earlier rounds or belong to finished hypotheses; nodes from `fresh` on wait for the target. `roots` stand for the
     hypotheses, one each: live ones, which are equally long, and finished ones. Drafting appends below the live ones.
-    Of a live root that was itself a draft in the round before, the target's answer is `known`, and those below it.
+    Of a live root that was itself a draft in the round before, the target's logits are `known`, and those below it.
     """
 
     trunk: list[int]
     prompt: int = 0  # tokens of the prompt
     longest: int = 1 << 30  # tokens at which every sequence ends
     end: frozenset[int] = frozenset()  # tokens that end a sequence
-    stopped: Callable[[Sequence[int]], bool] | None = None  # whether generated tokens meet a stop string
+    stop: StopCheck | None = None  # whether generated tokens meet a stop string
     token: list[int] = field(default_factory=list)
     parent: list[int] = field(default_factory=list)
     depth: list[int] = field(default_factory=list)
     roots: list[int] = field(default_factory=list)
     finished: set[int] = field(default_factory=set)  # nodes whose sequence has ended: absorbing
     score: dict[int, float] = field(default_factory=dict)  # root -> log-likelihood of its generated part (beams)
-    emitted: dict[int, EmittedToken] = field(default_factory=dict)  # node -> what will be said of it when it is emitted
     proposals: dict[int, list[Proposal]] = field(default_factory=dict)
     layers: list[DraftedLayer] = field(default_factory=list)  # drafts of beams, drawn layer by layer
     template: Template | None = None  # the regular tree that is drafted, unless draws coincide or sequences end
@@ -82,14 +89,14 @@ class Forest:
         prompt: list[int],
         longest: int = 1 << 30,
         end: frozenset[int] = frozenset(),
-        stopped: Callable[[Sequence[int]], bool] | None = None,
+        stop: StopCheck | None = None,
     ) -> Forest:
         """The forest before the first round: the prompt as trunk, its last token as the only, pending, root."""
         if not prompt:
             raise ValueError("the prompt is empty; give at least one token")
         forest = cls(trunk=list(prompt[:-1]), prompt=len(prompt), longest=longest)
         forest.roots = [forest.add(TRUNK, prompt[-1])]
-        forest.end, forest.stopped = end, stopped  # from here on: a prompt may end as an output does
+        forest.end, forest.stop = end, stop  # from here on: a prompt may end as an output does
         forest.score = {forest.roots[0]: 0.0}
         return forest
 
@@ -104,19 +111,25 @@ class Forest:
             self.token.append(token)
             self.parent.append(parent)
             self.depth.append(self.depth[parent] + 1 if parent >= 0 else 0)
-            if self.ends(parent, token):
+            if token in self.end:
                 self.finished.add(node)
         return node
 
     def ends(self, parent: int, token: int) -> bool:
-        """Whether `token` below `parent` ends the sequence."""
+        """Whether `token` below `parent` ends the sequence: an end token, or the last one of a stop string."""
         if token in self.end:
             return True
-        return self.stopped is not None and self.stopped([*self.generated(parent), token])
+        return self.stop is not None and self.stop([*self.tail(parent, self.stop.reach - 1), token])
 
-    def grow(self, parent: int, token: int) -> int:
-        """`add`, where FINISHED is the finished node itself."""
-        return parent if token == FINISHED else self.add(parent, token)
+    def add_outcome(self, parent: int, token: int) -> int:
+        """`add`, where FINISHED is the finished node itself and stop strings end a sequence, too."""
+        if token == FINISHED:
+            return parent
+        known = len(self)
+        node = self.add(parent, token)
+        if node == known and self.ends(parent, token):
+            self.finished.add(node)
+        return node
 
     def propose(self, parent: int, tokens: list[int], q: Tensor | None, replacement: bool = True) -> list[int]:
         """Append the draws `tokens` from q [V] (None: point masses) below `parent`; returns their nodes as drawn."""
@@ -141,19 +154,20 @@ class Forest:
         """All tokens from the beginning of the prompt to `node`."""
         return self.trunk + [self.token[n] for n in self.path(node)]
 
-    def generated(self, node: int) -> list[int]:
-        """The tokens after the prompt, up to and with `node`."""
-        return self.sequence(node)[self.prompt :]
+    def tail(self, node: int, count: int) -> list[int]:
+        """The last tokens after the prompt, up to and with `node`: at most `count`."""
+        path = [self.token[one] for one in self.path(node)]
+        before = max(self.prompt, len(self.trunk) + len(path) - count)
+        return [*self.trunk[before:], *path[max(0, before - len(self.trunk)) :]]
 
     def length(self, node: int) -> int:
         """How many tokens after the prompt a sequence has."""
         return self.position(node) + 1 - self.prompt
 
-    def answers(self, nodes: Sequence[int], logits: Tensor) -> Tensor:
-        """The target's logits [len(nodes), V]: rows of `logits`, which belong to the fresh nodes, and known ones."""
-        if self.known and any(node < self.fresh for node in nodes):
-            return torch.stack([self.known[node] if node < self.fresh else logits[node - self.fresh] for node in nodes])
-        return logits[[node - self.fresh for node in nodes]]
+    @property
+    def unforwarded(self) -> range:
+        """The nodes that wait for the target."""
+        return range(self.fresh, len(self))
 
     @property
     def live(self) -> list[int]:
@@ -183,16 +197,17 @@ class Verdict:
     attempted: int = 0
     score: Sequence[float] = ()
     layers: Sequence[Layer] = ()
+    known: Mapping[int, Tensor] = field(default_factory=dict)  # node -> [V]: the target's logits that may be used again
 
 
 def advance(forest: Forest, verdict: Verdict) -> tuple[list[int], list[int], Forest]:
     """Grow the verdict's roots: (nodes that join the trunk, nodes kept below it, the next forest).
 
-    The trunk grows by the nodes that all roots descend from. Kept nodes lead to roots, or their answers are known; they
+    The trunk grows by the nodes that all roots descend from. Kept nodes lead to roots, or their logits are known; they
     are renumbered 0, 1, ... in the next forest in the order given. New finished roots follow them, then the live roots
-    that wait for the target. `forest` itself is left as it was, except that the next forest owns its trunk list, grown
-    in place.
+    that wait for the target. `forest` stays as it is.
     """
+    known_logits = {**forest.known, **verdict.known}
     roots = list(zip(verdict.parent, verdict.token, strict=True))
     ended = [token != FINISHED and forest.ends(parent, token) for parent, token in roots]
     paths = [forest.path(parent) for parent in verdict.parent]
@@ -203,24 +218,20 @@ def advance(forest: Forest, verdict: Verdict) -> tuple[list[int], list[int], For
             length += 1
         shared = shared[:length]
     kept = {node for path in paths for node in path[len(shared) :]}
-    known = ({forest.child.get(root, TRUNK) for root in roots} & forest.known.keys()) - forest.finished
+    known = ({forest.child.get(root, TRUNK) for root in roots} & known_logits.keys()) - forest.finished
     if known:  # with all below them
         for node in range(len(forest)):
-            if forest.parent[node] in known and node in forest.known and node not in forest.finished:
+            if forest.parent[node] in known and node in known_logits and node not in forest.finished:
                 known.add(node)
         kept |= known
-    trunk = forest.trunk
-    trunk.extend([forest.token[node] for node in shared])
-    grown = Forest(trunk, forest.prompt, forest.longest)
+    grown = Forest([*forest.trunk, *(forest.token[node] for node in shared)], forest.prompt, forest.longest)
     renumbered = {node: TRUNK for node in shared[-1:]}
     for node in sorted(kept):
         new = renumbered[node] = grown.add(renumbered.get(forest.parent[node], TRUNK), forest.token[node])
         if node in forest.finished:
             grown.finished.add(new)
         if node in known:
-            grown.known[new] = forest.known[node]
-        elif node in forest.emitted:
-            grown.emitted[new] = forest.emitted[node]
+            grown.known[new] = known_logits[node]
     for (parent, token), over in zip(roots, ended, strict=True):
         if over:
             grown.finished.add(grown.add(renumbered[parent], token))
@@ -229,5 +240,5 @@ def advance(forest: Forest, verdict: Verdict) -> tuple[list[int], list[int], For
         renumbered[parent] if token == FINISHED else grown.add(renumbered[parent], token) for parent, token in roots
     ]
     grown.score = dict(zip(grown.roots, verdict.score, strict=False))
-    grown.end, grown.stopped = forest.end, forest.stopped  # only now: all these sequences have been asked already
+    grown.end, grown.stop = forest.end, forest.stop  # only now: all these sequences have been asked already
     return shared, sorted(kept), grown

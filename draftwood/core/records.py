@@ -1,17 +1,11 @@
-"""What happened: rounds, and what verification said of each token and layer.
-
-Pure data. Refuses to know models, methods and ratios.
-"""
+"""What happened, as pure data: rounds, and what verification said of each token and layer."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from typing import Any, Literal
 
 TopLogprobs = list[tuple[int, float]]
 Kind = Literal["accepted", "corrected", "bonus", "plain"]  # a draft; after a rejection; after all drafts; no drafts
@@ -99,7 +93,7 @@ class Beam:
         return math.exp(-self.log_likelihood / len(self.tokens)) if self.tokens else math.inf
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Round:
     """One drafting phase and one target forward. Seconds of forwards are model time only; see `Metrics` for sums."""
 
@@ -130,7 +124,11 @@ class Round:
     siblings: list[tuple[int, int]] = field(default_factory=list)  # per layer: (place of the accepted draw, draws)
     layers: Sequence[Layer] = ()  # of beams: what happened, layer by layer
     beams: list[Beam] = field(default_factory=list)  # with the last round of beams: the answer, best first
-    target_state: Tensor | None = None  # [D] that its head read at the accepted path's end; for depth controllers only
+
+    def __repr__(self) -> str:
+        return (
+            f"Round(position={self.position}, {self.accepted} of {self.drafted} drafts accepted, tokens={self.tokens})"
+        )
 
     @property
     def seconds(self) -> float:

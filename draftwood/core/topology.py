@@ -15,6 +15,16 @@ TRUNK = -1  # parent of a node that hangs directly on the trunk
 Mask = npt.NDArray[np.bool_]
 
 
+def trunk_node(position: int) -> int:
+    """The number, below TRUNK, by which the trunk's token at a position is called among nodes."""
+    return TRUNK - 1 - position
+
+
+def trunk_position(node: int) -> int:
+    """The position of the trunk's token that is called `node`; the inverse of `trunk_node`."""
+    return TRUNK - 1 - node
+
+
 def ancestor_mask(parents: Sequence[int]) -> Mask:
     """Which nodes each node sees [n, n], itself and its ancestors; parents come before children, TRUNK for roots."""
     mask = np.zeros((len(parents), len(parents)), dtype=np.bool_)

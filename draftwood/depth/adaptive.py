@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from draftwood.core.records import Round
 from draftwood.depth.rules import LOGITS, Growth
 from draftwood.sampling import Streams
@@ -53,7 +55,7 @@ class AdaptiveConfidence:
         self._asked = growth.depth + 1
         return True
 
-    def observe(self, round_: Round) -> None:
+    def observe(self, round_: Round, state: Tensor | None = None) -> None:
         drafted = max(self._asked, round_.depth_accepted)
         if not round_.attempted or not drafted:
             return

@@ -97,8 +97,8 @@ class CalibratedThompson:
             theta = mu + math.sqrt(variance) * draw_normal(lambda: self._streams.uniform("depth"))
         return self._streams.uniform("depth") < min(1.0, max(0.0, theta))
 
-    def observe(self, round_: Round) -> None:
-        self._target = round_.target_state
+    def observe(self, round_: Round, state: Tensor | None = None) -> None:
+        self._target = state
         if round_.attempted:
             self.seen.rounds += 1
             self.seen.tried += round_.attempted

@@ -231,5 +231,5 @@ class Decide:
             model = self.model = _placed(model, features.device)
         return bool((model.chance(features) >= self.threshold).any())
 
-    def observe(self, round_: Round) -> None:
+    def observe(self, round_: Round, state: Tensor | None = None) -> None:
         pass

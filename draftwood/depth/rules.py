@@ -70,8 +70,8 @@ class DepthController(Protocol):
     def deeper(self, growth: Growth) -> bool:
         """Whether to draft the layer after `growth`."""
 
-    def observe(self, round_: Round) -> None:
-        """A round ended."""
+    def observe(self, round_: Round, state: Tensor | None = None) -> None:
+        """A round ended; `state` [D] is what the target's head read at the end of the accepted path, if needed."""
 
 
 @runtime_checkable
@@ -97,7 +97,7 @@ class Fixed:
     def deeper(self, growth: Growth) -> bool:
         return growth.depth < self.depth
 
-    def observe(self, round_: Round) -> None:
+    def observe(self, round_: Round, state: Tensor | None = None) -> None:
         pass
 
 
@@ -121,7 +121,7 @@ class Confidence:
         confidences = growth.confidences()
         return not confidences or max(confidences) >= self.threshold
 
-    def observe(self, round_: Round) -> None:
+    def observe(self, round_: Round, state: Tensor | None = None) -> None:
         pass
 
 
@@ -143,5 +143,5 @@ class Entropy:
         entropies = growth.entropies()
         return not entropies or min(entropies) <= self.limit
 
-    def observe(self, round_: Round) -> None:
+    def observe(self, round_: Round, state: Tensor | None = None) -> None:
         pass

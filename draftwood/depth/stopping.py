@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from torch import Tensor
+
 from draftwood.core.records import Round
 from draftwood.depth.improvement import DraftCost
 from draftwood.depth.rules import LOGITS, Growth
@@ -97,7 +99,7 @@ class OptimalStopping:
         self._asked = growth.depth + 1
         return True
 
-    def observe(self, round_: Round) -> None:
+    def observe(self, round_: Round, state: Tensor | None = None) -> None:
         seen = self.seen
         seen.own.fade(self.discount)
         seen.next.fade(self.discount)

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
+from torch import Tensor
+
 from draftwood.core.records import Round
 from draftwood.depth.improvement import DraftCost, best_depth
 from draftwood.depth.rules import NOTHING, Growth
@@ -104,7 +106,7 @@ class BetaThompson:
         first = growth.depth == 0 and not self.zero
         return first or self._streams.uniform("depth") < self.acceptance.mean
 
-    def observe(self, round_: Round) -> None:
+    def observe(self, round_: Round, state: Tensor | None = None) -> None:
         self.acceptance.add(round_)
 
 
@@ -138,6 +140,6 @@ class SpeedupThompson:
         self._asked = growth.depth + 1
         return True
 
-    def observe(self, round_: Round) -> None:
+    def observe(self, round_: Round, state: Tensor | None = None) -> None:
         self.acceptance.add(round_)
         self.cost.add(round_, self._asked)

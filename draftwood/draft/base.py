@@ -14,8 +14,8 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest
 from draftwood.depth import NOTHING, DepthController
-from draftwood.runtime.session import Run
-from draftwood.sampling import Penalties, SamplingParams, Streams, draw_distinct, draw_iid, warp
+from draftwood.runtime.session import Answer, Run
+from draftwood.sampling import Distributions, Edit, SamplingParams, Streams, draw_distinct, draw_iid, warp
 from draftwood.verify.coupled import perturb
 
 
@@ -30,7 +30,7 @@ class Proposer:
     params: SamplingParams
     streams: Streams
     vocab_size: int  # of the target
-    penalties: Penalties | None = None
+    edit: Edit | None = None  # penalties and biases
     coupled: bool = False
 
     def __call__(
@@ -41,8 +41,9 @@ class Proposer:
         children: list[int] = []
         if self.params.greedy or self.coupled:
             if not self.params.greedy:
-                positions = [forest.position(node) + 1 for node in nodes]
-                logits = perturb(warp(logits, self.params).log(), positions, self.streams)
+                log_q = warp(logits, self.params).log()
+                rows = zip(log_q, nodes, strict=True)
+                logits = torch.stack([perturb(row, forest.position(node) + 1, self.streams) for row, node in rows])
             for node, tokens in zip(nodes, self._best(logits, count), strict=True):
                 children += forest.propose(node, tokens, None)
             return children
@@ -56,7 +57,7 @@ class Proposer:
 
     def edited(self, forest: Forest, nodes: Sequence[int], logits: Tensor) -> Tensor:
         """Logits [len(nodes), V] after penalties and biases, each node seeing its own path."""
-        return logits if self.penalties is None else self.penalties(logits, forest, nodes)
+        return logits if self.edit is None else self.edit(logits, forest, nodes)
 
     def fit(self, logits: Tensor) -> Tensor:
         """Cut or pad [n, V_draft] to the target's vocabulary: padded vocabularies may differ."""
@@ -86,14 +87,11 @@ class Source(Protocol):
     def context(self) -> int:
         """Positions that it has room for; 0 where it cannot draft yet."""
 
-    @property
-    def hidden(self) -> Tensor | None:
-        """What the head read for the last answer [n, D], where `keep_hidden` was set."""
+    def answer(self, forest: Forest, nodes: Sequence[int], hidden: bool = False) -> Generator[Run, Answer, Answer]:
+        """Logits [len(nodes), V] after each node and, on demand, the [len(nodes), D] that the head read for them.
 
-    keep_hidden: bool
-
-    def answer(self, forest: Forest, nodes: Sequence[int]) -> Generator[Run, Tensor, Tensor]:
-        """Logits [len(nodes), V] after each node; yields the model runs that takes."""
+        Yields the model runs that this takes; `hidden` of the answer is by layer, the head's input the only entry.
+        """
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
         """Follow `advance`, as `Session.commit`."""
@@ -102,7 +100,7 @@ class Source(Protocol):
 class Drafter(Protocol):
     """Appends nodes below the roots of a forest, yielding the model runs that it needs.
 
-    `needs` says what else it reads, as a controller's does: 'target', the target's hidden states after verification.
+    `needs` says what else it reads, as a controller's does: 'target', the target's hidden states.
     """
 
     @property
@@ -110,11 +108,11 @@ class Drafter(Protocol):
 
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
-    ) -> Generator[Run, Tensor, None]:
+    ) -> Generator[Run, Answer, None]:
         """Draft at most `limit` layers; `depth` is asked before each."""
 
-    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
-        """Follow `advance`, as `Session.commit`; `forest` is the next one."""
+    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
+        """Follow `advance`, as `Session.commit`; `forest` is the next one, `target` what verification read."""
 
 
 @dataclass(slots=True)
@@ -125,9 +123,9 @@ class NoDrafter:
 
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
-    ) -> Generator[Run, Tensor, None]:
+    ) -> Generator[Run, Answer, None]:
         return
         yield  # a generator that yields nothing
 
-    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
+    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
         pass

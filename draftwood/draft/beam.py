@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from draftwood.core.forest import TRUNK, DraftedLayer, Forest
+from draftwood.core.topology import trunk_node
 from draftwood.depth import NOTHING, DepthController, Growth
 from draftwood.draft.base import Proposer, Source
-from draftwood.runtime.session import Run
+from draftwood.runtime.session import Answer, Run
+from draftwood.sampling import Distributions
 from draftwood.verify.beam_search import BeamSearch
 from draftwood.verify.joint import Joint, Seeded
 from draftwood.verify.layers import extended, joint_over
@@ -46,7 +48,7 @@ class BeamDrafter:
 
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
-    ) -> Generator[Run, Tensor, None]:
+    ) -> Generator[Run, Answer, None]:
         nodes: Sequence[int] = forest.roots
         layer, growth = 0, Growth(0)
         while layer < limit and depth.deeper(growth):
@@ -58,8 +60,8 @@ class BeamDrafter:
             if not layer:
                 asked += self._unknown(forest)
             if asked:
-                logits = yield from self.source.answer(forest, asked)
-                rows.update(zip(asked, propose.fit(logits), strict=True))
+                answer = yield from self.source.answer(forest, asked)
+                rows.update(zip(asked, propose.fit(answer.logits), strict=True))
             if not layer:
                 self._weigh(forest, rows)
             fit = torch.log_softmax(propose.edited(forest, live, torch.stack([rows[node] for node in live])), -1)
@@ -68,7 +70,7 @@ class BeamDrafter:
             forest.layers.append(drafted)
             weights = extended(drafted.draws, self._weight, live, fit)
             for outcome, weight in weights.items():
-                self._weight[forest.grow(*outcome)] = weight
+                self._weight[forest.add_outcome(*outcome)] = weight
             nodes = drafted.nodes
             layer += 1
             growth = Growth(layer, nodes)
@@ -88,9 +90,9 @@ class BeamDrafter:
             weights = torch.tensor([self._weight[node] for node in live], dtype=torch.float64, device=log_q.device)
             step = self.search.step(weights, log_q, lambda row, token: token in forest.end)
             draws = [(live[row], token) for row, token in step.live]
-        return DraftedLayer(q, draws, list(dict.fromkeys(forest.grow(*draw) for draw in draws)))
+        return DraftedLayer(q, draws, list(dict.fromkeys(forest.add_outcome(*draw) for draw in draws)))
 
-    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
+    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
         """Carry the roots' weights into the next round's `forest`."""
         self.source.commit(trunk, kept, forest)
         weight, row = self._weight, self._row
@@ -109,7 +111,7 @@ class BeamDrafter:
                     before, forest.token[root]
                 ]
             else:  # a bonus: the draft has not seen its parent
-                self._after[root] = parent if parent != TRUNK else TRUNK - len(forest.trunk), weight[before]
+                self._after[root] = parent if parent != TRUNK else trunk_node(len(forest.trunk) - 1), weight[before]
 
     def _unknown(self, forest: Forest) -> list[int]:
         """Parents whose draft logits are needed to weigh the roots."""

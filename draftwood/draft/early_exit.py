@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from draftwood.core.forest import TRUNK, Forest
+from draftwood.core.topology import trunk_node
 from draftwood.depth import DepthController
 from draftwood.draft.base import Drafter, Proposer
-from draftwood.runtime.session import Run, Session
+from draftwood.runtime.session import Answer, Run, Session
+from draftwood.sampling import Distributions
 
 
 @dataclass(slots=True)
@@ -36,40 +38,29 @@ class ExitSource:
     def context(self) -> int:
         return min(self.target.context, self.exit.context)
 
-    @property
-    def keep_hidden(self) -> bool:
-        return self.exit.keep_hidden
-
-    @keep_hidden.setter
-    def keep_hidden(self, wanted: bool) -> None:
-        self.exit.keep_hidden = wanted
-
-    @property
-    def hidden(self) -> Tensor | None:
-        return self.exit.hidden
-
-    def answer(self, forest: Forest, nodes: Sequence[int]) -> Generator[Run, Tensor, Tensor]:
+    def answer(self, forest: Forest, nodes: Sequence[int], hidden: bool = False) -> Generator[Run, Answer, Answer]:
         """Logits [len(nodes), V] of the exit after each node: a run of the first layers, then one of the exit."""
         yield from self.read(forest, nodes)
-        logits = yield Run(self.exit, forest, nodes, given=self._state)
+        states = (self.exit.model.n_layers,) if hidden else ()
+        answer = yield Run(self.exit, forest, nodes, given=self._state, hidden=states)
         last = max(0, len(forest.trunk) - 1)  # beams may ask for the end of the trunk once more
         for position in range(self._held, last):
-            del self._state[TRUNK - 1 - position]
+            del self._state[trunk_node(position)]
         self._held = last
-        return logits
+        return answer
 
-    def read(self, forest: Forest, nodes: Sequence[int]) -> Generator[Run, Tensor, None]:
+    def read(self, forest: Forest, nodes: Sequence[int]) -> Generator[Run, Answer, None]:
         """Run the first layers over the trunk, `nodes` and what lies between, as far as that was not done before."""
         trunk = len(forest.trunk)
         wanted = {node for node in nodes if node >= 0}
         for node in tuple(wanted):
             while (node := forest.parent[node]) != TRUNK and node not in wanted and node not in self._state:
                 wanted.add(node)
-        cells = [TRUNK - 1 - position for position in range(self._seen, trunk)]
+        cells = [trunk_node(position) for position in range(self._seen, trunk)]
         cells += sorted(wanted - self._state.keys())
         if cells:
-            hidden = yield Run(self.target, forest, cells, upto=self.layers)
-            self._state.update(zip(cells, hidden, strict=True))
+            answer = yield Run(self.target, forest, cells, upto=self.layers, logits=False)
+            self._state.update(zip(cells, answer.hidden[self.layers], strict=True))
         self._seen = trunk
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
@@ -77,7 +68,7 @@ class ExitSource:
         before = self._state
         self._state = {node: state for node, state in before.items() if node < TRUNK}
         first = len(forest.trunk) - len(trunk)
-        self._state.update((TRUNK - 1 - first - place, before[node]) for place, node in enumerate(trunk))
+        self._state.update((trunk_node(first + place), before[node]) for place, node in enumerate(trunk))
         self._state.update((new, before[node]) for new, node in enumerate(kept) if node in before)  # none: it had ended
         self._seen = len(forest.trunk)
         self.exit.commit(trunk, kept, forest)
@@ -99,9 +90,9 @@ class ExitDrafter:
 
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
-    ) -> Generator[Run, Tensor, None]:
+    ) -> Generator[Run, Answer, None]:
         yield from self.drafter.draft(forest, depth, limit, propose)
         yield from self.source.read(forest, range(forest.fresh, len(forest)))
 
-    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
-        self.drafter.commit(trunk, kept, forest)
+    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
+        self.drafter.commit(trunk, kept, forest, target)

@@ -18,7 +18,8 @@ from torch import Tensor
 from draftwood.core.forest import Forest
 from draftwood.depth import DepthController, Growth
 from draftwood.draft.base import Proposer
-from draftwood.runtime.session import Run, Session
+from draftwood.runtime.session import Answer, Run, Session
+from draftwood.sampling import Distributions
 
 Choices = Mapping[tuple[int, ...], int]  # path of ranks from the root, () for itself -> children there
 
@@ -78,18 +79,15 @@ class HeadsDrafter:
     """
 
     heads: Session
-    target: Session
     tree: Choices
     best: bool = False
-    _fresh: int = field(init=False, default=0)
     _hidden: Tensor | None = field(init=False, default=None)  # [D] at the node before the root
 
     needs: ClassVar[frozenset[str]] = frozenset({"target"})
 
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
-    ) -> Generator[Run, Tensor, None]:
-        self._fresh = forest.fresh
+    ) -> Generator[Run, Answer, None]:
         growth = Growth(0)
         if self._hidden is None or limit < 1 or not depth.deeper(growth):
             return
@@ -98,7 +96,7 @@ class HeadsDrafter:
         alone = Forest.from_prompt([0])
         answer = yield Run(self.heads, alone, alone.roots, given={alone.roots[0]: self._hidden})
         self.heads.commit([], [], alone)
-        logits = answer.view(-1, 1, self.target.model.vocab_size)  # [K, 1, V]
+        logits = answer.logits.view(-1, 1, propose.vocab_size)  # [K, 1, V]
         frontier: list[tuple[int, tuple[int, ...]]] = [(forest.roots[0], ())]
         for layer in range(min(limit, len(logits))):
             if layer and not depth.deeper(growth):
@@ -128,7 +126,7 @@ class HeadsDrafter:
                 grown += [(child, (*path, rank)) for rank, child in enumerate(dict.fromkeys(proposal.nodes))]
         return grown
 
-    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
+    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
         """Take the hidden state of the last node that joined the trunk: the next root hangs on it."""
-        if self.target.hidden is not None and trunk:
-            self._hidden = self.target.hidden[trunk[-1] - self._fresh]
+        if trunk:
+            self._hidden = target.hidden(trunk[-1])

@@ -17,7 +17,8 @@ from draftwood.core.forest import Forest
 from draftwood.core.topology import template
 from draftwood.depth import NOTHING, DepthController, Growth
 from draftwood.draft.base import Proposer, Source
-from draftwood.runtime.session import Run
+from draftwood.runtime.session import Answer, Run
+from draftwood.sampling import Distributions
 
 
 @dataclass(slots=True)
@@ -36,12 +37,11 @@ class ModelDrafter:
 
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
-    ) -> Generator[Run, Tensor, None]:
+    ) -> Generator[Run, Answer, None]:
         frontiers = [forest.roots for _ in self.sources]
         if len(self.sources) == 1:
             forest.template = template((len(forest.live), *self.widths))
-        for source in self.sources:
-            source.keep_hidden = "hidden" in depth.needs
+        hidden = "hidden" in depth.needs
         growth = Growth(0)
         layer = 0
         while layer < limit and depth.deeper(growth):
@@ -53,8 +53,8 @@ class ModelDrafter:
             for i, source in enumerate(self.sources):
                 nodes = [node for node in frontiers[i] if node not in forest.finished]
                 if nodes and forest.position(nodes[0]) < source.context:
-                    logits = yield from source.answer(forest, nodes)
-                    frontiers[i] = propose(forest, nodes, logits, width, self.replacement)
+                    answer = yield from source.answer(forest, nodes, hidden)
+                    frontiers[i] = propose(forest, nodes, answer.logits, width, self.replacement)
                     if depth.needs:
                         rows = {node: sum(map(len, looked)) + row for row, node in enumerate(nodes)}
                         picked += [
@@ -62,9 +62,8 @@ class ModelDrafter:
                             for node in frontiers[i]
                             if node not in forest.finished
                         ]
-                        looked.append(propose.fit(logits))
-                        if source.keep_hidden and source.hidden is not None:
-                            read.append(source.hidden)
+                        looked.append(propose.fit(answer.logits))
+                        read += answer.hidden.values()
                 else:
                     frontiers[i] = []
                 shown += frontiers[i]
@@ -75,6 +74,6 @@ class ModelDrafter:
                 layer, shown, torch.cat(looked) if looked else None, picked, torch.cat(read) if read else None
             )
 
-    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
+    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
         for source in self.sources:
             source.commit(trunk, kept, forest)

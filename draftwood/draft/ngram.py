@@ -9,12 +9,11 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from torch import Tensor
-
 from draftwood.core.forest import Forest
 from draftwood.depth import NOTHING, DepthController, Growth
 from draftwood.draft.base import Proposer
-from draftwood.runtime.session import Run
+from draftwood.runtime.session import Answer, Run
+from draftwood.sampling import Distributions
 
 
 @dataclass(slots=True)
@@ -30,7 +29,7 @@ class NgramDrafter:
 
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
-    ) -> Generator[Run, Tensor, None]:
+    ) -> Generator[Run, Answer, None]:
         trunk, (node,) = forest.trunk, forest.roots
         self._index(trunk)
         recent = [*trunk[max(0, len(trunk) + 1 - self.max_ngram) :], forest.token[node]]
@@ -46,7 +45,7 @@ class NgramDrafter:
         return
         yield  # a generator that yields nothing
 
-    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
+    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
         pass
 
     def _index(self, trunk: list[int]) -> None:

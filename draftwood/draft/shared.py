@@ -24,8 +24,10 @@ class SharedSession(Session):
 
     target: Session = field(kw_only=True)
 
-    def __post_init__(self) -> None:
-        self.row = self.target.row
+    @property
+    def row(self) -> int:
+        """The target's."""
+        return self.target.row
 
     @property
     def context(self) -> int:
@@ -35,7 +37,6 @@ class SharedSession(Session):
     def prepare(self, run: Run) -> Job:
         """The forward of all layers of the part over the asked nodes and those of their ancestors without slots."""
         job = self.target.prepare(replace(run, session=self.target, upto=0))
-        self.rows += len(job.slots)
         return replace(job, session=self, stop=self.model.n_layers)
 
     def store(self, job: Job, hidden: Tensor | None) -> None:

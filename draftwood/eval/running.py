@@ -14,13 +14,15 @@ from typing import Any
 
 import torch
 
+from draftwood.core.records import Round
 from draftwood.engine import Engine
 from draftwood.eval.energy import Meter
 from draftwood.eval.store import Record, Store, key_of
 from draftwood.eval.tasks import Instance, Task
 from draftwood.eval.tasks.base import digest
 from draftwood.methods import Method
-from draftwood.results import GenerationResult, Metrics, Round
+from draftwood.metrics import Metrics
+from draftwood.results import GenerationResult
 from draftwood.sampling import SamplingParams
 from draftwood.tune.shapes import sequence_alpha
 
@@ -175,7 +177,7 @@ class Runner:
         tokens = self.engine.tokens(prompt)
         limit = min(limit, job.instance.max_new_tokens)
         began = perf_counter()
-        result = self.engine.generate(tokens, job.method, self.plan.sampling, limit, job.seed, job.instance.stop)
+        result = self.engine.generate(tokens, job.method, self.plan.sampling, limit, job.seed, stop=job.instance.stop)
         self._settle()
         return result, perf_counter() - began
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from draftwood.engine import Engine, Prompt
+from draftwood.decode import rounds
 from draftwood.explain.judging import Judgement, Recorder
 from draftwood.explain.terminal import method_label
 from draftwood.explain.text import Words, lines, spelling
 from draftwood.explain.tree import RoundTree, trees_of
+from draftwood.generation import Generation
+from draftwood.models.tokenizer import Tokenizer
 from draftwood.results import GenerationResult
 from draftwood.runtime.executor import drive
 
@@ -29,23 +32,22 @@ class Explanation:
     about: dict[str, Any]  # what was asked, of whom
 
     @classmethod
-    def of(cls, engine: Engine, prompt: Prompt, **options: Any) -> Explanation:
-        """Decode a prompt as `engine.generate(prompt, **options)` does, and to the same tokens."""
-        work = engine._begin(engine._plan(prompt, **options))
-        recorder = work.request.verify = Recorder(work.request.verify)
-        for round_ in drive(work.start()):
-            work.note(round_)
-        result = work.result()
+    def of(cls, generation: Generation, tokenizer: Tokenizer | None, models: Mapping[str, Any]) -> Explanation:
+        """Run a generation, with a recorder in its verifier's place, to the tokens that it would give without one."""
+        recorder = generation.verify = Recorder(generation.verify)
+        for round_ in drive(rounds(generation)):
+            generation.note(round_)
+        result = generation.result()
         about = {
             "method": method_label(result.method),
             "lossless": result.lossless,
-            "models": {**engine.names, "device": str(engine.target.device)},
+            "models": dict(models),
             "sampling": result.sampling,
             "seed": result.seed,
             "greedy": result.sampling["temperature"] == 0,
         }
         trees = trees_of(result.rounds, result.prompt_tokens, recorder.judgements)
-        return cls(result, trees, recorder.judgements, spelling(engine.tokenizer), engine.end_tokens, about)
+        return cls(result, trees, recorder.judgements, spelling(tokenizer), generation.request.end_tokens, about)
 
     def lines(self, width: int = 80, colour: bool = False) -> list[str]:
         """The rounds as indented trees, in lines of at most `width` columns (76 or more)."""

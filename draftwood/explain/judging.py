@@ -13,11 +13,10 @@ from typing import Literal
 from torch import Tensor
 
 from draftwood.core.forest import FINISHED, Forest, Verdict
-from draftwood.decode import Request
-from draftwood.results import Judged, Outcome
-from draftwood.sampling import Penalties, SamplingParams, Streams, warp
+from draftwood.core.records import Judged, Outcome
+from draftwood.sampling import Distributions, Streams
 from draftwood.verify import Initialised, Rejection, Verifier
-from draftwood.verify.tree import acceptance, residual, without
+from draftwood.verify.tree import acceptance, resolve
 
 LIKELY = 6  # tokens of a distribution that are kept
 
@@ -40,40 +39,28 @@ class Recorder:
     judgements: list[Judgement] = field(default_factory=list)
     name: str = field(init=False)
     lossless: bool = field(init=False)
+    coupled: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.name, self.lossless = self.verify.name, self.verify.lossless
+        self.name, self.lossless, self.coupled = self.verify.name, self.verify.lossless, self.verify.coupled
 
-    def __call__(
-        self, forest: Forest, logits: Tensor, params: SamplingParams, penalties: Penalties | None, streams: Streams
-    ) -> Verdict:
-        verdict = self.verify(forest, logits, params, penalties, streams)
+    def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
+        verdict = self.verify(forest, target, streams)
         found = Judgement()
         if not forest.layers and not verdict.layers and verdict.token[0] != FINISHED:
-            self._judge(found, forest, verdict, logits, params, penalties)
+            self._judge(found, forest, verdict, target)
         self.judgements.append(found)
         return verdict
 
-    def _judge(
-        self,
-        found: Judgement,
-        forest: Forest,
-        verdict: Verdict,
-        logits: Tensor,
-        params: SamplingParams,
-        penalties: Penalties | None,
-    ) -> None:
+    def _judge(self, found: Judgement, forest: Forest, verdict: Verdict, target: Distributions) -> None:
         """Walk down the accepted path as spec §2 has it; where nothing was tossed for, chances are left out."""
         path = forest.path(verdict.parent[0])
-        found.greedy = params.greedy
-        tossed = isinstance(self.verify, Rejection | Initialised) and not params.greedy
+        found.greedy = target.params.greedy
+        tossed = isinstance(self.verify, Rejection | Initialised) and not found.greedy
         for place, node in enumerate(path):
             if node < forest.fresh:
                 continue  # answered in an earlier round
-            answer = forest.answers([node], logits)
-            if penalties is not None:
-                answer = penalties(answer, forest, [node])
-            p = warp(answer, params)[0] if not params.greedy else answer.float().softmax(-1)[0]
+            p = target.edited([node])[0].float().softmax(-1) if found.greedy else target.probs(node)
             best = p.topk(min(LIKELY, p.shape[-1]))
             found.likely[node] = [
                 (token, value)
@@ -92,32 +79,24 @@ def siblings(found: Judgement, forest: Forest, node: int, accepted: int | None, 
     `tossed` says that draws were judged one by one with a coin: then p is what is left of the target's distribution
     when a draw is met, else the distribution itself.
     """
-    rest, over = p, False
-    for proposal in forest.proposals.get(node, ()):
-        q = proposal.q
-        for child in proposal.nodes:
+    proposals = forest.proposals.get(node, ())
+    drawn = iter([(child, proposal.q) for proposal in proposals for child in proposal.nodes])
+
+    def judge(child: int, p_x: float, q_x: float, chance: float) -> bool:
+        fate: Literal["accepted", "rejected"] = "accepted" if child == accepted else "rejected"
+        found.drafts.append(Judged((node, forest.token[child]), fate, p_x, q_x, chance))
+        return child == accepted
+
+    rest = p
+    if tossed:
+        _, rest = resolve(
+            p, proposals, forest.token, lambda p_x, q_x: judge(next(drawn)[0], p_x, q_x, acceptance(p_x, q_x))
+        )
+    else:
+        for child, q in drawn:
             token = forest.token[child]
-            if over:
-                found.drafts.append(Judged((node, token), "discarded"))
-                continue
-            if proposal.q is not None and q is None:
+            if judge(child, float(p[token]), 1.0 if q is None else float(q[token]), math.nan):
                 break
-            share = 1.0 if q is None else float(q[token])
-            kept = child == accepted
-            chance = acceptance(float(rest[token]), share) if tossed else math.nan
-            fate: Literal["accepted", "rejected"] = "accepted" if kept else "rejected"
-            found.drafts.append(Judged((node, token), fate, float(rest[token]), share, chance))
-            if kept:
-                over = True
-            elif tossed:
-                rest = residual(rest, q, token)
-                if not proposal.replacement and q is not None:
-                    q = without(q, token)
+    if accepted is not None:
+        found.drafts += [Judged((node, forest.token[child]), "discarded") for child, _ in drawn]
     return rest
-
-
-def record(request: Request) -> Recorder:
-    """Put a recorder in the place of a request's verifier."""
-    recorder = Recorder(request.verify)
-    request.verify = recorder
-    return recorder

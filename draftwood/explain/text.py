@@ -10,10 +10,10 @@ from rich.cells import cell_len
 from rich.style import Style
 
 from draftwood.core.forest import FINISHED, TRUNK
+from draftwood.core.records import Layer
 from draftwood.explain.terminal import SEPARATOR, paint, percent, shortened
 from draftwood.explain.tree import FATES, RoundTree, TreeNode, completions, numbers
 from draftwood.models.tokenizer import INCOMPLETE
-from draftwood.results import Layer
 
 if TYPE_CHECKING:
     from draftwood.models.tokenizer import Tokenizer

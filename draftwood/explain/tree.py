@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.style import Style
 
 from draftwood.core.forest import FINISHED, TRUNK
+from draftwood.core.records import Layer, Outcome, Round
 from draftwood.explain.terminal import DIM, KIND_STYLES
-from draftwood.results import Layer, Outcome, Round
 
 if TYPE_CHECKING:
     from draftwood.explain.judging import Judgement

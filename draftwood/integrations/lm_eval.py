@@ -14,9 +14,9 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from draftwood.core.forest import TRUNK, Forest
+from draftwood.core.forest import Forest
+from draftwood.core.topology import trunk_node
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, RequestError
 from draftwood.loading import load
@@ -200,17 +200,17 @@ class Draftwood(LM):  # type: ignore[misc]
         for session, read, scored in wanted:
             forest = Forest.from_prompt(read or [0])
             places = range(len(read) - len(scored), len(read))
-            nodes = [forest.roots[0] if place == len(read) - 1 else TRUNK - 1 - place for place in places]
+            nodes = [forest.roots[0] if place == len(read) - 1 else trunk_node(place) for place in places]
             runs.append(Run(session, forest, nodes))
         busy = [run for run in runs if run.nodes]
         with torch.inference_mode():
-            answers: dict[int, Tensor] = dict(zip(map(id, busy), execute(busy) if busy else (), strict=True))
+            answers = dict(zip(map(id, busy), execute(busy), strict=True))
         for run, (session, _, scored) in zip(runs, wanted, strict=True):
             session.close()
             if not run.nodes:
                 yield 0.0, True
                 continue
-            log_p = answers[id(run)].float().log_softmax(-1)
+            log_p = answers[id(run)].logits.float().log_softmax(-1)
             right = torch.tensor(scored, device=log_p.device)
             score = float(log_p.gather(-1, right[:, None]).sum())
             yield score, bool(torch.equal(log_p.argmax(-1), right))

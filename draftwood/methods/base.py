@@ -13,12 +13,12 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from draftwood import config
-from draftwood.decode import Answers
 from draftwood.depth import DepthController
 from draftwood.draft import Drafter
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.models.base import CausalModel
 from draftwood.reading import shown
+from draftwood.results import Ranking
 from draftwood.runtime.session import Session
 from draftwood.sampling import SamplingParams
 from draftwood.verify import Verifier
@@ -30,7 +30,7 @@ class Parts(NamedTuple):
     drafter: Drafter
     verify: Verifier
     depth: DepthController
-    answers: Answers = Answers()
+    ranking: Ranking = Ranking()
 
 
 class Method(BaseModel):

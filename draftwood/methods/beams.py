@@ -7,7 +7,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from draftwood.decode import Answers
 from draftwood.depth import Fixed
 from draftwood.draft import BeamDrafter, NoDrafter
 from draftwood.draft.base import Source
@@ -15,6 +14,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.methods.base import Method, Parts
 from draftwood.methods.options import Depth, controller
 from draftwood.methods.sources import Sourced
+from draftwood.results import Ranking
 from draftwood.runtime.session import Session
 from draftwood.sampling import SamplingParams
 from draftwood.verify import BeamSampling, BeamSearching, Verifier
@@ -43,8 +43,8 @@ class BeamMethod(Method):
         return self
 
     @property
-    def answers(self) -> Answers:
-        return Answers(self.n_best, self.length_penalty)
+    def ranking(self) -> Ranking:
+        return Ranking(self.n_best, self.length_penalty)
 
 
 class BeamSamplingMethod(BeamMethod):
@@ -73,7 +73,7 @@ class PlainBeamSampling(BeamSamplingMethod):
         return BeamSampling(WidthRule(fixed=self.width), self.warp, self.replacement)
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
-        return Parts(NoDrafter(), self.verifier(), Fixed(0), self.answers)
+        return Parts(NoDrafter(), self.verifier(), Fixed(0), self.ranking)
 
 
 class DynamicWidth(Sourced, BeamSamplingMethod):
@@ -120,7 +120,7 @@ class DynamicWidth(Sourced, BeamSamplingMethod):
 
         drafter = self.drafting(make, drafts, target)
         return Parts(
-            drafter, self.verifier(), controller(self.depth, self.gamma, drafts, target, hidden=False), self.answers
+            drafter, self.verifier(), controller(self.depth, self.gamma, drafts, target, hidden=False), self.ranking
         )
 
 
@@ -147,7 +147,7 @@ class PlainBeamSearch(BeamMethod):
         return BeamSearching(self.search())
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
-        return Parts(NoDrafter(), self.verifier(), Fixed(0), self.answers)
+        return Parts(NoDrafter(), self.verifier(), Fixed(0), self.ranking)
 
     def reference(self, greedy: bool) -> Method | None:
         return PlainBeamSearch(**{key: getattr(self, key) for key in PlainBeamSearch.model_fields})
@@ -183,5 +183,5 @@ class SpeculativeBeamSearch(PlainBeamSearch):
         wide = self.draft_width or self.width
         drafter = BeamDrafter(drafts[0], wide, root_weights="target", search=BeamSearch(wide))
         return Parts(
-            drafter, self.verifier(), controller(self.depth, self.gamma, drafts, target, hidden=False), self.answers
+            drafter, self.verifier(), controller(self.depth, self.gamma, drafts, target, hidden=False), self.ranking
         )

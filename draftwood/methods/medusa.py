@@ -110,5 +110,5 @@ class Medusa(OneHypothesis):
         choices = self.choices(heads.ranks)
         most = 1 + max(map(len, choices), default=0)
         best = self.drafts == "best" or self.verify in ("typical", "greedy")
-        drafter = HeadsDrafter(drafts[0], target, choices, best)
+        drafter = HeadsDrafter(drafts[0], choices, best)
         return Parts(drafter, self.verifier(), controller(self.depth, min(most, heads.count), drafts, target))

@@ -6,7 +6,7 @@ no request.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -30,8 +30,9 @@ class Batch:
     stop: int | None = None  # None = to the end, with logits
     hidden: Tensor | None = None  # [B, Q, D] output of layer start - 1 where start > 0, or of the model that is read
     cells: Tensor | None = None  # flat cells [n] int64 that are not padding; None: compute all
-    keep: bool = False  # whether `last` is wanted
-    last: Tensor | None = None  # [n, D] set by the model: hidden states after the final norm, which the head reads
+    head: bool = True  # whether logits are asked for
+    states: tuple[int, ...] = ()  # layers whose output is asked for; the last: after the final norm
+    kept: dict[int, Tensor] = field(default_factory=dict)  # layer -> [n, D] of the wanted cells, set by the model
 
 
 @runtime_checkable
@@ -40,7 +41,8 @@ class CausalModel(Protocol):
 
     `forward` writes the cells' keys and values, then returns logits [n, vocab_size] of the wanted cells (float32, or
     float64 where the model computes in it), or hidden states [B, Q, D] when `batch.stop` ends below the last layer.
-    With `batch.keep` it also sets `batch.last`; a model that cannot raises ModelError.
+    Without `batch.head` the logits may be left out. `batch.states` are put in `batch.kept`; a model that cannot raises
+    ModelError.
     """
 
     vocab_size: int

@@ -301,8 +301,8 @@ class Decoder(nn.Module):
         views, planes = self.views(batch, cache), cache.of(batch.rows)
         if batch.cells is None or batch.start > 0 or stop < self.n_layers or len(batch.cells) < self.cells(1):
             x = self.embedded(batch.tokens, batch.positions) if batch.hidden is None else batch.hidden
-            x = self.run(x, views, batch.slots, planes, batch.start, stop)
-            return x if stop < self.n_layers else self._answer(x.flatten(0, 1)[batch.wanted], batch)
+            x = self.run(x, views, batch.slots, planes, batch.start, stop, batch)
+            return x if stop < self.n_layers else self._answer(x.flatten(0, 1), batch.wanted, batch)
         if batch.hidden is None:
             x = self.embedded(*(part.flatten()[batch.cells][None] for part in (batch.tokens, batch.positions)))
         else:
@@ -311,24 +311,36 @@ class Decoder(nn.Module):
             view.cells = batch.cells
             if view.cos is not None and view.sin is not None:
                 view.cos, view.sin = (part.flatten(0, 1)[batch.cells][None] for part in (view.cos, view.sin))
-        x = self.run(x, views, batch.slots, planes, 0, stop)
+        x = self.run(x, views, batch.slots, planes, 0, stop, batch)
         place = torch.empty(batch.tokens.numel(), dtype=torch.int64, device=x.device)
         place[batch.cells] = torch.arange(len(batch.cells), device=x.device)
-        return self._answer(x[0, place[batch.wanted]], batch)
+        return self._answer(x[0], place[batch.wanted], batch)
 
-    def _answer(self, hidden: Tensor, batch: Batch) -> Tensor:
-        """Logits of the wanted cells; what the head reads is kept where it is asked for."""
-        if batch.keep:
-            batch.last = self.normed(hidden)
-        return self.logits(hidden)
+    def _answer(self, x: Tensor, wanted: Tensor | slice, batch: Batch) -> Tensor:
+        """Logits of the wanted cells of x [cells, D]; the asked states of these cells are kept."""
+        x = x[wanted]
+        for layer, states in batch.kept.items():
+            batch.kept[layer] = states.flatten(0, 1)[wanted]
+        if self.n_layers in batch.states:
+            batch.kept[self.n_layers] = self.normed(x)
+        return self.logits(x) if batch.head else x.new_empty(len(x), 0)
 
     def run(
-        self, x: Tensor, views: Sequence[View], slots: Tensor, planes: Sequence[Tensor], start: int, stop: int
+        self,
+        x: Tensor,
+        views: Sequence[View],
+        slots: Tensor,
+        planes: Sequence[Tensor],
+        start: int,
+        stop: int,
+        batch: Batch | None = None,
     ) -> Tensor:
         """Layers [start, stop) over cells x [B, Q, D] -> [B, Q, D], with `planes` of the rows only."""
         for layer in range(start, stop):
             memory = planes[2 * layer], planes[2 * layer + 1], slots
             x = self.layers[layer](x, views[self.kinds[layer]], memory)
+            if batch is not None and layer + 1 in batch.states and layer + 1 < self.n_layers:
+                batch.kept[layer + 1] = x
         return x
 
     def views(self, batch: Batch, cache: Cache) -> list[View]:

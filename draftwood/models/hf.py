@@ -174,7 +174,7 @@ class HuggingFaceModel:
             raise ModelError("the transformers model is in training mode; call model.eval() before decoding")
         if self._windowed:
             cache.write(-1, batch.rows, batch.slots, batch.positions[:, :, None, None])
-        if batch.keep:
+        if batch.states:
             raise ModelError(
                 f"a model that runs through transformers ({self.kind}) does not show its last hidden states; methods "
                 "that read them (decision models of kind hidden, Medusa) need a family of draftwood's own decoder"

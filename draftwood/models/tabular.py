@@ -84,8 +84,7 @@ class TabularModel:
                 )
             out.append(self._log_law(tuple(slot[0] for slot in slots)))
         logits = torch.stack(out) if out else torch.empty(0, self.vocab_size, dtype=self.dtype)
-        if batch.keep:  # there is nothing else that it could show
-            batch.last = logits
+        batch.kept.update(dict.fromkeys(batch.states, logits))  # there is nothing else that it could show
         return logits
 
     def _log_law(self, prefix: tuple[int, ...]) -> Tensor:

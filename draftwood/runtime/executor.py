@@ -1,85 +1,72 @@
 """Answers model runs: one request at a time, or many requests in one padded forward per model.
 
-Knows batching and the clock around a forward. Refuses to know trees, sampling and what a run is for.
+Knows batching and the clock around a forward. Knows nothing of trees, sampling and what a run is for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter
-from typing import TypeAlias, TypeVar
 
 import torch
-from torch import Tensor
 
-from draftwood.models.base import Batch
-from draftwood.runtime.session import Job, Run
-
-News = TypeVar("News")
-Decoding: TypeAlias = Generator[
-    Run | News, Tensor | None, None
-]  # decoding code: yields runs and round_, is sent answers
-
+from draftwood.models.base import Batch, CausalModel
+from draftwood.runtime.session import Answer, Decoding, Event, Job, Run
 
 LONG = 32  # cells of a job beyond which it has a forward of its own: its matrix products are busy without others
 
 
-def execute(runs: Sequence[Run]) -> list[Tensor]:
-    """Answer runs that share a model: logits [n, V] (or hidden [n, D]) each, from one padded forward per layer range.
+def execute(runs: Sequence[Run]) -> list[Answer]:
+    """Answer runs that share a model, from one padded forward per layer range; long jobs, such as prompts, go alone.
 
-    Long jobs, such as prompts, go alone.
-
-    The seconds of a forward are shared out evenly among the sessions in it.
+    The seconds of a forward are shared out evenly among the runs in it.
     """
-    answers: dict[int, Tensor] = {}
-    todo = list(range(len(runs)))
+    answers = [Answer(torch.empty(0, run.session.model.vocab_size)) for run in runs]
+    todo = [i for i, run in enumerate(runs) if len(run.nodes)]
     while todo:
         jobs = {i: runs[i].session.prepare(runs[i]) for i in todo}
         for layers in sorted({(job.start, job.stop) for job in jobs.values()}):
             members = [i for i in todo if (jobs[i].start, jobs[i].stop) == layers]
             long = [i for i in members if len(jobs[i].slots) > LONG]  # nobody is padded to a prompt's length
             short = [i for i in members if len(jobs[i].slots) <= LONG]
-            for group in (*([i] for i in long), short):
-                for i, output in zip(group, _forward([jobs[i] for i in group]) if group else (), strict=True):
-                    if jobs[i].last:
-                        answers[i] = output
-        todo = [i for i in todo if i not in answers]
-    return [answers[i] for i in range(len(runs))]
+            for group in (*([i] for i in long), *([short] if short else ())):
+                _forward([jobs[i] for i in group], [runs[i] for i in group], [answers[i] for i in group])
+        todo = [i for i in todo if not jobs[i].last]
+    return answers
 
 
-def _forward(jobs: list[Job]) -> list[Tensor]:
-    """One forward for jobs of one model and layer range; one answer per job."""
+def _forward(jobs: list[Job], runs: list[Run], answers: list[Answer]) -> None:
+    """One forward for jobs of one model and layer range, added to the answers of their runs."""
     session = jobs[0].session
     model, cache = session.model, session.cache
     batch, places = (_single(jobs[0]), [0]) if len(jobs) == 1 else _padded(jobs)
+    batch.states = tuple(sorted({layer for run in runs for layer in run.hidden}))
+    batch.head = any(run.logits for run in runs)
     cuda = model.device.type == "cuda"
     if cuda:
         torch.cuda.synchronize(model.device)
-    batch.keep = any(job.session.keep_hidden for job in jobs)
     began = perf_counter()
     output = model.forward(batch, cache)
     if cuda:
         torch.cuda.synchronize(model.device)
     seconds = (perf_counter() - began) / len(jobs)
-    partial = batch.stop is not None
-    outputs = []
     row = 0
-    for place, job in zip(places, jobs, strict=True):
-        job.session.seconds += seconds
-        job.session.forwards += 1
-        if partial:
+    for place, job, run, answer in zip(places, jobs, runs, answers, strict=True):
+        answer.seconds += seconds
+        answer.rows += job.rows
+        answer.forwards += 1
+        if batch.stop is not None:
             hidden = output[place, : len(job.slots)]
             job.session.store(job, hidden)
-            outputs.append(hidden[job.wanted])
-        else:
-            job.session.store(job, None)
-            asked = slice(row, row + len(job.wanted))
-            outputs.append(output[asked])
-            if job.session.keep_hidden:
-                assert batch.last is not None
-                job.session.hidden = batch.last[asked]
-            row += len(job.wanted)
-    return outputs
+            if job.last:
+                answer.hidden[batch.stop] = hidden[job.wanted]
+            continue
+        job.session.store(job, None)
+        asked = slice(row, row + len(job.wanted))
+        if job.last:
+            answer.logits = output[asked]
+            answer.hidden.update((layer, batch.kept[layer][asked]) for layer in run.hidden)
+        row += len(job.wanted)
 
 
 def _single(job: Job) -> Batch:
@@ -169,8 +156,8 @@ def _padded(jobs: list[Job]) -> tuple[Batch, list[int]]:
     return batch, places
 
 
-def drive(decoding: Decoding[News]) -> Iterator[News]:
-    """Run one request: answer its model runs one by one and pass its round_ on."""
+def drive(decoding: Decoding[Event]) -> Iterator[Event]:
+    """Run one request: answer its model runs one by one and pass its events on."""
     try:
         while True:
             with torch.inference_mode():  # never around a yield: it would leak into the caller
@@ -184,17 +171,17 @@ def drive(decoding: Decoding[News]) -> Iterator[News]:
         decoding.close()
 
 
-def drive_together(decodings: Iterable[Callable[[], Decoding[News]]], limit: int) -> Iterator[tuple[int, News]]:
-    """Run many requests, at most `limit` at once: yields (index of the request, its round_).
+def drive_together(decodings: Iterable[Callable[[], Decoding[Event]]], limit: int) -> Iterator[tuple[int, Event]]:
+    """Run many requests, at most `limit` at once: yields (index of the request, its event).
 
     Each step first answers the runs that draft: on draft models, and on the target's first layers; when nobody waits
     for a draft any more, one padded forward of the target serves all. A request that ends makes room for the next one.
     """
     waiting = enumerate(decodings)
-    active: dict[int, Decoding[News]] = {}
+    active: dict[int, Decoding[Event]] = {}
     wishes: dict[int, Run] = {}
 
-    def step(index: int, answer: Tensor | None) -> Iterator[News]:
+    def step(index: int, answer: Answer | None) -> Iterator[Event]:
         """Let one request go on until it wishes for a model again."""
         try:
             with torch.inference_mode():
@@ -212,21 +199,20 @@ def drive_together(decodings: Iterable[Callable[[], Decoding[News]]], limit: int
             while len(active) < limit and (entry := next(waiting, None)) is not None:
                 index, make = entry
                 active[index] = make()
-                for round_ in step(index, None):
-                    yield index, round_
+                for event in step(index, None):
+                    yield index, event
             if not active:
                 return
-            drafting = [i for i, run in wishes.items() if run.session.role != "target" or run.upto is not None]
-            ready = drafting or list(wishes)
-            groups: dict[tuple[int, int | None], list[int]] = {}  # by model: parts of the target share its cache
-            for i in sorted(ready):
-                groups.setdefault((id(wishes[i].session.model), wishes[i].upto), []).append(i)
+            drafting = [i for i, run in wishes.items() if run.drafts]
+            groups: dict[tuple[CausalModel, int | None], list[int]] = {}  # parts of the target share its cache
+            for i in sorted(drafting or list(wishes)):
+                groups.setdefault((wishes[i].session.model, wishes[i].upto), []).append(i)
             for members in groups.values():
                 with torch.inference_mode():
                     answers = execute([wishes.pop(i) for i in members])
                 for i, answer in zip(members, answers, strict=True):
-                    for round_ in step(i, answer):
-                        yield i, round_
+                    for event in step(i, answer):
+                        yield i, event
     finally:
         for decoding in active.values():
             decoding.close()

@@ -1,7 +1,7 @@
 """One request on one model: which slot of the cache holds which token, and up to which layer it was computed.
 
 The only file that knows where keys and values live. Slots of dead branches are reused; a shared prefix is never
-copied. Refuses to know sampling, verification and other requests.
+copied. Knows nothing of sampling, verification and other requests.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,20 +17,24 @@ import torch
 from torch import Tensor
 
 from draftwood.core.forest import TRUNK, Forest
+from draftwood.core.topology import trunk_node, trunk_position
 from draftwood.errors import RequestError
 from draftwood.models.base import CausalModel
 from draftwood.models.cache import Cache
 
+Event = TypeVar("Event")
+
 
 @dataclass(slots=True)
 class Run:
-    """What decoding code yields when it needs a model: the answer is logits [len(nodes), V], one row per node.
+    """What decoding code yields when it needs a model; it is sent an `Answer` with one row per node.
 
-    Node TRUNK - 1 - i is the trunk's token at position i.
+    Nodes may be tokens of the trunk (`topology.trunk_node`). Ancestors and trunk tokens that the model has not seen are
+    computed on the way.
 
-    With `upto` = N, layers [0, N) are computed and the answer is hidden states [len(nodes), D]; a later run resumes
-    at N from what the session kept. Ancestors and trunk tokens that the model has not seen are computed on the way.
-    N = 0 computes nothing, but gives slots to what has none.
+    `logits` says whether logits are wanted, `hidden` the output of which layers, 1 to n_layers, the last one after the
+    final norm. With `upto` = N, layers [0, N) alone are computed and their output is the answer; a later run resumes at
+    N from what the session kept. N = 0 computes nothing, but gives slots to what has none.
 
     `given` holds the input of models that read another model's hidden states in place of tokens: [D] for each node
     that such a model has not seen yet.
@@ -40,6 +45,32 @@ class Run:
     nodes: Sequence[int]
     upto: int | None = None
     given: Mapping[int, Tensor] | None = None
+    logits: bool = True
+    hidden: tuple[int, ...] = ()
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the run serves drafting: on a draft model, or on the target's first layers only."""
+        return self.session.role != "target" or self.upto is not None
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a model said of a run's nodes; `seconds` is the run's share of the forwards that it took.
+
+    `rows` counts what was computed in rows of full depth: layer ranges count by their share.
+    """
+
+    logits: Tensor  # [n, V], float32 or float64; [n, 0] where none were wanted
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [n, D]
+    seconds: float = 0.0
+    rows: float = 0.0
+    forwards: int = 0
+
+
+Decoding: TypeAlias = Generator[
+    Run | Event, Answer | None, None
+]  # decoding code: yields runs and events, is sent answers
 
 
 @dataclass(slots=True)
@@ -50,7 +81,7 @@ class Job:
     tokens: list[int]
     positions: list[int]
     slots: list[int]
-    nodes: list[int]  # node of each cell; trunk cells, which come first, are TRUNK - 1 - position
+    nodes: list[int]  # node of each cell; trunk cells, which come first, are trunk_node(position)
     wanted: list[int]  # cells whose answer was asked for, in the order of the run
     start: int
     stop: int
@@ -59,23 +90,23 @@ class Job:
     last: bool = True  # whether this job completes the run
     hidden: Tensor | None = None  # [Q, D] input of layer `start` when start > 0, or of a model without tokens
 
+    @property
+    def rows(self) -> float:
+        """Cells, counted by their share of all layers."""
+        return len(self.slots) * (self.stop - self.start) / self.session.model.n_layers
+
 
 @dataclass(slots=True)
 class Session:
-    """Slots, levels, positions and masks of one request on one model; takes a row of the cache until closed.
+    """Slots, levels, positions and masks of one request on one model.
 
-    `rows` counts the (token, full depth) rows computed so far, layer ranges counted by their share.
+    It takes a row of the cache when it first needs one and gives it back when it is closed.
     """
 
     model: CausalModel
     cache: Cache
     role: str = "target"
-    row: int = field(init=False)
-    rows: float = field(init=False, default=0.0)
-    keep_hidden: bool = field(init=False, default=False)  # set by who wants `hidden`
-    hidden: Tensor | None = field(init=False, default=None)  # [n, D] after the final norm, of the last answer
-    seconds: float = field(init=False, default=0.0)  # spent in forwards, this session's share
-    forwards: int = field(init=False, default=0)
+    _row: int = field(init=False, default=-1)
     peak: int = field(init=False, default=0)  # most slots that were live at once
     _trunk_slot: list[int] = field(init=False, default_factory=list)
     _node_slot: dict[int, int] = field(init=False, default_factory=dict)
@@ -89,23 +120,27 @@ class Session:
     )  # [capacity] bool, slots of the cached trunk
     _synced: int = field(init=False, default=0)  # trunk positions already in _visible
 
-    def __post_init__(self) -> None:
-        self.row = self.cache.acquire()
+    @property
+    def row(self) -> int:
+        """The row of the cache that is this session's."""
+        if self._row < 0:
+            self._row = self.cache.acquire()
+        return self._row
 
     @property
     def context(self) -> int:
         """Positions that the model has room for."""
         return self.model.context
 
-    def answer(self, forest: Forest, nodes: Sequence[int]) -> Generator[Run, Tensor, Tensor]:
-        """Ask for logits [len(nodes), V] in one run: a session is a source of drafts as it stands."""
-        return (yield Run(self, forest, nodes))
+    def answer(self, forest: Forest, nodes: Sequence[int], hidden: bool = False) -> Generator[Run, Answer, Answer]:
+        """Ask for logits, and what the head reads, in one run: a session is a source of drafts as it stands."""
+        return (yield Run(self, forest, nodes, hidden=(self.model.n_layers,) if hidden else ()))
 
     def close(self) -> None:
         """Give the cache row back; the session is over."""
-        if self.row >= 0:
-            self.cache.release(self.row)
-            self.row = -1
+        if self._row >= 0:
+            self.cache.release(self._row)
+            self._row = -1
 
     @property
     def span(self) -> int:
@@ -159,7 +194,6 @@ class Session:
             job.hidden = torch.stack([self._hidden[slot] for slot in slots])
         elif run.given is not None:
             job.hidden = torch.stack([run.given[node] for node in node_of])
-        self.rows += len(cells) * (stop - start) / self.model.n_layers
         return job
 
     def store(self, job: Job, hidden: Tensor | None) -> None:
@@ -221,10 +255,10 @@ class Session:
             for position in self._partial:
                 slot = self._trunk_slot[position]
                 if self._level[slot] < stop:
-                    missing.append((TRUNK - 1 - position, trunk[position], slot, position))
+                    missing.append((trunk_node(position), trunk[position], slot, position))
         grown = len(trunk) - cached
         for node in nodes:
-            if node < TRUNK and (position := TRUNK - 1 - node) < cached and position not in self._partial:
+            if node < TRUNK and (position := trunk_position(node)) < cached and position not in self._partial:
                 slot = self._trunk_slot[position]  # asked for once more: its answer was not kept
                 self._level[slot] = 0
                 missing.append((node, trunk[position], slot, position))
@@ -237,7 +271,7 @@ class Session:
             self._trunk_slot.append(slot)
             self._level[slot] = 0
             self._partial.append(position)
-            missing.append((TRUNK - 1 - position, trunk[position], slot, position))
+            missing.append((trunk_node(position), trunk[position], slot, position))
         base = len(trunk)
         limit = self.model.context
         for node in asked:
@@ -283,7 +317,7 @@ class Session:
         first = nodes[0]
         # a chain that ends the used slots in order needs no bookkeeping: it is the tail of a causal mask
         if slots[0] == span - count and not self._free:
-            chain, before = True, TRUNK - 1 - first if first < TRUNK else len(forest.trunk) + forest.depth[first]
+            chain, before = True, trunk_position(first) if first < TRUNK else len(forest.trunk) + forest.depth[first]
             previous = first
             for i in range(1, count):
                 node = nodes[i]
@@ -316,7 +350,7 @@ class Session:
         mask = self._visible[None, :span].repeat(len(nodes), 0)  # on the CPU: many steps on few numbers
         trunk_cells = sum(node < TRUNK for node in nodes)
         if trunk_cells:  # a trunk cell sees only the trunk before it
-            ends = np.array([TRUNK - 1 - node for node in nodes[:trunk_cells]])
+            ends = np.array([trunk_position(node) for node in nodes[:trunk_cells]])
             place = np.full(span, len(trunk_slot))
             place[trunk_slot] = np.arange(len(trunk_slot))
             mask[:trunk_cells] &= place <= ends[:, None]

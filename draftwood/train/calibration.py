@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from draftwood.core.records import Round
-from draftwood.decode import Request
 from draftwood.depth import DepthController, Growth
 from draftwood.depth.calibrated import Drafts
 from draftwood.depth.rules import STATES
-from draftwood.engine import Engine, Prompt
+from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
+from draftwood.generation import Generation
 from draftwood.methods import Method
+from draftwood.request import Prompt
 from draftwood.sampling import Streams
 from draftwood.train.recording import Recording
 
@@ -65,18 +66,17 @@ class _Recorder:
             self._states.append(growth.hidden[0].float().cpu().clone())
         return self.inner.deeper(growth)
 
-    def observe(self, round_: Round) -> None:
+    def observe(self, round_: Round, state: Tensor | None = None) -> None:
         notes, number = self.notes, len(self.notes.target)
         notes.target.append(self._target)
-        for i, state in enumerate(self._states[: round_.attempted]):
+        for i, read in enumerate(self._states[: round_.attempted]):
             notes.place.append(i + 1)
-            notes.draft.append(state)
+            notes.draft.append(read)
             notes.accepted.append(float(i < round_.depth_accepted))
             notes.request.append(self.request)
             notes.round.append(number)
-        seen = round_.target_state
-        self._target = None if seen is None else seen.float().cpu().clone()
-        self.inner.observe(round_)
+        self._target = None if state is None else state.float().cpu().clone()
+        self.inner.observe(round_, state)
 
 
 def record(
@@ -96,8 +96,8 @@ def record(
         )
     notes = _Notes()
 
-    def watch(request: Request, number: int) -> None:
-        request.depth = _Recorder(request.depth, notes, number)
+    def watch(generation: Generation, number: int) -> None:
+        generation.depth = _Recorder(generation.depth, notes, number)
 
     recording = Recording(engine, watch)
     requests = [

@@ -15,14 +15,15 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest, Verdict
 from draftwood.core.records import Round
-from draftwood.decode import Request
 from draftwood.depth import DepthController, Growth
 from draftwood.depth.decision import DecisionKind, hidden_label, output_features
-from draftwood.engine import Engine, MethodSpec, Prompt
+from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
+from draftwood.generation import Generation
 from draftwood.methods import Method
 from draftwood.models.identity import fingerprints
-from draftwood.sampling import Penalties, SamplingParams, Streams, warp
+from draftwood.request import MethodSpec, Prompt
+from draftwood.sampling import Distributions, Streams
 from draftwood.train.recording import Recording
 from draftwood.verify import Verifier
 
@@ -65,11 +66,12 @@ class Recorder:
     needs: frozenset[str] = field(init=False)
     name: str = field(init=False)
     lossless: bool = field(init=False)
+    coupled: bool = field(init=False)
     _growths: list[Growth] = field(init=False, default_factory=list)  # one per drafted layer of the round
 
     def __post_init__(self) -> None:
         self.needs = self.depth.needs | {"hidden" if self.examples.kind == "hidden" else "logits"}
-        self.name, self.lossless = self.verify.name, self.verify.lossless
+        self.name, self.lossless, self.coupled = self.verify.name, self.verify.lossless, self.verify.coupled
 
     def start(self, streams: Streams) -> None:
         self._growths = []
@@ -80,19 +82,14 @@ class Recorder:
             self._growths.append(growth)
         return self.depth.deeper(growth)
 
-    def observe(self, round_: Round) -> None:
-        self.depth.observe(round_)
+    def observe(self, round_: Round, state: Tensor | None = None) -> None:
+        self.depth.observe(round_, state)
 
-    def __call__(
-        self, forest: Forest, logits: Tensor, params: SamplingParams, penalties: Penalties | None, streams: Streams
-    ) -> Verdict:
-        verdict = self.verify(forest, logits, params, penalties, streams)
+    def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
+        verdict = self.verify(forest, target, streams)
         path = forest.path(verdict.parent[0])
         for row, parent, nodes, q in self._drawn(forest, path):
-            p = None
-            if self.examples.kind == "hidden" and q is not None:
-                answer = forest.answers([parent], logits)
-                p = warp(answer if penalties is None else penalties(answer, forest, [parent]), params)[0]
+            p = target.probs(parent) if self.examples.kind == "hidden" and q is not None else None
             for node in nodes:
                 x = forest.token[node]
                 label = float(node in path) if p is None or q is None else float(hidden_label(p[x], q[x]))
@@ -176,9 +173,10 @@ def record(
     examples = Examples(kind, fingerprints(models))
     known: dict[tuple[int, ...], int] = {}  # prompt -> its number
 
-    def watch(request: Request, number: int) -> None:
-        prompt = known.setdefault(tuple(request.prompt), len(known))
-        request.verify = request.depth = Recorder(request.verify, request.depth, examples, top, prompt)
+    def watch(generation: Generation, number: int) -> None:
+        prompt = known.setdefault(generation.request.prompt, len(known))
+        recorder = Recorder(generation.verify, generation.depth, examples, top, prompt)
+        generation.verify = generation.depth = recorder
 
     recording = Recording(engine, watch)
     requests = [

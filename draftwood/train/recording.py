@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from draftwood.decode import Request
 from draftwood.engine import Engine
+from draftwood.generation import Generation
+from draftwood.request import Request
 
-Watch = Callable[[Request, int], None]  # (a request that begins, its number); may put another controller in its place
+Watch = Callable[[Generation, int], None]  # (a generation that begins, its number); may change its parts
 
 
 class Recording(Engine):
-    """The same models and tokenizer; `watch` is shown each request before it begins."""
+    """The same models and tokenizer; `watch` is shown each generation before it begins."""
 
     def __init__(self, engine: Engine, watch: Watch) -> None:
         super().__init__(engine.target, engine.drafts, engine.tokenizer, engine.end_tokens, engine.names)
         self._watch, self._begun = watch, 0
 
-    def _begin(self, plan: Any) -> Any:
-        work = super()._begin(plan)
-        self._watch(work.request, self._begun)
+    def _generation(self, request: Request) -> Generation:
+        generation = super()._generation(request)
+        self._watch(generation, self._begun)
         self._begun += 1
-        return work
+        return generation

@@ -11,6 +11,7 @@ from typing import Any
 
 from draftwood.core.forest import TRUNK, Forest
 from draftwood.core.shape import Shape
+from draftwood.core.topology import trunk_node
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, RequestError
 from draftwood.methods import Method
@@ -53,16 +54,17 @@ def forward_seconds(
         forest.add(node // model.vocab_size + TRUNK, node % model.vocab_size)
     times: dict[int, list[float]] = {count: [] for count in counts}
     try:
-        execute([Run(session, forest, [TRUNK - context])])  # the trunk's last token brings all of it into the cache
+        execute([Run(session, forest, [trunk_node(context - 1)])])  # brings all of the trunk into the cache
+        spent = 0.0
         for turn in range(turns + 1):
-            if turn > 3 and session.seconds > patience:
+            if turn > 3 and spent > patience:
                 break
             for count in counts:
-                before = session.seconds
-                execute([Run(session, forest, range(count))])
+                (answer,) = execute([Run(session, forest, range(count))])
                 session.commit([], [], forest)
+                spent += answer.seconds
                 if turn:
-                    times[count].append(session.seconds - before)
+                    times[count].append(answer.seconds)
     finally:
         session.close()
     return {count: median(each) for count, each in times.items()}

@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwood.engine import Engine, Prompt
+from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
 from draftwood.models.base import Batch
 from draftwood.models.decoder import Decoder
 from draftwood.models.exit import layered
 from draftwood.models.skip import Skipped, SkippedDecoder, every_other, save_skipped
 from draftwood.params import SamplingParams
+from draftwood.request import Prompt
 from draftwood.sampling import warp
 from draftwood.tune.measuring import forward_seconds, row_counts
 from draftwood.tune.shapes import Cost

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from torch import Tensor
-
 from draftwood.core.forest import Forest, Verdict
-from draftwood.sampling import Penalties, SamplingParams, Streams
+from draftwood.sampling import Distributions, Streams
 from draftwood.verify.coupled import Coupled
 from draftwood.verify.initialised import Initialised
 from draftwood.verify.layers import BeamSampling, BeamSearching
@@ -27,11 +25,13 @@ __all__ = [
 
 
 class Verifier(Protocol):
-    """Chooses the next roots from the target's logits [n, V] of the forest's fresh nodes; pure but for `streams`."""
+    """Chooses the next roots of a forest from the target's distributions after its nodes; pure but for `streams`.
+
+    `coupled` says that drafts must share the target's Gumbel noise (verify/coupled.py).
+    """
 
     name: str
     lossless: bool
+    coupled: bool
 
-    def __call__(
-        self, forest: Forest, logits: Tensor, params: SamplingParams, penalties: Penalties | None, streams: Streams
-    ) -> Verdict: ...
+    def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict: ...

@@ -5,13 +5,10 @@ Knows how noise and position belong together. Refuses to know where drafts came 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
 from draftwood.core.forest import Forest, Verdict
-from draftwood.sampling import Penalties, SamplingParams, Streams, warp
+from draftwood.sampling import Distributions, Streams
 from draftwood.verify.tree import follow
 
 
@@ -24,21 +21,18 @@ class Coupled:
 
     name = "coupled"
     lossless = True
+    coupled = True
 
-    def __call__(
-        self, forest: Forest, logits: Tensor, params: SamplingParams, penalties: Penalties | None, streams: Streams
-    ) -> Verdict:
-        nodes = range(forest.fresh, len(forest))
-        if penalties is not None:
-            logits = penalties(logits, forest, nodes)
-        if params.greedy:
-            return follow(forest, logits.argmax(-1).tolist(), None)
-        log_p = warp(logits, params).log()
-        perturbed = perturb(log_p, [forest.position(node) + 1 for node in nodes], streams)
-        return follow(forest, perturbed.argmax(-1).tolist(), log_p)
+    def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
+        if target.params.greedy:
+            return follow(forest, target.best, None)
+
+        def choice(node: int) -> int:
+            return int(perturb(target.probs(node).log(), forest.position(node) + 1, streams).argmax())
+
+        return follow(forest, choice, target.log_prob)
 
 
-def perturb(log_p: Tensor, positions: Sequence[int], streams: Streams) -> Tensor:
-    """log p [n, V] plus the Gumbel noise of each row's position; impossible tokens stay at -inf."""
-    noise = [streams.gumbel(position, log_p.shape[-1], log_p.device) for position in positions]
-    return log_p + torch.stack(noise)
+def perturb(log_p: Tensor, position: int, streams: Streams) -> Tensor:
+    """log p [..., V] plus the Gumbel noise of a position; impossible tokens stay at -inf."""
+    return log_p + streams.gumbel(position, log_p.shape[-1], log_p.device)

@@ -7,31 +7,15 @@ drafts came from.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from draftwood.core.forest import FINISHED, Forest, Verdict
-from draftwood.core.records import Kind
-from draftwood.sampling import Penalties, SamplingParams, Streams, draw, warp
-from draftwood.verify.tree import resolve, without
-
-
-def walk(
-    forest: Forest, root: int, p: Callable[[int], Tensor], accept: Callable[[float], bool]
-) -> tuple[list[int], Tensor]:
-    """The accepted path [root, ..., end] below one root, and what the token after its end is drawn from [V].
-
-    p(node) is the warped target after a node. The rest is the residual where children were refused, else p(end).
-    """
-    path = [root]
-    while True:
-        child, rest = resolve(p(path[-1]), forest.proposals.get(path[-1], ()), forest.token, accept)
-        if child is None:
-            return path, rest
-        path.append(child)
+from draftwood.sampling import Distributions, Streams, draw
+from draftwood.verify.tree import coin, end_of_path, walk, without
 
 
 def longest(lengths: Sequence[int]) -> int:
@@ -71,43 +55,30 @@ class Initialised:
         self.initial = initial
         self.replacement = replacement
         self.lossless = initial == 1
+        self.coupled = False
         self.name = "target-initialised" if self.lossless else "target-initialised, lossy"
 
-    def __call__(
-        self, forest: Forest, logits: Tensor, params: SamplingParams, penalties: Penalties | None, streams: Streams
-    ) -> Verdict:
+    def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
         """Verdict for a forest with any number of roots; an ended root is a path without drafts."""
-        nodes = range(forest.fresh, len(forest))
-        if penalties is not None and nodes:
-            logits = penalties(logits, forest, nodes)
-        probs = warp(logits, params)
-
-        def p(node: int) -> Tensor:
-            return probs[node - forest.fresh]
-
-        def accept(chance: float) -> bool:
-            return streams.uniform("accept") < chance
-
+        accept = coin(streams)
         walks = [
-            ([root], None) if root in forest.finished else walk(forest, root, p, accept)
+            ([root], None) if root in forest.finished else walk(forest, root, target.probs, accept)
             for root in dict.fromkeys(forest.roots)
         ]
         path, rest = walks[longest([len(path) for path, _ in walks])]
-        accepted, end = len(path) - 1, path[-1]
         if rest is None:
-            return Verdict([end], [FINISHED], ["plain"], {})
-        roots = successive(rest, self.initial, self.replacement, lambda left: draw(left, streams.uniform("accept")))
-        failed = end in forest.proposals
-        kind: Kind = "corrected" if failed else "bonus" if forest.proposals else "plain"
-        edges = [(node, forest.token[child]) for node, child in itertools.pairwise(path)]
-        edges += [(end, token) for token in roots]
-        return Verdict(
-            [end] * len(roots),
-            roots,
-            [kind] * len(roots),
-            {(node, token): _log(float(p(node)[token])) for node, token in edges},
-            accepted,
-            accepted + failed,
+            return Verdict([path[-1]], [FINISHED], ["plain"], {})
+        first, *others = successive(
+            rest, self.initial, self.replacement, lambda left: draw(left, streams.uniform("accept"))
+        )
+        verdict = end_of_path(forest, path, first, target.log_prob)
+        more = {(path[-1], token): target.log_prob(path[-1], token) for token in others}
+        return replace(
+            verdict,
+            parent=verdict.parent * (1 + len(others)),
+            token=[first, *others],
+            kind=verdict.kind * (1 + len(others)),
+            warped={**verdict.warped, **more},
         )
 
 
@@ -140,7 +111,3 @@ def kept_law(p: Tensor, lengths: Tensor, count: int, replacement: bool = False) 
                     wins *= below[other, :-1] if j < i else below[other, 1:]
             law[token] += chance * float(wins.sum())
     return law
-
-
-def _log(p: float) -> float:
-    return math.log(p) if p > 0 else -math.inf

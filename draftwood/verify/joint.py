@@ -5,7 +5,6 @@ Knows warping of joints, finished beams, restriction and alignment of supports. 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from draftwood.core.records import Outcome
 from draftwood.errors import NonFiniteError
-from draftwood.sampling import SamplingParams, Streams, draw, draws, warp
+from draftwood.sampling import SamplingParams, Streams, draw, draw_distinct, draws, warp
 
 Places: TypeAlias = npt.NDArray[np.int64]
 Probabilities: TypeAlias = npt.NDArray[np.float64]
@@ -58,10 +57,8 @@ class Seeded:
         return draws(probs, [self._streams.uniform(self._purpose) for _ in range(count)])
 
     def distinct(self, probs: Tensor, count: int) -> list[int]:
-        """Up to `count` distinct indices of weights [n], drawn one after the other (Gumbel-top-k)."""
-        keys = probs / self._streams.exponential(self._purpose, tuple(probs.shape), probs.device)
-        best = keys.topk(min(count, keys.shape[0]))
-        return [i for i, key in zip(best.indices.tolist(), best.values.tolist(), strict=True) if key > 0]
+        """Up to `count` distinct indices of weights [n], drawn one after the other."""
+        return draw_distinct(probs[None], count, self._streams, self._purpose)[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,34 +150,35 @@ def align(p: Joint, q: Joint) -> tuple[Tensor, Tensor, Tensor]:
 
 def joint_of(
     scores: Tensor,
-    logits: Tensor,
+    log_p: Tensor,
     params: SamplingParams,
     mode: Literal["joint", "token"] = "joint",
     finished: Sequence[bool] | None = None,
     labels: Sequence[int] | None = None,
 ) -> Joint:
-    """p_beam over beams and tokens from joint log-likelihoods `scores` [A] and `logits` [A_live, V].
+    """p_beam over beams and tokens from joint log-likelihoods `scores` [A] and `log_p` [A_live, V], which is
+    normalised: log-probabilities of tokens.
 
-    `finished` [A] marks beams that ended: they have the one outcome FINISHED at their own likelihood and no logits row.
-    Rows of logits follow the live beams in the order of `scores`. `labels` [A] (default 0..A-1) name the beams.
+    `finished` [A] marks beams that ended: they have the one outcome FINISHED at their own likelihood and no row.
+    Rows follow the live beams in the order of `scores`. `labels` [A] (default 0..A-1) name the beams.
     mode "joint" warps the joint (paper), "token" each beam's conditional first, a finished beam keeping its mass.
     Temperature 0 in mode "joint" is the one best outcome, ties to the lowest label, then token.
     """
-    count, vocab = scores.shape[0], logits.shape[-1]
+    count, vocab = scores.shape[0], log_p.shape[-1]
     names = list(range(count)) if labels is None else list(labels)
     done = [False] * count if finished is None else list(finished)
     order = sorted(range(count), key=names.__getitem__)
     if order != list(range(count)):
         row_of = {beam: row for row, beam in enumerate(i for i in range(count) if not done[i])}
-        logits = logits[[row_of[i] for i in order if not done[i]]]
+        log_p = log_p[[row_of[i] for i in order if not done[i]]]
         scores = scores[order]
         done = [done[i] for i in order]
     if mode == "joint":
-        log_joint, first = _log_joint(scores, torch.log_softmax(logits, -1), done)
+        log_joint, first = _log_joint(scores, log_p, done)
         columns = log_joint.shape[1]
         places, prob = entries(log_joint.flatten(), params)
     else:
-        dense, first = _per_beam(scores, warp(logits, params), done)
+        dense, first = _per_beam(scores, warp(log_p, params), done)
         columns = dense.shape[1]
         places, prob = _positive(dense.flatten())
     row = places // columns
@@ -229,20 +227,8 @@ def entries(logits: Tensor, params: SamplingParams) -> tuple[Places, Probabiliti
     if params.greedy or not 0 < count < min(logits.shape[0], MOST_SORTED):
         return _positive(warp(logits, params))
     largest, where = logits.topk(count + 1)
-    values, places = largest.tolist(), where.tolist()
-    if values[count] == values[count - 1]:  # a tie at the border: all that tie are kept
+    if largest[count] == largest[count - 1]:  # a tie at the border: all that tie are kept
         return _positive(warp(logits, params))
-    if not math.isfinite(values[0]):
-        raise NonFiniteError(NOT_FINITE)
-    weights = [math.exp((value - values[0]) / params.temperature) for value in values[:count]]
-    threshold = weights[0] * params.min_p
-    if params.top_p < 1:
-        mass, before = params.top_p * math.fsum(weights), 0.0
-        for weight in weights:  # the last one before which there is less than the mass
-            if before >= mass:
-                break
-            before, last = before + weight, weight
-        threshold = max(threshold, last)
-    kept = sorted(pair for pair in zip(places, weights, strict=False) if pair[1] >= threshold and pair[1] > 0)
-    total = math.fsum(weight for _, weight in kept)
-    return np.array([place for place, _ in kept]), np.array([weight / total for _, weight in kept])
+    where, order = where[:count].sort()
+    kept, prob = _positive(warp(largest[:count][order].double(), params))  # top-k of k entries keeps all of them
+    return where.cpu().numpy()[kept], prob

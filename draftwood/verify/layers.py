@@ -16,7 +16,7 @@ from torch import Tensor
 from draftwood.core.forest import FINISHED, Forest, Verdict
 from draftwood.core.records import Judged, Kind, Layer, Outcome
 from draftwood.errors import NonFiniteError
-from draftwood.sampling import Penalties, SamplingParams, Streams
+from draftwood.sampling import Distributions, SamplingParams, Streams
 from draftwood.verify.beam import bonus_width, least_perplexity, sample_layer, verify_layer
 from draftwood.verify.beam_search import BeamSearch, Pool, layer_stands
 from draftwood.verify.joint import NOT_FINITE, Joint, Seeded, joint_of
@@ -27,14 +27,14 @@ def joint_over(
     nodes: Sequence[int],
     score: Mapping[int, float],
     forest: Forest,
-    logits: Tensor,
+    log_p: Tensor,
     params: SamplingParams,
     warp: Literal["joint", "token"],
 ) -> Joint:
-    """The joint of distinct `nodes` and tokens (DSBD Eq. 1); logits [live nodes, V] in the order of `nodes`."""
+    """The joint of distinct `nodes` and tokens (DSBD Eq. 1); log_p [live nodes, V] in the order of `nodes`."""
     best = max(score[node] for node in nodes)
-    relative = torch.tensor([score[node] - best for node in nodes], dtype=logits.dtype, device=logits.device)
-    return joint_of(relative, logits, params, warp, [node in forest.finished for node in nodes], nodes)
+    relative = torch.tensor([score[node] - best for node in nodes], dtype=log_p.dtype, device=log_p.device)
+    return joint_of(relative, log_p, params, warp, [node in forest.finished for node in nodes], nodes)
 
 
 def extended(
@@ -58,6 +58,7 @@ class BeamSampling:
     """
 
     name = "beam-sampling"
+    coupled = False
 
     def __init__(
         self,
@@ -72,9 +73,7 @@ class BeamSampling:
         self.one_cache = one_cache
         self.lossless = not one_cache
 
-    def __call__(
-        self, forest: Forest, logits: Tensor, params: SamplingParams, penalties: Penalties | None, streams: Streams
-    ) -> Verdict:
+    def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
         randomness = Seeded(streams, "accept")
         score, nodes = dict(forest.score), list(forest.roots)
         layers: list[Layer] = []
@@ -82,11 +81,8 @@ class BeamSampling:
         accepted, last = 0, 0
         for drafted in [*forest.layers, None]:
             live = [node for node in nodes if node not in forest.finished]
-            rows = forest.answers(live, logits)
-            if penalties is not None:
-                rows = penalties(rows, forest, live)
-            rows = torch.log_softmax(rows, -1)
-            p = joint_over(nodes, score, forest, rows, params, self.warp)
+            log_p = torch.log_softmax(target.edited(live), -1)
+            p = joint_over(nodes, score, forest, log_p, target.params, self.warp)
             if drafted is None:
                 layer = sample_layer(p, bonus_width(last, self.rule), randomness, self.replacement)
             else:
@@ -97,7 +93,7 @@ class BeamSampling:
             probs = p.probs(beams)
             warped.update(zip(beams, map(_log, probs), strict=True))
             if self.warp == "joint":
-                grown = extended(beams, score, live, rows)
+                grown = extended(beams, score, live, log_p)
             else:  # log-likelihoods under the warped conditionals: all but the sum over beams is in the joint
                 best = max(score[node] for node in nodes)
                 total = best + math.log(math.fsum(math.exp(score[node] - best) for node in nodes))
@@ -105,7 +101,7 @@ class BeamSampling:
             if not layer.stands:
                 break
             accepted, last = accepted + 1, layer.width
-            nodes = [forest.grow(*beam) for beam in beams]
+            nodes = [forest.add_outcome(*beam) for beam in beams]
             score = {node: grown[beam] for node, beam in zip(nodes, beams, strict=True)}
             if all(node in forest.finished for node in nodes):
                 break  # nothing is left to decide, for the reference neither
@@ -123,6 +119,7 @@ class BeamSampling:
             sum(bool(layer.judged) for layer in layers),
             [grown[beam] for beam in beams],
             layers,
+            target.fresh() if forest.layers else {},
         )
 
 
@@ -135,13 +132,12 @@ class BeamSearching:
 
     name = "beam-search"
     lossless = True
+    coupled = False
 
     def __init__(self, search: BeamSearch) -> None:
         self.search = search
 
-    def __call__(
-        self, forest: Forest, logits: Tensor, params: SamplingParams, penalties: Penalties | None, streams: Streams
-    ) -> Verdict:
+    def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
         pool: Pool[Outcome] = Pool(self.search)
         for root in forest.roots:
             if root in forest.finished:
@@ -153,14 +149,11 @@ class BeamSearching:
         drafts: set[Outcome] = set()
         accepted, stands = 0, False
         for drafted in [*forest.layers, None]:
-            rows = forest.answers(nodes, logits)
-            if penalties is not None:
-                rows = penalties(rows, forest, nodes)
-            log_probs = torch.log_softmax(rows, -1)
+            log_probs = torch.log_softmax(target.edited(nodes), -1)
             if bool(log_probs.isnan().any()):
                 raise NonFiniteError(NOT_FINITE)
             step = self.search.step(
-                torch.tensor(scores, dtype=torch.float64, device=logits.device),
+                torch.tensor(scores, dtype=torch.float64, device=log_probs.device),
                 log_probs,
                 lambda row, token, at=nodes: forest.ends(at[row], token),  # type: ignore[misc]
             )
@@ -185,7 +178,7 @@ class BeamSearching:
                 break
             if not stands:
                 break
-            nodes = [forest.grow(*beam) for beam in live]
+            nodes = [forest.add_outcome(*beam) for beam in live]
         rest: Kind = "plain" if not forest.layers else "corrected" if layers[-1].judged else "bonus"
         roots = [*(handle for _, _, handle in pool.finished), *live]
         return Verdict(
@@ -197,6 +190,7 @@ class BeamSearching:
             sum(bool(layer.judged) for layer in layers),
             [*(likelihood for _, likelihood, _ in pool.finished), *scores],
             layers,
+            target.fresh() if forest.layers else {},
         )
 
 

@@ -6,14 +6,14 @@ replacement, Leviathan et al. for a chain). Refuses to know where p and q came f
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from torch import Tensor
 
 from draftwood.core.forest import Forest, Proposal, Verdict
 from draftwood.core.records import Kind
-from draftwood.sampling import Penalties, SamplingParams, Streams, draw, warp
+from draftwood.sampling import Distributions, Streams, draw
 
 
 def acceptance(p: float, q: float) -> float:
@@ -44,13 +44,16 @@ def without(q: Tensor, token: int) -> Tensor | None:
     return rest / total if float(total) > 0 else None
 
 
+Accept = Callable[[float, float], bool]  # tosses a coin of chance `acceptance(p, q)`
+
+
 def resolve(
-    p: Tensor, proposals: Sequence[Proposal], token: Sequence[int], accept: Callable[[float], bool]
+    p: Tensor, proposals: Sequence[Proposal], token: Sequence[int], accept: Accept
 ) -> tuple[int | None, Tensor]:
     """Verify one node's children (spec §2): (accepted child, p) or (None, the residual to draw from).
 
-    p [V] is the warped target, `token` maps nodes to tokens, `accept(chance)` tosses a coin. The emitted token follows
-    p exactly for iid draws, draws without replacement, several draft models and point masses.
+    p [V] is the warped target, `token` maps nodes to tokens; `accept(p'(x), q(x))` is asked for each draw in turn. The
+    emitted token follows p exactly for iid draws, draws without replacement, several draft models and point masses.
     """
     rest = p
     for proposal in proposals:
@@ -59,7 +62,7 @@ def resolve(
             x = token[node]
             if proposal.q is not None and q is None:
                 break  # the support is exhausted; such a draw cannot exist
-            if accept(acceptance(float(rest[x]), 1.0 if q is None else float(q[x]))):
+            if accept(float(rest[x]), 1.0 if q is None else float(q[x])):
                 return node, p
             rest = residual(rest, q, x)
             if not proposal.replacement and q is not None:
@@ -67,58 +70,63 @@ def resolve(
     return None, rest
 
 
+def walk(forest: Forest, root: int, p: Callable[[int], Tensor], accept: Accept) -> tuple[list[int], Tensor]:
+    """The accepted path [root, ..., end] below one root, and what the token after its end is drawn from [V].
+
+    p(node) is the warped target after a node. The rest is the residual where children were rejected, else p(end).
+    """
+    path = [root]
+    while True:
+        child, rest = resolve(p(path[-1]), forest.proposals.get(path[-1], ()), forest.token, accept)
+        if child is None:
+            return path, rest
+        path.append(child)
+
+
 class Rejection:
     """Walk down from the root, resolving the children of each accepted node; then one token from what remains."""
 
     name = "rejection"
     lossless = True
+    coupled = False
 
-    def __call__(
-        self, forest: Forest, logits: Tensor, params: SamplingParams, penalties: Penalties | None, streams: Streams
-    ) -> Verdict:
-        """Verdict for a forest with one root; logits [len(forest) - fresh, V] of the target, rows in node order."""
-        nodes = range(forest.fresh, len(forest))
-        if penalties is not None:
-            logits = penalties(logits, forest, nodes)
-        if params.greedy:
-            return follow(forest, logits.argmax(-1).tolist(), None)
-        probs = warp(logits, params)
-        node, warped = forest.roots[0], {}
-        while True:
-            p = probs[node - forest.fresh]
-            child, rest = resolve(
-                p, forest.proposals.get(node, ()), forest.token, lambda chance: streams.uniform("accept") < chance
-            )
-            x = draw(rest, streams.uniform("accept")) if child is None else forest.token[child]
-            warped[node, x] = _log(float(p[x]))
-            if child is None:
-                return end_of_path(forest, node, x, warped)
-            node = child
+    def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
+        """Verdict for a forest with one root."""
+        if target.params.greedy:
+            return follow(forest, target.best, None)
+        path, rest = walk(forest, forest.roots[0], target.probs, coin(streams))
+        return end_of_path(forest, path, draw(rest, streams.uniform("accept")), target.log_prob)
 
 
-def end_of_path(forest: Forest, node: int, token: int, warped: dict[tuple[int, int], float]) -> Verdict:
-    """The verdict that everything down to `node` is accepted and `token` comes next."""
-    accepted = forest.depth[node]
-    failed = node in forest.proposals
-    kind: Kind = "corrected" if failed else "bonus" if forest.proposals else "plain"
-    return Verdict([node], [token], [kind], warped, accepted, accepted + failed)
+def coin(streams: Streams) -> Accept:
+    """Accept with chance min(1, p/q), by numbers of the stream 'accept'."""
+    return lambda p, q: streams.uniform("accept") < acceptance(p, q)
 
 
-def follow(forest: Forest, chosen: Sequence[int], log_p: Tensor | None) -> Verdict:
-    """Accept the path whose tokens equal the target's choice at every node; chosen[i] belongs to node fresh + i.
+def end_of_path(
+    forest: Forest, path: Sequence[int], token: int, log_prob: Callable[[int, int], float] | None
+) -> Verdict:
+    """The verdict that a path of nodes from the root on is accepted and `token` comes next.
 
-    log_p [n, V] are warped log-probabilities; None means that the choice has probability 1 (greedy).
+    `log_prob(node, token)` is log T∘p; None means that every token of it has probability 1 (greedy).
     """
-    node, warped = forest.roots[0], {}
+    edges = [*((above, forest.token[below]) for above, below in pairwise(path)), (path[-1], token)]
+    warped = {edge: 0.0 if log_prob is None else log_prob(*edge) for edge in edges}
+    accepted, failed = len(path) - 1, path[-1] in forest.proposals
+    return Verdict([path[-1]], [token], [kind_of(forest, failed)], warped, accepted, accepted + failed)
+
+
+def kind_of(forest: Forest, failed: bool) -> Kind:
+    """How the token after the accepted path came about; `failed`: drafts at its place were rejected."""
+    return "corrected" if failed else "bonus" if forest.proposals else "plain"
+
+
+def follow(forest: Forest, choice: Callable[[int], int], log_prob: Callable[[int, int], float] | None) -> Verdict:
+    """Accept the path of drafts that are the target's choice after each node of it, then one choice more."""
+    path = [forest.roots[0]]
     while True:
-        row = node - forest.fresh
-        x = chosen[row]
-        warped[node, x] = 0.0 if log_p is None else float(log_p[row, x])
-        child = forest.child.get((node, x))
+        token = choice(path[-1])
+        child = forest.child.get((path[-1], token))
         if child is None:
-            return end_of_path(forest, node, x, warped)
-        node = child
-
-
-def _log(p: float) -> float:
-    return math.log(p) if p > 0 else -math.inf
+            return end_of_path(forest, path, token, log_prob)
+        path.append(child)

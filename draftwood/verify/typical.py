@@ -5,13 +5,11 @@ Both are lossy and say so. Pure maths; refuses to know where drafts came from: n
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from draftwood.core.forest import Forest, Verdict
-from draftwood.sampling import Penalties, SamplingParams, Streams, draw, warp
+from draftwood.sampling import Distributions, Streams, draw
 from draftwood.verify.tree import end_of_path, follow
 
 
@@ -31,36 +29,27 @@ class Typical:
 
     name = "typical (lossy)"
     lossless = False
+    coupled = False
 
     def __init__(self, epsilon: float = 0.09, delta: float = 0.3) -> None:
         self.epsilon, self.delta = epsilon, delta
 
-    def __call__(
-        self, forest: Forest, logits: Tensor, params: SamplingParams, penalties: Penalties | None, streams: Streams
-    ) -> Verdict:
-        """Verdict for a forest with one root; logits [len(forest) - fresh, V] of the target, rows in node order."""
-        if penalties is not None:
-            logits = penalties(logits, forest, range(forest.fresh, len(forest)))
-        probs = warp(logits, params)
-        thresholds = typical_threshold(probs, self.epsilon, self.delta).tolist()
-        root = forest.roots[0]
-        likelihood = {root: 0.0}  # of accepted nodes; parents come before children
-        for node in range(root + 1, len(forest)):
+    def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
+        """Verdict for a forest with one root."""
+        paths = {forest.roots[0]: 0.0}  # accepted node -> log-likelihood of its path; parents come before children
+        thresholds: dict[int, float] = {}
+        for node in range(forest.roots[0] + 1, len(forest)):
             parent = forest.parent[node]
-            if parent in likelihood:
-                chance = float(probs[parent - forest.fresh, forest.token[node]])
-                if chance > thresholds[parent - forest.fresh]:
-                    likelihood[node] = likelihood[parent] + math.log(chance)
-        last = max(likelihood, key=lambda node: (forest.depth[node], likelihood[node], -node))
-        p = probs[last - forest.fresh]
-        token = draw(p, streams.uniform("accept"))
-        warped = {(last, token): math.log(float(p[token]))}
-        node = last
-        while node != root:
-            parent = forest.parent[node]
-            warped[parent, forest.token[node]] = likelihood[node] - likelihood[parent]
-            node = parent
-        return end_of_path(forest, last, token, warped)
+            if parent in paths:
+                p = target.probs(parent)
+                if parent not in thresholds:
+                    thresholds[parent] = float(typical_threshold(p, self.epsilon, self.delta))
+                if float(p[forest.token[node]]) > thresholds[parent]:
+                    paths[node] = paths[parent] + target.log_prob(parent, forest.token[node])
+        last = max(paths, key=lambda node: (forest.depth[node], paths[node], -node))
+        token = draw(target.probs(last), streams.uniform("accept"))
+        path = forest.path(last)
+        return end_of_path(forest, path[path.index(forest.roots[0]) :], token, target.log_prob)
 
 
 class GreedyText:
@@ -68,11 +57,8 @@ class GreedyText:
 
     name = "greedy (lossy in sampling)"
     lossless = False
+    coupled = False
 
-    def __call__(
-        self, forest: Forest, logits: Tensor, params: SamplingParams, penalties: Penalties | None, streams: Streams
-    ) -> Verdict:
+    def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
         """As `Rejection` at temperature 0."""
-        if penalties is not None:
-            logits = penalties(logits, forest, range(forest.fresh, len(forest)))
-        return follow(forest, logits.argmax(-1).tolist(), None)
+        return follow(forest, target.best, None)

@@ -3,8 +3,8 @@
 import torch
 from pytest import approx
 
+from draftwood.core.records import Round
 from draftwood.depth import AdaptiveConfidence, Growth
-from draftwood.results import Round
 from draftwood.sampling import Streams
 
 

@@ -260,16 +260,15 @@ def controlled(patch: pytest.MonkeyPatch, make: Callable[[], CalibratedThompson]
     patch.setattr(Speculative, "build", lambda self, *sessions: build(self, *sessions)._replace(depth=make()))
 
 
-def test_results_hold_no_states(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_targets_state_is_handed_over_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(TabularModel.random(4, seed=3), [TabularModel.random(4, seed=4)])
     rows: list[bool] = []
 
     class Looking(CalibratedThompson):
-        def observe(self, round_: Any) -> None:
-            rows.append(round_.target_state is not None)
-            super().observe(round_)
+        def observe(self, round_: Any, state: Any = None) -> None:
+            rows.append(state is not None)
+            super().observe(round_, state)
 
     controlled(monkeypatch, lambda: Looking(4, lambda growth, target: 0.6))
     result = engine.generate([1, 2], "speculative", max_new_tokens=20)
     assert all(rows) and len(rows) == len(result.rounds) > 3
-    assert all(round_.target_state is None for round_ in result.rounds)

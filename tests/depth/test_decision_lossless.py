@@ -10,12 +10,12 @@ from enumeration import EnumeratedRandomness
 from tabular import exact_law, follows, sampled, surplus
 
 from draftwood import Engine, Method, SamplingParams, TabularModel
+from draftwood.core.records import Round
 from draftwood.depth import Growth
 from draftwood.depth.decision import Decide, Decision, DecisionKind, save_decision
 from draftwood.errors import ConfigurationError
 from draftwood.methods import Fork, MultiCandidate, Speculative
 from draftwood.models.identity import fingerprint, fingerprints
-from draftwood.results import Round
 from draftwood.sampling import Streams
 
 PROMPT, END = [1, 2, 1, 2], frozenset({0})
@@ -119,7 +119,7 @@ def test_no_drafted_token_is_dropped(
             self.layers = growth.depth + on
             return on
 
-        def observe(self, round_: Round) -> None:
+        def observe(self, round_: Round, state: Any = None) -> None:
             depth = [0]
             for parent in round_.forest_parent[1:]:
                 depth.append(depth[parent] + 1)

@@ -167,7 +167,7 @@ class _Watched:
         self.asked = growth.depth + 1
         return True
 
-    def observe(self, round_: Any) -> None:
+    def observe(self, round_: Any, state: Any = None) -> None:
         self.log.append((self.asked, round_.drafted))
         self.inner.observe(round_)
 

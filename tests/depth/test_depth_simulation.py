@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from draftwood.core.records import Round
 from draftwood.depth import (
     Acceptance,
     BetaThompson,
@@ -15,7 +16,6 @@ from draftwood.depth import (
     SpeedupThompson,
     improvement,
 )
-from draftwood.results import Round
 from draftwood.sampling import Streams
 
 TOKENS, MOST = 10_000, 24

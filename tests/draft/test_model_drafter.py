@@ -32,7 +32,7 @@ def grown(
     try:
         run = next(drafting)
         while True:
-            run = drafting.send(execute([run])[0])
+            run = drafting.send(execute([run])[0].logits)
     except StopIteration:
         return forest
 

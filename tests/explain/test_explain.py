@@ -16,10 +16,10 @@ from rich.cells import cell_len
 import draftwood
 from draftwood import Engine, Round, TabularModel
 from draftwood.core.forest import FINISHED
+from draftwood.core.records import Judged, Layer
 from draftwood.explain.text import lines, spelling
 from draftwood.explain.tree import FATES, completions, hypotheses_after, tree_of, trees_of
 from draftwood.models.tokenizer import Tokenizer
-from draftwood.results import Judged, Layer
 
 PROMPT = "Once upon a time"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -16,7 +16,6 @@ from conftest import Command
 
 from draftwood import Engine, TabularModel
 from draftwood.errors import RequestError
-from draftwood.explain import explain
 from draftwood.explain.explanation import Explanation
 from draftwood.explain.page import document, html, last_words
 from draftwood.explain.tree import trees_of
@@ -38,7 +37,7 @@ def explained(method: dict[str, Any], seed: int, temperature: float = 1.0) -> tu
         TabularModel.random(6, seed=seed), [TabularModel.random(6, seed=seed + 50)], end_tokens=frozenset({0})
     )
     options: dict[str, Any] = {"sampling": {"temperature": temperature}, "max_new_tokens": 12, "seed": seed}
-    found = explain(engine, [1, 2, 1], method=method, **options)
+    found = engine.explain([1, 2, 1], method=method, **options)
     assert found.result.tokens == engine.generate([1, 2, 1], method, **options).tokens  # recording changes nothing
     return engine, found
 
@@ -176,7 +175,7 @@ def test_an_explanation_is_short_to_look_at_and_whole_as_text() -> None:
     assert str(found) == found.text == "\n".join(found.lines(80)) and "Round 1" in found.text
     assert "'<1>'" in found.text  # without a tokenizer tokens are shown by their ids
     with pytest.raises(RequestError, match="max_new_tokens"):
-        explain(engine, [1], max_new_tokens=0)
+        engine.explain([1], max_new_tokens=0)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

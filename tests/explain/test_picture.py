@@ -8,7 +8,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from draftwood import Engine, TabularModel
-from draftwood.explain import explain
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -16,7 +15,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 def test_a_picture_holds_any_text() -> None:
     script = runpy.run_path(str(DOCS / "drafting.py"))
     engine = Engine(TabularModel.random(6, seed=1), [TabularModel.random(6, seed=9)])
-    found = explain(engine, [1, 2], method=script["OPTIONS"]["method"], max_new_tokens=script["TOKENS"])
+    found = engine.explain([1, 2], method=script["OPTIONS"]["method"], max_new_tokens=script["TOKENS"])
     hostile = '</text><script>"&'
     drawn = script["picture"](replace(found, words=lambda tokens: hostile * len(tokens)))
     root = ElementTree.fromstring(drawn)

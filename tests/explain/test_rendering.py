@@ -66,7 +66,7 @@ def test_nothing_beyond_a_stop_string_is_written(pieces: tuple[str, ...]) -> Non
     painter = Painter(out, Spelling(*pieces), False)
     for token in range(len(pieces)):
         ending.feed([token])
-        painter.show(ending.news(), [token], ["accepted"])
+        painter.show(ending.new_text(), [token], ["accepted"])
         assert "-" not in out.getvalue()
         if ending.reason:
             break
@@ -82,7 +82,7 @@ def test_a_held_back_tail_keeps_its_colours() -> None:
     painter = Painter(out, Spelling(*pieces), True)
     for token, kind in enumerate(["accepted", "corrected", "bonus"]):
         ending.feed([token])
-        painter.show(ending.news(), [token], [kind])
+        painter.show(ending.new_text(), [token], [kind])
     assert spans(out.getvalue()) == [("32", "a"), ("32", "-"), ("4;35", "-"), ("1;36", "b")]
 
 

@@ -69,7 +69,7 @@ def ours(model: Decoder, forest: Forest, session: Session | None = None) -> torc
 
     with torch.inference_mode():
         session = session or Session(model, model.new_cache(1, 32))
-        return execute([Run(session, forest, range(len(forest)))])[0]
+        return execute([Run(session, forest, range(len(forest)))])[0].logits
 
 
 def byte_level() -> Tokenizer:

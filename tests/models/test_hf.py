@@ -97,16 +97,18 @@ def test_logits_are_those_of_transformers(family: str) -> None:
     answers = execute([Run(one, grown, range(6)), Run(two, other, [0])])
     paths = [[7], [30], [7, 41], [30, 50], [30, 66], [30, 66, 11]]
     expected = torch.stack([truth(model, PROMPT + path)[-1] for path in paths])
-    torch.testing.assert_close(answers[0], expected, atol=1e-4, rtol=0)
-    torch.testing.assert_close(answers[1][0], truth(model, [*PROMPT[:4], 3])[-1], atol=1e-4, rtol=0)
+    torch.testing.assert_close(answers[0].logits, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(answers[1].logits[0], truth(model, [*PROMPT[:4], 3])[-1], atol=1e-4, rtol=0)
     one.commit([1, 4], [5], grown)
     two.commit([0], [], other)
     later = forest([*PROMPT, 30, 66], [(11, TRUNK), (80, 0), (81, TRUNK)])
     wide = forest([*PROMPT[:4], 3], [(token, token - 21) for token in range(20, 40)])
     answers = execute([Run(two, wide, [19]), Run(one, later, [2, 1])])
-    torch.testing.assert_close(answers[0][0], truth(model, [*PROMPT[:4], 3, *range(20, 40)])[-1], atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        answers[0].logits[0], truth(model, [*PROMPT[:4], 3, *range(20, 40)])[-1], atol=1e-4, rtol=0
+    )
     expected = torch.stack([truth(model, [*PROMPT, 30, 66, *path])[-1] for path in ([81], [11, 80])])
-    torch.testing.assert_close(answers[1], expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(answers[1].logits, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("family", ["GPTNeoX", "Falcon", "Olmo2", "Cohere2"])
@@ -145,7 +147,7 @@ def test_eager_attention_and_bfloat16() -> None:
     HuggingFaceModel(model)
     adapter = HuggingFaceModel(build("GPTNeoX").to(torch.bfloat16))
     session = Session(adapter, adapter.new_cache(1, 32))
-    logits = execute([Run(session, forest(PROMPT, [(7, TRUNK)]), [0])])[0]
+    logits = execute([Run(session, forest(PROMPT, [(7, TRUNK)]), [0])])[0].logits
     expected = truth(adapter.model, [*PROMPT, 7])[-1].float()
     assert logits.dtype == torch.float32
     assert float((logits[0] - expected).abs().max()) < 0.15 * float(expected.std())

@@ -111,13 +111,14 @@ def test_drafts_read_what_the_target_left_and_leave_nothing(skipped: Skipped) ->
     session, plain = (Session(target, target.new_cache(1, 32)) for _ in range(2))
     drafting = SharedSession(SkippedDecoder(target, skipped), session.cache, "draft", target=session)
     assert drafting.context == 0  # there is nothing to draft from yet
-    forest, drafted = Forest.from_prompt([3, 1, 4, 1, 5], 64), 0
+    forest = Forest.from_prompt([3, 1, 4, 1, 5], 64)
     with torch.inference_mode():
         for accepted in (0, 2, 1, 0, 3):
             frontier = list(forest.roots)
             for layer in range(3 if drafting.context else 0):
-                got = execute([Run(drafting, forest, frontier)])[0]
-                drafted += len(frontier)
+                answer = execute([Run(drafting, forest, frontier)])[0]
+                got = answer.logits
+                assert answer.rows == len(frontier)
                 for node, logits in zip(frontier, got, strict=True):
                     path = [forest.token[one] for one in forest.path(node)]
                     wanted = without_a_cache(target, skipped, forest.trunk, path)
@@ -127,17 +128,16 @@ def test_drafts_read_what_the_target_left_and_leave_nothing(skipped: Skipped) ->
                 ]
                 frontier = [node for children in grown for node in children]
             fresh = range(forest.fresh, len(forest))
-            answers = [execute([Run(one, forest, fresh)])[0] for one in (session, plain)]
-            assert torch.equal(*answers)
+            ours, theirs = (execute([Run(one, forest, fresh)])[0] for one in (session, plain))
+            assert torch.equal(ours.logits, theirs.logits) and ours.rows == theirs.rows
             spans = zip(session.cache.of(slice(0, 1)), plain.cache.of(slice(0, 1)), strict=True)
-            assert all(torch.equal(ours[:, :, : session.span], theirs[:, :, : session.span]) for ours, theirs in spans)
+            assert all(torch.equal(one[:, :, : session.span], other[:, :, : session.span]) for one, other in spans)
             end = forest.roots[0]
             for _ in range(accepted):
                 end = max(node for node in fresh if forest.parent[node] == end)
             trunk, kept, forest = advance(forest, Verdict([end], [accepted + 9], [], {}))
             for one in (session, plain, drafting):
                 one.commit(trunk, kept, forest)
-    assert (session.rows, drafting.rows) == (plain.rows, drafted)
     assert session.live_slots == session.cached == len(forest.trunk)
 
 
@@ -205,9 +205,8 @@ def test_defaults() -> None:
     assert Method.parse(json.loads(json.dumps(method.as_dict()))) == method
     assert method.lossless
     engine = Engine(wide())
-    work = engine._begin(engine._plan([1], "self-spec"))
-    assert work.request.depth == AdaptiveConfidence(8)
-    work.request.close()
+    generation = engine._generation(engine.request([1], method="self-spec"))
+    assert generation.depth == AdaptiveConfidence(8)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def test_each_node_gets_the_law_of_its_own_path() -> None:
     assert isinstance(model, CausalModel)
     forest = tree()
     session = Session(model, model.new_cache(1, 4))  # too small: the cache grows on the way
-    logits = execute([Run(session, forest, range(len(forest)))])[0]
+    logits = execute([Run(session, forest, range(len(forest)))])[0].logits
     assert logits.dtype == torch.float64 and logits.shape == (len(forest), 3)
     for node, row in enumerate(logits):
         assert law_of(row) == pytest.approx(expected(forest.sequence(node)), abs=1e-15)
@@ -50,11 +50,13 @@ def test_layer_ranges_carry_the_token_through() -> None:
     forest = tree()
     session = Session(model, model.new_cache(1, 16))
     nodes = range(len(forest))
-    hidden = execute([Run(session, forest, nodes, upto=2)])[0]
+    lower = execute([Run(session, forest, nodes, upto=2)])[0]
+    hidden = lower.hidden[2]
     assert hidden[:, 0].tolist() == forest.token
-    logits = execute([Run(session, forest, nodes)])[0]
+    upper = execute([Run(session, forest, nodes)])[0]
+    logits = upper.logits
     assert law_of(logits[-1]) == pytest.approx(expected(forest.sequence(len(forest) - 1)), abs=1e-15)
-    assert session.rows == pytest.approx(len(forest.trunk) + len(forest))  # no layer is computed twice
+    assert lower.rows + upper.rows == pytest.approx(len(forest.trunk) + len(forest))  # no layer is computed twice
 
 
 def batch(mask: list[list[bool]] | None, positions: list[int], tokens: list[int]) -> Batch:
@@ -110,5 +112,5 @@ def test_options_of_a_random_model() -> None:
     assert (model.vocab_size, model.context, model.n_layers) == (5, 7, 3)
     forest = Forest(trunk=[])
     forest.add(TRUNK, 4)
-    logits = execute([Run(Session(model, model.new_cache(1, 8)), forest, [0])])[0]
+    logits = execute([Run(Session(model, model.new_cache(1, 8)), forest, [0])])[0].logits
     assert logits.dtype == torch.float32

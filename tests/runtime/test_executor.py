@@ -12,13 +12,14 @@ from draftwood import Engine, TabularModel
 from draftwood.core.forest import Forest, advance
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache
-from draftwood.runtime.executor import LONG, Decoding, drive, drive_together, execute
-from draftwood.runtime.session import Run, Session
+from draftwood.runtime.executor import LONG, drive, drive_together, execute
+from draftwood.runtime.session import Decoding, Run, Session
 
 
 def run(runs: list[Run]) -> list[Tensor]:
     with torch.inference_mode():
-        return execute(runs)
+        pairs = zip(runs, execute(runs), strict=True)
+        return [answer.logits if run.upto is None else answer.hidden[run.upto] for run, answer in pairs]
 
 
 def advanced(session: Session, forest: Forest, rng: random.Random) -> Forest:
@@ -92,10 +93,10 @@ def test_the_seconds_of_a_forward_are_shared() -> None:
     cache = MODEL.new_cache(2, 64)
     sessions = [Session(MODEL, cache) for _ in range(2)]
     forests = [Forest.from_prompt([1, 2]), Forest.from_prompt([3])]
-    run([Run(session, forest, [0]) for session, forest in zip(sessions, forests, strict=True)])
-    assert sessions[0].seconds == sessions[1].seconds > 0
-    assert [session.forwards for session in sessions] == [1, 1]
-    assert [session.rows for session in sessions] == [2, 1]
+    first, second = execute([Run(session, forest, [0]) for session, forest in zip(sessions, forests, strict=True)])
+    assert first.seconds == second.seconds > 0
+    assert (first.forwards, second.forwards) == (1, 1)
+    assert (first.rows, second.rows) == (2, 1)
 
 
 def counting(name: str, rounds: int, log: list[str]) -> Decoding[str]:
@@ -167,5 +168,5 @@ def test_nobody_is_padded_to_the_length_of_a_prompt() -> None:
     target.forward = noted  # type: ignore[method-assign]
     requests = [{"prompt": [1] * LONG}, {"prompt": [1, 2] * LONG}, {"prompt": [3]}, {"prompt": [2]}]
     Engine(target).batch(requests, max_new_tokens=3, concurrency=4)
-    assert shapes[:2] == [(1, 2 * LONG), (4, LONG)]  # the longest alone, the others together
+    assert shapes[:2] == [(1, 2 * LONG), (3, LONG)]  # the longest alone, the others together
     assert shapes[2:] == [(4, 1)] * 2

@@ -9,8 +9,8 @@ from enumeration import slow_warp
 from torch import Tensor
 
 from draftwood.core.forest import FINISHED
+from draftwood.core.records import Outcome
 from draftwood.errors import NonFiniteError
-from draftwood.results import Outcome
 from draftwood.sampling import SamplingParams
 from draftwood.verify.joint import align, joint_of
 
@@ -54,7 +54,7 @@ def test_joint_equals_equation_1(params: SamplingParams, mode: str, finished: li
     generator = torch.Generator().manual_seed(3)
     scores = -torch.rand(3, dtype=torch.float64, generator=generator)
     logits = torch.randn(3 - sum(finished), 5, dtype=torch.float64, generator=generator)
-    joint = joint_of(scores, logits, params, mode, finished)  # type: ignore[arg-type]
+    joint = joint_of(scores, logits.log_softmax(-1), params, mode, finished)  # type: ignore[arg-type]
     wanted = written_out(scores, logits, params, mode, finished)
     assert dict(zip(joint.outcomes(), joint.prob.tolist(), strict=True)) == pytest.approx(wanted, abs=1e-12)
     assert bool((joint.key.diff() > 0).all())
@@ -91,16 +91,16 @@ def test_alignment_is_the_union() -> None:
 def test_dead_beam_and_nan() -> None:
     """A beam of likelihood 0 has no outcomes; NaN logits are an error."""
     logits = torch.zeros(2, 3, dtype=torch.float64)
-    joint = joint_of(torch.tensor([0.0, -math.inf], dtype=torch.float64), logits, SamplingParams())
+    joint = joint_of(torch.tensor([0.0, -math.inf], dtype=torch.float64), logits.log_softmax(-1), SamplingParams())
     assert joint.beam.tolist() == [0, 0, 0]
     logits[0, 0] = math.nan
     with pytest.raises(NonFiniteError):
-        joint_of(torch.zeros(2, dtype=torch.float64), logits, SamplingParams())
+        joint_of(torch.zeros(2, dtype=torch.float64), logits.log_softmax(-1), SamplingParams())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_probabilities_are_float64_and_normalised(dtype: torch.dtype) -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
-    joint = joint_of(torch.tensor([0.0, -1.0, -2.0]), logits, SamplingParams(top_k=10))
+    joint = joint_of(torch.tensor([0.0, -1.0, -2.0]), logits.log_softmax(-1), SamplingParams(top_k=10))
     assert joint.prob.dtype == torch.float64
     assert abs(float(joint.prob.sum()) - 1) < 1e-12

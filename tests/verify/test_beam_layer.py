@@ -6,8 +6,8 @@ import pytest
 from beam_enumeration import Beams, Scripted, excess, layer_law, of_weights, random_joint, reference
 from enumeration import Choices, Law, law_of
 
+from draftwood.core.records import Layer, Outcome
 from draftwood.errors import ConfigurationError
-from draftwood.results import Layer, Outcome
 from draftwood.sampling import SamplingParams, Streams
 from draftwood.verify import beam
 from draftwood.verify.beam import bonus_width, least_perplexity, sample_layer, verify_layer

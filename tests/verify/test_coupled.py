@@ -8,7 +8,7 @@ import torch
 
 from draftwood import Engine, SamplingParams, TabularModel
 from draftwood.core.forest import Forest
-from draftwood.sampling import Streams
+from draftwood.sampling import Distributions, Streams
 from draftwood.verify import Coupled
 
 TARGET = TabularModel.random(5, seed=1, order=2, sharpness=2)
@@ -72,16 +72,14 @@ def test_choices_follow_p() -> None:
     p = torch.tensor([0.5, 0.0, 0.3, 0.15, 0.05], dtype=torch.float64)
     forest = Forest.from_prompt([0])
     logits = p.log()[None]
-    count = 20_000
-    over_seeds = Counter(
-        Coupled()(forest, logits, SamplingParams(), None, Streams(seed)).token[0] for seed in range(count)
-    )
+    count, target = 20_000, Distributions(forest, logits, SamplingParams())
+    over_seeds = Counter(Coupled()(forest, target, Streams(seed)).token[0] for seed in range(count))
     streams = Streams(7)
     over_positions: Counter[int] = Counter()
     for position in range(count):
         forest.trunk = [0] * position
         streams.at(position)
-        over_positions[Coupled()(forest, logits, SamplingParams(), None, streams).token[0]] += 1
+        over_positions[Coupled()(forest, Distributions(forest, logits, SamplingParams()), streams).token[0]] += 1
     for counts in (over_seeds, over_positions):
         assert counts[1] == 0
         statistic = sum((counts[x] - count * float(p[x])) ** 2 / (count * float(p[x])) for x in (0, 2, 3, 4))
@@ -96,7 +94,7 @@ def test_nodes_at_one_position_share_noise() -> None:
     streams = Streams(3)
     logits = torch.zeros(5, 50, dtype=torch.float64)
     first = streams.gumbel(1, 50, torch.device("cpu"))
-    verdict = Coupled()(forest, logits, SamplingParams(), None, streams)
+    verdict = Coupled()(forest, Distributions(forest, logits, SamplingParams()), streams)
     assert verdict.token == [int(first.argmax())]
     assert not torch.equal(first, streams.gumbel(2, 50, torch.device("cpu")))
     assert torch.equal(first, Streams(3).gumbel(1, 50, torch.device("cpu")))

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from draftwood import METHODS, Engine, SamplingParams, TabularModel
 from draftwood.core.forest import FINISHED, TRUNK, Forest, advance
-from draftwood.decode import Answers
 from draftwood.depth import Fixed
 from draftwood.draft import ModelDrafter
 from draftwood.methods import Method, Parts
-from draftwood.sampling import Streams
+from draftwood.results import Ranking
+from draftwood.sampling import Distributions, Streams
 from draftwood.verify import Rejection, initialised
 from draftwood.verify.initialised import Initialised, kept_law, longest, successive
 from draftwood.verify.tree import resolve
@@ -68,7 +68,7 @@ def verified(choices: Choices, roots: Sequence[int], tree: Sequence[int], replac
     """(kept root's token, accepted drafts); what comes after them is left out."""
     forest = planted(roots)
     logits = grown(forest, choices, tree, replacement)
-    verdict = Initialised(1)(forest, logits, SamplingParams(), None, Script(choices))  # type: ignore[arg-type]
+    verdict = Initialised(1)(forest, Distributions(forest, logits, SamplingParams()), Script(choices))  # type: ignore[arg-type]
     return forest.token[forest.path(verdict.parent[0])[0]], verdict.accepted
 
 
@@ -143,9 +143,8 @@ def test_one_root_gives_rejections_verdict() -> None:
         forest = planted([2])
         logits = grown(forest, Choices([seed % 3, 0, seed % 2]), (2, 1), False)
         params = SamplingParams(temperature=0.8, top_k=2 if seed % 2 else 0)
-        assert Initialised(1)(forest, logits, params, None, Streams(seed)) == Rejection()(
-            forest, logits, params, None, Streams(seed)
-        )
+        target = Distributions(forest, logits, params)
+        assert Initialised(1)(forest, target, Streams(seed)) == Rejection()(forest, target, Streams(seed))
 
 
 def test_the_lossless_fork_draws_its_roots_from_the_draft() -> None:
@@ -155,8 +154,8 @@ def test_the_lossless_fork_draws_its_roots_from_the_draft() -> None:
     def experiment(choices: Choices) -> tuple[int, int]:
         forest = Forest.from_prompt(PROMPT)
         logits = grown(forest, choices, (2, 1), False)
-        verdict = Rejection()(forest, logits, SamplingParams(), None, Script(choices))  # type: ignore[arg-type]
-        tokens = [*forest.generated(verdict.parent[0]), verdict.token[0]]
+        verdict = Rejection()(forest, Distributions(forest, logits, SamplingParams()), Script(choices))  # type: ignore[arg-type]
+        tokens = [*forest.sequence(verdict.parent[0])[forest.prompt :], verdict.token[0]]
         if len(tokens) < 2:
             tokens.append(choices.choose(law_after(TARGET, [*PROMPT, *tokens]).tolist()))
         return tokens[0], tokens[1]
@@ -168,7 +167,7 @@ def test_the_lossless_fork_draws_its_roots_from_the_draft() -> None:
         assert chance == pytest.approx(float(p[x] * law_after(TARGET, [*PROMPT, x])[y]), abs=1e-12)
     forest = Forest.from_prompt(PROMPT)
     first, *_ = forest.propose(0, [2, 0, 1], p)
-    assert resolve(p, forest.proposals[0], forest.token, lambda chance: chance > 0.999)[0] == first
+    assert resolve(p, forest.proposals[0], forest.token, lambda p, q: p / q > 0.999)[0] == first
 
 
 def test_verdict_names_path_and_next_roots() -> None:
@@ -179,7 +178,7 @@ def test_verdict_names_path_and_next_roots() -> None:
     logits = torch.full((4, VOCAB), -torch.inf, dtype=torch.float64)
     logits[0, 1] = logits[1, 1] = logits[3, 0] = 0.0
     logits[a] = torch.tensor([0.25, 0.0, 0.75], dtype=torch.float64).log()
-    verdict = Initialised(2)(forest, logits, SamplingParams(), None, Streams(0))
+    verdict = Initialised(2)(forest, Distributions(forest, logits, SamplingParams()), Streams(0))
     assert verdict.parent == [a, a] and sorted(verdict.token) == [0, 2]
     assert (verdict.kind, verdict.accepted, verdict.attempted) == (["bonus", "bonus"], 1, 1)
     assert verdict.warped.keys() == {(1, 1), (a, 0), (a, 2)}
@@ -194,7 +193,7 @@ def test_an_ended_root_wins_only_a_tie() -> None:
         forest.roots = [forest.add(TRUNK, token) for token in sorted(roots, key=bool)]
         forest.roots.sort(key=lambda node: roots.index(forest.token[node]))
         forest.fresh = 1
-        verdict = Initialised(2)(forest, torch.zeros(1, VOCAB), SamplingParams(), None, Streams(3))
+        verdict = Initialised(2)(forest, Distributions(forest, torch.zeros(1, VOCAB), SamplingParams()), Streams(3))
         assert forest.token[verdict.parent[0]] == kept
         assert (verdict.token == [FINISHED]) == (kept == 0)
 
@@ -236,7 +235,7 @@ class _Initialised(Method):
 
     def build(self, drafts: list[Any], target: Any) -> Parts:
         return Parts(
-            ModelDrafter(drafts, self.tree or (1,), False), self.verifier(), FromSecond(len(self.tree)), Answers()
+            ModelDrafter(drafts, self.tree or (1,), False), self.verifier(), FromSecond(len(self.tree)), Ranking()
         )
 
 

@@ -8,7 +8,7 @@ from enumeration import Choices, emitted, law_of, sequences
 from torch import Tensor
 
 from draftwood.core.forest import Forest, Proposal
-from draftwood.sampling import SamplingParams, Streams, warp
+from draftwood.sampling import Distributions, SamplingParams, Streams, warp
 from draftwood.verify import Rejection, tree
 from draftwood.verify.tree import acceptance, residual, resolve, without
 
@@ -197,7 +197,7 @@ def test_whole_tree_law(
                 children += forest.propose(node, sequences(choices, law, width, replacement), law, replacement)
             layer = list(dict.fromkeys(children))
         logits = torch.stack([p(tuple(forest.sequence(node)[1:])).log() for node in range(len(forest))])
-        verdict = Rejection()(forest, logits, params, None, Script(choices))  # type: ignore[arg-type]
+        verdict = Rejection()(forest, Distributions(forest, logits, params), Script(choices))  # type: ignore[arg-type]
         tokens = [*forest.sequence(verdict.parent[0])[1:], verdict.token[0]]
         assert len(tokens) == len(verdict.warped)
         while len(tokens) < 2:  # the next round goes on from p
@@ -217,7 +217,7 @@ def test_verdict_names_the_accepted_path() -> None:
     logits = torch.full((4, 3), -torch.inf, dtype=torch.float64)
     logits[0, 2] = logits[b, 1] = 0.0
     logits[c] = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).log()
-    verdict = Rejection()(forest, logits, SamplingParams(), None, Streams(0))
+    verdict = Rejection()(forest, Distributions(forest, logits, SamplingParams()), Streams(0))
     assert verdict.parent == [c]
     assert forest.path(c) == [0, b, c] and a not in forest.path(c)
     assert list(verdict.warped) == [(0, 2), (b, 1), (c, verdict.token[0])]
@@ -231,8 +231,8 @@ def test_exhausted_support_is_not_accepted() -> None:
     q = torch.tensor([1.0, 0.0], dtype=torch.float64)
     chances: list[float] = []
 
-    def reject(chance: float) -> bool:
-        chances.append(chance)
+    def reject(p_x: float, q_x: float) -> bool:
+        chances.append(acceptance(p_x, q_x))
         return False
 
     child, rest = resolve(p, [Proposal(q, [0, 1], False)], [0, 1], reject)

@@ -10,7 +10,7 @@ from enumeration import EnumeratedRandomness
 
 from draftwood import SamplingParams
 from draftwood.core.forest import Forest
-from draftwood.sampling import Streams, warp
+from draftwood.sampling import Distributions, Streams, warp
 from draftwood.verify import GreedyText, Typical, tree
 from draftwood.verify.typical import typical_threshold
 
@@ -45,7 +45,7 @@ def test_the_longest_accepted_path_wins(params: SamplingParams) -> None:
     for seed in range(300):
         forest, logits = drafted(seed)
         rule = Typical(0.2, 0.5)
-        verdict = rule(forest, logits, params, None, Streams(seed))
+        verdict = rule(forest, Distributions(forest, logits, params), Streams(seed))
         p = warp(logits, params)
         best: tuple[int, float, int] = (0, 0.0, 0)
         for node in range(1, len(forest)):
@@ -75,7 +75,7 @@ def test_the_next_root_follows_the_target(monkeypatch: pytest.MonkeyPatch) -> No
         forest, logits = drafted(seed)
 
         def run(forest: Forest = forest, logits: torch.Tensor = logits) -> tuple[int, int]:
-            verdict = Typical()(forest, logits, SamplingParams(), None, Streams(0))
+            verdict = Typical()(forest, Distributions(forest, logits, SamplingParams()), Streams(0))
             return verdict.parent[0], verdict.token[0]
 
         law = randomness.law_of(run)
@@ -88,9 +88,9 @@ def test_the_next_root_follows_the_target(monkeypatch: pytest.MonkeyPatch) -> No
 def test_temperature_0_is_greedy_and_so_is_the_greedy_rule_at_any() -> None:
     for seed in range(100):
         forest, logits = drafted(seed)
-        wanted = tree.Rejection()(forest, logits, SamplingParams(temperature=0), None, Streams(0))
-        typical = Typical()(forest, logits, SamplingParams(temperature=0), None, Streams(0))
-        greedy = GreedyText()(forest, logits, SamplingParams(temperature=1.3), None, Streams(0))
+        wanted = tree.Rejection()(forest, Distributions(forest, logits, SamplingParams(temperature=0)), Streams(0))
+        typical = Typical()(forest, Distributions(forest, logits, SamplingParams(temperature=0)), Streams(0))
+        greedy = GreedyText()(forest, Distributions(forest, logits, SamplingParams(temperature=1.3)), Streams(0))
         for verdict in (typical, greedy):
             assert (verdict.parent, verdict.token, verdict.kind) == (wanted.parent, wanted.token, wanted.kind)
             assert (verdict.accepted, verdict.attempted) == (wanted.accepted, wanted.attempted)

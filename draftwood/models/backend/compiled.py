@@ -68,7 +68,7 @@ class Compiled:
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         rows, cells = batch.tokens.shape
-        if rows > 1 or cells not in BUCKETS or batch.start > 0 or batch.stop is not None or batch.keep:
+        if rows > 1 or cells not in BUCKETS or batch.start > 0 or batch.stop is not None or batch.states:
             return self.decoder.forward(batch, cache)
         views = self.decoder.views(batch, cache)
         if any(view.bias is not None and view.bias.shape[2] >= cache.capacity for view in views):

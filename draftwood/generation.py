@@ -1,0 +1,108 @@
+"""A request under way: its sessions, the method's parts, its random streams, and what has come of it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from draftwood.core.forest import Forest, StopCheck
+from draftwood.core.records import Round
+from draftwood.depth import DepthController
+from draftwood.draft import Drafter, Proposer
+from draftwood.metrics import Metrics
+from draftwood.penalties import Penalties
+from draftwood.recording import Recorder
+from draftwood.request import Request
+from draftwood.results import GenerationResult, Ranking
+from draftwood.runtime.session import Answer, Session
+from draftwood.sampling import Distributions, Edit, Streams
+from draftwood.text import Ending
+from draftwood.verify import Verifier
+
+
+@dataclass(slots=True, kw_only=True)
+class Generation:
+    """One request under way. It takes memory of the caches when it first runs, and gives it back with `close`."""
+
+    request: Request
+    target: Session
+    drafts: Sequence[Session]  # of the models that it drafts with
+    drafter: Drafter
+    verify: Verifier
+    depth: DepthController
+    ranking: Ranking
+    ending: Ending
+    stop: StopCheck | None
+    new_ending: Callable[[], Ending]  # for each hypothesis of the result
+    streams: Streams = field(init=False)
+    propose: Proposer = field(init=False)
+    edit: Edit | None = field(init=False, default=None)
+    rounds: list[Round] = field(init=False, default_factory=list)
+    metrics: Metrics = field(init=False, default_factory=Metrics)
+    began: float = field(init=False, default=0.0)
+
+    @property
+    def states(self) -> tuple[int, ...]:
+        """The target's layers whose output is read by the drafter or the depth controller: the last one, or none."""
+        return (self.target.model.n_layers,) if "target" in self.drafter.needs | self.depth.needs else ()
+
+    def begin(self) -> Forest:
+        """The forest before the first round; the request's clock starts here."""
+        self.began = perf_counter()
+        params, model = self.request.params, self.target.model
+        self.streams = Streams(self.request.seed)
+        if params.edits_logits:
+            self.edit = Penalties(params, model.vocab_size, len(self.request.prompt), model.device)
+        self.propose = Proposer(params, self.streams, model.vocab_size, self.edit, self.verify.coupled)
+        prompt = list(self.request.prompt)
+        return Forest.from_prompt(prompt, len(prompt) + self.request.max_new_tokens, self.request.end_tokens, self.stop)
+
+    def recorder(self) -> Recorder:
+        """What turns verdicts into rounds."""
+        return Recorder(self.target, self.ending, self.ranking, self.request.top_logprobs)
+
+    def distributions(self, forest: Forest, answer: Answer) -> Distributions:
+        """The target's distributions after a forest's nodes."""
+        hidden = next(iter(answer.hidden.values()), None)
+        return Distributions(forest, answer.logits, self.request.params, self.edit, hidden)
+
+    def note(self, round_: Round) -> None:
+        """Collect a round."""
+        self.rounds.append(round_)
+        self.metrics.add(round_)
+
+    def close(self) -> None:
+        """Give all cache rows back."""
+        for session in (self.target, *self.drafts):
+            session.close()
+
+    def result(self) -> GenerationResult:
+        """What the rounds so far come to."""
+        self.metrics.seconds = perf_counter() - self.began if self.began else 0.0
+        self.metrics.peak_slots = self.target.peak
+        rounds, ending, request = self.rounds, self.ending, self.request
+        beams = rounds[-1].beams if rounds else []
+        for beam in beams:
+            one = self.new_ending()
+            one.feed(beam.tokens)
+            cut = ending.reason if beam is beams[0] else None  # of the best only: others need not end as it does
+            beam.text, beam.finish_reason = one.text, one.reason or cut or "cancelled"
+        return GenerationResult(
+            text=ending.text,
+            tokens=[token for r in rounds for token in r.tokens],
+            logprobs=[value for r in rounds for value in r.logprobs],
+            warped_logprobs=[value for r in rounds for value in r.warped_logprobs],
+            top_logprobs=[value for r in rounds for value in r.top_logprobs],
+            warped_top_logprobs=[value for r in rounds for value in r.warped_top_logprobs],
+            kinds=[kind for r in rounds for kind in r.kinds],
+            finish_reason=ending.reason or "cancelled",
+            metrics=self.metrics,
+            rounds=rounds,
+            prompt_tokens=list(request.prompt),
+            seed=request.seed,
+            method=request.method.as_dict(),
+            sampling=request.params.model_dump(mode="json"),
+            lossless=request.method.lossless,
+            beams=beams,
+        )

@@ -1,0 +1,61 @@
+"""Repetition, presence and frequency penalties and logit bias: edits of logits that depend on a node's own path."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from draftwood.core.forest import Forest
+from draftwood.sampling import SamplingParams
+
+
+class Penalties:
+    """Repetition, presence and frequency penalties and logit bias for one request, each node seeing its own path only.
+
+    Keeps counts of the trunk's tokens and adds those of a node's ancestors, so that the prefix is never re-counted.
+    """
+
+    def __init__(self, params: SamplingParams, vocab_size: int, prompt_length: int, device: torch.device) -> None:
+        self.params = params
+        self.prompt_length = prompt_length
+        self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+        self._count = torch.zeros(vocab_size, dtype=torch.float32, device=device)
+        self._length = 0
+        self._bias: Tensor | None = None
+        if params.logit_bias:
+            self._bias = torch.zeros(vocab_size, device=device)
+            for token, value in params.logit_bias.items():
+                self._bias[token] = value
+
+    def __call__(self, logits: Tensor, forest: Forest, nodes: Sequence[int]) -> Tensor:
+        """Edited copy of logits [len(nodes), V], whose rows predict the token after each node."""
+        self._count_trunk(forest.trunk)
+        rows, tokens, made = [], [], []
+        for row, node in enumerate(nodes):
+            for ancestor in forest.path(node):
+                rows.append(row)
+                tokens.append(forest.token[ancestor])
+                made.append(float(forest.position(ancestor) >= self.prompt_length))
+        seen = self._seen.repeat(len(nodes), 1)
+        seen[rows, tokens] = True
+        count = self._count.repeat(len(nodes), 1)
+        index = (torch.tensor(rows, device=logits.device), torch.tensor(tokens, device=logits.device))
+        count.index_put_(index, torch.tensor(made, device=logits.device), accumulate=True)
+        p = self.params
+        if p.repetition_penalty != 1:
+            pressed = torch.where(logits > 0, logits / p.repetition_penalty, logits * p.repetition_penalty)
+            logits = torch.where(seen, pressed, logits)
+        logits = logits - p.frequency_penalty * count - p.presence_penalty * (count > 0)
+        return logits if self._bias is None else logits + self._bias
+
+    def _count_trunk(self, trunk: list[int]) -> None:
+        new = trunk[self._length :]
+        if new:
+            self._seen[new] = True
+            made = trunk[max(self._length, self.prompt_length) :]
+            if made:
+                index = torch.tensor(made, device=self._count.device)
+                self._count.index_put_((index,), torch.ones(len(made), device=index.device), accumulate=True)
+            self._length = len(trunk)
