@@ -15,6 +15,7 @@ from time import perf_counter
 
 import torch
 
+from draftwood.core.records import Round
 from draftwood.depth import (
     Acceptance,
     AdaptiveConfidence,
@@ -32,7 +33,6 @@ from draftwood.depth import (
 from draftwood.depth.calibrated import PLACES, Calibration, Seen
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows
-from draftwood.results import Round
 from draftwood.sampling import Streams
 
 MOST = 24  # layers of a round
@@ -63,8 +63,8 @@ class PrintedSeen(Seen):
 class PrintedCalibrated(CalibratedThompson):
     """Cali-TS whose running mean is that of Eq. 8, which can only rise to 1."""
 
-    def observe(self, round_: Round) -> None:
-        super().observe(round_)
+    def observe(self, round_: Round, state: Tensor | None = None) -> None:
+        super().observe(round_, state)
         self.seen.tried += round_.depth_accepted - round_.attempted  # what super() counted, put back to the successes
 
 
@@ -226,7 +226,6 @@ class Controllers(Kind):
                 layers = [Growth(0)] + [Growth(i, [i], logits, [(0, 7)], state) for i in range(1, 5)]
                 streams, deciding, around = Streams(1), [], []
                 round_ = a_round(3, 4, 0.05)
-                round_.target_state = of_target
                 for number in range(self.decisions):
                     streams.at(number)
                     began = perf_counter()
@@ -235,7 +234,7 @@ class Controllers(Kind):
                     for growth in layers:
                         controller.deeper(growth)
                     asked = perf_counter()
-                    controller.observe(round_)
+                    controller.observe(round_, of_target)
                     deciding.append(1e6 * (asked - started) / len(layers))
                     around.append(1e6 * (perf_counter() - asked + started - began))
                 one, rest = statistics.median(deciding), statistics.median(around)

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from torch import Tensor
+
+from draftwood.core.records import Round
 from draftwood.depth import DepthController, Growth
 from draftwood.engine import Engine
-from draftwood.results import Round
 from draftwood.sampling import Streams
 from draftwood.train.recording import Recording
 
@@ -37,9 +39,9 @@ class Timed:
         self._count(began)
         return decided
 
-    def observe(self, round_: Round) -> None:
+    def observe(self, round_: Round, state: Tensor | None = None) -> None:
         began = perf_counter()
-        self.inner.observe(round_)
+        self.inner.observe(round_, state)
         self._count(began)
 
     def _count(self, began: float) -> None:
