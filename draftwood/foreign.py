@@ -16,8 +16,9 @@ from draftwood.models.base import Batch
 from draftwood.models.checkpoint import read_config
 
 if TYPE_CHECKING:
-    from draftwood.engine import Engine, Prompt
+    from draftwood.engine import Engine
     from draftwood.models.base import CausalModel
+    from draftwood.request import Prompt
 
 # Nats per token. Prompts of held-out documents of the corpus: below 2.1 in every domain but Python source ("library":
 # 3.0 on average, 5.1 at most); English, SQL and Python from elsewhere: 3.8 to 8.9, nine in ten above 4.5.

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
+from torch import Tensor
 
 from draftwood.core.records import Round
 from draftwood.depth import (

@@ -11,6 +11,7 @@ from torch import Tensor
 from draftwood.core.records import Round
 from draftwood.depth import DepthController, Growth
 from draftwood.engine import Engine
+from draftwood.generation import Generation
 from draftwood.sampling import Streams
 from draftwood.train.recording import Recording
 
@@ -56,8 +57,8 @@ class Stopwatch:
         self._depth: Timed | None = None
         self.engine = Recording(engine, self._watch)
 
-    def _watch(self, request: Any, number: int) -> None:
-        self._depth = request.depth = Timed(request.depth)
+    def _watch(self, generation: Generation, number: int) -> None:
+        self._depth = generation.depth = Timed(generation.depth)
 
     def noted(self) -> dict[str, Any]:
         """What a record says of the request that ended last."""
