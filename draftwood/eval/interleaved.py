@@ -12,7 +12,8 @@ from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.params import SamplingParams
 
 if TYPE_CHECKING:
-    from draftwood.engine import Engine, Prompt
+from draftwood.engine import Engine
+from draftwood.request import Prompt
     from draftwood.methods import Method
     from draftwood.results import GenerationResult
 
