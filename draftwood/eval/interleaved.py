@@ -12,9 +12,9 @@ from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.params import SamplingParams
 
 if TYPE_CHECKING:
-from draftwood.engine import Engine
-from draftwood.request import Prompt
+    from draftwood.engine import Engine
     from draftwood.methods import Method
+    from draftwood.request import Prompt
     from draftwood.results import GenerationResult
 
 BASELINE = "autoregressive"
