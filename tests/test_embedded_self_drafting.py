@@ -10,9 +10,8 @@ import draftwood
 from draftwood import Engine, GenerationResult
 from draftwood.corpus import DOMAINS, documents
 from draftwood.loading import EMBEDDED
-from draftwood.models.heads import BESIDE as HEADS
+from draftwood.models.artifact import beside
 from draftwood.models.heads import find
-from draftwood.models.skip import BESIDE as SKIP
 from draftwood.models.skip import skipping
 
 PROMPTS = [item.prompt for domain in DOMAINS for item in islice(documents(domain, "held-out", 5), 1)]
@@ -52,8 +51,8 @@ def test_they_belong_to_the_target_and_are_small() -> None:
     assert heads.count == 4 and not heads.shared
     assert len(heads.ranks) == 4 and heads.ranks[0][0] > heads.ranks[3][0] > 0.2
     assert view.skipped.attention and view.skipped.mlp
-    assert (home / SKIP).stat().st_size < 2_000
-    assert sum(path.stat().st_size for path in (home / HEADS).iterdir()) < 4_000_000
+    assert beside(home, "skip").stat().st_size < 2_000
+    assert beside(home, "heads").stat().st_size < 4_000_000
     package = Path(draftwood.__file__).parent
     whole = sum(path.stat().st_size for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc")
     assert whole < 32_000_000

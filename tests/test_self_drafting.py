@@ -253,8 +253,11 @@ def test_without_a_tree_the_heads_accuracy_makes_one(monkeypatch: pytest.MonkeyP
         ({"nodes": 0}, "should be greater than or equal to 1"),
         ({"epsilon": 0}, "should be greater than 0"),
         ({"verify": "tpyical"}, "should be 'rejection', 'coupled', 'typical' or 'greedy'"),
-        ({"heads": "nowhere"}, "nowhere has no heads.json; give the directory that `draftwood train medusa` wrote"),
-        ({}, "was given as an object, has no heads beside it; train some with `draftwood train medusa`"),
+        (
+            {"heads": "nowhere"},
+            "heads nowhere.heads.safetensors does not exist; make one with",
+        ),
+        ({}, "was given as an object, has no heads beside it; make one with `draftwood train medusa`"),
     ],
 )
 def test_settings_that_cannot_be(options: dict[str, Any], message: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from draftwood.models import checkpoint
+from draftwood.models import saving
 from draftwood.models.decoder import Decoder, DecoderConfig
 
 CONTEXT = 96
@@ -34,6 +34,6 @@ def write(directory: Path, seed: int, extra: Sequence[str] = (), context: int = 
         for name, parameter in model.named_parameters():
             if "norm" not in name:
                 parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
-    checkpoint.save(model, directory, eos_token_id=EOS)
+    saving.save(model, directory, eos_token_id=EOS)
     tokenizer.save(str(directory / "tokenizer.json"))
     return directory

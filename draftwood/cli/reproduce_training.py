@@ -36,11 +36,13 @@ def prepare(engine: Engine, paper: str, size: Size, out: Path, decision: Path | 
 
 
 def _for_trees(engine: Engine, size: Size, folder: Path, given: Path | None, told: Told) -> Made:
-    from draftwood.depth.decision import load_decision, save_decision, train_decision
+    from dataclasses import asdict
+
+    from draftwood.depth.decision import load_decision, save_decision
     from draftwood.eval.reproduce.experiment import Made
-    from draftwood.models.identity import fingerprints
+    from draftwood.models.artifact import fingerprints
     from draftwood.prompts import CORPUS, prompts_of
-    from draftwood.train.decisions import record
+    from draftwood.train.decisions import record, train_decision
 
     if given is not None:
         load_decision(given, fingerprints(engine.drafts))
@@ -56,7 +58,8 @@ def _for_trees(engine: Engine, size: Size, folder: Path, given: Path | None, tol
         model, judgement = train_decision("output", *examples.tensors(), seed=SEED)
     except DraftwoodError as error:
         return Made(missing={"decision": f"There is no decision model for this pair: {error}."})
-    save_decision(path, model, examples.draft, judgement, {"prompts": count, "max_new_tokens": tokens, "seed": SEED})
+    recorded = {"prompts": count, "max_new_tokens": tokens, "seed": SEED}
+    save_decision(path, model, examples.draft, asdict(judgement), recorded)
     return Made(decision=path)
 
 
@@ -92,11 +95,13 @@ def _for_exits(engine: Engine, size: Size, folder: Path, told: Told) -> Made:
 
 
 def _calibration(engine: Engine, size: Size, folder: Path, told: Told) -> Path:
-    from draftwood.depth.calibrated import PLACES, save_calibration, train_calibration
+    from dataclasses import asdict
+
+    from draftwood.depth.calibrated import PLACES, save_calibration
     from draftwood.methods import Method
-    from draftwood.models.identity import fingerprint, fingerprints
+    from draftwood.models.artifact import fingerprint, fingerprints
     from draftwood.prompts import CORPUS, prompts_of
-    from draftwood.train.calibration import record
+    from draftwood.train.calibration import record, train_calibration
 
     path = folder / "calibration.safetensors"
     if path.exists():
@@ -106,9 +111,10 @@ def _calibration(engine: Engine, size: Size, folder: Path, told: Told) -> Path:
     advance = _counted(told, "recording drafts for cali-ts", count)
     drafts = record(engine, method, prompts_of(CORPUS, count, SEED), (0.0, 1.0), tokens, SEED, advance)
     told("training the predictor of cali-ts")
-    trained = train_calibration(drafts, seed=SEED)
+    trained, judgement = train_calibration(drafts, seed=SEED)
+    about = {"prompts": count, "drafts": len(drafts.place), "judgement": asdict(judgement)}
     whose = fingerprints(method.models(engine.target, engine.drafts))
-    save_calibration(path, trained, fingerprint(engine.target), whose, {"prompts": count, "drafts": len(drafts.place)})
+    save_calibration(path, trained, fingerprint(engine.target), whose, about)
     return path
 
 

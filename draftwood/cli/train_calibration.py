@@ -16,7 +16,7 @@ def calibration(
     *,
     out: Path = flag(
         ...,
-        "The .safetensors file to write; JSON goes with it. Use it as depth=cali-ts:PATH.",
+        "The .safetensors file to write. Use it as depth=cali-ts:PATH.",
         "PATH",
         panel=OUTPUT,
     ),
@@ -42,11 +42,13 @@ def calibration(
     states of both models which of them were accepted. It belongs to these models.
     """
     check_name(out, "cali-ts")
-    from draftwood.depth.calibrated import PLACES, save_calibration, train_calibration
+    from dataclasses import asdict
+
+    from draftwood.depth.calibrated import PLACES, save_calibration
     from draftwood.explain.terminal import as_json, console, percent
     from draftwood.methods import METHODS
-    from draftwood.models.identity import fingerprint, fingerprints
-    from draftwood.train.calibration import record
+    from draftwood.models.artifact import fingerprint, fingerprints
+    from draftwood.train.calibration import record, train_calibration
 
     if "gamma" in getattr(METHODS.get(method), "model_fields", ()) and not any(
         s.startswith("gamma=") for s in settings
@@ -60,12 +62,11 @@ def calibration(
     seed = recording.seed
     with advancing("recording", len(texts), output.color) as advance:
         drafts = record(engine, chosen, texts, temperature or (0.0, 1.0), recording.max_new_tokens, seed, advance)
-    trained = train_calibration(drafts, epochs=recording.epochs, seed=seed)
+    trained, judgement = train_calibration(drafts, epochs=recording.epochs, seed=seed)
     names = {"models": engine.names, "method": chosen.as_dict(), "prompts": len(texts), "drafts": len(drafts)}
+    about = {**names, "judgement": asdict(judgement)}
     draft_models = chosen.models(engine.target, engine.drafts)
-    save_calibration(out, trained, fingerprint(engine.target), fingerprints(draft_models), names)
-    judgement = trained.judgement
-    assert judgement is not None
+    save_calibration(out, trained, fingerprint(engine.target), fingerprints(draft_models), about)
     found: dict[str, Any] = {
         "out": str(out),
         **names,

@@ -14,7 +14,7 @@ from draftwood.cli.train_options import RECORDING, TRAINING, RecordingOptions, c
 from draftwood.errors import ConfigurationError, RequestError
 
 if TYPE_CHECKING:
-    from draftwood.depth.judgement import Judgement
+    from draftwood.train.judgement import Judgement
 
 KINDS = {"hidden": "the draft's last hidden state", "output": "its most probable tokens and its entropy"}
 FEWEST = 100  # examples
@@ -25,7 +25,7 @@ def decision(
     *,
     out: Path = flag(
         ...,
-        "The .safetensors file to write; JSON and the figure go with it. Use it as depth=decision:PATH.",
+        "The .safetensors file to write; the figure goes beside it. Use it as depth=decision:PATH.",
         "PATH",
         panel=OUTPUT,
     ),
@@ -62,8 +62,10 @@ def decision(
 
     check_name(out, "decision")
     chosen = MethodOptions(method=method, settings=settings).chosen(models.drafts)
-    from draftwood.depth.decision import save_decision, train_decision
-    from draftwood.train.decisions import record, recordable
+    from dataclasses import asdict
+
+    from draftwood.depth.decision import save_decision
+    from draftwood.train.decisions import record, recordable, train_decision
 
     texts = recording.texts()
     check_writable(out)
@@ -87,7 +89,7 @@ def decision(
         "examples": len(examples),
         "seed": seed,
     }
-    save_decision(out, model, examples.draft, judgement, recorded)
+    save_decision(out, model, examples.draft, asdict(judgement), recorded)
     figure, why_not = _figure(judgement, out, kind)
     if output.json_:
         print(as_json({"out": str(out), "figure": figure, "kind": kind, **recorded, **_figures(judgement)}))

@@ -27,7 +27,7 @@ def skip(
     model: QuantizedOptions,
     seed: int = seed(),
     sampling: SamplingParams,
-    out: Path = flag(Path("skip.json"), "Where the set goes.", "FILE", panel=OUTPUT),
+    out: Path = flag(Path("skip.safetensors"), "Where the set goes.", "FILE", panel=OUTPUT),
     output: OutputOptions,
 ) -> None:
     """Find the sublayers that self-spec skips best.
@@ -41,8 +41,8 @@ def skip(
     from draftwood.explain.terminal import as_json, console
 
     texts = work.texts()
-    if out.suffix != ".json":
-        raise ConfigurationError(f"--out is {out}, but self-spec reads a .json file; name one")
+    if out.suffix != ".safetensors":
+        raise ConfigurationError(f"--out is {out}, but self-spec reads a .safetensors file; name one")
     check_writable(out)
     engine = model.load()
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from draftwood.depth import DepthController, depth_text, parse_depth
 from draftwood.errors import ConfigurationError
-from draftwood.models.identity import fingerprint, fingerprints
+from draftwood.models.artifact import fingerprint, fingerprints
 from draftwood.runtime.session import Session
 
 

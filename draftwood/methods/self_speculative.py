@@ -13,7 +13,7 @@ from draftwood.methods.base import Parts
 from draftwood.methods.options import Depth, Gamma, controller, listed
 from draftwood.methods.sequences import SequenceMethod
 from draftwood.models.base import CausalModel
-from draftwood.models.skip import Skipped, load_skipped, skipping
+from draftwood.models.skip import Skipped, load, skipping
 from draftwood.runtime.session import Session
 
 
@@ -60,7 +60,7 @@ class SelfSpeculative(SequenceMethod):
         if self.attention is not None or self.mlp is not None:
             skipped: Skipped | None = Skipped(self.attention or (), self.mlp or ())
         else:
-            skipped = None if self.skip is None else load_skipped(Path(self.skip), target)
+            skipped = None if self.skip is None else load(Path(self.skip), target)
         return [skipping(target, skipped)]
 
     def build(self, drafts: list[Session], target: Session) -> Parts:

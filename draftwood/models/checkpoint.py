@@ -1,4 +1,4 @@
-"""Hugging Face directories and hub ids to decoders, and back.
+"""Hugging Face directories and hub ids to decoders.
 
 Never runs code from a checkpoint and never unpickles. Sizes are compared with the files before anything is built.
 """
@@ -6,17 +6,16 @@ Never runs code from a checkpoint and never unpickles. Sizes are compared with t
 from __future__ import annotations
 
 import ctypes
-import json
 import re
 import sys
 from contextlib import ExitStack
-from dataclasses import fields, replace
+from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from draftwood.errors import ModelError, did_you_mean
@@ -41,9 +40,7 @@ def locate(source: str | Path) -> Path:
     if text and path.is_dir():
         return path
     if path.exists() or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text, re.ASCII):
-        raise ModelError(
-            f"{source} is not a directory; give a Hugging Face checkpoint directory or a hub id (owner/name)"
-        )
+        raise ModelError(f"{text[:500]} is not a checkpoint directory; {_instead(text, path)}")
     from huggingface_hub import snapshot_download
 
     try:
@@ -61,11 +58,31 @@ def locate(source: str | Path) -> Path:
         ) from error
 
 
+def _instead(text: str, path: Path) -> str:
+    """What would work in place of a source that is neither a directory nor a hub id."""
+    if not text:
+        return "give a directory, or the hub id of a model (owner/name)"
+    if path.suffix == ".gguf":
+        return "GGUF files are not read: give the Hugging Face checkpoint that it was made from"
+    if path.exists():
+        return f"it is a file: give the directory that holds config.json and the weights, such as {path.parent}"
+    if re.fullmatch(r"\w[\w.-]*", text, re.ASCII):
+        return f"models of the hub have an owner: give owner/{text}, or a path (openai-community/gpt2 is GPT-2's id)"
+    try:
+        there = [each.name for each in path.parent.iterdir() if each.is_dir()]
+    except OSError:
+        return f"there is no {path.parent} either: check the path"
+    near = get_close_matches(path.name, there, 1)
+    return f"did you mean {path.parent / near[0]}?" if near else "nothing is there: check the path"
+
+
 def read_config(directory: Path) -> dict[str, Any]:
     """config.json as a dictionary."""
     path = directory / "config.json"
     if not path.is_file():
-        raise ModelError(f"{directory} has no config.json; give a Hugging Face checkpoint directory")
+        inside = sorted(each.parent.name for each in directory.glob("*/config.json"))
+        instead = f"one of the directories in it ({', '.join(inside[:3])})" if inside else "a checkpoint directory"
+        raise ModelError(f"{directory} has no config.json; give {instead}")
     return read_json(path)
 
 
@@ -319,60 +336,3 @@ def _refuse_leftovers(tensors: _Tensors, family: Family, layers: int) -> None:
                         f"{tensors.directory}: config.json does not ask for tensor {name}, which the checkpoint has; "
                         "correct the config (attention_bias, mlp_bias, enable_bias)"
                     )
-
-
-def save(model: Decoder, directory: Path, dtype: torch.dtype | None = None, **extra: Any) -> None:
-    """Write a decoder as a Hugging Face directory of the Llama family; `extra` goes into config.json."""
-    c = model.config
-    model.must_be_plain("saved")
-    if c.qkv_bias != c.o_bias:
-        raise ModelError(
-            "the Llama family has biases in all of q, k, v and o or in none; this model cannot be saved as one"
-        )
-    rope: dict[str, Any] = {"rope_theta": c.rope_theta, "rope_type": c.rope_scaling.kind}
-    if c.rope_scaling.kind != "default":
-        rope["factor"] = c.rope_scaling.factor
-    if c.rope_scaling.kind == "llama3":
-        rope["low_freq_factor"] = c.rope_scaling.low_freq_factor
-        rope["high_freq_factor"] = c.rope_scaling.high_freq_factor
-        rope["original_max_position_embeddings"] = c.rope_scaling.original_context
-    raw = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": c.vocab_size,
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_hidden_layers": c.num_hidden_layers,
-        "num_attention_heads": c.num_attention_heads,
-        "num_key_value_heads": c.num_key_value_heads,
-        "head_dim": c.head_dim,
-        "max_position_embeddings": c.max_position_embeddings,
-        "rms_norm_eps": c.rms_norm_eps,
-        "rope_parameters": rope,
-        "hidden_act": c.hidden_act,
-        "attention_bias": c.qkv_bias,
-        "mlp_bias": c.mlp_bias,
-        "tie_word_embeddings": model.head.weight is model.embed.weight,
-        "dtype": str(dtype or model.dtype).removeprefix("torch."),
-    }
-    llama = FAMILIES["llama"]
-    said = replace(llama.config(raw), tie_word_embeddings=c.tie_word_embeddings)
-    if said != c:
-        knobs = ", ".join(key.name for key in fields(c) if getattr(c, key.name) != getattr(said, key.name))
-        raise ModelError(f"the Llama family has no word for this model's {knobs}; it cannot be saved as one")
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps({**raw, **extra}, indent=2) + "\n", "utf-8")
-    sizes = {
-        "q": c.num_attention_heads * c.head_dim,
-        "k": c.num_key_value_heads * c.head_dim,
-        "v": c.num_key_value_heads * c.head_dim,
-    }
-    out: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        layer = name.split(".")[1] if name.startswith("layers.") else ""
-        pattern = name.replace(f"layers.{layer}.", "layers.{i}.", 1) if layer else name
-        sources = [source.format(i=layer) for source in llama.names[pattern]]
-        lengths = list(sizes.values()) if len(sources) == 3 else [parameter.shape[0] // len(sources)] * len(sources)
-        for source, part in zip(sources, torch.split(parameter.detach(), lengths), strict=True):
-            out[source] = part.to("cpu", dtype or model.dtype).clone().contiguous()
-    save_file(out, directory / "model.safetensors", metadata={"format": "pt"})

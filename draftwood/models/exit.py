@@ -1,34 +1,25 @@
-"""An early exit: a transformer layer, a norm and a head that read what the target's first layers say (EESD §3.1).
-
-Knows its files and which target it belongs to. Refuses to know who computes the hidden states that it reads, and how
-it was trained.
-"""
+"""An early exit: a transformer layer, a norm and a head that read what the target's first layers say (EESD §3.1)."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from draftwood.errors import ModelError
+from draftwood.models import artifact
+from draftwood.models.artifact import Artifact, fingerprint
 from draftwood.models.backend.compiled import Compiled
 from draftwood.models.backend.matrix import holder, pack
 from draftwood.models.base import Batch, CausalModel
 from draftwood.models.cache import Cache
 from draftwood.models.decoder import Decoder, DecoderConfig
-from draftwood.models.files import read_json
-from draftwood.models.identity import fingerprint
 
-BESIDE = "exit"  # the directory of an exit layer, in its target's
-ABOUT, WEIGHTS = "exit.json", "exit.safetensors"
+KIND, FILE = "exit", "exit.safetensors"
 
 
 def shape(config: DecoderConfig, depth: int = 1) -> DecoderConfig:
@@ -157,34 +148,15 @@ def check_depth(target: CausalModel, layers: int, depth: int = 1) -> None:
 def save(
     weights: Mapping[str, Tensor],
     directory: Path,
-    target: Decoder | str,
-    config: DecoderConfig,
+    target: str,
     layers: int,
     dtype: torch.dtype = torch.bfloat16,
     **about: Any,
 ) -> None:
-    """Write an exit layer, each file in one move so that what was there before survives a failure.
-
-    `target` is the model that it belongs to, or its fingerprint; `config` the target's. `about` goes into the JSON.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    made = {name: part.to(dtype).contiguous() for name, part in weights.items()}
-    whose = target if isinstance(target, str) else fingerprint(target)
-    stored = str(dtype).removeprefix("torch.")
+    """Write an exit layer for the target of a fingerprint into a directory; `about` says how it was made."""
     depth = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("layers."))
-    facts = {"layers": layers, "depth": depth, "target": whose, "dtype": stored, **about, "config": asdict(config)}
-    aside = directory / f"{WEIGHTS}.partial"
-    try:
-        save_file(made, aside, metadata={"format": "pt"})
-        os.replace(aside, directory / WEIGHTS)
-        aside = directory / f"{ABOUT}.partial"
-        aside.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-        os.replace(aside, directory / ABOUT)
-    except (SafetensorError, OSError) as error:
-        aside.unlink(missing_ok=True)
-        raise ModelError(
-            f"the exit layer cannot be written to {directory} ({error}); what was there before is whole"
-        ) from error
+    made = {name: part.to(dtype) for name, part in weights.items()}
+    Artifact(KIND, {"target": target}, {"layers": layers, "depth": depth}, made, about).save(directory / FILE)
 
 
 def load(directory: str | Path, target: CausalModel, packed: bool = True) -> ExitLayer:
@@ -192,30 +164,18 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Exi
 
     On a CPU matrices are held packed; `packed=False` keeps plain parameters, which can be trained, grown and saved.
     """
-    place, decoder = Path(directory), layered(target)
-    if not (place / ABOUT).is_file():
-        raise ModelError(f"{place} has no {ABOUT}; give the directory that `draftwood train eesd` wrote")
-    about = read_json(place / ABOUT)
-    layers, depth, whose = about.get("layers"), about.get("depth"), about.get("target")
-    if not isinstance(layers, int) or not isinstance(depth, int) or not isinstance(whose, str):
-        raise ModelError(f"{place / ABOUT} does not say layers, depth and target; train the exit layer again")
+    path, decoder = Path(directory) / FILE, layered(target)
+    whose = fingerprint(decoder)
+    found = artifact.load(path, KIND, target=whose)
+    layers, depth = found.settings.get("layers"), found.settings.get("depth")
+    if not isinstance(layers, int) or not isinstance(depth, int):
+        raise artifact.damaged(path, KIND)
     check_depth(decoder, layers, depth)
-    if whose != fingerprint(decoder):
-        raise ModelError(
-            f"the exit layer in {place} was trained for another target (fingerprint {whose}, this one has "
-            f"{fingerprint(decoder)}); train one for this target with `draftwood train eesd`"
-        )
-    try:
-        state = load_file(place / WEIGHTS)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(
-            f"{place / WEIGHTS} is missing, damaged or truncated ({error}); train the exit layer again"
-        ) from error
     made = _empty(decoder.config, depth)
     wanted = {name: part.shape for name, part in _names(made).items()}
-    if {name: part.shape for name, part in state.items()} != wanted:
-        raise ModelError(f"{place / WEIGHTS} does not hold the parameters of an exit layer; train it again")
-    _fill(made, {name: part.to(decoder.device, decoder.dtype) for name, part in state.items()})
+    if {name: part.shape for name, part in found.tensors.items()} != wanted:
+        raise artifact.damaged(path, KIND)
+    _fill(made, {name: part.to(decoder.device, decoder.dtype) for name, part in found.tensors.items()})
     exit = ExitLayer(made, layers, whose).requires_grad_(False).eval()
     if packed:
         pack(exit, holder(decoder.dtype, decoder.device, None))
@@ -224,12 +184,4 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Exi
 
 def find(target: CausalModel, directory: str | None) -> ExitLayer:
     """The exit layer of a directory; None: the one that lies beside the target's own weights."""
-    if directory is not None:
-        return load(directory, target)
-    home = layered(target).home
-    if home is None or not (home / BESIDE / ABOUT).is_file():
-        where = "the target, which was given as an object," if home is None else f"{home}"
-        raise ModelError(
-            f"{where} has no exit layer beside it; train one with `draftwood train eesd`, and name it with exit=DIR"
-        )
-    return load(home / BESIDE, target)
+    return load(directory or artifact.find(layered(target).home, KIND, "exit").parent, target)

@@ -1,9 +1,13 @@
-"""JSON files of a checkpoint directory, with errors that say which file is wrong and how."""
+"""The files of a checkpoint directory: JSON read with errors that say what is wrong, tensors written whole."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
 
 from draftwood.errors import ModelError
 from draftwood.reading import parse_json, read_text
@@ -22,3 +26,17 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ModelError(f"{path} holds a JSON {type(values).__name__}, not an object; fetch or write it again")
     return values
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
+    """Write a safetensors file in one move, as readable as any new file; what was there survives a failure."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.touch()
+        mode = partial.stat().st_mode  # safetensors makes files that only their owner may read
+        save_file({name: part.detach().cpu().contiguous() for name, part in tensors.items()}, partial, dict(header))
+        partial.chmod(mode)
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

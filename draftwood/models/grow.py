@@ -1,44 +1,25 @@
 """Function-preserving growth: the same next-token distributions from a decoder of a larger shape.
 
-So wall-clock speed-ups can be measured with real acceptance behaviour and the compute of a published model's shape.
-Knows shapes, layers and the files of the result, of the Llama family only; what the single weights become is for
-replicas.py to know.
+So wall-clock speed-ups can be measured with real acceptance behaviour and the compute of a published model's shape. For
+the Llama family; replicas.py makes the single weights.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
+from draftwood.models import saving
 from draftwood.models.checkpoint import DTYPES
 from draftwood.models.decoder import Decoder, DecoderConfig
-from draftwood.models.families import FAMILIES
 from draftwood.models.replicas import Copies, maker
-
-SHARD_BYTES = 2 * 10**9
-
-# What a decoder of the Llama family may have beyond its shape; all else must be at its default.
-FAMILY_KNOBS = (
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_theta",
-    "rope_scaling",
-    "hidden_act",
-    "qkv_bias",
-    "o_bias",
-    "mlp_bias",
-    "tie_word_embeddings",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +91,7 @@ class Growth:
     ) -> Growth:
         """Fill in what is left open, and refuse what cannot be."""
         c = model.config
-        _refuse_other_families(c)
+        saving.config_json(c)  # refuses what is not of the Llama family
         model.must_be_plain("grown")
         if layers < c.num_hidden_layers:
             raise ConfigurationError(f"the model has {c.num_hidden_layers} layers, so it cannot grow to {layers}")
@@ -182,11 +163,10 @@ def write(
     source: str = "",
     advance: Callable[[int], None] = lambda count: None,
 ) -> dict[str, Any]:
-    """Grow `model` tensor by tensor into a checkpoint directory of the Llama family, in shards of `SHARD_BYTES`.
+    """Grow `model` parameter by parameter into a checkpoint directory, which must be new or empty.
 
     `raw` is the source's config.json, whose other keys are kept; the new one says what was grown (`grown_from`) and
-    is returned. `advance` hears how many weights were made. A directory that exists must be empty; what was
-    written is removed when the writing fails.
+    is returned. `advance` hears how many weights were made. Nothing is left where the writing fails.
     """
     if dtype not in ("float32", "bfloat16", "float64"):
         hint = "; its range ends above the silent weights" if dtype == "float16" else did_you_mean(dtype, DTYPES)
@@ -194,32 +174,6 @@ def write(
     if raw.get("model_type") != "llama":
         raise ModelError(f"only the Llama family can be grown, not {raw.get('model_type')!r}")
     check_new(directory)
-    written: list[Path] = []
-    existed = directory.exists()
-    config = _config_json(model, growth, raw, dtype, source)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        _write_shards(model, directory, growth, DTYPES[dtype], written, advance)
-        written.append(directory / "config.json")  # last: without it nothing loads what is unfinished
-        written[-1].write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-    except BaseException:
-        for path in written:
-            path.unlink(missing_ok=True)
-        if not existed:
-            with suppress(OSError):
-                directory.rmdir()
-        raise
-    return config
-
-
-def check_new(directory: Path) -> None:
-    """Raise ConfigurationError for a directory that is there and not empty."""
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigurationError(f"{directory} is there already and not an empty directory; give a new one")
-
-
-def _config_json(model: Decoder, growth: Growth, raw: dict[str, Any], dtype: str, source: str) -> dict[str, Any]:
-    c = growth.config
     origin: dict[str, Any] = {
         "source": source,
         **asdict(Shape.of(growth.before)),
@@ -230,71 +184,15 @@ def _config_json(model: Decoder, growth: Growth, raw: dict[str, Any], dtype: str
     if "grown_from" in raw:
         origin["grown_from"] = raw["grown_from"]
     kept = {key: value for key, value in raw.items() if key not in ("torch_dtype", "grown_from", "pretraining_tp")}
-    return kept | {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size,
-        "num_hidden_layers": c.num_hidden_layers,
-        "num_attention_heads": c.num_attention_heads,
-        "num_key_value_heads": c.num_key_value_heads,
-        "head_dim": c.head_dim,
-        "rms_norm_eps": c.rms_norm_eps,
-        "tie_word_embeddings": False,
-        "dtype": dtype,
-        "grown_from": origin,
-    }
+    config = kept | saving.config_json(growth.config) | {"dtype": dtype, "grown_from": origin}
+    saving.write(directory, growth.parameters(model), growth.config, DTYPES[dtype], config, advance)
+    return config
 
 
-def _write_shards(
-    model: Decoder,
-    directory: Path,
-    growth: Growth,
-    dtype: torch.dtype,
-    written: list[Path],
-    advance: Callable[[int], None],
-) -> None:
-    """Whole parameters, as many as fit, to a file each; with several files an index as Hugging Face writes it."""
-    parameters = list(growth.parameters(model))
-    shards: list[list[Any]] = []
-    room = 0
-    for parameter in parameters:
-        size = parameter[1].numel() * dtype.itemsize
-        if size > room:
-            shards.append([])
-            room = SHARD_BYTES
-        shards[-1].append(parameter)
-        room -= size
-    weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        file = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        tensors: dict[str, Tensor] = {}
-        for name, shape, make in shard:
-            for part, tensor in _named_parts(name, make(dtype), growth.config):
-                tensors[part], weight_map[part] = tensor, file
-            advance(shape.numel())
-        written.append(directory / file)
-        save_file(tensors, written[-1], metadata={"format": "pt"})
-    if len(shards) > 1:
-        total = sum(shape.numel() for _, shape, _ in parameters) * dtype.itemsize
-        written.append(directory / "model.safetensors.index.json")
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        written[-1].write_text(json.dumps(index, indent=2) + "\n", "utf-8")
-
-
-def _named_parts(name: str, tensor: Tensor, config: DecoderConfig) -> Iterator[tuple[str, Tensor]]:
-    """A parameter as the tensors that the Llama family calls it."""
-    layer = name.split(".")[1] if name.startswith("layers.") else ""
-    pattern = name.replace(f"layers.{layer}.", "layers.{i}.", 1) if layer else name
-    names = FAMILIES["llama"].names[pattern]
-    lengths = [tensor.shape[0] // len(names)] * len(names)
-    if len(names) == 3:
-        lengths = [n * config.head_dim for n in _qkv_heads(config)]
-    for part, piece in zip(names, torch.split(tensor, lengths), strict=True):
-        yield part.format(i=layer), piece
-
-
-def _qkv_heads(config: DecoderConfig) -> tuple[int, int, int]:
-    return config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads
+def check_new(directory: Path) -> None:
+    """Raise ConfigurationError for a directory that is there and not empty."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ConfigurationError(f"{directory} is there already and not an empty directory; give a new one")
 
 
 def _order(name: str) -> tuple[int, int]:
@@ -302,15 +200,6 @@ def _order(name: str) -> tuple[int, int]:
     if name.startswith("layers."):
         return 1, int(name.split(".")[1])
     return {"embed.weight": (0, 0), "norm": (2, 0)}.get(name, (3, 0))
-
-
-def _refuse_other_families(config: DecoderConfig) -> None:
-    shape = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-    heads = ("num_attention_heads", "num_key_value_heads", "head_dim")
-    plain = DecoderConfig(**{name: getattr(config, name) for name in (*shape, *heads, *FAMILY_KNOBS)})
-    if plain != config:
-        odd = [key.name for key in fields(config) if getattr(config, key.name) != getattr(plain, key.name)]
-        raise ModelError(f"only the Llama family can be grown, and it has no {', '.join(odd)}")
 
 
 def _slots(heads: int, kv_heads: int, before: DecoderConfig) -> list[int]:

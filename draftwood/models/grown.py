@@ -7,17 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
+from torch import Tensor, nn
 
 from draftwood.errors import ModelError
-from draftwood.models import checkpoint, skip
+from draftwood.models import artifact, checkpoint, skip
 from draftwood.models import exit as exits
 from draftwood.models import heads as medusa
+from draftwood.models.artifact import fingerprint
+from draftwood.models.checkpoint import DTYPES
 from draftwood.models.decoder import Decoder
+from draftwood.models.exit import ExitLayer
 from draftwood.models.grow import Growth, Shape, check_new, write
-from draftwood.models.grow_exit import write_exit
-from draftwood.models.grow_heads import write_heads
-from draftwood.models.grow_skip import write_grown_skipped
+from draftwood.models.heads import Heads
+from draftwood.models.replicas import Copies, maker
+from draftwood.models.skip import Skipped
 
 COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 SHAPE = {  # name of a size -> key of config.json
@@ -68,10 +73,12 @@ def grow_checkpoint(
     try:
         config = write(model, out, growth, raw, dtype, name, lambda count: advance(count / total))
         _write_companions(source, out, model, growth, dtype)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ModelError) as error:
         if not isinstance(error, NotADirectoryError):
             for path in out.iterdir() if existed else [out]:
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        if isinstance(error, ModelError):  # says it already
+            raise
         reason = getattr(error, "strerror", None) or error
         raise ModelError(f"{out} cannot be written ({reason}); make room or name another place") from error
     return {
@@ -82,12 +89,7 @@ def grow_checkpoint(
 
 def _write_companions(source: Path, out: Path, model: Decoder, growth: Growth, dtype: str) -> None:
     """Grow exit layer, heads and skip set, copy tokenizer and templates."""
-    if (source / exits.BESIDE / exits.ABOUT).is_file():
-        write_exit(exits.load(source / exits.BESIDE, model, packed=False), model, growth, out, dtype)
-    if (source / medusa.BESIDE / medusa.ABOUT).is_file():
-        write_heads(medusa.load(source / medusa.BESIDE, model, packed=False), model, growth, out, dtype)
-    if (source / skip.BESIDE).is_file():
-        write_grown_skipped(skip.load_skipped(source / skip.BESIDE, model), model, growth, out, dtype)
+    write_learned(source, model, growth, out, dtype)
     for path in (*(source / each for each in COPIED), *source.glob("*.jinja")):
         if path.is_file():
             (out / path.name).write_bytes(path.read_bytes())
@@ -95,3 +97,77 @@ def _write_companions(source: Path, out: Path, model: Decoder, growth: Growth, d
 
 def _sizes(shape: Shape) -> dict[str, int]:
     return {name: getattr(shape, name) for name in SHAPE}
+
+
+def write_learned(source: Path, model: Decoder, growth: Growth, out: Path, dtype: str) -> None:
+    """Grow what lies beside the weights of `model` in `source`, and write it beside the grown weights in `out`."""
+    kind, about = DTYPES[dtype], {"grown_from": fingerprint(model)}
+    found = {name for name in ("exit", "heads", "skip") if artifact.beside(source, name).is_file()}
+    whose = grown_fingerprint(model, growth, kind) if found else ""
+    if "exit" in found:
+        write_exit(source / "exit", model, growth, out / "exit", dtype, whose)
+    if "heads" in found:
+        known = medusa.load(source / "heads", model, packed=False)
+        medusa.save(grow_heads(known, growth, kind), out / "heads", whose, kind, known.ranks, **about)
+    if "skip" in found:
+        skipped = skip.load(artifact.beside(source, "skip"), model)
+        skip.save(artifact.beside(out, "skip"), grow_skipped(skipped, growth), whose, **about)
+
+
+def write_exit(source: Path, model: Decoder, growth: Growth, out: Path, dtype: str, whose: str = "") -> None:
+    """Grow the exit layer of one directory into another; `whose` is the grown target's fingerprint, if known."""
+    kind, layer = DTYPES[dtype], exits.load(source, model, packed=False)
+    whose = whose or grown_fingerprint(model, growth, kind)
+    weights, layers = grow_exit(layer, growth, kind), grown_layers(layer.layers, growth)
+    exits.save(weights, out, whose, layers, kind, grown_from=fingerprint(model))
+
+
+def grown_fingerprint(model: Decoder, growth: Growth, dtype: torch.dtype) -> str:
+    """The fingerprint of `model`, grown, without growing all of it."""
+    with torch.device("meta"):
+        grown = Decoder(growth.config)
+    for name, _, make in growth.parameters(model):  # what a fingerprint is made of
+        if name == "norm":
+            grown.norm = nn.Parameter(make(dtype))
+        elif name == "embed.weight":
+            grown.embed.weight = nn.Parameter(make(dtype))
+    return fingerprint(grown)
+
+
+def grown_layers(layers: int, growth: Growth) -> int:
+    """Which layer of the grown target says what layer `layers` said: added ones lie behind the first that are kept."""
+    added = growth.config.num_hidden_layers - growth.before.num_hidden_layers
+    return layers if layers <= growth.keep_first else layers + added
+
+
+def grow_exit(exit: ExitLayer, growth: Growth, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights of the grown exit, by name; its noise is another than the target's."""
+    copies = Copies.of(growth.before, growth.config)
+    return {name: maker(copies, name, weight, False, growth.seed + 1)(dtype) for name, weight in exit.weights().items()}
+
+
+def grow_heads(heads: Heads, growth: Growth, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights of the grown heads, by name; the noise of each is its own."""
+    copies = Copies.of(growth.before, growth.config)
+    grown = {}
+    for name, weight in heads.weights().items():
+        part, k, which = name.split(".")
+        role = f"layers.{k}.lift.{which}" if part == "lift" else "head.weight"
+        grown[name] = maker(copies, role, weight, False, growth.seed + 2 + int(k))(dtype)
+    return grown
+
+
+def grow_skipped(skipped: Skipped, growth: Growth) -> Skipped:
+    """The same sublayers of the grown target, and evenly spaced ones of the added layers in the same proportion.
+
+    Added layers say nothing, so skipping all of them would be free, which is so of no real model.
+    """
+    layers = growth.before.num_hidden_layers
+    added, first = growth.config.num_hidden_layers - layers, min(growth.keep_first, layers)
+
+    def grown(known: tuple[int, ...]) -> tuple[int, ...]:
+        moved = [layer if layer < first else layer + added for layer in known]
+        count = round(added * len(known) / layers)
+        return (*moved, *(first + int((place + 0.5) * added / count) for place in range(count)))
+
+    return Skipped(grown(skipped.attention), grown(skipped.mlp))

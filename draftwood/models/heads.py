@@ -1,32 +1,24 @@
-"""Medusa heads: from one hidden state of the target, distributions of the tokens after the next one (Cai et al. 2024).
-
-Knows the heads, their files and which target they belong to. Refuses to know trees, and how heads were trained.
-"""
+"""Medusa heads (Cai et al. 2024): from one hidden state, distributions of the tokens after the next one."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from draftwood.errors import ModelError
+from draftwood.models import artifact
+from draftwood.models.artifact import Artifact, fingerprint
 from draftwood.models.backend.matrix import holder, pack
 from draftwood.models.base import Batch, CausalModel
 from draftwood.models.cache import Cache
 from draftwood.models.decoder import Decoder
 from draftwood.models.exit import layered
-from draftwood.models.files import read_json
-from draftwood.models.identity import fingerprint
 
-BESIDE = "heads"  # the directory of heads, in their target's
-ABOUT, WEIGHTS = "heads.json", "heads.safetensors"
+KIND, FILE = "heads", "heads.safetensors"
 MOST = 16  # heads of one model
 RANKS = 10  # of a head's tokens, whose chances are kept
 
@@ -113,28 +105,19 @@ class Heads(nn.Module):
 
 
 def save(
-    weights: Mapping[str, Tensor], directory: Path, target: str, dtype: torch.dtype = torch.bfloat16, **about: Any
+    weights: Mapping[str, Tensor],
+    directory: Path,
+    target: str,
+    dtype: torch.dtype = torch.bfloat16,
+    ranks: Sequence[Sequence[float]] = (),
+    **about: Any,
 ) -> None:
-    """Write heads, each file in one move so that what was there before survives a failure.
-
-    `target` is the fingerprint of the model that they belong to. `about` goes into the JSON.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    made = {name: part.to(dtype).contiguous() for name, part in weights.items()}
+    """Write heads for the target of a fingerprint into a directory; `about` says how they were made."""
     count = sum(name.startswith("lift.") and name.endswith(".bias") for name in weights)
     shared = not any(name.startswith("out.") for name in weights)
-    stored = str(dtype).removeprefix("torch.")
-    facts = {"heads": count, "shared": shared, "target": target, "dtype": stored, **about}
-    aside = directory / f"{WEIGHTS}.partial"
-    try:
-        save_file(made, aside, metadata={"format": "pt", "target": target})
-        os.replace(aside, directory / WEIGHTS)
-        aside = directory / f"{ABOUT}.partial"
-        aside.write_text(json.dumps(facts, indent=2) + "\n", "utf-8")
-        os.replace(aside, directory / ABOUT)
-    except (SafetensorError, OSError) as error:
-        aside.unlink(missing_ok=True)
-        raise ModelError(f"heads cannot be written to {directory} ({error}); what was there before is whole") from error
+    made = {name: part.to(dtype) for name, part in weights.items()}
+    settings = {"heads": count, "shared": shared, "ranks": [list(row) for row in ranks]}
+    Artifact(KIND, {"target": target}, settings, made, about).save(directory / FILE)
 
 
 def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Heads:
@@ -142,31 +125,20 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Hea
 
     On a CPU matrices are held packed; `packed=False` keeps plain parameters, which can be trained and saved.
     """
-    place, decoder = Path(directory), layered(target)
-    if not (place / ABOUT).is_file():
-        raise ModelError(f"{place} has no {ABOUT}; give the directory that `draftwood train medusa` wrote")
-    about = read_json(place / ABOUT)
-    count, shared, whose = about.get("heads"), about.get("shared"), about.get("target")
+    path, decoder = Path(directory) / FILE, layered(target)
+    whose = fingerprint(decoder)
+    found = artifact.load(path, KIND, target=whose)
+    count, shared = found.settings.get("heads"), found.settings.get("shared")
     if type(count) is not int or not 1 <= count <= MOST or not isinstance(shared, bool):
-        raise ModelError(f"{place / ABOUT} does not say heads and shared; train the heads again")
-    if whose != fingerprint(decoder):
-        raise ModelError(
-            f"the heads in {place} were trained for another target (fingerprint {whose}, this one has "
-            f"{fingerprint(decoder)}); train some for this target with `draftwood train medusa`"
-        )
+        raise artifact.damaged(path, KIND)
     outer = decoder.head if shared else None
-    made = Heads(decoder.config.hidden_size, decoder.vocab_size, count, str(whose), outer)
+    made = Heads(decoder.config.hidden_size, decoder.vocab_size, count, whose, outer)
+    state = {name: part.to(decoder.device, decoder.dtype) for name, part in found.tensors.items()}
     try:
-        state = load_file(place / WEIGHTS)
-        made.load_state_dict(
-            {name: part.to(decoder.device, decoder.dtype) for name, part in state.items()}, assign=True
-        )
-    except (SafetensorError, OSError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ModelError(
-            f"{place / WEIGHTS} is missing, damaged or of other heads ({reason}); train the heads again"
-        ) from error
-    made.ranks = _ranks(about.get("ranks"), count)
+        made.load_state_dict(state, assign=True)
+    except RuntimeError as error:
+        raise artifact.damaged(path, KIND) from error
+    made.ranks = _ranks(found.settings.get("ranks"), count)
     made.requires_grad_(False).eval()
     if packed:
         pack(made, holder(decoder.dtype, decoder.device, None))
@@ -183,12 +155,4 @@ def _ranks(known: object, count: int) -> list[list[float]]:
 
 def find(target: CausalModel, directory: str | None) -> Heads:
     """The heads of a directory; None: those that lie beside the target's own weights."""
-    if directory is not None:
-        return load(directory, target)
-    home = layered(target).home
-    if home is None or not (home / BESIDE / ABOUT).is_file():
-        where = "the target, which was given as an object," if home is None else f"{home}"
-        raise ModelError(
-            f"{where} has no heads beside it; train some with `draftwood train medusa`, and name them with heads=DIR"
-        )
-    return load(home / BESIDE, target)
+    return load(directory or artifact.find(layered(target).home, KIND, "heads").parent, target)

@@ -1,28 +1,25 @@
 """The target with some of its sublayers left out, as a draft model (Draft & Verify, Zhang et al. 2023, "self-SD").
 
-Knows sets of skipped attention and MLP sublayers, their file, and how to make a decoder of what is left, whose weights
-are the target's own. Refuses to know which set is good: skipping.py looks for that.
+A set of attention and MLP sublayers is skipped; the decoder of what is left shares the target's weights.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from draftwood.errors import ConfigurationError, ModelError
+from draftwood.errors import ConfigurationError
+from draftwood.models import artifact
+from draftwood.models.artifact import Artifact, fingerprint
 from draftwood.models.base import Batch, CausalModel
 from draftwood.models.cache import Cache
 from draftwood.models.decoder import Block, Decoder, DecoderConfig, View
 from draftwood.models.exit import layered
-from draftwood.models.files import read_json
-from draftwood.models.identity import fingerprint
 
-BESIDE = "skip.json"  # the file of a set, in its target's directory
+KIND = "skip"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,54 +142,21 @@ def skipping(target: CausalModel, skipped: Skipped | None) -> SkippedDecoder:
     """The target without some sublayers; None: the set beside its weights, else every other middle layer."""
     decoder = layered(target)
     if skipped is None:
-        beside = None if decoder.home is None else decoder.home / BESIDE
-        known = beside is not None and beside.is_file()
-        skipped = load_skipped(beside, decoder) if beside and known else every_other(decoder.n_layers)
+        path = None if decoder.home is None else artifact.beside(decoder.home, KIND)
+        skipped = load(path, decoder) if path and path.is_file() else every_other(decoder.n_layers)
     return SkippedDecoder(decoder, skipped)
 
 
-def save_skipped(path: Path, skipped: Skipped, target: CausalModel, about: Mapping[str, Any]) -> None:
-    """Write a set as JSON, with the target it was found for and whatever is known `about` it."""
-    write_skipped(path, skipped, fingerprint(target), target.n_layers, about)
+def save(path: Path, skipped: Skipped, target: str, **about: Any) -> None:
+    """Write a set for the target of a fingerprint; `about` says how it was found."""
+    settings = {"attention": list(skipped.attention), "mlp": list(skipped.mlp)}
+    Artifact(KIND, {"target": target}, settings, about=about).save(path)
 
 
-def write_skipped(path: Path, skipped: Skipped, target: str, layers: int, about: Mapping[str, Any]) -> None:
-    """As `save_skipped`, where only the target's fingerprint and depth are at hand."""
-    document = {
-        "target": target,
-        "layers": layers,
-        "attention": list(skipped.attention),
-        "mlp": list(skipped.mlp),
-        **about,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
-
-
-def load_skipped(path: Path, target: CausalModel) -> Skipped:
-    """A saved set; ConfigurationError where it is missing, damaged or of another target."""
-    if not path.is_file():
-        raise ConfigurationError(f"skip set {path} does not exist; find one with `draftwood tune skip --out {path}`")
-    try:
-        about = read_json(path)
-    except ModelError as error:
-        raise ConfigurationError(str(error)) from error
-    skipped = _set_of(about, path)
-    if about.get("target") != fingerprint(target):
-        raise ConfigurationError(
-            f"skip set {path} was found for another target (its hash is {about.get('target')}, this target's "
-            f"{fingerprint(target)}); find one for this target with `draftwood tune skip`"
-        )
-    return skipped
-
-
-def _set_of(about: Mapping[str, Any], path: Path) -> Skipped:
-    each: list[tuple[int, ...]] = []
-    for name in ("attention", "mlp"):
-        layers = about.get(name)
-        if not isinstance(layers, Iterable) or not all(type(layer) is int for layer in layers):
-            raise ConfigurationError(
-                f"skip set {path} has no list of layers {name!r}; find one with `draftwood tune skip`"
-            )
-        each.append(tuple(layers))
-    return Skipped(*each)
+def load(path: Path, target: CausalModel) -> Skipped:
+    """A saved set; ModelError where it is missing, damaged or of another target."""
+    settings = artifact.load(path, KIND, target=fingerprint(target)).settings
+    parts = [settings.get(name) for name in ("attention", "mlp")]
+    if not all(isinstance(part, list) and all(type(layer) is int for layer in part) for part in parts):
+        raise artifact.damaged(path, KIND, "it lists no layers")
+    return Skipped(*(tuple(part) for part in parts if part is not None))

@@ -1,19 +1,18 @@
-"""Drafts and hidden states for the predictor of Cali-TS (EESD §3.3), noted while an engine decodes chains of drafts.
-
-Knows which drafts of a round were tried and what could be read before. Refuses to know how the predictor learns.
-"""
+"""The predictor of Cali-TS (EESD §3.3): drafts noted while an engine decodes chains, and the training."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftwood.core.records import Round
 from draftwood.depth import DepthController, Growth
-from draftwood.depth.calibrated import Drafts
+from draftwood.depth.calibrated import PLACES, Calibration, Trained
 from draftwood.depth.rules import STATES
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
@@ -21,9 +20,26 @@ from draftwood.generation import Generation
 from draftwood.methods import Method
 from draftwood.request import Prompt
 from draftwood.sampling import Streams
-from draftwood.train.recording import Recording
+from draftwood.train.judgement import Judgement, judge
+from draftwood.train.recording import GROUP_SIZE, Recording
 
-GROUP_SIZE = 8  # requests at once
+TARGET_RATES = (0.3, 0.03)  # of the learning rate, for the target's vectors, which overfit: a round has one state
+LEAST = 0.05  # deviation
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Recorded drafts that were verified; what is unknown of the target's state is NaN."""
+
+    place: Tensor  # [n] int64, i
+    target: Tensor  # [n, D_T] float32
+    draft: Tensor  # [n, D_D] float32
+    accepted: Tensor  # [n] float32, chi
+    request: Tensor  # [n] int64: which request
+    round: Tensor  # [n] int64: which round of all
+
+    def __len__(self) -> int:
+        return len(self.place)
 
 
 @dataclass(slots=True)
@@ -121,3 +137,86 @@ def record(
         torch.tensor(notes.request),
         torch.tensor(notes.round),
     )
+
+
+def deviations(drafts: Drafts, chances: Tensor) -> tuple[float, float]:
+    """(sM, sS) by the method of moments.
+
+    sS: of the share of accepted drafts in a round around its request's share. sM: of a request's mean error of theta_M,
+    less what coins of these chances scatter anyway. Neither is below LEAST, or one source would be believed blindly.
+    """
+    error, noise = drafts.accepted - chances, chances * (1 - chances)
+    between, within = [], []
+    for request in sorted(set(drafts.request.tolist())):
+        mine = drafts.request == request
+        count = int(mine.sum())
+        between.append(float(error[mine].mean()) ** 2 - float(noise[mine].sum()) / count**2)
+        share = float(drafts.accepted[mine].mean())
+        for number in sorted(set(drafts.round[mine].tolist())):
+            within.append((float(drafts.accepted[drafts.round == number].mean()) - share) ** 2)
+    model, sample = (math.sqrt(max(0.0, statistics.mean(each))) for each in (between, within))
+    return max(LEAST, model), max(LEAST, sample)
+
+
+def train_calibration(
+    drafts: Drafts, held_out: float = 0.2, epochs: int = 60, batch: int = 256, rate: float = 3e-3, seed: int = 0
+) -> tuple[Trained, Judgement]:
+    """Train on recorded drafts; the judgement is on the `held_out` share of requests, drawn by seed.
+
+    The weights that are best on a second held-out share, of the same size, are kept. Cross-entropy on chi, AdamW.
+    """
+    requests = torch.tensor(sorted(set(drafts.request.tolist())))
+    aside = int(len(requests) * held_out)
+    if not 0 < held_out < 0.5 or aside < 1 or len(requests) - 2 * aside < 1:
+        raise ConfigurationError(
+            f"drafts of {len(requests)} requests cannot be split with held_out {held_out}; record more prompts"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = requests[torch.randperm(len(requests), generator=generator)]
+    test, tune, rest = (
+        torch.isin(drafts.request, chosen).nonzero()[:, 0]
+        for chosen in (shuffled[:aside], shuffled[aside : 2 * aside], shuffled[2 * aside :])
+    )
+    known = drafts.target[rest][~drafts.target[rest].isnan().any(-1)]
+    if not len(known):
+        raise ConfigurationError("no target states were recorded: every request was one round; raise the tokens")
+    mean, scale = known.mean(0), known.std(0, unbiased=False).clamp(min=1e-6)
+    draft_mean = drafts.draft[rest].mean(0)
+    draft_scale = drafts.draft[rest].std(0, unbiased=False).clamp(min=1e-6)
+    target = ((drafts.target - mean) / scale).nan_to_num(0.0)
+    draft = (drafts.draft - draft_mean) / draft_scale
+    loss = nn.functional.binary_cross_entropy_with_logits
+
+    def fitted(share: float) -> tuple[float, list[Tensor]]:
+        """(loss on the second share, weights), the target's vectors learning at `share` of the rate."""
+        weights = [torch.zeros(PLACES, target.shape[1]), torch.zeros(draft.shape[1]), torch.zeros(PLACES)]
+        for weight in weights:
+            weight.requires_grad_()
+        model = Calibration(weights[0], weights[1], weights[2], mean)
+        groups = [{"params": weights[:1], "lr": share * rate}, {"params": weights[1:], "lr": rate}]
+        optimizer = torch.optim.AdamW(groups, weight_decay=0.1)
+        order = torch.Generator().manual_seed(seed)
+        best, kept = math.inf, weights
+        for _ in range(epochs):
+            for chosen in torch.split(rest[torch.randperm(len(rest), generator=order)], batch):
+                optimizer.zero_grad()
+                logits = model.logits(drafts.place[chosen], target[chosen], draft[chosen])
+                loss(logits, drafts.accepted[chosen]).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+            with torch.no_grad():
+                now = float(loss(model.logits(drafts.place[tune], target[tune], draft[tune]), drafts.accepted[tune]))
+            if now < best:
+                best, kept = now, [weight.detach().clone() for weight in weights]
+        return best, kept
+
+    _, kept = min((fitted(share) for share in TARGET_RATES), key=lambda each: each[0])
+    maps = kept[0] / scale, kept[1] / draft_scale  # the standardisation becomes part of them
+    final = Calibration(*maps, kept[2] - maps[0] @ mean - maps[1] @ draft_mean, mean)
+    states = torch.where(drafts.target.isnan(), mean, drafts.target)
+    chances = torch.sigmoid(final.logits(drafts.place, states, drafts.draft))
+    unseen = torch.cat((test, tune))
+    aside_drafts = Drafts(*(getattr(drafts, name)[unseen] for name in Drafts.__dataclass_fields__))
+    model_deviation, sample_deviation = deviations(aside_drafts, chances[unseen])
+    share = float(drafts.accepted[rest].mean())
+    trained = Trained(final, model_deviation, sample_deviation, share)
+    return trained, judge(chances[test], drafts.accepted[test])

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from draftwood import plots
-from draftwood.depth.judgement import Judgement
 from draftwood.plots import FAINT, INK, PALETTE
+from draftwood.train.judgement import Judgement
 
 BLUE, ORANGE = PALETTE[:2]
 

@@ -1,8 +1,6 @@
-"""Examples for decision models (MCSD §3.3), noted while an engine decodes with any lossless method of one hypothesis.
+"""Decision models (MCSD §3.3): examples noted while an engine decodes, and the training on them.
 
-Knows which drafts of a round were judged, what the draft model said where they were drawn and what came of them.
-Refuses to know the loop: a recorder stands in the place of a request's verifier and depth controller and passes on what
-these say.
+A recorder stands in the place of a request's verifier and depth controller and passes on what these say.
 """
 
 from __future__ import annotations
@@ -11,23 +9,27 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftwood.core.forest import Forest, Verdict
 from draftwood.core.records import Round
 from draftwood.depth import DepthController, Growth
-from draftwood.depth.decision import DecisionKind, hidden_label, output_features
+from draftwood.depth.decision import Decision, DecisionKind, output_features
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
 from draftwood.generation import Generation
 from draftwood.methods import Method
-from draftwood.models.identity import fingerprints
+from draftwood.models.artifact import fingerprints
 from draftwood.request import MethodSpec, Prompt
 from draftwood.sampling import Distributions, Streams
-from draftwood.train.recording import Recording
+from draftwood.train.judgement import Judgement, judge
+from draftwood.train.recording import GROUP_SIZE, Recording
 from draftwood.verify import Verifier
 
-GROUP_SIZE = 8  # requests at once
+
+def hidden_label(p: Tensor, q: Tensor) -> Tensor:
+    """min(1, p(x)/q(x)) of drafted tokens, the label of kind 'hidden' (the paper misprints max, spec §9.6)."""
+    return (p / q).clamp(max=1.0)
 
 
 @dataclass(slots=True)
@@ -189,3 +191,57 @@ def record(
         recording.batch(some, GROUP_SIZE, method=chosen, max_new_tokens=max_new_tokens)
         advance(len(some))
     return examples
+
+
+def train_decision(
+    kind: DecisionKind,
+    features: Tensor,
+    labels: Tensor,
+    groups: Tensor | None = None,
+    width: int = 64,
+    held_out: float = 0.2,
+    epochs: int = 30,
+    batch: int = 256,
+    rate: float = 3e-3,
+    seed: int = 0,
+) -> tuple[Decision, Judgement]:
+    """Train on features [n, inputs] and labels [n] in [0, 1]; the judgement is on the `held_out` share, drawn by seed.
+
+    Examples of one group [n] (of one prompt) are held out together; by default each is a group. The epoch that is best
+    on a second held-out share, of the same size, is kept.
+    """
+    group_of = torch.arange(len(features)) if groups is None else torch.unique(groups, return_inverse=True)[1]
+    count = int(group_of.max()) + 1 if len(features) else 0
+    aside = int(count * held_out)
+    if not 0 < held_out < 0.5 or aside < 1 or count - 2 * aside < 1:
+        what = f"{count} examples" if groups is None else f"{len(features)} examples of {count} prompts"
+        raise ConfigurationError(f"{what} cannot be split with held_out {held_out}; record more")
+    if not bool(((labels >= 0) & (labels <= 1)).all()):
+        raise ConfigurationError("labels must lie between 0 and 1; record them as accepted or min(1, p/q)")
+    generator = torch.Generator().manual_seed(seed)
+    place = torch.randperm(count, generator=generator)[group_of]  # of each example's group in a random order
+    features, labels = features.float(), labels.float()
+    test, tune, rest = (
+        torch.nonzero(where)[:, 0]
+        for where in (place < aside, (aside <= place) & (place < 2 * aside), 2 * aside <= place)
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Decision(kind, features.shape[1], width)
+    model.mean.copy_(features[rest].mean(0))
+    model.scale.copy_(features[rest].std(0, unbiased=False).clamp(min=1e-6))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    best, kept = float("inf"), {name: value.clone() for name, value in model.state_dict().items()}
+    loss = nn.functional.binary_cross_entropy_with_logits
+    for _ in range(epochs):
+        for chosen in torch.split(rest[torch.randperm(len(rest), generator=generator)], batch):
+            optimizer.zero_grad()
+            loss(model(features[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        with torch.no_grad():
+            now = float(loss(model(features[tune]), labels[tune]))
+        if now < best:
+            best, kept = now, {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(kept)
+    model.eval()
+    return model, judge(model.chance(features[test]), labels[test])

@@ -1,16 +1,15 @@
 """Training an exit layer (EESD §3.2): the target's first layers frozen, a layer, norm and head trained above them.
 
-Knows the loss, the run and its saved state, and several processes under torchrun. Refuses to know flags and bars.
+Several processes under torchrun share a run.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,11 @@ from torch import Tensor, nn
 
 from draftwood import plots
 from draftwood.errors import ConfigurationError
+from draftwood.models.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.exit import ExitLayer, save
-from draftwood.models.identity import fingerprint
-from draftwood.train.optim import Cosine, Optimizers
-from draftwood.train.saved import read_facts, read_state, write_state
+from draftwood.train.optim import Cosine
+from draftwood.train.resumable import Run
 from draftwood.train.texts import Texts, Tokens
 
 STATE = "run.safetensors"
@@ -60,16 +59,6 @@ class Settings:
             raise ConfigurationError(f"a batch of {self.batch} rows cannot be shared out evenly over {parts}")
 
 
-@dataclass
-class Progress:
-    """Where a run stands: what is saved beside the tensors."""
-
-    step: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    curve: list[dict[str, float]] = field(default_factory=list)
-
-
 class _Trained(nn.Module):
     """What DistributedDataParallel wraps: it synchronises what passes through `forward`."""
 
@@ -94,7 +83,7 @@ class Rank:
         return Rank(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
 
 
-class ExitRun:
+class ExitRun(Run):
     """An exit layer in training: it can be killed at any time and goes on where it was saved, bit for bit on a CPU."""
 
     def __init__(self, target: Decoder, texts: Texts, settings: Settings, out: Path, rank: Rank = Rank()) -> None:
@@ -104,13 +93,9 @@ class ExitRun:
             raise ConfigurationError("there is nothing to train on, or nothing is held out; give more text")
         self.target, self.texts, self.settings, self.out, self.rank = target, texts, settings, out, rank
         self.exit = self.made().train()
-        self.optimizers = Optimizers(self.exit, muon=False)
         self.schedule = Cosine(settings.rate, settings.warmup, settings.steps)
-        self.progress = Progress()
         whose = {"target": fingerprint(target), "data": texts.digest, "context": texts.train.shape[1]}
-        self.facts = {**asdict(settings), **whose}
-        if (out / STATE).exists():
-            self._load()
+        super().__init__(self.exit, out / STATE, {**asdict(settings), **whose})
         self._forward: Any = _Trained(self.exit)
         if rank.count > 1:
             here = [target.device] if target.device.type == "cuda" else None
@@ -124,33 +109,17 @@ class ExitRun:
     def done(self) -> bool:
         return self.progress.step >= self.settings.steps
 
-    def _load(self) -> None:
-        before = json.loads(read_facts(self.out / STATE).get("settings", "{}"))
-        for name, value in self.facts.items():
-            if before.get(name) != value:
-                raise ConfigurationError(
-                    f"{self.out} holds a run whose {name} is {before.get(name)}, not {value}; give the same settings "
-                    "to go on, or another directory"
-                )
-        facts = read_state(self.out / STATE, self._weights(), self.optimizers)
-        self.progress = Progress(**json.loads(facts["progress"]))
-
-    def _weights(self) -> dict[str, Tensor]:
-        return {name: part for name, part in self.exit.named_parameters() if part.requires_grad}
-
     def save(self, stored: torch.dtype = torch.bfloat16) -> None:
         """Write the run and the exit layer as it stands; only the first process does."""
         if self.rank.number:
             return
-        facts = {"settings": json.dumps(self.facts), "progress": json.dumps(asdict(self.progress))}
-        write_state(self.out / STATE, self._weights(), self.optimizers, facts)
+        self.save_state()
         held_out = {key: value for key, value in (self.progress.curve or [{}])[-1].items() if key != "step"}
         self.write(stored, {"steps": self.progress.step, "tokens": self.progress.tokens, **held_out})
 
     def write(self, stored: torch.dtype, trained: dict[str, float]) -> None:
         """Write what is trained as it stands, without the run; `trained` says how far it is."""
-        weights, config = self.exit.weights(), self.target.config
-        save(weights, self.out, self.facts["target"], config, self.settings.layers, stored, trained=trained)
+        save(self.exit.weights(), self.out, self.facts["target"], self.settings.layers, stored, trained=trained)
 
     def rows(self, step: int) -> Tokens:
         """The rows of a step: each epoch in an order of its own, which depends on the seed alone."""
@@ -195,12 +164,8 @@ class ExitRun:
                 loss = self.loss(logits.float(), tokens, answer) / len(parts)
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
-        norm = torch.nn.utils.clip_grad_norm_(self._weights().values(), 1.0)
-        self.optimizers.step(self.schedule.rate(self.progress.step))
-        self.progress.step += 1
-        self.progress.tokens += settings.batch * rows.shape[1]
-        self.progress.seconds += time.perf_counter() - began
-        return {"loss": total, "norm": norm.item()}
+        rate, tokens = self.schedule.rate(self.progress.step), settings.batch * rows.shape[1]
+        return {"loss": total, "norm": self.update(rate, tokens, time.perf_counter() - began)}
 
     def loss(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> Tensor:
         """Mean over places that count: (1 - w) * -log q(next token) + w * sum p (log p - log q), in nats.

@@ -54,7 +54,7 @@ class Optimizers:
     Muon is scaled so that one learning rate serves both. Frozen parameters get none.
     """
 
-    def __init__(self, model: nn.Module, *, muon: bool = True) -> None:
+    def __init__(self, model: nn.Module, *, muon: bool) -> None:
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         matrices = [p for n, p in trained.items() if muon and p.ndim == 2 and "layers." in n]
         rest = [p for n, p in trained.items() if not (muon and p.ndim == 2 and "layers." in n)]

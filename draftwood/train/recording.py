@@ -8,6 +8,7 @@ from draftwood.engine import Engine
 from draftwood.generation import Generation
 from draftwood.request import Request
 
+GROUP_SIZE = 8  # requests at once
 Watch = Callable[[Generation, int], None]  # (a generation that begins, its number); may change its parts
 
 

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
+from draftwood.models.artifact import fingerprint
 from draftwood.models.base import Batch
 from draftwood.models.decoder import Decoder
 from draftwood.models.exit import layered
-from draftwood.models.skip import Skipped, SkippedDecoder, every_other, save_skipped
+from draftwood.models.skip import Skipped, SkippedDecoder, every_other, save
 from draftwood.params import SamplingParams
 from draftwood.request import Prompt
 from draftwood.sampling import warp
@@ -233,7 +234,7 @@ class SkipSearch:
 
     def save(self, path: Path) -> None:
         """Write the best set, for skip=PATH of self-spec."""
-        save_skipped(path, self.best.skipped, self.target, self.as_dict())
+        save(path, self.best.skipped, fingerprint(self.target), **self.as_dict())
 
 
 def search_skip_sets(

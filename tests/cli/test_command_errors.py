@@ -104,7 +104,7 @@ def test_prompt_longer_than_the_context(command: Command, pair: list[str]) -> No
 
 
 def test_missing_directory(command: Command) -> None:
-    assert "./nowhere is not a directory" in refused(command("generate", "x", "--target", "./nowhere"))
+    assert "./nowhere is not a checkpoint directory" in refused(command("generate", "x", "--target", "./nowhere"))
 
 
 def test_directory_without_safetensors(command: Command, copy_of_target: Path) -> None:

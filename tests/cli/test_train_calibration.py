@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from conftest import Command
+
+from draftwood.models import artifact
 
 SMALL = ("--max-new-tokens", 16, "--epochs", 3, "--dtype", "float64")
 
@@ -24,8 +25,9 @@ def test_a_predictor_is_trained_and_used(command: Command, pair: list[str], prom
     document = command(*train, *pair, "--json").document
     assert document["prompts"] == 12 and document["drafts"] > 12
     assert document["method"] == {"name": "speculative", "verify": "rejection", "gamma": 10, "depth": "fixed"}
-    assert sorted(path.name for path in out.parent.iterdir()) == ["one.json", "one.safetensors"]
-    assert json.loads(out.with_suffix(".json").read_text("utf-8"))["theta0"] == document["theta0"]
+    assert sorted(path.name for path in out.parent.iterdir()) == ["one.safetensors"]
+    assert out.stat().st_mode == prompts.stat().st_mode  # as readable as any other file
+    assert artifact.load(out, "calibration").settings["theta0"] == document["theta0"]
     generate = ("generate", "Once", "--max-new-tokens", 12, "--temperature", 0, "--dtype", "float64")
     plain = command(*generate, *pair, "--method", "autoregressive").out
     shown = command(*generate, *pair, "--method", "speculative", "--set", f"depth=cali-ts:{out}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -12,6 +11,7 @@ from conftest import Command
 
 from draftwood.corpus import documents
 from draftwood.depth.decision import Decision, save_decision
+from draftwood.models import artifact
 
 DOMAINS = ("stories", "sql", "math", "code")
 
@@ -34,9 +34,9 @@ def test_a_model_is_trained_and_ends_drafting(
     assert found["examples"] > 300 and found["prompts"] == 28
     assert found["held_out"] < found["examples"] / 2
     assert found["auc"] > 0.6 and found["log_loss"] < found["base_loss"]
-    about = json.loads(out.with_suffix(".json").read_text("utf-8"))
-    assert about["kind"] == kind and about["judgement"]["auc"] == found["auc"]
-    assert about["recorded"]["method"]["name"] == "mcsd-fork"
+    made = artifact.load(out, "decision")
+    assert made.settings["kind"] == kind and made.about["judgement"]["auc"] == found["auc"]
+    assert made.about["recorded"]["method"]["name"] == "mcsd-fork"
     drawn = find_spec("matplotlib") is not None  # it is in an extra
     assert found["figure"] == (str(out.with_suffix(".png")) if drawn else None)
     assert out.with_suffix(".png").is_file() is drawn

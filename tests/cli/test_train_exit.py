@@ -17,7 +17,7 @@ from conftest import Command
 from safetensors import safe_open
 
 import draftwood
-from draftwood.models import checkpoint
+from draftwood.models import artifact, checkpoint
 from draftwood.models import exit as exits
 
 SMALL = ("--context", 32, "--batch", 4, "--held-out", 4, "--warmup", 2)
@@ -49,8 +49,9 @@ def test_an_exit_layer_is_trained_shown_and_used(command: Command, target: Path,
     assert [point["step"] for point in curve] == [0, 6, 12]
     assert curve[-1]["loss"] < curve[0]["loss"] - 0.3  # it learns
     assert (out / "curve.png").read_bytes().startswith(b"\x89PNG")
-    about = json.loads((out / "exit.json").read_text())
-    assert about["layers"] == 1 and about["trained"]["steps"] == 12 and about["trained"]["tokens"] == 1536
+    made = artifact.load(out / "exit.safetensors", "exit")
+    assert made.settings["layers"] == 1
+    assert (made.about["trained"]["steps"], made.about["trained"]["tokens"]) == (12, 1536)
     # nothing is left to do, and no layer is made anew
     before = weights(out)
     again = command("train", "eesd", *flags, "--store", "float32", "--json").document

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
+from draftwood.models import artifact
+
 SIZES = [
     "--context",
     "24",
@@ -39,7 +41,7 @@ def test_train_resume_and_use(
     first = command(*flags, "--steps", "4", "--save-every", "2", "--json").document
     assert (first["heads"], first["steps"], first["new"], first["shared"]) == (2, 4, 4, False)
     assert 0 <= first["acceptance_2"] <= 1 and "acceptance_3" not in first
-    assert {path.name for path in out.iterdir()} >= {"heads.json", "heads.safetensors", "run.safetensors", "curve.json"}
+    assert {path.name for path in out.iterdir()} >= {"heads.safetensors", "run.safetensors", "curve.json"}
     assert command(*flags, "--steps", "4", "--json").document["new"] == 0
     said = command(*flags, "--steps", "4").out
     assert "2 heads" in said and "acceptance head by head" in said
@@ -78,12 +80,12 @@ def test_bad_flags_of_train_medusa(
 
 
 def test_tune_skip_and_use(command: Command, target: Path, tmp_path: Path) -> None:
-    prompts, out = tmp_path / "prompts.txt", tmp_path / "set.json"
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "set.safetensors"
     prompts.write_text("a b c\nb c\n", "utf-8")
     flags = ["--target", str(target), "--prompts", str(prompts), "--max-new-tokens", "6", "--gamma", "2"]
     document = command("tune", "skip", *flags, "--budget", "3", "--out", str(out), "--json").document
     assert document["judged"] <= 3 and document["speed_up"] > 0
-    saved = json.loads(out.read_text("utf-8"))
+    saved = artifact.load(out, "skip").settings
     assert (saved["attention"], saved["mlp"]) == (document["attention"], document["mlp"])
     said = command("tune", "skip", *flags, "--budget", "2", "--out", str(out))
     assert "sets judged on 2 texts; use it with --method self-spec --set skip=" in said.out
@@ -100,7 +102,7 @@ def test_tune_skip_and_use(command: Command, target: Path, tmp_path: Path) -> No
     [
         (["--budget", "0"], "--budget is 0, but must be at least 1"),
         (["--max-new-tokens", "1"], "--max-new-tokens is 1, but must be at least 2"),
-        (["--out", "set.txt"], "--out is set.txt, but self-spec reads a .json file; name one"),
+        (["--out", "set.txt"], "--out is set.txt, but self-spec reads a .safetensors file; name one"),
     ],
 )
 def test_bad_flags_of_tune_skip(command: Command, target: Path, flags: list[str], message: str) -> None:

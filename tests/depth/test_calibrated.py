@@ -1,8 +1,8 @@
 """Cali-TS: its predictor from recorded drafts to a file and back, by hand and at work."""
 
-import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,18 @@ from enumeration import EnumeratedRandomness
 from tabular import exact_law
 
 import draftwood
-from draftwood import ConfigurationError, Engine, Method, SamplingParams, TabularModel
+from draftwood import ConfigurationError, Engine, Method, ModelError, SamplingParams, TabularModel
 from draftwood.depth import CalibratedThompson, Growth
 from draftwood.depth.calibrated import (
     PLACES,
     Calibration,
-    Drafts,
-    deviations,
     load_calibration,
     save_calibration,
-    train_calibration,
 )
 from draftwood.methods import Speculative
-from draftwood.models.identity import fingerprint
-from draftwood.train.calibration import record
+from draftwood.models import artifact
+from draftwood.models.artifact import fingerprint
+from draftwood.train.calibration import Drafts, deviations, record, train_calibration
 
 D_TARGET, D_DRAFT = 6, 4
 
@@ -78,14 +76,12 @@ def simulated(requests: int = 60, seed: int = 0) -> Drafts:
 
 
 def test_training_foretells_acceptance_and_is_calibrated() -> None:
-    trained = train_calibration(simulated(100), epochs=8, rate=0.03)
-    judgement = trained.judgement
-    assert judgement is not None
+    trained, judgement = train_calibration(simulated(100), epochs=8, rate=0.03)
     assert judgement.log_loss < 0.9 * judgement.base_loss
     assert judgement.auc > 0.7 and judgement.error < 0.15
     assert 0.05 <= trained.model_deviation < 0.2 < trained.sample_deviation < 0.6
     assert trained.theta0 == pytest.approx(judgement.accepted, abs=0.1)
-    one, again = (train_calibration(simulated(10), epochs=2, batch=64) for _ in range(2))
+    one, again = (train_calibration(simulated(10), epochs=2, batch=64)[0] for _ in range(2))
     assert torch.equal(one.model.draft, again.model.draft)
 
 
@@ -128,7 +124,7 @@ CHAIN = {"name": "speculative", "gamma": 6}
 @pytest.fixture(scope="module")
 def path(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("calibration") / "c.safetensors"
-    trained = train_calibration(record(engine, Method.parse(CHAIN), PROMPTS, max_new_tokens=20), epochs=3)
+    trained, _ = train_calibration(record(engine, Method.parse(CHAIN), PROMPTS, max_new_tokens=20), epochs=3)
     save_calibration(
         path, trained, fingerprint(engine.target), fingerprint(engine.drafts[0]), {"prompts": len(PROMPTS)}
     )
@@ -169,35 +165,34 @@ def test_recorded_states_are_those_of_the_models(engine: Engine) -> None:
 def test_round_trip_of_the_file(path: Path, engine: Engine) -> None:
     target, draft = fingerprint(engine.target), fingerprint(engine.drafts[0])
     trained = load_calibration(path, target, draft)
-    about = json.loads(path.with_suffix(".json").read_text("utf-8"))
-    assert (about["target"], about["draft"], about["prompts"]) == (target, draft, len(PROMPTS))
-    assert trained.theta0 == about["theta0"]
-    assert not list(path.parent.glob("*.partial"))
+    found = artifact.load(path, "calibration", target=target, draft=draft)
+    assert found.about == {"prompts": len(PROMPTS)} and trained.theta0 == found.settings["theta0"]
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_of_another_model(path: Path, engine: Engine, role: str) -> None:
     prints = {"target": fingerprint(engine.target), "draft": fingerprint(engine.drafts[0])} | {role: "0" * 16}
     with pytest.raises(
-        ConfigurationError, match=f"was trained for another {role} .*train it with `draftwood train cal"
+        ModelError, match=f"was trained for another {role} .*make one for this {role} with `draftwood train cal"
     ):
         load_calibration(path, **prints)
 
 
 def test_missing_and_damaged_files(path: Path, tmp_path: Path, engine: Engine) -> None:
     prints = fingerprint(engine.target), fingerprint(engine.drafts[0])
-    with pytest.raises(ConfigurationError, match=r"none.safetensors does not exist; train it with"):
+    with pytest.raises(ModelError, match=r"none.safetensors does not exist; make one with"):
         load_calibration(tmp_path / "none.safetensors", *prints)
     copy = tmp_path / "c.safetensors"
-    copy.with_suffix(".json").write_bytes(path.with_suffix(".json").read_bytes())
-    for data in (b"", path.read_bytes()[:-200], path.with_suffix(".json").read_bytes()):
+    for data in (b"", path.read_bytes()[:-200]):
         copy.write_bytes(data)
-        with pytest.raises(ConfigurationError, match=r"c.safetensors cannot be read .*; train it with .* again"):
+        with pytest.raises(ModelError, match=r"c.safetensors cannot be read .*; make it again with"):
             load_calibration(copy, *prints)
-    copy.write_bytes(path.read_bytes())
-    copy.with_suffix(".json").write_text("{}", "utf-8")
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        load_calibration(copy, *prints)
+    whole = artifact.load(path, "calibration")
+    for changes in ({"settings": {}}, {"tensors": {}}, {"tensors": {**whole.tensors, "bias": torch.ones(3)}}):
+        replace(whole, **changes).save(copy)
+        with pytest.raises(ModelError, match="is damaged"):
+            load_calibration(copy, *prints)
 
 
 def test_greedy_text_is_plain_decodings(path: Path, engine: Engine) -> None:
@@ -224,7 +219,7 @@ def test_beams_refuse_it_and_methods_round_trip(path: Path, engine: Engine) -> N
     method = Method.parse({**CHAIN, "depth": {"name": "cali-ts", "path": str(path), "shared": True}})
     assert method.as_dict()["depth"] == f"cali-ts:path={path},shared=true"
     assert Method.parse(method.as_dict()) == method
-    with pytest.raises(ConfigurationError, match="does not exist; train it with `draftwood train calibration`"):
+    with pytest.raises(ModelError, match="does not exist; make one with `draftwood train calibration`"):
         engine.generate("The", {**CHAIN, "depth": "cali-ts:nowhere"}, max_new_tokens=4)
 
 

@@ -1,7 +1,7 @@
 """Decision models: figures against definitions, learning something learnable, files, and stopping."""
 
-import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,14 +12,14 @@ from draftwood.depth import Growth
 from draftwood.depth.decision import (
     Decide,
     Decision,
-    hidden_label,
     load_decision,
     output_features,
     save_decision,
-    train_decision,
 )
-from draftwood.depth.judgement import area_under, calibration_table, judge, overlap, roc_curve
-from draftwood.errors import ConfigurationError
+from draftwood.errors import ConfigurationError, ModelError
+from draftwood.models import artifact
+from draftwood.train.decisions import hidden_label, train_decision
+from draftwood.train.judgement import area_under, calibration_table, judge, overlap, roc_curve
 
 DRAFT = "0123456789abcdef"
 
@@ -114,20 +114,25 @@ def test_groups_are_held_out_whole() -> None:
 def test_saved_models_come_back_and_know_their_draft(tmp_path: Path) -> None:
     model = Decision("output", 5, 8)
     path = tmp_path / "models" / "decision.safetensors"
-    save_decision(path, model, DRAFT, judge(torch.tensor([0.2, 0.9]), torch.tensor([0.0, 1.0])), {"prompts": 7})
+    figures = asdict(judge(torch.tensor([0.2, 0.9]), torch.tensor([0.0, 1.0])))
+    save_decision(path, model, DRAFT, figures, {"prompts": 7})
     features = torch.rand(6, 5)
     assert torch.equal(load_decision(path, DRAFT).chance(features), model.chance(features))
-    about = json.loads(path.with_suffix(".json").read_text())
-    assert about["judgement"]["auc"] == 1.0 and about["recorded"] == {"prompts": 7} and about["draft"] == DRAFT
-    assert sorted(file.name for file in path.parent.iterdir()) == ["decision.json", "decision.safetensors"]
-    with pytest.raises(ConfigurationError, match="trained for another draft") as caught:
+    about = artifact.load(path, "decision", draft=DRAFT).about
+    assert about["judgement"]["auc"] == 1.0 and about["recorded"] == {"prompts": 7}
+    assert [file.name for file in path.parent.iterdir()] == ["decision.safetensors"]
+    with pytest.raises(ModelError, match="trained for another draft") as caught:
         load_decision(path, "f" * 16)
     assert "\n" not in str(caught.value)
-    with pytest.raises(ConfigurationError, match="does not exist"):
+    with pytest.raises(ModelError, match="does not exist"):
         load_decision(tmp_path / "none.safetensors", DRAFT)
     path.write_bytes(b"damaged")
-    with pytest.raises(ConfigurationError, match="cannot be read"):
+    with pytest.raises(ModelError, match="cannot be read"):
         load_decision(path, DRAFT)
+    for settings in ({}, {"kind": "output", "inputs": 6, "width": 8}, {"kind": 1, "inputs": "x", "width": 10**12}):
+        artifact.Artifact("decision", {"draft": DRAFT}, settings, model.state_dict()).save(path)
+        with pytest.raises(ModelError, match=r"is damaged .* make it again with `draftwood train decision`"):
+            load_decision(path, DRAFT)
 
 
 def test_a_model_is_read_once_until_it_changes(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from draftwood import Engine, Method, SamplingParams, TabularModel
 from draftwood.core.records import Round
 from draftwood.depth import Growth
 from draftwood.depth.decision import Decide, Decision, DecisionKind, save_decision
-from draftwood.errors import ConfigurationError
+from draftwood.errors import ConfigurationError, ModelError
 from draftwood.methods import Fork, MultiCandidate, Speculative
-from draftwood.models.identity import fingerprint, fingerprints
+from draftwood.models.artifact import fingerprint, fingerprints
 from draftwood.sampling import Streams
 
 PROMPT, END = [1, 2, 1, 2], frozenset({0})
@@ -162,7 +162,7 @@ def test_what_is_refused_before_anything_is_decoded(tmp_path: Path) -> None:
         ("speculative", f"decision:{hidden},threshold=-1", "greater than or equal to 0"),
     ]
     for name, depth, message in cases:
-        with pytest.raises(ConfigurationError, match=message) as caught:
+        with pytest.raises((ConfigurationError, ModelError), match=message) as caught:
             engine.generate(PROMPT, {"name": name, "depth": depth}, max_new_tokens=5)
         assert "\n" not in str(caught.value)
 
@@ -171,7 +171,7 @@ def test_a_model_for_one_draft_is_not_for_several(tmp_path: Path) -> None:
     drafts = [TabularModel.random(3, seed=seed) for seed in (1, 2)]
     engine = Engine(TabularModel.random(3, seed=3), drafts)
     method = {"name": "specinfer", "expansion": [1, 1]}
-    with pytest.raises(ConfigurationError, match="trained for another draft"):
+    with pytest.raises(ModelError, match="trained for another draft"):
         engine.generate(PROMPT, {**method, "depth": f"decision:{file_of('output', tmp_path, drafts[0])}"})
     depth = f"decision:{file_of('output', tmp_path, *drafts)}"
     assert len(engine.generate(PROMPT, {**method, "depth": depth}, max_new_tokens=9).tokens) == 9

@@ -38,7 +38,7 @@ def test_a_draft_through_transformers(command: Command, target: Path, draft: Pat
 def test_a_directory_that_is_not_there(command: Command) -> None:
     shown = command("generate", "x", "--target", "hf:./nowhere")
     assert shown.code == 2 and shown.err.count("\n") == 1
-    assert "./nowhere is not a directory" in shown.err
+    assert "./nowhere is not a checkpoint directory" in shown.err
 
 
 def test_without_the_extra(command: Command, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:

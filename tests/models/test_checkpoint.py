@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 import draftwood
 from draftwood.core.forest import Forest
 from draftwood.errors import ModelError
-from draftwood.models import checkpoint
+from draftwood.models import checkpoint, saving
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.rotary import RopeScaling
 
@@ -159,13 +159,33 @@ def test_a_hub_id_that_cannot_be_fetched_is_one_sentence(monkeypatch: pytest.Mon
 )
 def test_what_cannot_be_a_hub_id_never_reaches_the_hub(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
-    with pytest.raises(ModelError, match="is not a directory; give a Hugging Face checkpoint directory or a hub id"):
+    with pytest.raises(ModelError, match="is not a checkpoint directory; ") as caught:
         checkpoint.locate(source)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_checkpoint_says_what_would_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "models" / "tiny")
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    for source, instead in (
+        ("gpt2", r"give owner/gpt2, or a path \(openai-community/gpt2 is GPT-2's id\)"),
+        ("x.gguf", "GGUF files are not read: give the Hugging Face checkpoint that it was made from"),
+        ("y.gguf", "GGUF files are not read"),
+        ("models/tiny/model.safetensors", "it is a file: give the directory that holds .* such as models/tiny"),
+        ("./models/tiny2", "did you mean models/tiny"),
+        ("./nowhere/tiny", "there is no nowhere either: check the path"),
+        ("./models/big", "nothing is there: check the path"),
+        ("", "give a directory, or the hub id"),
+        ("models", r"models has no config\.json; give one of the directories in it \(tiny\)"),
+    ):
+        with pytest.raises(ModelError, match=instead):
+            draftwood.load(source)
 
 
 def test_a_file_is_not_a_checkpoint(tmp_path: Path) -> None:
     write(tmp_path)
-    with pytest.raises(ModelError, match=r"config\.json is not a directory"):
+    with pytest.raises(ModelError, match=r"config\.json is not a checkpoint directory; it is a file"):
         checkpoint.load(tmp_path / "config.json")
 
 
@@ -282,7 +302,7 @@ def test_save_then_load_here_and_by_hugging_face(name: str, tmp_path: Path) -> N
     generator = torch.Generator().manual_seed(1)
     for parameter in decoder.parameters():
         parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator) + (parameter.ndim == 1))
-    checkpoint.save(decoder, tmp_path, eos_token_id=7)
+    saving.save(decoder, tmp_path, eos_token_id=7)
     again = checkpoint.load(tmp_path)
     assert again.config == decoder.config
     assert torch.equal(logits_of(again), logits_of(decoder))
@@ -298,8 +318,8 @@ def test_saving_in_another_dtype(tmp_path: Path) -> None:
     write(tmp_path / "source")
     decoder = checkpoint.load(tmp_path / "source", packed=False)
     with pytest.raises(ModelError, match="packed cannot be saved; load it with packed=False"):
-        checkpoint.save(checkpoint.load(tmp_path / "source"), tmp_path / "half")
-    checkpoint.save(decoder, tmp_path / "half", torch.bfloat16)
+        saving.save(checkpoint.load(tmp_path / "source"), tmp_path / "half")
+    saving.save(decoder, tmp_path / "half", torch.bfloat16)
     half = checkpoint.load(tmp_path / "half", "auto", packed=False)
     assert half.dtype == torch.bfloat16
     assert torch.equal(half.layers[0].qkv.weight, decoder.layers[0].qkv.weight.bfloat16())
@@ -308,5 +328,5 @@ def test_saving_in_another_dtype(tmp_path: Path) -> None:
 def test_a_shape_that_llama_cannot_say_is_not_saved(tmp_path: Path) -> None:
     decoder = Decoder(DecoderConfig(96, 32, 40, 1, 4, 4, 8, qkv_bias=True))
     with pytest.raises(ModelError, match="biases in all of q, k, v and o or in none"):
-        checkpoint.save(decoder, tmp_path / "out")
+        saving.save(decoder, tmp_path / "out")
     assert not (tmp_path / "out").exists()

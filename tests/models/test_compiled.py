@@ -11,7 +11,7 @@ import torch
 import draftwood
 from draftwood.core.forest import Forest
 from draftwood.errors import ConfigurationError
-from draftwood.models import checkpoint
+from draftwood.models import checkpoint, saving
 from draftwood.models.backend import compiled
 from draftwood.models.backend.compiled import BUCKETS, Compiled
 from draftwood.models.base import Batch
@@ -122,7 +122,7 @@ def test_a_failing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_cannot_be_compiled_or_quantised_is_refused(tmp_path: Path) -> None:
-    checkpoint.save(tiny(), tmp_path / "model")
+    saving.save(tiny(), tmp_path / "model")
     for options, sentence in (
         ({"quantize": "int4"}, "quantize 'int4' is not known"),
         ({"quantize": "int8", "dtype": "float64"}, "quantize int8 is for the CPU with dtype float32 or bfloat16"),

@@ -9,6 +9,7 @@ from test_session import VOCAB, decoder
 
 from draftwood import ModelError
 from draftwood.models import exit as exits
+from draftwood.models.artifact import fingerprint
 from draftwood.models.base import Batch
 
 
@@ -16,7 +17,7 @@ from draftwood.models.base import Batch
 def test_the_cached_forward_is_the_training_forward(dtype: torch.dtype, tmp_path: Path) -> None:
     """In padded batches too, where rows have different lengths."""
     target = decoder(3, dtype)
-    exits.save(exits.ExitLayer.of(target, 2).weights(), tmp_path, target, target.config, 2, dtype)
+    exits.save(exits.ExitLayer.of(target, 2).weights(), tmp_path, fingerprint(target), 2, dtype)
     layer, plain = exits.load(tmp_path, target), exits.load(tmp_path, target, packed=False)
     rng = random.Random(4)
     texts = [[rng.randrange(VOCAB) for _ in range(n)] for n in (3, 9, 6)]
@@ -49,12 +50,12 @@ def test_the_cached_forward_is_the_training_forward(dtype: torch.dtype, tmp_path
 def test_files_give_the_same_exit_back(tmp_path: Path) -> None:
     target = decoder(3)
     made = exits.ExitLayer.of(target, 2)
-    exits.save(made.weights(), tmp_path, target, target.config, 2, torch.float32, trained={"steps": 7})
+    exits.save(made.weights(), tmp_path, made.target, 2, torch.float32, trained={"steps": 7})
     again = exits.load(tmp_path, target, packed=False)
     assert again.layers == 2 and again.n_layers == 1 and again.target == made.target
     for name, part in made.weights().items():
         assert torch.equal(again.weights()[name], part)
     with pytest.raises(ModelError, match="packed cannot be saved"):
         exits.load(tmp_path, target).weights()
-    assert {path.name for path in tmp_path.iterdir()} == {"exit.json", "exit.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {"exit.safetensors"}
     assert exits.share(12) == 1 and exits.share(32) == 3 and exits.share(80) == 8 and exits.share(2) == 1

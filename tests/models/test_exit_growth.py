@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,11 +11,13 @@ import draftwood
 from draftwood import Engine
 from draftwood.cli.main import run
 from draftwood.loading import EMBEDDED
+from draftwood.models import artifact
 from draftwood.models import exit as exits
+from draftwood.models.artifact import fingerprint
 from draftwood.models.checkpoint import load
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.grow import Growth, grow
-from draftwood.models.grow_exit import grow_exit, grown_layers
+from draftwood.models.grown import grow_exit, grown_layers
 
 
 def target() -> Decoder:
@@ -44,7 +45,7 @@ def test_the_grown_exit_says_the_same(layers: int, behind: int, width: int, tmp_
         ("small", exit.weights(), small, layers),
         ("large", grow_exit(exit, plan, torch.float64), large, behind),
     ):
-        exits.save(weights, tmp_path / name, model, model.config, after, torch.float64)
+        exits.save(weights, tmp_path / name, fingerprint(model), after, torch.float64)
     engines = {"small": Engine(small), "large": Engine(large)}
     for seed in range(3):
         results = [
@@ -63,11 +64,11 @@ def test_growing_the_embedded_target_grows_its_exit(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as left:
         run(["grow", str(out), "--layers", "14", "--width", "384", "--dtype", "bfloat16", "--json"])
     assert left.value.code == 0
-    before = json.loads((EMBEDDED / "target" / "exit" / "exit.json").read_text())
-    about = json.loads((out / "exit" / "exit.json").read_text())
-    assert about["layers"] == before["layers"] and about["grown_from"] == before["target"] != about["target"]
+    before, grown = (artifact.load(artifact.beside(home, "exit"), "exit") for home in (EMBEDDED / "target", out))
+    assert grown.settings == before.settings
+    assert grown.about["grown_from"] == before.models["target"] != grown.models["target"]
     model = load(out, "bfloat16")
-    assert exits.find(model, None).layers == before["layers"]
+    assert exits.find(model, None).layers == before.settings["layers"]
     options = {"sampling": {"temperature": 0}, "max_new_tokens": 24}
     result = draftwood.load(out).generate("Story: Mara was", "eesd", **options)
     same = draftwood.load(EMBEDDED / "target").generate("Story: Mara was", "eesd", **options)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from draftwood.errors import ModelError
-from draftwood.models import checkpoint
+from draftwood.models import checkpoint, saving
 from draftwood.models.decoder import Decoder
 from draftwood.models.families import FAMILIES
 
@@ -165,12 +165,12 @@ def test_biases_that_a_config_forgets_are_not_dropped_silently(tmp_path: Path) -
 def test_only_what_llama_can_say_is_saved_as_llama(tmp_path: Path) -> None:
     write(tmp_path / "limited", "mistral")
     with pytest.raises(ModelError, match="the Llama family has no word for this model's windows; it cannot be saved"):
-        checkpoint.save(checkpoint.load(tmp_path / "limited", packed=False), tmp_path / "out")
+        saving.save(checkpoint.load(tmp_path / "limited", packed=False), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     write(tmp_path / "source", "mistral_unlimited")
     decoder = checkpoint.load(tmp_path / "source", packed=False)
     config = decoder.config
     plain = Decoder(type(config)(**{**vars(config), "windows": ()})).requires_grad_(False)
     plain.load_state_dict(decoder.state_dict())
-    checkpoint.save(plain, tmp_path / "out")
+    saving.save(plain, tmp_path / "out")
     assert torch.equal(prompt_logits(tmp_path / "out"), prompt_logits(tmp_path / "source"))

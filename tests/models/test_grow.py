@@ -18,8 +18,7 @@ from draftwood import Engine, Metrics
 from draftwood.corpus import DOMAINS, documents
 from draftwood.errors import ConfigurationError, ModelError
 from draftwood.loading import EMBEDDED
-from draftwood.models import checkpoint
-from draftwood.models import grow as growing
+from draftwood.models import checkpoint, saving
 from draftwood.models.backend.attention import fused
 from draftwood.models.decoder import Decoder, DecoderConfig, View
 from draftwood.models.grow import Growth, grow, write
@@ -167,7 +166,7 @@ def test_too_few_replicas_of_a_group() -> None:
 
 
 def test_other_families_are_refused() -> None:
-    with pytest.raises(ModelError, match="has no norm, qk_norm"):
+    with pytest.raises(ModelError, match="has no word for this model's norm, qk_norm"):
         grow(small(norm="rms_offset", qk_norm=True), 3, 48)
 
 
@@ -185,15 +184,15 @@ def written(source: Path, out: Path, layers: int, width: int, dtype: str = "floa
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small checkpoint, in float32."""
     path = tmp_path_factory.mktemp("grow") / "small"
-    checkpoint.save(small(torch.float32, tie_word_embeddings=True), path, eos_token_id=5)
+    saving.save(small(torch.float32, tie_word_embeddings=True), path, eos_token_id=5)
     return path
 
 
-@pytest.mark.parametrize("shard_bytes", [growing.SHARD_BYTES, 60_000])
+@pytest.mark.parametrize("shard_bytes", [saving.SHARD_BYTES, 60_000])
 def test_what_is_written_loads_everywhere(
     source: Path, tmp_path: Path, shard_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(growing, "SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr(saving, "SHARD_BYTES", shard_bytes)
     out = written(source, tmp_path / "out", 5, 48)
     files = sorted(path.name for path in out.iterdir())
     if shard_bytes == 60_000:

@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from draftwood import Engine
+from draftwood.models import artifact, skip
 from draftwood.models import heads as trained
+from draftwood.models.artifact import fingerprint
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.grow import Growth, grow
-from draftwood.models.grow_exit import grown_fingerprint
-from draftwood.models.grow_heads import grow_heads, write_heads
-from draftwood.models.grow_skip import grow_skipped, write_grown_skipped
+from draftwood.models.grown import grow_heads, grow_skipped, grown_fingerprint, write_learned
 from draftwood.models.heads import Heads
-from draftwood.models.identity import fingerprint
 from draftwood.models.skip import Skipped, SkippedDecoder, skipping
 
 
@@ -42,8 +41,10 @@ def test_grown_heads_say_the_same(width: int, shared: bool, tmp_path: Path) -> N
     heads, growth = moved(model, shared), Growth.plan(model, 5, width, seed=4)
     grown = grow(model, 5, width, seed=4).eval()
     assert grown_fingerprint(model, growth, torch.float32) == fingerprint(grown)
-    write_heads(heads, model, growth, tmp_path, "float32")
-    loaded = trained.load(tmp_path / trained.BESIDE, grown, packed=False)
+    model.home, grown.home = tmp_path / "small", tmp_path / "grown"
+    trained.save(heads.weights(), model.home / "heads", fingerprint(model), torch.float32, heads.ranks)
+    write_learned(model.home, model, growth, grown.home, "float32")
+    loaded = trained.load(grown.home / "heads", grown, packed=False)
     assert sum(part.numel() for part in loaded.parameters()) > sum(part.numel() for part in heads.parameters())
     assert loaded.ranks == heads.ranks
     with torch.inference_mode():
@@ -55,9 +56,7 @@ def test_grown_heads_say_the_same(width: int, shared: bool, tmp_path: Path) -> N
     names = grow_heads(heads, growth, torch.float32)
     assert shared or not torch.equal(names["out.0.weight"], names["out.1.weight"])
     options = {"sampling": {"temperature": 0}, "max_new_tokens": 24}
-    model.home, grown.home = tmp_path / "none", tmp_path
     drafted = Engine(grown).generate([3, 4], {"name": "medusa", "tree": [2, 1, 1]}, **options)  # type: ignore[arg-type]
-    trained.save(heads.weights(), tmp_path / "none" / trained.BESIDE, fingerprint(model), torch.float32)
     before = Engine(model).generate([3, 4], {"name": "medusa", "tree": [2, 1, 1]}, **options)  # type: ignore[arg-type]
     assert drafted.tokens == before.tokens
     assert [r.depth_accepted for r in drafted.rounds] == [r.depth_accepted for r in before.rounds]
@@ -69,7 +68,8 @@ def test_a_grown_skip_set_gives_the_same_drafts_for_the_same_share_of_the_cost(t
     growth = Growth.plan(model, 9, 32, seed=4, keep_first=1)
     assert grow_skipped(chosen, growth) == Skipped((2, 5, 7), (0, 1, 3, 4, 6, 8))  # a third, and two thirds, of nine
     grown = grow(model, 9, 32, seed=4, keep_first=1).eval()
-    write_grown_skipped(chosen, model, growth, tmp_path, "float32")
+    skip.save(artifact.beside(tmp_path / "small", "skip"), chosen, fingerprint(model))
+    write_learned(tmp_path / "small", model, growth, tmp_path, "float32")
     grown.home = tmp_path
     view = skipping(grown, None)
     assert view.skipped == grow_skipped(chosen, growth)

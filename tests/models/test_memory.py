@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftwood.models import checkpoint
+from draftwood.models import saving
 from draftwood.models.decoder import Decoder, DecoderConfig
 
 MIB = 2**20
@@ -21,7 +21,7 @@ import json, re, sys
 import torch
 import draftwood
 from draftwood.engine import Engine
-from draftwood.models import checkpoint
+from draftwood.models import checkpoint, saving
 
 def status(name):  # not ru_maxrss, which a process inherits
     return int(re.search(name + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
@@ -43,7 +43,7 @@ print(json.dumps([before, loaded, held, status("VmHWM"), model.weight_bytes, cac
 def write(directory: Path, width: int, layers: int) -> Path:
     torch.manual_seed(0)
     config = DecoderConfig(2048, width, 4 * width, layers, width // 64, width // 64, 64)
-    checkpoint.save(Decoder(config), directory)
+    saving.save(Decoder(config), directory)
     return directory
 
 

@@ -15,18 +15,18 @@ from draftwood import ConfigurationError, Engine, Method, ModelError, TabularMod
 from draftwood.core.forest import Forest, Verdict, advance
 from draftwood.depth import AdaptiveConfidence
 from draftwood.draft import SharedSession
+from draftwood.models import artifact
+from draftwood.models.artifact import fingerprint
 from draftwood.models.backend.attention import fused
 from draftwood.models.backend.compiled import Compiled
 from draftwood.models.decoder import Decoder, View
-from draftwood.models.identity import fingerprint
 from draftwood.models.skip import (
-    BESIDE,
     Skipped,
     SkippedDecoder,
     every_other,
-    load_skipped,
+    load,
     part_bytes,
-    save_skipped,
+    save,
     skipping,
 )
 from draftwood.runtime.executor import execute
@@ -182,9 +182,10 @@ def test_which_set_is_taken(tmp_path: Path) -> None:
     assert skipping(target, None).skipped == every_other(4) == Skipped((1,), (1,))
     assert every_other(9) == Skipped((1, 3, 5, 7), (1, 3, 5, 7))
     assert (every_other(2), every_other(1)) == (Skipped((), (1,)), Skipped((), (0,)))
-    save_skipped(tmp_path / BESIDE, SETS[0], target, {"speed_up": 1.5})
-    assert load_skipped(tmp_path / BESIDE, target) == SETS[0]
-    assert json.loads((tmp_path / BESIDE).read_text("utf-8"))["speed_up"] == 1.5
+    path = artifact.beside(tmp_path, "skip")
+    save(path, SETS[0], fingerprint(target), speed_up=1.5)
+    assert load(path, target) == SETS[0]
+    assert artifact.load(path, "skip").about == {"speed_up": 1.5}
     target.home = tmp_path
     assert skipping(target, None).skipped == SETS[0]
 
@@ -196,8 +197,8 @@ def test_which_set_is_taken(tmp_path: Path) -> None:
     assert taken() == SETS[0]
     assert taken(mlp=[2, 0]) == Skipped((), (0, 2))
     assert taken(attention="1,3", mlp="") == Skipped((1, 3), ())
-    save_skipped(tmp_path / "other.json", SETS[1], target, {})
-    assert taken(skip=str(tmp_path / "other.json")) == SETS[1]
+    save(tmp_path / "other.safetensors", SETS[1], fingerprint(target))
+    assert taken(skip=str(tmp_path / "other.safetensors")) == SETS[1]
 
 
 def test_defaults() -> None:
@@ -215,32 +216,30 @@ def test_defaults() -> None:
         ({"attention": [1, 4]}, "the attention of layer 4 cannot be skipped: the target's layers go from 0 to 3"),
         ({"mlp": [7]}, "the mlp of layer 7 cannot be skipped"),
         ({"attention": [0, 1, 2, 3]}, "all 4 attention sublayers are skipped"),
-        ({"skip": "nowhere.json"}, "skip set nowhere.json does not exist; find one with `draftwood tune skip"),
+        (
+            {"skip": "nowhere.safetensors"},
+            "skip set nowhere.safetensors does not exist; make one with `draftwood tune skip",
+        ),
         ({"skip": "x.json", "mlp": [1]}, "leave out attention and mlp, or skip"),
         ({"attention": "one"}, "give whole numbers with commas between"),
         ({"attention": [-1]}, "should be greater than or equal to 0"),
     ],
 )
 def test_sets_that_cannot_be(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message) as caught:
+    with pytest.raises((ConfigurationError, ModelError), match=message) as caught:
         Engine(decoder()).generate([1, 2], {"name": "self-spec", **options})
     assert "\n" not in str(caught.value)
 
 
 def test_files_that_cannot_be(tmp_path: Path) -> None:
-    target, path = decoder(), tmp_path / "set.json"
-    save_skipped(path, Skipped((1,), ()), decoder(1), {})
-    with pytest.raises(ConfigurationError, match="was found for another target"):
-        load_skipped(path, target)
-    for text, message in (
-        ("{", "is not valid JSON"),
-        ("[1]", "not an object"),
-        ('{"attention": [1]}', "no list of layers 'mlp'"),
-        ('{"attention": ["1"], "mlp": []}', "no list of layers 'attention'"),
-    ):
-        path.write_text(text, "utf-8")
-        with pytest.raises(ConfigurationError, match=message):
-            load_skipped(path, target)
+    target, path = decoder(), tmp_path / "set.safetensors"
+    save(path, Skipped((1,), ()), fingerprint(decoder(1)))
+    with pytest.raises(ModelError, match="was trained for another target"):
+        load(path, target)
+    for settings in ({"attention": [1]}, {"attention": ["1"], "mlp": []}, {"attention": 1, "mlp": []}, {}):
+        artifact.Artifact("skip", {"target": fingerprint(target)}, settings).save(path)
+        with pytest.raises(ModelError, match=r"is damaged .*; make it again with `draftwood tune skip`"):
+            load(path, target)
 
 
 def test_targets_that_cannot_skip() -> None:

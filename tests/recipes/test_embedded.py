@@ -23,11 +23,11 @@ from draftwood.models.checkpoint import load
 from draftwood.models.decoder import Decoder
 from draftwood.train.optim import Schedule
 from draftwood.train.packing import CLOSING_SHARES, EOS, OPENING_SHARES, SHARES, end_token, pack
-from recipes.embedded import embedded
-from recipes.embedded.evaluate import generated
-from recipes.embedded.monitor import Monitor, expected, held_out
-from recipes.embedded.run import Run, loss_of
-from recipes.embedded.tokenizer import train_tokenizer
+from recipes import train
+from recipes.evaluate import generated
+from recipes.monitor import Monitor, expected, held_out
+from recipes.tokenizer import train_tokenizer
+from recipes.train import PairRun, loss_of
 
 PAIR = Path(draftwood.models.__file__).parent / "embedded"
 ROLES = ("target", "draft")
@@ -147,15 +147,15 @@ def train_tiny(work: Path, out: Path, stop_after: int | None = None) -> None:
     """Train the draft shape for six steps; stop hard after some of them where asked."""
     code = (
         "import os, sys\n"
-        "from draftwood.train import embedded, run\n"
+        "from recipes import train\n"
         "stop = int(sys.argv.pop())\n"
-        "plain = run.Run.step\n"
+        "plain = train.PairRun.step\n"
         "def step(self, *rest):\n"
         "    if self.progress.step == stop: os._exit(9)\n"
         "    return plain(self, *rest)\n"
-        "run.Run.step = step\n"
-        "embedded.Monitor = lambda *a, **k: type('M', (), {'measure': lambda self, forward: {}})()\n"
-        "embedded.main(sys.argv[1:])\n"
+        "train.PairRun.step = step\n"
+        "train.Monitor = lambda *a, **k: type('M', (), {'measure': lambda self, forward: {}})()\n"
+        "train.main(sys.argv[1:])\n"
     )
     stop = str(-1 if stop_after is None else stop_after)
     command = ["--role", "draft", "--work", str(work), "--out", str(out), *TINY.split(), stop]
@@ -186,7 +186,7 @@ def test_a_killed_run_ends_with_the_bits_of_an_unbroken_one(tmp_path: Path, toke
 
 
 def test_training_lowers_the_loss(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    run = Run(embedded.shape("draft", tokenizer.get_vocab_size()), 0, tmp_path / "x.safetensors", fast=False)
+    run = PairRun(train.shape("draft", tokenizer.get_vocab_size()), 0, tmp_path / "x.safetensors", fast=False)
     rows = pack(tokenizer, "train", 4, 64, seed=1)
     schedule = Schedule(3e-3, 2, 30, 30)
     losses = [run.step(rows, 4, schedule)["loss"] for _ in range(12)]

@@ -19,7 +19,9 @@ import draftwood
 from draftwood import Engine
 from draftwood.corpus import documents
 from draftwood.loading import EMBEDDED
+from draftwood.models import artifact
 from draftwood.models import exit as exits
+from draftwood.models.artifact import fingerprint
 from draftwood.models.checkpoint import load
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.tokenizer import Tokenizer
@@ -151,7 +153,7 @@ def test_a_save_that_fails_leaves_the_last_good_one(tmp_path: Path) -> None:
     run.step()
     run.save(torch.float32)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert set(before) == {"run.safetensors", "exit.safetensors", "exit.json"}
+    assert set(before) == {"run.safetensors", "exit.safetensors"}
     for _ in range(3):
         run.step()
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -162,7 +164,7 @@ def test_a_save_that_fails_leaves_the_last_good_one(tmp_path: Path) -> None:
             with pytest.raises(draftwood.ModelError, match=sentence):
                 run.save(torch.float32)
             with pytest.raises(draftwood.ModelError, match=r"cannot be written .* what was there before is whole"):
-                exits.save(run.exit.weights(), tmp_path, run.target, run.target.config, 1, torch.float32)
+                exits.save(run.exit.weights(), tmp_path, fingerprint(run.target), 1, torch.float32)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
         assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -241,14 +243,14 @@ def test_reduced_precision_gives_plain_decodings_text_too(dtype: str) -> None:
 
 def test_the_shipped_exit_is_as_good_as_its_file_says(tmp_path: Path) -> None:
     target = load(EMBEDDED / "target", packed=False)
-    place = EMBEDDED / "target" / exits.BESIDE
-    about = json.loads((place / exits.ABOUT).read_text())
+    path = artifact.beside(EMBEDDED / "target", "exit")
+    known = artifact.load(path, "exit")
     words = Tokenizer.load(EMBEDDED / "target")
     corpus = read_texts("corpus", words, 0, 256, 2, 8)
     assert corpus.train.shape == (2, 256) and corpus.held_out.shape == (8, 256)
-    run = ExitRun(target, corpus, Settings(layers=about["layers"]), tmp_path)
+    run = ExitRun(target, corpus, Settings(layers=known.settings["layers"]), tmp_path)
     untrained = run.measure()
-    run.exit = exits.load(place, target, packed=False)
+    run.exit = exits.load(path.parent, target, packed=False)
     point = run.measure()
     assert point["acceptance"] > 0.8 > untrained["acceptance"] + 0.3
-    assert point["acceptance"] == pytest.approx(about["trained"]["acceptance"], abs=0.04)
+    assert point["acceptance"] == pytest.approx(known.about["trained"]["acceptance"], abs=0.04)

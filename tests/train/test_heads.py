@@ -1,5 +1,6 @@
 """Training heads: the loss by hand, resuming bit for bit, what is saved and what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ from safetensors.torch import load_file
 from test_session import VOCAB, decoder
 
 from draftwood import ConfigurationError, Engine, ModelError
-from draftwood.models import heads as trained
+from draftwood.models import artifact
+from draftwood.models.artifact import fingerprint
 from draftwood.models.decoder import Decoder
-from draftwood.models.heads import ABOUT, WEIGHTS, Heads, load, save
-from draftwood.models.identity import fingerprint
+from draftwood.models.heads import FILE, Heads, load, save
 from draftwood.train.heads import HeadRun, HeadSettings
 from draftwood.train.texts import Texts
 
@@ -112,7 +113,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert again.progress.step == 2
     list(again.train(2, 3, torch.float32))
     assert again.progress.step == whole.progress.step == 6
-    one, other = (load_file(tmp_path / name / WEIGHTS) for name in ("whole", "broken"))
+    one, other = (load_file(tmp_path / name / FILE) for name in ("whole", "broken"))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
     assert again.progress.curve == whole.progress.curve
     with pytest.raises(ConfigurationError, match="holds a run whose heads is 3, not 2; give the same settings"):
@@ -133,7 +134,7 @@ def test_what_was_trained_is_loaded_and_drafts(tmp_path: Path) -> None:
     plain = Engine(target).generate(prompt, "autoregressive", {"temperature": 0}, max_new_tokens=16)
     assert result.tokens == plain.tokens
     target.home = tmp_path.parent
-    tmp_path.rename(tmp_path.parent / trained.BESIDE)
+    tmp_path.rename(tmp_path.parent / "heads")
     beside = Engine(target).generate(prompt, {**method, "heads": None}, {"temperature": 0}, max_new_tokens=16)
     assert [r.drafted for r in beside.rounds] == [r.drafted for r in result.rounds]
 
@@ -171,36 +172,12 @@ def test_nothing_to_train_on(tmp_path: Path) -> None:
 def test_files_that_cannot_be(tmp_path: Path) -> None:
     target = decoder()
     save(Heads.of(decoder(1), 2).weights(), tmp_path, fingerprint(decoder(1)))
-    with pytest.raises(
-        ModelError, match=r"the heads in .* were trained for another target .* `draftwood train medusa`"
-    ):
+    with pytest.raises(ModelError, match=r"was trained for another target .* `draftwood train medusa`"):
         load(tmp_path, target)
     save(Heads.of(target, 2).weights(), tmp_path, fingerprint(target))
     load(tmp_path, target)
-    whole = (tmp_path / WEIGHTS).read_bytes()
-    (tmp_path / WEIGHTS).write_bytes(whole[:200])
-    with pytest.raises(ModelError, match=r"missing, damaged or of other heads .* train the heads again"):
-        load(tmp_path, target)
-    (tmp_path / WEIGHTS).write_bytes(whole)
-    (tmp_path / ABOUT).write_text((tmp_path / ABOUT).read_text("utf-8").replace('"heads": 2', '"heads": 3'), "utf-8")
-    with pytest.raises(ModelError, match="of other heads"):
-        load(tmp_path, target)
-    (tmp_path / ABOUT).write_text("{}", "utf-8")
-    with pytest.raises(ModelError, match="does not say heads and shared"):
-        load(tmp_path, target)
-
-
-def test_an_interrupted_save_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = decoder()
-    save(Heads.of(target, 2).weights(), tmp_path, fingerprint(target))
-    before = (tmp_path / WEIGHTS).read_bytes()
-
-    def full(tensors: Any, path: Path, metadata: Any) -> None:
-        path.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(trained, "save_file", full)
-    with pytest.raises(ModelError, match=r"No space left on device.*what was there before is whole"):
-        save(Heads.of(target, 2).weights(), tmp_path, fingerprint(target))
-    assert (tmp_path / WEIGHTS).read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == [ABOUT, WEIGHTS]
+    whole = artifact.load(tmp_path / FILE, "heads")
+    for settings in ({**whole.settings, "heads": 3}, {**whole.settings, "heads": "2"}, {}):
+        replace(whole, settings=settings).save(tmp_path / FILE)
+        with pytest.raises(ModelError, match=r"is damaged .* make it again with `draftwood train medusa`"):
+            load(tmp_path, target)

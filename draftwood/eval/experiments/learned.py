@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -142,32 +141,32 @@ def _counted(told: Told, what: str, total: int) -> Callable[[int], None]:
 
 
 def _decision(engine: Engine, spec: Recorded, path: Path, told: Told) -> None:
-    from draftwood.depth.decision import save_decision, train_decision
+    from draftwood.depth.decision import save_decision
     from draftwood.prompts import CORPUS, prompts_of
-    from draftwood.train.decisions import record
+    from draftwood.train.decisions import record, train_decision
 
     advance = _counted(told, "recording drafts for the decision model", spec.prompts)
     texts = prompts_of(CORPUS, spec.prompts, SEED)
     examples = record(engine, texts, spec.kind, max_new_tokens=spec.tokens, seed=SEED, advance=advance)
     model, judgement = train_decision(spec.kind, *examples.tensors(), seed=SEED)
     about = {"prompts": len(texts), "max_new_tokens": spec.tokens, "examples": len(examples), "seed": SEED}
-    save_decision(path, model, examples.draft, judgement, about)
+    save_decision(path, model, examples.draft, asdict(judgement), about)
 
 
 def _calibration(engine: Engine, spec: Recorded, path: Path, told: Told) -> None:
-    from draftwood.depth.calibrated import PLACES, save_calibration, train_calibration
+    from draftwood.depth.calibrated import PLACES, save_calibration
     from draftwood.methods import Method
-    from draftwood.models.identity import fingerprint, fingerprints
+    from draftwood.models.artifact import fingerprint, fingerprints
     from draftwood.prompts import CORPUS, prompts_of
-    from draftwood.train.calibration import record
+    from draftwood.train.calibration import record, train_calibration
 
     method = Method.parse({"name": "eesd", "gamma": PLACES})
     advance = _counted(told, "recording drafts for cali-ts", spec.prompts)
     texts = prompts_of(CORPUS, spec.prompts, SEED)
     drafts = record(engine, method, texts, (0.0, 1.0), spec.tokens, SEED, advance)
-    trained = train_calibration(drafts, seed=SEED)
+    trained, judgement = train_calibration(drafts, seed=SEED)
     whose = fingerprints(method.models(engine.target, engine.drafts))
-    about = {"prompts": len(texts), "drafts": len(drafts.place)}
+    about = {"prompts": len(texts), "drafts": len(drafts.place), "judgement": asdict(judgement)}
     save_calibration(path, trained, fingerprint(engine.target), whose, about)
 
 
@@ -180,10 +179,10 @@ def shapes(spec: Exits, layers: int) -> list[Exit]:
 
 
 def _exits(engine: Engine, spec: Exits, folder: Path, told: Told, of: Pair | None, layers: int, found: Places) -> None:
-    from draftwood.models import checkpoint
+    from draftwood.models import artifact, checkpoint
     from draftwood.models import exit as exits
     from draftwood.models.grow import Growth
-    from draftwood.models.grow_exit import grown_layers, write_exit
+    from draftwood.models.grown import grown_layers, write_exit
 
     shape = PAIRS.get(of.name, {}).get("target") if of else None
     home = pair("embedded").target if shape else exits.layered(engine.target).home
@@ -197,17 +196,18 @@ def _exits(engine: Engine, spec: Exits, folder: Path, told: Told, of: Pair | Non
             continue  # it would lie behind all of the added layers
         how = "distilled" if each.distilled else "text"
         name = f"n{each.layers}-d{each.depth}-{how}-{spec.steps}x{spec.batch}"
-        place = small / name / exits.BESIDE
-        about = place / exits.ABOUT
-        if not about.is_file() or json.loads(about.read_text("utf-8"))["trained"]["steps"] < spec.steps:
-            _train(model, home, each, place, spec, told)
-        learned = json.loads(about.read_text("utf-8"))["trained"]
+        file = artifact.beside(small / name, "exit")
+        if not file.is_file() or artifact.load(file, "exit").about["trained"]["steps"] < spec.steps:
+            _train(model, home, each, file.parent, spec, told)
+        learned = artifact.load(file, "exit").about["trained"]
         if growth is not None:
-            if not (folder / name / exits.BESIDE / exits.ABOUT).is_file():
-                write_exit(exits.load(place, model, packed=False), model, growth, folder / name, "float32")
-            place = folder / name / exits.BESIDE
+            grown = artifact.beside(folder / name, "exit")
+            if not grown.is_file():
+                write_exit(file.parent, model, growth, grown.parent, "float32")
+            file = grown
+        place = file.parent
         found.exits.append(Exit(each.layers, each.depth, each.distilled, str(place)))
-        size = weights(place)
+        size = weights(file)
         row = {"exit": each.label, "layers": each.layers, "depth": each.depth, "text": not each.distilled}
         found.rows.append({**row, "parameters": size, **{k: learned[k] for k in ("steps", "acceptance", "agreement")}})
 
@@ -233,12 +233,9 @@ def _train(model: Decoder, home: Path, shape: Exit, out: Path, spec: Exits, told
 
 def sizes(chosen: Pair) -> dict[str, int]:
     """Weights of the target and of what is trained beside it."""
-    from draftwood.models import exit as exits
-    from draftwood.models import heads as medusa
+    from draftwood.models.artifact import beside
 
     found = {"target": weights(chosen.target), "draft": weights(chosen.draft)}
-    found |= {
-        name: weights(chosen.target / place) for name, place in (("exit", exits.BESIDE), ("heads", medusa.BESIDE))
-    }
+    found |= {kind: weights(beside(chosen.target, kind)) for kind in ("exit", "heads")}
     learned: Sequence[Path] = sorted((chosen.made / "learned").glob("calibration-*.safetensors"))
     return found | {"calibration": weights(learned[0]) if learned else 0}

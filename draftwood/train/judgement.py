@@ -1,7 +1,4 @@
-"""How well predicted chances agree with what happened: ROC, calibration, log loss, the overlap of MCSD's Figure 7.
-
-Pure figures from two arrays. Refuses to know models, features and how the chances were made.
-"""
+"""How well predicted chances agree with what happened: ROC, calibration, log loss, the overlap of MCSD's Figure 7."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m recipes.embedded.evaluate``: the figures of the model card.
+"""``python -m recipes.evaluate``: the figures of the model card.
 
 Measures the shipped files, so weights are what bfloat16 keeps of them;
 arithmetic is float32.
@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import platform
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +22,11 @@ import draftwood
 from draftwood import Engine
 from draftwood.corpus import DOMAINS, score
 from draftwood.corpus.score import STOPS
+from draftwood.eval.provenance import session
 from draftwood.models.checkpoint import load
 from draftwood.models.decoder import Decoder
 from draftwood.models.exit import ExitLayer, find
-from recipes.embedded.monitor import batch_of, held_out
+from recipes.monitor import batch_of, held_out
 
 # Tokens that a completion may have, for each domain that is scored.
 LIMITS = {"qa": 16, "sql": 48, "math": 64, "summaries": 40, "code": 80}
@@ -107,28 +106,14 @@ def generated(engine: Engine, domain: str, count: int, temperature: float, seed:
 
 
 def circumstances() -> dict[str, Any]:
-    """Return what is needed to judge the figures: commit, versions, processor, command."""
-    try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = None
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "commit": commit,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "processor": names[0] if names else platform.processor(),
-        "threads": torch.get_num_threads(),
-        "dtype": "weights bfloat16, arithmetic float32",
-        "command": "python -m recipes.embedded.evaluate " + " ".join(sys.argv[1:]),
-    }
+    """What is needed to judge the figures: program, machine, command."""
+    command = "python -m recipes.evaluate " + " ".join(sys.argv[1:])
+    return {**session(torch.device("cpu")), "dtype": "weights bfloat16, arithmetic float32", "command": command}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure a pair and write the figures as JSON."""
-    options = argparse.ArgumentParser(prog="python -m recipes.embedded.evaluate")
+    options = argparse.ArgumentParser(prog="python -m recipes.evaluate")
     options.add_argument("--pair", type=Path, required=True, help="has target/ and draft/")
     options.add_argument("--out", type=Path, required=True)
     options.add_argument("--items", type=int, default=300)

@@ -1,0 +1,87 @@
+"""A training run that can be killed at any time: weights, optimizers and progress in one file, replaced whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from draftwood.errors import ConfigurationError, ModelError
+from draftwood.models.files import write_tensors
+from draftwood.reading import parse_json
+from draftwood.train.optim import Optimizers
+
+
+@dataclass
+class Progress:
+    """Where a run stands."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    curve: list[dict[str, float]] = field(default_factory=list)  # held-out figures
+    cursor: dict[str, int] = field(default_factory=dict)  # the next row to be read, by the rows' length
+
+
+class Run:
+    """A module in training; goes on from the file at `path` where there is one.
+
+    `facts` decide the result: a saved run is only gone on with under the same ones (ConfigurationError).
+    """
+
+    def __init__(self, module: nn.Module, path: Path, facts: Mapping[str, Any], muon: bool = False) -> None:
+        self.weights = {name: part for name, part in module.named_parameters() if part.requires_grad}
+        self.optimizers = Optimizers(module, muon=muon)
+        self.progress = Progress()
+        self.path, self.facts = path, dict(facts)
+        if path.exists():
+            self._load()
+
+    def update(self, rate: float, tokens: int, seconds: float) -> float:
+        """One optimizer step at a learning rate on the gradients, clipped to norm 1; the norm before."""
+        norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), 1.0)
+        self.optimizers.step(rate)
+        self.progress.step += 1
+        self.progress.tokens += tokens
+        self.progress.seconds += seconds
+        return norm.item()
+
+    def save_state(self) -> None:
+        """Write the run, or leave the last file; ModelError where it cannot be written."""
+        tensors = {f"weight/{name}": part.detach() for name, part in self.weights.items()}
+        tensors |= {f"state/{name}": part for name, part in self.optimizers.state().items()}
+        said = {"settings": json.dumps(self.facts), "progress": json.dumps(asdict(self.progress))}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write_tensors(self.path, tensors, said)
+        except (SafetensorError, OSError) as error:
+            kept = "the last good one is still there" if self.path.exists() else "there is none before it"
+            raise ModelError(
+                f"the run cannot be saved to {self.path} ({error}); {kept}: make room and start again"
+            ) from error
+
+    def _load(self) -> None:
+        try:
+            with safe_open(str(self.path), "pt") as stored:
+                said = stored.metadata() or {}
+                before, progress = parse_json(said["settings"]), Progress(**parse_json(said["progress"]))
+                tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a dictionary
+        except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+            raise ModelError(f"{self.path} is damaged ({error}); remove it to begin anew") from error
+        for name, value in self.facts.items():
+            if before.get(name) != value:
+                raise ConfigurationError(
+                    f"{self.path.parent} holds a run whose {name} is {before.get(name)}, not {value}; give the same "
+                    "settings to go on, or another directory"
+                )
+        with torch.no_grad():
+            for name, parameter in self.weights.items():
+                parameter.copy_(tensors[f"weight/{name}"])
+        self.optimizers.load({n.removeprefix("state/"): t for n, t in tensors.items() if n.startswith("state/")})
+        self.progress = progress
