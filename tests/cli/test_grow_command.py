@@ -120,7 +120,7 @@ def test_places_that_cannot_be_written(command: Command, target: Path, tmp_path:
 def test_unknown_sources(command: Command, tmp_path: Path) -> None:
     shown = command("grow", "embedded:taget", tmp_path / "grown")
     assert shown.code == 2 and "there is no model 'embedded:taget' (did you mean 'embedded:target'?)" in shown.err
-    assert "is not a directory" in command("grow", tmp_path / "nowhere", tmp_path / "grown").err
+    assert "is not a checkpoint directory" in command("grow", tmp_path / "nowhere", tmp_path / "grown").err
 
 
 def test_a_full_disk_leaves_nothing(
