@@ -50,7 +50,6 @@ def reproduce(
     goes on where it was stopped; Ctrl-C leaves a page of what is there.
     """
     from draftwood.cli.evaluate import progress
-    from draftwood.cli.reproduce_training import prepare
     from draftwood.eval.reproduce import page, reproducing
     from draftwood.eval.reproduce.paper import load
     from draftwood.explain.terminal import console
@@ -68,7 +67,7 @@ def reproduce(
     made = None
     try:
         with err.status("preparing") as status:
-            made = prepare(engine, paper, size, out, decision, lambda what: status.update(what))
+            made = reproducing.prepare(engine, paper, size, out, decision, lambda what: status.update(what))
         evaluations = experiment.evaluations(size, made)
         with progress(output.color) as (begun, told):
             reproducing.run(engine, evaluations, out, begun, told)

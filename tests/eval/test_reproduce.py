@@ -15,10 +15,11 @@ import pytest
 
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
+from draftwood.eval.experiments.learned import Exit, Places
 from draftwood.eval.intervals import Interval
 from draftwood.eval.reproduce import page, reproducing
 from draftwood.eval.reproduce.comparison import Comparison, Order
-from draftwood.eval.reproduce.experiment import Evaluation, ExitShape, Experiment, Made, Size
+from draftwood.eval.reproduce.experiment import Evaluation, Experiment, Size
 from draftwood.eval.reproduce.paper import Paper
 from draftwood.eval.reproduce.paper import load as paper
 from draftwood.eval.running import Job, accepted_shares
@@ -159,7 +160,7 @@ def engine() -> Engine:
 def few(experiment: Experiment, methods: Mapping[str, int]) -> list[Evaluation]:
     """The experiment's evaluations, cut to their first methods."""
     found = []
-    for each in experiment.evaluations(TINY, Made()):
+    for each in experiment.evaluations(TINY, Places()):
         chosen = dict(list(each.methods.items())[: methods.get(each.name, 2)])
         found.append(replace(each, methods=chosen))
     return found
@@ -169,7 +170,7 @@ def written(name: str, evaluations: list[Evaluation], out: Path) -> tuple[str, l
     """The page and the sentences of its comparisons."""
     said, made = paper(name), reproducing.experiment(name)
     results = reproducing.read(evaluations, out)
-    shown = page.exhibits(said, made, results, TINY, Made())
+    shown = page.exhibits(said, made, results, TINY, Places())
     path, _ = page.write(said, shown, results, out, "small")
     return path.read_text("utf-8"), [one.sentence for _, one in page.comparisons(shown)]
 
@@ -225,7 +226,7 @@ def test_an_experiment_runs_to_its_page_and_goes_on_where_it_was_stopped(engine:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAPERS)
 def test_whole_experiments_on_one_item(name: str, engine: Engine, tmp_path: Path) -> None:
-    evaluations = list(reproducing.experiment(name).evaluations(TINY, Made()))
+    evaluations = list(reproducing.experiment(name).evaluations(TINY, Places()))
     reproducing.run(engine, evaluations, tmp_path)
     text, sentences = written(name, evaluations, tmp_path)
     check(text, paper(name))
@@ -258,15 +259,15 @@ def test_accepted_shares_are_of_the_longest_drafted_path() -> None:
 
 
 def test_what_was_trained_is_among_the_methods(tmp_path: Path) -> None:
-    exits = {ExitShape(1): tmp_path / "a", ExitShape(1, distilled=False): tmp_path / "b"}
-    made = Made(calibration=tmp_path / "c", exits=exits, shipped=1, layers=12, missing={"medusa": "none"})
+    exits = [Exit(1, 1, True, str(tmp_path / "a")), Exit(1, 1, False, str(tmp_path / "b"))]
+    made = Places({"calibration": tmp_path / "c", "behind": [1, 2]}, exits, {"medusa": "none"})
     found = {each.name: each for each in reproducing.experiment("eesd").evaluations(TINY, made)}
     assert "medusa" not in found["methods"].methods
     assert found["methods"].methods["eesd + cali-ts"]["depth"] == f"cali-ts:{tmp_path / 'c'}"
     assert list(found["exits"].methods)[1:] == ["exit, N=1, 1 layer", "exit, N=1, 1 layer, on text alone"]
-    bare = {each.name for each in reproducing.experiment("eesd").evaluations(TINY, Made())}
+    bare = {each.name for each in reproducing.experiment("eesd").evaluations(TINY, Places())}
     assert bare == {"methods", "control"}
-    forks = reproducing.experiment("mcsd").evaluations(TINY, Made(decision=tmp_path / "d"))[1].methods
+    forks = reproducing.experiment("mcsd").evaluations(TINY, Places({"decision": tmp_path / "d"}))[1].methods
     decided = [name for name in forks if "decision" in name]
     assert decided and all(f"path={tmp_path / 'd'}" in forks[name]["depth"] for name in decided)
     assert json.dumps(dict(forks["fork W=16, exact"]))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SEED = 0
 CONTEXT, ROWS, HELD_OUT, RATE, WARMUP = 256, 2000, 32, 3e-3, 25  # of training exits
+SECONDS = "seconds.json"
 Told = Callable[[str], None]
 HEADS = re.compile(r"\{([a-z]+)\}")
 
@@ -71,6 +72,7 @@ class Places:
     places: dict[str, Any] = field(default_factory=dict)
     exits: list[Exit] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
+    shipped: int = 0  # layers of the target before the exit that lies beside it
     rows: Rows = field(default_factory=list)  # of the exits: what training them took and gave
 
 
@@ -104,6 +106,7 @@ def learn_for(engine: Engine, wanted: Learned, folder: Path, told: Told, of: Pai
     found = Places()
     try:
         own, layers = exits.find(engine.target, None), exits.layered(engine.target).n_layers
+        found.shipped = own.layers
         found.places["behind"] = list(range(own.layers, layers))  # what an early exit does not compute
     except ModelError:
         layers = 0
@@ -209,7 +212,9 @@ def _exits(engine: Engine, spec: Exits, folder: Path, told: Told, of: Pair | Non
         found.exits.append(Exit(each.layers, each.depth, each.distilled, str(place)))
         size = weights(file)
         row = {"exit": each.label, "layers": each.layers, "depth": each.depth, "text": not each.distilled}
-        found.rows.append({**row, "parameters": size, **{k: learned[k] for k in ("steps", "acceptance", "agreement")}})
+        row |= {"parameters": size, **{key: learned[key] for key in ("steps", "acceptance", "agreement")}}
+        seconds = small / name / SECONDS
+        found.rows.append(row | (json.loads(seconds.read_text("utf-8")) if seconds.is_file() else {}))
 
 
 def _train(model: Decoder, home: Path, shape: Exit, out: Path, spec: Exits, told: Told) -> None:
@@ -229,6 +234,8 @@ def _train(model: Decoder, home: Path, shape: Exit, out: Path, spec: Exits, told
     run = ExitRun(model, texts, settings, out)
     for _ in run.train(50, spec.steps, torch.bfloat16):
         told(f"training {shape.label}: {run.progress.step} of {spec.steps} steps")
+    seconds = {"seconds_per_step": run.progress.seconds / max(1, run.progress.step)}
+    (out.parent / SECONDS).write_text(json.dumps(seconds), "utf-8")
 
 
 def sizes(chosen: Pair) -> dict[str, int]:

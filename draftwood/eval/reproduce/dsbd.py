@@ -7,9 +7,10 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
+from draftwood.eval.experiments.learned import Learned, Places
 from draftwood.eval.reproduce import showing
 from draftwood.eval.reproduce.comparison import Comparison, Order
-from draftwood.eval.reproduce.experiment import PLAIN, Evaluation, Experiment, Made, Shown, Size
+from draftwood.eval.reproduce.experiment import PLAIN, Evaluation, Experiment, Shown, Size
 from draftwood.eval.reproduce.paper import Exhibit
 from draftwood.eval.reproduce.results import Measured, Results
 from draftwood.eval.reproduce.showing import JOULES, LAYERS, PERPLEXITY, RATE, SCORE, SLOTS, SPEED_UP, TAU, WIDTH
@@ -62,11 +63,11 @@ def methods(size: Size) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-def evaluations(size: Size, made: Made) -> list[Evaluation]:
+def evaluations(size: Size, made: Places) -> list[Evaluation]:
     return [Evaluation(BEAMS, methods(size), tuple(TASKS.values()), size, SAMPLING)]
 
 
-def front(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def front(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Figures 4 to 6: quality over speed."""
     found = results[BEAMS]
     if found is None:
@@ -127,7 +128,7 @@ def _rate(found: Measured, task: str, method: str) -> float:
     return 0.0 if value is None else value
 
 
-def one_cache(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def one_cache(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Table 1: methods that keep one sequence."""
     found = results[BEAMS]
     if found is None:
@@ -188,7 +189,7 @@ def _gains(exhibit: Exhibit, data: str) -> tuple[float, float]:
     return min(gains), max(gains)
 
 
-def widths(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def widths(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Figure 7: the width that came about, beside quality and speed."""
     found = results[BEAMS]
     if found is None:
@@ -222,7 +223,7 @@ def _trend(found: Measured, task: str, names: Sequence[str], y: showing.Measure)
     return f"{y.title} {words} the width over these {len(known)} settings (Kendall's tau {tau:.2f})."
 
 
-def thresholds(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def thresholds(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Figure 8: t = 0.7 and 0.9 at the same W_S and gamma."""
     found = results[BEAMS]
     if found is None:
@@ -241,7 +242,7 @@ def thresholds(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Sh
     return Shown([figure] if figure else [], [showing.table(found, measures, names, [task])], (), notes)
 
 
-def draft_widths(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def draft_widths(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Figure 9: speed and quality by W_S."""
     found = results[BEAMS]
     if found is None:
@@ -259,7 +260,7 @@ def draft_widths(exhibit: Exhibit, results: Results, size: Size, made: Made) -> 
     return Shown(figures, [showing.table(found, [SCORE, PERPLEXITY, RATE, WIDTH], names, [task])])
 
 
-def memory(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def memory(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """§3.4: slots of the one cache."""
     found = results[BEAMS]
     if found is None:
@@ -281,6 +282,7 @@ def memory(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
 EXPERIMENT = Experiment(
     "dsbd",
     SIZES,
+    lambda size: Learned(),
     evaluations,
     {
         "figure-4": front,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import fmean
 
+from draftwood.eval.experiments.learned import Exit, Places
 from draftwood.eval.intervals import Interval
 from draftwood.eval.report.charts import Figure, Stack, Stacks
 from draftwood.eval.report.figures import PARTS, SHARES, file_name
@@ -28,15 +30,16 @@ from draftwood.eval.reproduce.eesd_methods import (
     controllers,
     evaluations,
     fixed,
+    learn,
     sweep,
 )
-from draftwood.eval.reproduce.experiment import ExitShape, Experiment, Made, Shown, Size
+from draftwood.eval.reproduce.experiment import Experiment, Shown, Size
 from draftwood.eval.reproduce.paper import Exhibit
 from draftwood.eval.reproduce.results import Measured, Results
 from draftwood.eval.reproduce.showing import ACCEPTED, HM, RATE, SHARE, SPEED_UP, TAU
 
 
-def tables(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def tables(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Tables 1 to 3."""
     found = results[METHODS]
     if found is None:
@@ -82,7 +85,7 @@ def _slower(exhibit: Exhibit, part: str, whole: str) -> tuple[float, float]:
     return min(ratios), max(ratios)
 
 
-def ablation(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def ablation(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Table 4."""
     found, short = results[CONTROL], results[EXITS]
     if found is None:
@@ -99,7 +102,8 @@ def ablation(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Show
     ]
     notes = [sentence for name, sentence in made.missing.items() if name in ("calibration", "exits")]
     if short is not None:
-        pair = next(((a, b) for a in made.exits for b in made.exits if a.beside(b)), None)
+        texts = [one for one in made.exits if not one.distilled]
+        pair = next(((a, b) for a in texts for b in made.exits if b == replace(a, distilled=True, place=b.place)), None)
         if pair is not None:
             text, distilled = pair
             ends = _slower(exhibit, "without self-distillation", "EESD + Beta-TS")
@@ -114,7 +118,7 @@ def ablation(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Show
     return Shown([figure], [showing.table(found, [SPEED_UP, HM], names)], comparisons, notes)
 
 
-def depths(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def depths(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Figure 3."""
     found = results[CONTROL]
     if found is None:
@@ -141,7 +145,7 @@ def depths(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
     return Shown(figures, [showing.table(found, [SPEED_UP, HM], [*line.values(), *levels])], (), notes)
 
 
-def generality(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def generality(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Table 5."""
     found = results[CONTROL]
     if found is None:
@@ -158,7 +162,7 @@ def generality(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Sh
     return Shown([figure], [showing.table(found, [SPEED_UP, HM], names)], comparisons, notes)
 
 
-def trees(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def trees(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Table 7."""
     found = results[CONTROL]
     if found is None:
@@ -175,7 +179,7 @@ def trees(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
     return Shown([figure], [showing.table(found, [SPEED_UP, TAU, HM], names)], comparisons, [note])
 
 
-def times(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def times(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Table 8."""
     found = results[CONTROL]
     if found is None:
@@ -206,7 +210,7 @@ def times(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
         for target in ("LLaMA-2-70B", "LLaMA-2-13B")
     ]
     comparisons = []
-    if made.calibration:
+    if "calibration" in made.places:
         ours = found.faster(CALI, BETA)
         comparisons.append(Comparison("speed of cali-ts over beta-ts", (min(ratios), max(ratios)), ours))
     for place, part in enumerate(("drafting", "verification", "sampling")):
@@ -225,7 +229,7 @@ def times(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
     return Shown([figure] if stacks else [], (), comparisons, [note])
 
 
-def _exits(exhibit: Exhibit, results: Results, made: Made, axis: str, chosen: Mapping[float, ExitShape]) -> Shown:
+def _exits(exhibit: Exhibit, results: Results, made: Places, axis: str, chosen: Mapping[float, Exit]) -> Shown:
     """Figures 4 and 5."""
     found = results[EXITS]
     if not made.exits:
@@ -241,26 +245,29 @@ def _exits(exhibit: Exhibit, results: Results, made: Made, axis: str, chosen: Ma
     return Shown(figures, [showing.table(found, [SPEED_UP, HM], list(line.values()))])
 
 
-def layers(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def layers(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Figure 4: N."""
     chosen = {float(shape.layers): shape for shape in made.exits if shape.depth == 1 and shape.distilled}
     return _exits(exhibit, results, made, "layers before the exit, N", chosen)
 
 
-def exit_layers(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def exit_layers(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Figure 5: layers of the exit."""
     first = min((shape.layers for shape in made.exits), default=0)
     chosen = {float(shape.depth): shape for shape in made.exits if shape.layers == first and shape.distilled}
     return _exits(exhibit, results, made, "layers of the exit", chosen)
 
 
-def training(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def training(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Table 6: what training the exits took."""
-    if not made.training:
+    if not made.rows:
         return Shown(notes=[made.missing.get("exits", "No exits were trained.")])
     columns = [METHOD, Column("Trained", "Weights that training changes."), Column("Steps", "Steps of training.")]
     columns.append(Column("Seconds/batch", "Wall time of training over its steps."))
-    rows = [[name, *map(str, cells)] for name, cells in made.training.items()]
+    rows = []
+    for row in made.rows:
+        seconds = f"{row['seconds_per_step']:.2f}" if "seconds_per_step" in row else "–"
+        rows.append([row["exit"], f"{row['parameters'] / 1e6:.2f}M", str(row["steps"]), seconds])
     note = "Batches here are smaller than the paper's 64, and Medusa and draft models are not trained for this page."
     return Shown((), [Table(columns, rows)], (), [note])
 
@@ -268,6 +275,7 @@ def training(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Show
 EXPERIMENT = Experiment(
     "eesd",
     SIZES,
+    learn,
     evaluations,
     {
         "tables-1-3": tables,

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from draftwood.eval.reproduce.experiment import PLAIN, Evaluation, ExitShape, Made, Size
+from draftwood.eval.experiments.learned import Exits, Learned, Places, Recorded
+from draftwood.eval.reproduce.experiment import PLAIN, Evaluation, Size
 
 METHODS, CONTROL, EXITS = "methods", "control", "exits"
 TASKS = {"math": "GSM8K", "summaries": "XSum", "library": "HumanEval", "stories": "MT-Bench"}  # ours -> its place
@@ -36,28 +37,24 @@ def sweep(size: Size) -> tuple[int, ...]:
     return (1, 2, 3, 4, 5, 6, 8, 10) if size.whole else (1, 2, 4, 6, 10)
 
 
-def shapes(layers: int) -> list[ExitShape]:
-    """Exits to train for a target of so many layers: by N, by depth of the exit, and one on given text alone."""
-    first = max(1, round(0.1 * layers))
-    behind = [n for n in dict.fromkeys((first, 2 * first, 3 * first, 4 * first)) if n < layers]
-    return [
-        *(ExitShape(n) for n in behind),
-        *(ExitShape(first, depth) for depth in (2, 3)),
-        ExitShape(first, distilled=False),
-    ]
+def learn(size: Size) -> Learned:
+    """The predictor of cali-ts; for the whole experiment exits as well: by N, by depth, and one on given text alone."""
+    if not size.whole:
+        return Learned(calibration=Recorded(prompts=56, tokens=48))
+    return Learned(calibration=Recorded(prompts=280, tokens=96), exits=Exits(steps=800, batch=16))
 
 
 def _eesd(depth: str = "fixed", k: int = MOST, **more: Any) -> dict[str, Any]:
     return {"name": "eesd", "gamma": k, "depth": depth, **more}
 
 
-def controllers(made: Made) -> dict[str, str]:
+def controllers(made: Places) -> dict[str, str]:
     """Controllers by the names that EESD has with them."""
-    cali = {CALI: f"cali-ts:{made.calibration}"} if made.calibration else {}
+    cali = {CALI: f"cali-ts:{made.places['calibration']}"} if "calibration" in made.places else {}
     return {BETA: "beta-ts", **cali, **OWN}
 
 
-def compared(made: Made) -> dict[str, Mapping[str, Any]]:
+def compared(made: Places) -> dict[str, Mapping[str, Any]]:
     """Tables 1 to 3."""
     found: dict[str, Mapping[str, Any]] = {PLAIN: {"name": "autoregressive"}}
     if "draft" not in made.missing:
@@ -69,7 +66,7 @@ def compared(made: Made) -> dict[str, Mapping[str, Any]]:
     return found | {name: _eesd(depth) for name, depth in controllers(made).items()}
 
 
-def controlled(size: Size, made: Made) -> dict[str, Mapping[str, Any]]:
+def controlled(size: Size, made: Places) -> dict[str, Mapping[str, Any]]:
     """Figure 3, Tables 4, 5, 7 and 8."""
     found: dict[str, Mapping[str, Any]] = {PLAIN: {"name": "autoregressive"}}
     found |= {fixed(k): _eesd(k=k) for k in sweep(size)}
@@ -83,22 +80,21 @@ def controlled(size: Size, made: Made) -> dict[str, Mapping[str, Any]]:
     for name, depth in controllers(made).items():
         if name in (BETA, CALI):
             found[f"{name}, tree"] = {"name": "eesd", "tree": list(TREE), "depth": depth}
-    if made.calibration:
-        found[NO_SAMPLES] = _eesd(f"cali-ts:path={made.calibration},sample_deviation=10")
-        found[NO_MODEL] = _eesd(f"cali-ts:path={made.calibration},model_deviation=10")
-    if made.layers:
-        rest = list(range(made.shipped, made.layers))
+    if path := made.places.get("calibration"):
+        found[NO_SAMPLES] = _eesd(f"cali-ts:path={path},sample_deviation=10")
+        found[NO_MODEL] = _eesd(f"cali-ts:path={path},model_deviation=10")
+    if rest := made.places.get("behind"):
         found[NO_EXIT] = {"name": "self-spec", "attention": rest, "mlp": rest, "gamma": MOST, "depth": "beta-ts"}
     return found
 
 
-def trained(made: Made) -> dict[str, Mapping[str, Any]]:
+def trained(made: Places) -> dict[str, Mapping[str, Any]]:
     """Figures 4 and 5, and self-distillation of Table 4: exits that were trained equally long."""
     found: dict[str, Mapping[str, Any]] = {PLAIN: {"name": "autoregressive"}}
-    return found | {shape.label: _eesd("beta-ts", exit=str(directory)) for shape, directory in made.exits.items()}
+    return found | {one.label: _eesd("beta-ts", exit=one.place) for one in made.exits}
 
 
-def evaluations(size: Size, made: Made) -> list[Evaluation]:
+def evaluations(size: Size, made: Places) -> list[Evaluation]:
     greedy = {"temperature": 0.0}
     found = [
         Evaluation(METHODS, compared(made), tuple(TASKS), size, greedy),

@@ -6,11 +6,11 @@ Refuses to know how runs are made (evaluation.py) and how a page looks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from draftwood.engine import Engine
+from draftwood.eval.experiments.learned import Learned, Places
 from draftwood.eval.report.charts import Figure
 from draftwood.eval.report.tables import Table
 from draftwood.eval.reproduce.comparison import Comparison, Order
@@ -33,46 +33,6 @@ class Size:
     seeds: int
     tokens: int | None = None  # None: each task's own
     whole: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ExitShape:
-    """An exit to be trained: behind so many layers of the target, of `depth` layers itself.
-
-    `distilled`: on the target's distribution; else on given text alone.
-    """
-
-    layers: int
-    depth: int = 1
-    distilled: bool = True
-
-    @property
-    def name(self) -> str:
-        """Of its directory."""
-        return f"n{self.layers}-d{self.depth}-{'distilled' if self.distilled else 'text'}"
-
-    @property
-    def label(self) -> str:
-        how = "" if self.distilled else ", on text alone"
-        return f"exit, N={self.layers}, {self.depth} layer{'s' * (self.depth > 1)}{how}"
-
-    def beside(self, other: ExitShape) -> bool:
-        """Whether this one differs from `other` in that it was not distilled."""
-        same = (self.layers, self.depth) == (other.layers, other.depth)
-        return same and not self.distilled and other.distilled
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """What was trained for the pair, and what the pair has; `missing` says in a sentence why something is left out."""
-
-    calibration: Path | None = None
-    decision: Path | None = None
-    exits: Mapping[ExitShape, Path] = field(default_factory=dict)
-    training: Mapping[str, Sequence[str]] = field(default_factory=dict)  # cells of Table 6 by exit
-    shipped: int = 0  # layers before the exit that lies beside the target
-    layers: int = 0  # of the target
-    missing: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,5 +72,6 @@ class Experiment:
 
     paper: str
     sizes: Mapping[str, Size]
-    evaluations: Callable[[Size, Made], Sequence[Evaluation]]
-    exhibits: Mapping[str, Callable[[Exhibit, Results, Size, Made], Shown]]
+    learn: Callable[[Size], Learned]
+    evaluations: Callable[[Size, Places], Sequence[Evaluation]]
+    exhibits: Mapping[str, Callable[[Exhibit, Results, Size, Places], Shown]]

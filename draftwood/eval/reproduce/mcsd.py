@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from draftwood.eval.experiments.learned import Learned, Places, Recorded
 from draftwood.eval.intervals import Interval
 from draftwood.eval.reproduce import showing
 from draftwood.eval.reproduce.comparison import Comparison, Order
-from draftwood.eval.reproduce.experiment import PLAIN, Evaluation, Experiment, Made, Shown, Size
+from draftwood.eval.reproduce.experiment import PLAIN, Evaluation, Experiment, Shown, Size
 from draftwood.eval.reproduce.paper import Exhibit
 from draftwood.eval.reproduce.results import Measured, Results
 from draftwood.eval.reproduce.showing import ACCEPTED, ALPHA, PERPLEXITY, RATE, SCORE, SPEED_UP, TAU
@@ -54,7 +55,7 @@ def trees() -> dict[str, Mapping[str, Any]]:
     }
 
 
-def forks(size: Size, made: Made, chosen: Sequence[int], greedy: bool = False) -> dict[str, Mapping[str, Any]]:
+def forks(size: Size, made: Places, chosen: Sequence[int], greedy: bool = False) -> dict[str, Mapping[str, Any]]:
     """Forks by width: the paper's form and the exact one, and both with the decision model where there is one."""
     found: dict[str, Mapping[str, Any]] = {
         PLAIN: {"name": "autoregressive"},
@@ -65,13 +66,18 @@ def forks(size: Size, made: Made, chosen: Sequence[int], greedy: bool = False) -
         for verify in ("rejection",) if greedy else ("longest", "rejection"):
             base = {"name": "mcsd-fork", "width": width, "gamma": DEPTH, "verify": verify}
             found[fork(width, verify)] = base
-            if made.decision and not greedy and width in decided(size):
-                depth = f"decision:path={made.decision},threshold={BETA}"
+            if made.places.get("decision") and not greedy and width in decided(size):
+                depth = f"decision:path={made.places['decision']},threshold={BETA}"
                 found[fork(width, verify, True)] = {**base, "depth": depth}
     return found
 
 
-def evaluations(size: Size, made: Made) -> list[Evaluation]:
+def learn(size: Size) -> Learned:
+    """A decision model for the draft."""
+    return Learned(decision=Recorded(prompts=280, tokens=96) if size.whole else Recorded(prompts=56, tokens=48))
+
+
+def evaluations(size: Size, made: Places) -> list[Evaluation]:
     every = tuple(TASKS)
     return [
         Evaluation(STATIC, trees(), every, size, {"temperature": TEMPERATURE}),
@@ -105,7 +111,7 @@ NEAR = (
 )
 
 
-def acceptance(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def acceptance(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Table 2."""
     found = results[STATIC]
     if found is None:
@@ -116,7 +122,7 @@ def acceptance(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Sh
     return Shown([figure], [table], _compared(exhibit, found, DRAFTS), [NEAR])
 
 
-def speed(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def speed(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Figure 3."""
     found = results[STATIC]
     if found is None:
@@ -142,7 +148,7 @@ def speed(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
     return Shown([figure], [showing.table(found, [RATE, SPEED_UP, TAU])], comparisons, notes)
 
 
-def quality(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def quality(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Table 1: what initial tokens cost."""
     found = results[STATIC]
     if found is None:
@@ -179,7 +185,7 @@ def quality(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown
     return Shown(figures, [showing.table(found, [SCORE, PERPLEXITY], names)], comparisons, notes)
 
 
-def fork_acceptance(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def fork_acceptance(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Table 3."""
     found = results[FORKS]
     if found is None:
@@ -191,7 +197,7 @@ def fork_acceptance(exhibit: Exhibit, results: Results, size: Size, made: Made) 
     return Shown([figure], [table], _compared(exhibit, found, names), [NEAR])
 
 
-def greedy(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def greedy(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Table 4: the fork at temperature 0 and 1."""
     cold, warm = results[GREEDY], results[FORKS]
     if cold is None:
@@ -223,7 +229,7 @@ def greedy(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
     return Shown(figures, tables, comparisons)
 
 
-def width(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def width(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Figure 6: alpha and speed over the width."""
     found = results[FORKS]
     if found is None:
@@ -252,10 +258,10 @@ def width(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
     return Shown(figures, [showing.table(found, [ALPHA, RATE, SPEED_UP], names)], (), notes)
 
 
-def decision(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Shown:
+def decision(exhibit: Exhibit, results: Results, size: Size, made: Places) -> Shown:
     """Figure 8: forks with and without the decision model."""
     found = results[FORKS]
-    if made.decision is None:
+    if "decision" not in made.places:
         return Shown(notes=[made.missing.get("decision", "There is no decision model, so nothing was measured.")])
     if found is None:
         return Shown()
@@ -284,6 +290,7 @@ def decision(exhibit: Exhibit, results: Results, size: Size, made: Made) -> Show
 EXPERIMENT = Experiment(
     "mcsd",
     SIZES,
+    learn,
     evaluations,
     {
         "table-2": acceptance,

@@ -12,16 +12,20 @@ from typing import Any
 
 from markupsafe import Markup
 
+from draftwood.eval.experiments import execute
+from draftwood.eval.experiments.execute import SCHEMA
+from draftwood.eval.experiments.experiment import Rows
+from draftwood.eval.experiments.learned import Places
 from draftwood.eval.report import page as report
 from draftwood.eval.report.charts import Figure
 from draftwood.eval.report.figures import file_name
 from draftwood.eval.report.naming import grown_line, models_line
 from draftwood.eval.reproduce.comparison import Comparison, Order
-from draftwood.eval.reproduce.experiment import Experiment, Made, Shown, Size
+from draftwood.eval.reproduce.experiment import Experiment, Shown, Size
 from draftwood.eval.reproduce.paper import Exhibit, Paper
 from draftwood.eval.reproduce.results import Results
 
-PAGE, FIGURES = "reproduction.html", "figures"
+PAGE, FIGURES, RESULTS = "reproduction.html", "figures", "results.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class Beside:
     ours: Shown
 
 
-def exhibits(paper: Paper, experiment: Experiment, results: Results, size: Size, made: Made) -> list[Beside]:
+def exhibits(paper: Paper, experiment: Experiment, results: Results, size: Size, made: Places) -> list[Beside]:
     """All exhibits in the paper's order; ours are empty where nothing has been measured yet."""
     return [Beside(each, experiment.exhibits[each.id](each, results, size, made)) for each in paper.exhibits]
 
@@ -40,6 +44,40 @@ def exhibits(paper: Paper, experiment: Experiment, results: Results, size: Size,
 def comparisons(shown: Sequence[Beside]) -> list[tuple[str, Comparison | Order]]:
     """(source, comparison) of all exhibits, the main ones."""
     return [(each.paper.source.partition(",")[0], one) for each in shown for one in each.ours.comparisons if one.main]
+
+
+def document(
+    paper: str, scale: str, compared: Rows, measured: Mapping[str, tuple[Sequence[str], Mapping[str, Any]]]
+) -> dict[str, Any]:
+    """A result file as the experiments': comparisons, and a row for each method on each task.
+
+    `measured` has for each evaluation the names of its methods and its summary.
+    """
+    rows: Rows = []
+    first: Mapping[str, Any] = next((summary for _, summary in measured.values()), {})
+    for name, (methods, summary) in measured.items():
+        for number, row in enumerate(summary["rows"]):
+            quality, counts, paired = row["quality"], row["decoding"], row["paired"] or {}
+            known = {
+                "score": quality.get(quality["metric"]),
+                "perplexity": quality["perplexity"],
+                "tokens_per_second": row["timing"]["tokens_per_second"],
+                "speed_up": paired.get("speed_up"),
+                **{key: counts[key] for key in ("tau", "acceptance_rate", "alpha", "harmonic_mean", "mean_width")},
+            }
+            head = {"evaluation": name, "task": row["task"], "method": methods[number % len(methods)]}
+            rows.append({**head, "lossy": not row["lossless"], **{key: each for key, each in known.items() if each}})
+    return {
+        "schema": SCHEMA,
+        "experiment": "reproductions",
+        "run": paper,
+        "complete": bool(measured) and all(summary["complete"] for _, summary in measured.values()),
+        "made_by": f"draftwood reproduce {paper} --scale {scale}",
+        "environment": dict(first["sessions"][-1]) if first and first["sessions"] else {},
+        "models": {"pair": models_line(first["configuration"]["models"]) if first else ""},
+        "settings": {"scale": scale},
+        "tables": {"comparisons": compared, "methods": rows},
+    }
 
 
 def write(
@@ -75,6 +113,12 @@ def write(
         shown=[_exhibit(each) for each in shown],
         main=comparisons(shown),
     )
+    compared = [
+        {"exhibit": source, "what": one.what, "paper": one.theirs, "here": one.here, "verdict": one.verdict}
+        for source, one in comparisons(shown)
+    ]
+    measured = {name: (found.methods, found.summary) for name, found in results.measured.items()}
+    execute.write(out / RESULTS, document(paper.name.lower(), scale, compared, measured))
     page = out / PAGE
     page.write_text(text, "utf-8", errors="replace")
     return page, files

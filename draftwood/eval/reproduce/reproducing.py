@@ -11,17 +11,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from draftwood.depth.decision import load_decision
 from draftwood.engine import Engine
-from draftwood.errors import ConfigurationError, did_you_mean
+from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.eval.evaluation import evaluate
-from draftwood.eval.reproduce.experiment import Evaluation, Experiment
+from draftwood.eval.experiments.learned import Places, learn_for
+from draftwood.eval.reproduce.experiment import Evaluation, Experiment, Size
 from draftwood.eval.reproduce.results import Results
 from draftwood.eval.running import Job
 from draftwood.eval.store import write_json
+from draftwood.models import exit as exits
+from draftwood.models import heads
+from draftwood.models.identity import fingerprints
 from draftwood.reading import parse_json, read_text
 
 PAPERS = ("dsbd", "mcsd", "eesd")
-ABOUT = "reproduction.json"
+ABOUT, TRAINED = "reproduction.json", "trained"
 
 
 def experiment(name: str) -> Experiment:
@@ -51,6 +56,31 @@ def claim(out: Path, about: Mapping[str, Any]) -> None:
         raise ConfigurationError(f"{out} holds something else; choose another --out")
     out.mkdir(parents=True, exist_ok=True)
     write_json(path, about)
+
+
+def prepare(
+    engine: Engine, paper: str, size: Size, out: Path, decision: Path | None, told: Callable[[str], None]
+) -> Places:
+    """Train what the paper's experiment needs for this pair, below `out`, once; and say what the pair lacks."""
+    folder = out / TRAINED
+    if any(sign in str(folder) for sign in ",=:"):
+        raise ConfigurationError(f"--out is {out}, but methods name files below it; choose one without commas, = and :")
+    if decision is not None:
+        load_decision(decision, fingerprints(engine.drafts))
+        return Places({"decision": str(decision)})
+    found = learn_for(engine, experiment(paper).learn(size), folder, told)
+    if paper != "eesd":
+        return found
+    exits.find(engine.target, None)  # raises where there is none, and says how to train one
+    if not engine.drafts:
+        found.missing["draft"] = "No draft model was given, so vanilla speculative decoding is left out."
+    try:
+        heads.find(engine.target, None)
+    except ModelError as error:
+        found.missing["medusa"] = f"Medusa is left out: {error}."
+    if not size.whole:
+        found.missing["exits"] = "Not measured: exits would have to be trained, which --scale full does."
+    return found
 
 
 def run(
