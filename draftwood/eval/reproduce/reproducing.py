@@ -22,7 +22,7 @@ from draftwood.eval.running import Job
 from draftwood.eval.store import write_json
 from draftwood.models import exit as exits
 from draftwood.models import heads
-from draftwood.models.identity import fingerprints
+from draftwood.models.artifact import fingerprints
 from draftwood.reading import parse_json, read_text
 
 PAPERS = ("dsbd", "mcsd", "eesd")
