@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from draftwood.train.exit_layer import ExitRun, Settings
 
 RECORDING, TRAINING = "Recording", "Training"
-NO_PLOT = "; no plot without matplotlib: pip install 'draftwood[train]'"
+NO_PLOT = "; no plot without matplotlib: pip install 'draftwood[plots]'"
 SUFFIX = ".safetensors"
 Precision = Literal["bfloat16", "float32"]
 

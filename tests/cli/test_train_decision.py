@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -53,10 +54,7 @@ def test_a_model_is_trained_and_ends_drafting(
 
 
 def test_the_table_and_a_missing_matplotlib(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ImportError(f"No module named {name!r}")
-
-    monkeypatch.setattr("draftwood.train.decision_figure.import_module", missing)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("".join(f"Q: What is {i} + {i}?\n\n" for i in range(12)), "utf-8")
     out = tmp_path / "decision.safetensors"
@@ -67,7 +65,7 @@ def test_the_table_and_a_missing_matplotlib(command: Command, tmp_path: Path, mo
     assert "of 12 prompts" in lines[0]
     assert all(word in shown.out for word in ("share accepted", "log loss", "ROC", "calibration error", "overlap"))
     assert f"--set depth=decision:{out}" in lines[-2]
-    assert lines[-1].startswith("no figure: ") and "draftwood[train]" in lines[-1]
+    assert lines[-1].startswith("no figure: ") and "draftwood[plots]" in lines[-1]
     assert max(map(len, lines[1:-2])) <= 80
     assert out.is_file() and not out.with_suffix(".png").exists()
 

@@ -46,8 +46,8 @@ def test_train_resume_and_use(
     said = command(*flags, "--steps", "4").out
     assert "2 heads" in said and "acceptance head by head" in said
     assert "no plot" not in said or find_spec("matplotlib") is None
-    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)  # as where it is not installed
-    assert "no plot without matplotlib: pip install 'draftwood[train]'" in command(*flags, "--steps", "4").out
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as where it is not installed
+    assert "no plot without matplotlib: pip install 'draftwood[plots]'" in command(*flags, "--steps", "4").out
     other = command(*flags, "--steps", "4", "--shared")
     assert (other.code, other.err.count("\n")) == (2, 1)
     assert "whose shared is False, not True" in other.err
