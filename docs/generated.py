@@ -13,11 +13,12 @@ import typer
 from pydantic import BaseModel
 from typer.cli import get_docs_for_click
 
-from draftwood import Metrics, SamplingParams
+from draftwood import Metrics, SamplingParams, load
 from draftwood.cli.main import COMMANDS, GROUP, GROUPS, made
 from draftwood.cli.methods import kind
 from draftwood.depth import CONTROLLERS
 from draftwood.eval.tasks import TASKS
+from draftwood.explain.tree import FATES
 from draftwood.methods import METHODS
 
 
@@ -86,6 +87,18 @@ def metrics() -> str:
     return table(("metric", "meaning"), rows)
 
 
+def rounds() -> str:
+    """The page of an answer of the embedded pair, in a frame."""
+    answer = load().explain(
+        "Story: In Corfe there lived a sailor called",
+        method={"name": "mcsd", "tree": [3, 2, 1]},
+        sampling={"temperature": 0.7},
+        seed=1,
+        max_new_tokens=24,
+    )
+    return answer._repr_html_().replace("\n", "&#10;")  # a blank line would end the HTML
+
+
 def tasks() -> str:
     rows = [(f"`{name}`", task.summary, task.metric) for name, task in TASKS.items()]
     return table(("task", "what it asks", "score"), rows)
@@ -109,7 +122,9 @@ PARTS: Mapping[str, Callable[..., str]] = {
     "methods": methods,
     "controllers": controllers,
     "sampling": lambda: options(SamplingParams),
+    "fates": lambda: table(("fate", "meaning"), [(name, fate.meaning) for name, fate in FATES.items()]),
     "metrics": metrics,
+    "rounds": rounds,
     "tasks": tasks,
     "commands": commands,
 }

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-import torch
 from pydantic import Field
 
 import draftwood
@@ -42,7 +41,7 @@ class BigramDrafter:
             layer += 1
         yield from ()  # a drafter with a model yields its runs here
 
-    def commit(self, trunk, kept, forest) -> None:
+    def commit(self, trunk, kept, forest, target) -> None:
         """Nothing is remembered between rounds."""
 
 
@@ -61,7 +60,7 @@ class OneMore:
     def deeper(self, growth) -> bool:
         return growth.depth < min(self.most, self.wanted)
 
-    def observe(self, round_) -> None:
+    def observe(self, round_, state=None) -> None:
         self.wanted = round_.depth_accepted + 1
 
 
@@ -85,20 +84,17 @@ class AmongBest:
     k: int
     name = "among-best"
     lossless = False
+    coupled = False
 
-    def __call__(self, forest, logits, params, penalties, streams):
-        log_p = torch.log_softmax(logits, -1)  # [n, V], a row for each node from forest.fresh on
-        node, warped = forest.roots[0], {}
+    def __call__(self, forest, target, streams):
+        path = [forest.roots[0]]
         while True:
-            row = log_p[node - forest.fresh]
-            best = row.topk(self.k).indices.tolist()
-            drafts = [child for made in forest.proposals.get(node, ()) for child in made.nodes]
-            accepted = next((child for child in drafts if forest.token[child] in best), None)
-            token = best[0] if accepted is None else forest.token[accepted]
-            warped[node, token] = float(row[token])
+            best = target.probs(path[-1]).topk(self.k).indices.tolist()  # of T∘p [V] after the node
+            drafts = [node for made in forest.proposals.get(path[-1], ()) for node in made.nodes]
+            accepted = next((node for node in drafts if forest.token[node] in best), None)
             if accepted is None:
-                return end_of_path(forest, node, token, warped)
-            node = accepted
+                return end_of_path(forest, path, best[0], target.log_prob)
+            path.append(accepted)
 
 
 # -- method

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,6 +86,14 @@ def understand(arguments: list[str]) -> None:
     values = made(name, home).make_context(name, rest).params
     if isinstance(values.get("method"), str) and not values["method"].startswith("file:"):
         Method.parse(values["method"], config.assignments(values.get("set") or values.get("options") or ()))
+
+
+def test_the_file_of_defaults_is_understood(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (shown,) = blocks(ROOT / "docs" / "command-line.md", "toml")
+    for text, code in ((shown, 0), (shown.replace("seed", "sed"), 2)):
+        (tmp_path / "draftwood.toml").write_text(text, "utf-8")
+        assert command("methods").code == code
 
 
 def test_every_method_and_command_is_on_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
