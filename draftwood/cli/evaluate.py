@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.cli.groups import LIMITS, OF_EVERY_METHOD, OUTPUT, ModelOptions, OutputOptions, seed, warn_if_foreign
 from draftwood.cli.options import flag
+from draftwood.cli.progress import progress as bar
 from draftwood.errors import RequestError
 from draftwood.eval.interleaved import parse_methods
 from draftwood.params import SamplingParams
@@ -144,31 +145,12 @@ def read_summary(out: Path) -> Any:
 
 @contextmanager
 def progress(color: bool | None) -> Iterator[tuple[Callable[[int, int], None], Callable[[Job], None]]]:
-    """A bar on stderr that is redrawn between runs only, so that it costs the runs nothing."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from draftwood.explain.terminal import console
-
-    err = console(color, stderr=True)
-    if not err.is_terminal:
-        yield lambda made, expected: None, lambda job: None
-        return
-    columns = (BarColumn(30), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=err, auto_refresh=False, transient=True) as bar:
-        line = bar.add_task("", total=None)
-        made = 0
-
-        def begun(there: int, expected: int) -> None:
-            nonlocal made
-            made = there
-            bar.update(line, completed=there, total=expected, refresh=True)
-
-        def told(job: Job) -> None:
-            nonlocal made
-            bar.update(line, completed=made, description=f"{job.task.name}: {job.method.name}", refresh=True)
-            made += 1
-
-        yield begun, told
+    """A bar in runs; what is given is told how many were there of how many, and of each run before it."""
+    with bar(color, live=False) as update:
+        yield (
+            lambda there, expected: update(completed=there, total=expected),
+            lambda job: update(advance=1, description=f"{job.task.name}: {job.method.name}"),
+        )
 
 
 def show(document: Mapping[str, Any], out: Path, say: Callable[..., Any]) -> None:

@@ -105,9 +105,9 @@ def _show_all(found: list[dict[str, Any]], show: Any) -> None:
 
     made = simple_table()
     made.add_column("method", style="cyan", no_wrap=True)
-    made.add_column("what it does")
-    made.add_column("lossless", no_wrap=True)
-    made.add_column("draft models", no_wrap=True)
+    made.add_column("what it does", overflow="fold")
+    made.add_column("loss-\nless", no_wrap=True)
+    made.add_column("draft\nmodels", no_wrap=True)
     for entry in found:
         made.add_row(
             entry["name"], entry["summary"], "yes" if entry["lossless"] else "no", _drafts(*entry["draft_models"])
@@ -127,9 +127,9 @@ def _show_one(entry: dict[str, Any], show: Any) -> None:
     show()
     made = simple_table()
     made.add_column("option", style="cyan", no_wrap=True)
-    made.add_column("type")
-    made.add_column("default", no_wrap=True)
-    made.add_column("what it means")
+    made.add_column("type", overflow="fold")
+    made.add_column("default", overflow="fold")
+    made.add_column("what it means", overflow="fold", min_width=20)
     for option in entry["options"]:
         default = "required" if option["required"] else option_text(option["default"])
         made.add_row(option["name"], option["type"], default, option["description"])

@@ -60,7 +60,7 @@ def plan(
         print(as_json({**about, **found.as_dict()}), flush=True)
     else:
         show = console(output.color).print
-        show(_table(found))
+        show(_table(found, console(output.color).width))
         show()
         _footnotes(found, show)
         for note in [*found.notes, *grown(engine.names)]:
@@ -74,16 +74,17 @@ def plan(
         sys.exit(130)
 
 
-def _table(found: Plan) -> Table:
-    """What was predicted beside what was measured, within 80 columns."""
+def _table(found: Plan, width: int) -> Table:
+    """What was predicted and what was measured, within 80 columns; below these without what can be computed."""
     from rich.text import Text
 
     from draftwood.explain.terminal import method_label, simple_table
 
     made = simple_table()
     made.add_column("method", overflow="fold", min_width=14)
+    wide = width >= 80
     made.add_column("against", overflow="fold")
-    for name in ("per round", "predicted", "measured", "off by"):
+    for name in (*(["per round"] if wide else []), "predicted", "measured", *(["off by"] if wide else [])):
         made.add_column(name, justify="right", no_wrap=True)
     best = found.best
     for one in found.choices:
@@ -91,10 +92,10 @@ def _table(found: Plan) -> Table:
         made.add_row(
             Text(method_label(one.method.as_dict()), "bold green" if one is best else ""),
             Text(method_label(one.reference.as_dict())),
-            f"{one.predicted.steps:.2f}",
+            *([f"{one.predicted.steps:.2f}"] if wide else []),
             _with_interval(one.predicted.speed_up, one.interval),
             "-" if one.measured is None else _with_interval(one.measured, one.measured_interval),
-            "-" if error is None else f"{100 * error:+.0f}%",
+            *(["-" if error is None else f"{100 * error:+.0f}%"] if wide else []),
         )
     return made
 

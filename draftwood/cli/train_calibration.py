@@ -14,12 +14,6 @@ from draftwood.cli.train_options import RECORDING, RecordingOptions, check_name
 
 def calibration(
     *,
-    out: Path = flag(
-        ...,
-        "The .safetensors file to write. Use it as depth=cali-ts:PATH.",
-        "PATH",
-        panel=OUTPUT,
-    ),
     recording: RecordingOptions,
     temperature: list[float] = flag(
         [], "0: greedy. Repeat it for several, which prompts take in turn.", panel=RECORDING, usual="0 and 1"
@@ -34,6 +28,12 @@ def calibration(
         [], "An option of the method. gamma is 10 unless given. Repeatable.", "KEY=VALUE", ("--set",), RECORDING
     ),
     models: PairOptions,
+    out: Path = flag(
+        ...,
+        "The .safetensors file to write. Use it as depth=cali-ts:PATH.",
+        "PATH",
+        panel=OUTPUT,
+    ),
     output: OutputOptions,
 ) -> None:
     """Train what tells cali-ts whether a draft will be accepted (EESD Eq. 5).

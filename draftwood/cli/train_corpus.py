@@ -14,7 +14,6 @@ WRITING = "Writing"
 
 def corpus(
     *,
-    out: Path = flag(..., "Where the texts go, one per line.", "FILE.jsonl", panel=OUTPUT),
     prompts: str = flag(
         "corpus", "Prompts, one per line; or those of the embedded pair's corpus.", "FILE|corpus", panel=WRITING
     ),
@@ -29,6 +28,7 @@ def corpus(
     concurrency: int = flag(16, "Texts that are written at once.", panel=WRITING, ge=1),
     seed: int = flag(0, "The same seed gives the same texts.", panel=WRITING),
     model: QuantizedOptions,
+    out: Path = flag(..., "Where the texts go, one per line.", "FILE.jsonl", panel=OUTPUT),
     output: OutputOptions,
 ) -> None:
     """Have the target write text to train its exit layer on.

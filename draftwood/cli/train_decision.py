@@ -23,12 +23,6 @@ THRESHOLD = 0.4  # the controller's default, MCSD's beta
 
 def decision(
     *,
-    out: Path = flag(
-        ...,
-        "The .safetensors file to write; the figure goes beside it. Use it as depth=decision:PATH.",
-        "PATH",
-        panel=OUTPUT,
-    ),
     kind: Literal["hidden", "output"] = flag(
         "output",
         "hidden: reads the draft's last hidden state; output: its most probable tokens and its entropy.",
@@ -51,6 +45,12 @@ def decision(
     top: int = flag(8, "Kind output: how many probabilities it reads.", panel=TRAINING, ge=1),
     width: int = flag(64, "Hidden units of a layer.", panel=TRAINING, ge=1),
     models: PairOptions,
+    out: Path = flag(
+        ...,
+        "The .safetensors file to write; the figure goes beside it. Use it as depth=decision:PATH.",
+        "PATH",
+        panel=OUTPUT,
+    ),
     output: OutputOptions,
 ) -> None:
     """Train a model that ends drafting where acceptance is unlikely (MCSD §3.3).

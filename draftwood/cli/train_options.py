@@ -51,7 +51,6 @@ class TrainingOptions(OptionGroup):
 
     model_config = ConfigDict(title=TRAINING)
 
-    out: Path = flag(..., "Where what is trained goes.", "DIR", panel="Output")
     data: str = flag(
         "corpus",
         "What `draftwood train corpus` wrote, or any text: .jsonl with text or tokens; or the embedded pair's corpus.",
@@ -76,6 +75,7 @@ class TrainingOptions(OptionGroup):
     save_every: int = flag(100, "Steps between two saves.", ge=1)
     measure_every: int = flag(100, "Steps between two measurements.", ge=1)
     seed: int = flag(0, "Of the order of rows, and of the corpus.")
+    out: Path = flag(..., "Where what is trained goes.", "DIR", panel="Output")
 
     def settings(self) -> dict[str, Any]:
         """What `Settings` takes of them."""

@@ -31,7 +31,11 @@ class TuneSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", title="Search")
 
     method: Annotated[
-        str, Field(description="mcsd, mcsd-fork, speculative, dsbd, speculative-beam-search or lookup.")
+        str,
+        Field(
+            description="mcsd, mcsd-fork, speculative, dsbd, speculative-beam-search or lookup.",
+            json_schema_extra={"metavar": "NAME"},
+        ),
     ] = TREES
     budget: Annotated[int, Field(ge=2, description="Measured runs.")] = 20
     search: Annotated[
