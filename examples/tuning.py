@@ -23,7 +23,7 @@ for name, cost in (("target", target), ("draft", draft)):
     print(f"{name:6} {each}")
 
 # A pilot run shows how often the i-th sibling of a layer is accepted. That and the costs predict the speed of every
-# tree of the space; the best predicted ones are measured, in turns with plain decoding.
+# tree of the space; the best predicted ones are measured, interleaved with plain decoding.
 search = Guided(pilot_shape(ROWS, DEPTH), target, draft, ROWS, DEPTH)
 guide(bench, search, RUNS)
 for layer, places in enumerate(search.tally.acceptance(), 1):

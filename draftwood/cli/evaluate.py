@@ -73,8 +73,8 @@ def evaluate(
 ) -> None:
     """Measure methods on tasks: quality, speed and energy.
 
-    Methods take turns on each item, through the same loop. The same command goes
-    on where it was stopped; a failing item is recorded, never skipped. With an
+    Methods are interleaved on each item, through the same loop. The same command
+    goes on where it was stopped; a failing item is recorded, never skipped. With an
     experiment's FILE, what it declares is measured instead.
     """
     if experiment is not None:

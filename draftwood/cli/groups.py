@@ -180,9 +180,9 @@ def warn_if_foreign(engine: Engine, *prompts: Prompt) -> None:
     """Say once on standard error what the embedded pair is for, where a prompt does not look like it."""
     from draftwood.foreign import hint
 
-    said = next(filter(None, (hint(engine, prompt) for prompt in prompts)), None)
-    if said is not None:
-        print(f"note: {said}", file=sys.stderr)
+    found = next(filter(None, (hint(engine, prompt) for prompt in prompts)), None)
+    if found is not None:
+        print(f"note: {found}", file=sys.stderr)
 
 
 class LimitOptions(OptionGroup):

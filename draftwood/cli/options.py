@@ -168,8 +168,8 @@ def _made(kind: type[BaseModel], values: Mapping[str, Any], context: Any) -> Bas
     except ValidationError as error:
         first = error.errors()[0]
         message = first["msg"].removeprefix("Value error, ")
-        for said, plain in PLAINER.items():
-            message = message.replace(said, plain)
+        for long, short in PLAINER.items():
+            message = message.replace(long, short)
         message = message[:1].lower() + message[1:]
         if not first["loc"]:  # options that do not go together
             raise ConfigurationError(message) from None

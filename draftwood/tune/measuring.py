@@ -39,11 +39,11 @@ def row_counts(limit: int) -> list[int]:
 
 
 def forward_seconds(
-    model: CausalModel, counts: Sequence[int], context: int, turns: int = 21, patience: float = 5.0
+    model: CausalModel, counts: Sequence[int], context: int, repeats: int = 21, patience: float = 5.0
 ) -> dict[int, float]:
     """Median seconds of a forward of so many rows behind `context` cached tokens.
 
-    Counts take turns and the first turn does not count; of `turns` there are fewer, but 3, where they take longer than
+    Counts are interleaved; a first pass does not count, and `repeats` become fewer, but 3, where they take more than
     `patience` seconds. On CUDA the clock waits for the device.
     """
     context = max(1, min(context, model.context - 2 - max(counts) // model.vocab_size))
@@ -56,14 +56,14 @@ def forward_seconds(
     try:
         execute([Run(session, forest, [trunk_node(context - 1)])])  # brings all of the trunk into the cache
         spent = 0.0
-        for turn in range(turns + 1):
-            if turn > 3 and spent > patience:
+        for repeat in range(repeats + 1):
+            if repeat > 3 and spent > patience:
                 break
             for count in counts:
                 (answer,) = execute([Run(session, forest, range(count))])
                 session.commit([], [], forest)
                 spent += answer.seconds
-                if turn:
+                if repeat:
                     times[count].append(answer.seconds)
     finally:
         session.close()
@@ -121,7 +121,7 @@ class Sums:
 
 @dataclass(slots=True)
 class Trial:
-    """A measured run: one method on all prompts, in turns with plain decoding on the same prompts and seeds."""
+    """A measured run: one method on all prompts, interleaved with plain decoding on the same prompts and seeds."""
 
     method: dict[str, Any]
     own: Sums = field(default_factory=Sums)
@@ -160,7 +160,7 @@ class Trial:
 
 @dataclass(slots=True)
 class Bench:
-    """Runs methods on a workload in turns with plain decoding, and keeps what it saw: an interrupt loses one run."""
+    """Runs methods on a workload, interleaved with plain decoding, and keeps all of it: an interrupt loses one run."""
 
     engine: Engine
     workload: Workload

@@ -31,7 +31,7 @@ class Measured:
     met: Sequence[Sequence[int]] = ()
     accepted: Sequence[Sequence[int]] = ()
     seconds: Seconds | None = None  # of a round of this run
-    plain: Seconds | None = None  # of a round of plain decoding beside it: how fast the machine was
+    plain: Seconds | None = None  # of a round of plain decoding in the same run: how fast the machine was
 
 
 @dataclass(slots=True)

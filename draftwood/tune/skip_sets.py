@@ -82,7 +82,7 @@ class PromptGroup:
 
 
 class Evidence:
-    """Texts that the target wrote, with its keys and values, and what it said of each token but the first.
+    """Texts that the target wrote, with its keys and values, and its distribution of each token but the first.
 
     (The first comes of the round that reads the prompt, where self-spec has nothing to draft from.)
     """

@@ -1,6 +1,6 @@
 """Which options of a method are worth searching, and a seeded search over them by optuna (extra `tune`).
 
-Knows values and scores. Refuses to know how a score comes about; trees have a search of their own (guiding.py).
+Trees have a search of their own (search.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`draftwood compare`: the baseline is always there, runs take turns, texts are checked, the table fits 80 columns."""
+"""`draftwood compare`: the baseline is always there, runs are interleaved, texts checked, the table fits 80 columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measuring: forwards of K rows, runs in turns with plain decoding, and searches over what they show."""
+"""Measuring: forwards of K rows, runs interleaved with plain decoding, and searches over what they show."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def test_forwards_of_so_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         return forward(batch, cache)
 
     monkeypatch.setattr(model, "forward", noted)
-    found = forward_seconds(model, [1, 4, 13], 20, turns=3)
+    found = forward_seconds(model, [1, 4, 13], 20, repeats=3)
     assert list(found) == [1, 4, 13] and all(seconds > 0 for seconds in found.values())
     assert seen[0] == (20, 20)
-    assert seen[1:] == [(1, 21), (4, 24), (13, 33)] * 4  # one turn to warm up
-    forward_seconds(model, [1, 13], 10_000, turns=1)  # a context that the model has not: cut
+    assert seen[1:] == [(1, 21), (4, 24), (13, 33)] * 4  # one pass to warm up
+    forward_seconds(model, [1, 13], 10_000, repeats=1)  # a context that the model has not: cut
 
 
 def test_runs_are_interleaved_on_the_same_prompts_and_seeds(monkeypatch: pytest.MonkeyPatch) -> None:

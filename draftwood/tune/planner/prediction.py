@@ -18,7 +18,7 @@ MIDDLE = 0.95  # share of resamples inside an interval
 
 @dataclass(slots=True)
 class Observation:
-    """One generation. What is said of rounds leaves out the first, which contains the prompt."""
+    """One generation. Figures of rounds leave out the first, which contains the prompt."""
 
     seconds: float = 0.0  # wall time, the prompt included
     first: float = 0.0  # of which before the later rounds

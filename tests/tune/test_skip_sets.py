@@ -67,7 +67,7 @@ def test_expected_rounds_by_enumeration(gamma: int) -> None:
 @pytest.mark.parametrize("target", [partly_idle, windowed], ids=["all", "windows"])
 @pytest.mark.parametrize("gamma", [1, 3])
 @pytest.mark.parametrize("skipped", [Skipped((1,), (2,)), Skipped((0, 3), (1, 3)), Skipped((), (0,))], ids=str)
-def test_greedy_rounds_are_foretold_exactly(
+def test_greedy_rounds_are_predicted_exactly(
     skipped: Skipped, gamma: int, target: Callable[[], Decoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In greedy decoding nothing is left to chance: which drafts self-spec accepts, and so its tokens per round."""

@@ -154,7 +154,7 @@ def test_costs_that_fall_are_noise() -> None:
     assert Cost({4: 2.0}).plus(1.0, 0.5)(10) == pytest.approx(8.0)
 
 
-def test_real_runs_foretell_tau() -> None:
+def test_real_runs_predict_tau() -> None:
     """Acceptance from runs of one tree gives tau of others, on models whose next token depends on the last."""
     rng = random.Random(1)
     table = [[rng.expovariate(1.0) for _ in range(8)] for _ in range(8)]
