@@ -18,6 +18,7 @@ from draftwood.corpus import DOMAINS, documents
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
 from draftwood.prompts import CORPUS, prompts_of
+from draftwood.reading import parse_json, read_text
 from draftwood.train.texts import texts_of
 
 CHUNK = 32  # texts that are written to the file together
@@ -64,7 +65,10 @@ def write_texts(engine: Engine, plan: Writing, out: Path, concurrency: int = 16)
     beside = out.with_suffix(".settings.json")
     settings = json.loads(json.dumps({**asdict(plan), "models": engine.names}))
     if out.exists() and out.stat().st_size:
-        before = json.loads(beside.read_text("utf-8")) if beside.is_file() else None
+        try:
+            before = parse_json(read_text(beside))
+        except (OSError, ValueError):
+            before = None
         if before != settings:
             raise ConfigurationError(f"{out} was begun with other settings; give the same to go on, or another file")
     number = _whole_lines(out)

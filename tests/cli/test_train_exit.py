@@ -205,6 +205,9 @@ def test_a_corpus_is_written_mixed_and_gone_on_with(
     assert 0 < again["new"] < 30 and broken.read_bytes() == content
     other = command("train", "corpus", *flags, "--out", broken, "--seed", 4)
     assert other.code == 2 and "was begun with other settings" in other.err and broken.read_bytes() == content
+    broken.with_suffix(".settings.json").write_text("[" * 100_000)
+    other = command("train", "corpus", *flags, "--out", broken)
+    assert other.code == 2 and "was begun with other settings" in other.err and broken.read_bytes() == content
     run = command("train", "eesd", "--target", target, "--data", whole, "--out", tmp_path / "e", *SMALL, "--steps", 1)
     assert run.code == 0
 

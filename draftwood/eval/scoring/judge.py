@@ -16,10 +16,12 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from draftwood.errors import ConfigurationError, DraftwoodError
+from draftwood.reading import parse_json
 
 KEY = "OPENAI_API_KEY"
 RATING = re.compile(r"\[\[\s*(\d+(?:\.\d+)?)\s*\]\]")
 LEAST, MOST = 1.0, 10.0
+LONGEST_REPLY = 1 << 20  # bytes
 AGAIN = {408, 409, 429, 500, 502, 503, 504}  # answers of a busy server
 
 TASK = (
@@ -73,7 +75,7 @@ class Judge:
                 time.sleep(self.pause * 2 ** (attempt - 1))
             try:
                 with urlopen(request, timeout=self.seconds) as reply:
-                    return _said(json.load(reply))
+                    return _said(parse_json(reply.read(LONGEST_REPLY), finite=False))
             except HTTPError as error:
                 error.close()
                 problem = f"HTTP status {error.code}"
