@@ -1,7 +1,4 @@
-"""Loads models and tokenizers, from checkpoints, the hub or objects, and makes an engine of them.
-
-Knows sources, devices and what fits together. Refuses to know requests (engine.py) and files (models/checkpoint.py).
-"""
+"""Loads models and tokenizers, from checkpoints, the hub or objects, and makes an engine of them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import draftwood
 from draftwood import Engine, GenerationResult
 from draftwood.corpus import DOMAINS, documents
 from draftwood.loading import EMBEDDED
-from draftwood.models.artifact import beside
+from draftwood.models.artifact import companion
 from draftwood.models.heads import find
 from draftwood.models.skip import skipping
 
@@ -51,8 +51,8 @@ def test_they_belong_to_the_target_and_are_small() -> None:
     assert heads.count == 4 and not heads.shared
     assert len(heads.ranks) == 4 and heads.ranks[0][0] > heads.ranks[3][0] > 0.2
     assert view.skipped.attention and view.skipped.mlp
-    assert beside(home, "skip").stat().st_size < 2_000
-    assert beside(home, "heads").stat().st_size < 4_000_000
+    assert companion(home, "skip").stat().st_size < 2_000
+    assert companion(home, "heads").stat().st_size < 4_000_000
     package = Path(draftwood.__file__).parent
     whole = sum(path.stat().st_size for path in package.rglob("*") if path.is_file() and path.suffix != ".pyc")
     assert whole < 32_000_000

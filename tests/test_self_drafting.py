@@ -257,7 +257,7 @@ def test_without_a_tree_the_heads_accuracy_makes_one(monkeypatch: pytest.MonkeyP
             {"heads": "nowhere"},
             "heads nowhere.heads.safetensors does not exist; make one with",
         ),
-        ({}, "was given as an object, has no heads beside it; make one with `draftwood train medusa`"),
+        ({}, "was given as an object, has no heads next to its weights; make one with `draftwood train medusa`"),
     ],
 )
 def test_settings_that_cannot_be(options: dict[str, Any], message: str) -> None:

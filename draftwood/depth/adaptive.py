@@ -1,6 +1,6 @@
 """Depth by a confidence threshold that follows the acceptance rate: Draft & Verify's adaptive draft exiting.
 
-Knows one moving number. Learns from the request's own rounds only; no randomness, no time.
+Learns from the request's own rounds only; no randomness, no time.
 """
 
 from __future__ import annotations

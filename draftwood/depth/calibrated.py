@@ -21,7 +21,7 @@ PLACES = 10  # of drafts in a round that the predictor tells apart; later ones c
 TENSORS = ("target", "draft", "bias", "mean")  # of a predictor
 NUMBERS = ("model_deviation", "sample_deviation", "theta0")
 
-Foretell = Callable[[Growth, Tensor | None], float | None]  # (drafted so far, the target's state) -> theta_M, if any
+Predict = Callable[[Growth, Tensor | None], float | None]  # (drafted so far, the target's state) -> theta_M, if any
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class CalibratedThompson:
     """
 
     most: int
-    predict: Foretell
+    predict: Predict
     model_deviation: float = 0.25  # sM, the predictor's error for a request
     sample_deviation: float = 0.5  # sS, of the share of accepted drafts in a round
     theta0: float = 0.5

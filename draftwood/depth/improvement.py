@@ -1,6 +1,6 @@
 """What drafting gains, as a formula, and the cost of a drafted layer, as measured.
 
-Pure maths and running sums; refuses to know controllers and models.
+Pure maths and running sums.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Depth rules that learn nothing, and what every depth controller looks like.
 
-Refuses to know drafters. A controller only decides whether to draft one layer more: a token that was drafted stays
+A controller only decides whether to draft one layer more: a token that was drafted stays
 in the forest, since dropping it would bias the output.
 """
 

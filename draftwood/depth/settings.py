@@ -238,8 +238,8 @@ def depth_text(value: object) -> str:
         return settings.name
     if list(given) == [next(iter(type(settings).model_fields))]:
         return f"{settings.name}:{next(iter(given.values()))}"
-    said = {key: str(each).lower() if isinstance(each, bool) else each for key, each in given.items()}
-    return f"{settings.name}:" + ",".join(f"{key}={each}" for key, each in said.items())
+    shown_values = {key: str(each).lower() if isinstance(each, bool) else each for key, each in given.items()}
+    return f"{settings.name}:" + ",".join(f"{key}={each}" for key, each in shown_values.items())
 
 
 def _parts(text: str) -> dict[str, Any]:

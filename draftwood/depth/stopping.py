@@ -1,6 +1,6 @@
 """Depth by optimal stopping: draft on while the next layer is worth its time.
 
-Knows how confidence is turned into a chance of acceptance. Learns from rounds: its own request's, or all where shared.
+Learns from rounds: its own request's, or all where shared.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Depth by Thompson sampling: over acceptance (EESD Algorithm 2), and over the speed-up itself.
 
-Knows posteriors. All randomness is the stream 'depth', which drafting and acceptance do not touch.
+All randomness is the stream 'depth', which drafting and acceptance do not touch.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A file is safetensors: the learned tensors, and in the header one JSON object with `kind`, `models` (role -> fingerprint
 of the model that it was learned for), `settings` (what loading needs) and `about` (how it was made, for people). It is
-written in one move. What lies beside a target's own weights is found in KIND/KIND.safetensors of its directory.
+written in one move. The one for a target without a name is KIND/KIND.safetensors in the target's directory.
 """
 
 from __future__ import annotations
@@ -90,20 +90,21 @@ def damaged(path: Path, kind: str, why: object = "it holds something else") -> M
     return ModelError(f"{what} {path} is damaged ({shown(why, 120)}); make it again with `{command}`")
 
 
-def beside(home: Path, kind: str) -> Path:
+def companion(home: Path, kind: str) -> Path:
     """Where a target's directory keeps what was learned for it."""
     return home / kind / f"{kind}.safetensors"
 
 
 def find(home: Path | None, kind: str, option: str) -> Path:
-    """The file beside the weights in `home`; where there is none, a ModelError that names the method's option."""
+    """The file next to the weights in `home`; where there is none, a ModelError that names the method's option."""
     what, command = KINDS[kind]
-    if home is None or not beside(home, kind).is_file():
+    if home is None or not companion(home, kind).is_file():
         where = "the target, which was given as an object," if home is None else f"{home}"
         raise ModelError(
-            f"{where} has no {what} beside it; make one with `{command}`, and name its directory with {option}=DIR"
+            f"{where} has no {what} next to its weights; make one with `{command}`, and name its "
+            f"directory with {option}=DIR"
         )
-    return beside(home, kind)
+    return companion(home, kind)
 
 
 def fingerprints(models: Sequence[CausalModel]) -> str:

@@ -1,7 +1,6 @@
 """What a model is to the rest of the system, and what one forward is told.
 
-Anything with these members plugs in: the configurable decoder, a tabular function, an adapter. Knows no forest and
-no request.
+Anything with these members plugs in: the configurable decoder, a tabular function, an adapter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Key/value memory: rows of slots.
-
-Knows which row belongs to whom and how to write and read slots. Refuses to know tokens, trees, masks or
-positions: what a slot means is the session's business.
-"""
+"""Key/value memory: rows of slots. What a slot means is the session's business."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ def _weight_files(directory: Path) -> list[Path]:
             raise ModelError(f"{index} has no weight_map from tensors to files; fetch it again")
         outside = next((name for name in weight_map.values() if not re.fullmatch(r"[^/\\]*\.safetensors", name)), None)
         if outside is not None:
-            raise ModelError(f"{index} names {shown(outside)}, but weights lie beside it; fetch it again")
+            raise ModelError(f"{index} names {shown(outside)}, but weights lie in its own directory; fetch it again")
         files = [directory / name for name in sorted(set(weight_map.values()))]
         for path in files:
             if not path.is_file():

@@ -1,8 +1,7 @@
-"""One configurable decoder. Knows layers, positions and how to run any range of layers over cache slots.
+"""One configurable decoder, any range of whose layers runs over cache slots.
 
-Refuses to know checkpoints, tokens' meaning, trees and requests. A family of models is a `DecoderConfig`, never a
-subclass; what a family needs beyond the present knobs becomes a knob. Knobs that are off cost no operation: what a
-layer does is chosen when it is built.
+A family of models is a `DecoderConfig`, never a subclass; what a family needs beyond the present knobs becomes a knob.
+Knobs that are off cost no operation: what a layer does is chosen when it is built.
 """
 
 from __future__ import annotations

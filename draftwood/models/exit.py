@@ -183,5 +183,5 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Exi
 
 
 def find(target: CausalModel, directory: str | None) -> ExitLayer:
-    """The exit layer of a directory; None: the one that lies beside the target's own weights."""
+    """The exit layer of a directory; None: the one next to the target's weights."""
     return load(directory or artifact.find(layered(target).home, KIND, "exit").parent, target)

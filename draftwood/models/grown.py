@@ -1,4 +1,4 @@
-"""A checkpoint grown to a larger shape, with everything that lies beside its weights."""
+"""A checkpoint grown to a larger shape, with what was learned for it."""
 
 from __future__ import annotations
 
@@ -100,9 +100,9 @@ def _sizes(shape: Shape) -> dict[str, int]:
 
 
 def write_learned(source: Path, model: Decoder, growth: Growth, out: Path, dtype: str) -> None:
-    """Grow what lies beside the weights of `model` in `source`, and write it beside the grown weights in `out`."""
+    """Grow what was learned for `model` in `source`, and write it into `out`."""
     kind, about = DTYPES[dtype], {"grown_from": fingerprint(model)}
-    found = {name for name in ("exit", "heads", "skip") if artifact.beside(source, name).is_file()}
+    found = {name for name in ("exit", "heads", "skip") if artifact.companion(source, name).is_file()}
     whose = grown_fingerprint(model, growth, kind) if found else ""
     if "exit" in found:
         write_exit(source / "exit", model, growth, out / "exit", dtype, whose)
@@ -110,8 +110,8 @@ def write_learned(source: Path, model: Decoder, growth: Growth, out: Path, dtype
         known = medusa.load(source / "heads", model, packed=False)
         medusa.save(grow_heads(known, growth, kind), out / "heads", whose, kind, known.ranks, **about)
     if "skip" in found:
-        skipped = skip.load(artifact.beside(source, "skip"), model)
-        skip.save(artifact.beside(out, "skip"), grow_skipped(skipped, growth), whose, **about)
+        skipped = skip.load(artifact.companion(source, "skip"), model)
+        skip.save(artifact.companion(out, "skip"), grow_skipped(skipped, growth), whose, **about)
 
 
 def write_exit(source: Path, model: Decoder, growth: Growth, out: Path, dtype: str, whose: str = "") -> None:
@@ -135,7 +135,7 @@ def grown_fingerprint(model: Decoder, growth: Growth, dtype: torch.dtype) -> str
 
 
 def grown_layers(layers: int, growth: Growth) -> int:
-    """Which layer of the grown target says what layer `layers` said: added ones lie behind the first that are kept."""
+    """The layer of the grown target that stands for `layers`: added ones lie behind the first that are kept."""
     added = growth.config.num_hidden_layers - growth.before.num_hidden_layers
     return layers if layers <= growth.keep_first else layers + added
 

@@ -1,7 +1,6 @@
 """Any causal language model of Hugging Face transformers, through its own forward, as a CausalModel.
 
-Knows how transformers is told positions, masks and keys/values, and checks each model once: what cannot see a tree
-through a mask is refused. Refuses to know what is inside a model, so there are no layer ranges here. Nothing else in
+Each model is checked once: what cannot see a tree through a mask is refused. There are no layer ranges. Nothing else in
 the package imports transformers (extra hf); no code from a checkpoint runs and nothing is unpickled.
 """
 

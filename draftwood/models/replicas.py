@@ -3,7 +3,7 @@
 Residual channels, heads and hidden units are replicated; where a matrix reads replicas, each gets its share of the
 weight plus noise that cancels over the replicas, so no structure is left that hardware could use. Added layers, and
 the channels that a width has beyond a multiple of the source's, are all but silent: what they write is `SILENT` times
-the usual size. Refuses to know layers' order and files.
+the usual size.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rotary positions: frequencies, tables made on demand, and the rotation. Knows no model and no cache."""
+"""Rotary positions: frequencies, tables made on demand, and the rotation."""
 
 from __future__ import annotations
 

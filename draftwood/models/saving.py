@@ -31,8 +31,8 @@ def save(model: Decoder, directory: Path, dtype: torch.dtype | None = None, **ex
     """Write a decoder; `extra` goes into config.json. ModelError where the Llama family has no word for it."""
     model.must_be_plain("saved")
     kept = dtype or model.dtype
-    said = {"tie_word_embeddings": model.head.weight is model.embed.weight, "dtype": str(kept).removeprefix("torch.")}
-    document = config_json(model.config) | said | extra
+    known = {"tie_word_embeddings": model.head.weight is model.embed.weight, "dtype": str(kept).removeprefix("torch.")}
+    document = config_json(model.config) | known | extra
 
     def maker(parameter: Tensor) -> Callable[[torch.dtype], Tensor]:
         return lambda dtype: parameter.detach().to("cpu", dtype)
@@ -56,9 +56,9 @@ def config_json(config: DecoderConfig) -> dict[str, Any]:
         rope["original_max_position_embeddings"] = scaling.original_context
     raw = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **{name: getattr(c, name) for name in SAME}}
     raw |= {"rope_parameters": rope, "attention_bias": c.qkv_bias}
-    said = FAMILIES["llama"].config(raw)
-    if said != c:
-        knobs = ", ".join(key.name for key in fields(c) if getattr(c, key.name) != getattr(said, key.name))
+    read = FAMILIES["llama"].config(raw)
+    if read != c:
+        knobs = ", ".join(key.name for key in fields(c) if getattr(c, key.name) != getattr(read, key.name))
         raise ModelError(f"the Llama family has no word for this model's {knobs}; it cannot be saved as one")
     return raw
 

@@ -1,8 +1,8 @@
 """sentencepiece's tokenizer.model, behind the few calls of a `tokenizers.Tokenizer` that are made here.
 
 Ids come from sentencepiece itself (extra sentencepiece), not from a conversion, so they are those of the training.
-Knows what sentencepiece leaves to its callers: special and added tokens in a text, and the tokens at its ends, as
-tokenizer_config.json of the Llama family declares them. Refuses to know any other file.
+What sentencepiece leaves to its callers is done here: special and added tokens in a text, and the tokens at its ends,
+as tokenizer_config.json of the Llama family declares them.
 """
 
 from __future__ import annotations
@@ -170,6 +170,6 @@ def _declared(config: Mapping[str, Any]) -> dict[AddedToken, int | None]:
 
 
 def _added(token: object, special: bool) -> AddedToken:
-    said = token if isinstance(token, Mapping) else {}
-    rules = {rule: bool(said.get(rule)) for rule in ("lstrip", "rstrip", "single_word")}
-    return AddedToken(content(token), normalized=False, special=special or bool(said.get("special")), **rules)
+    declared = token if isinstance(token, Mapping) else {}
+    rules = {rule: bool(declared.get(rule)) for rule in ("lstrip", "rstrip", "single_word")}
+    return AddedToken(content(token), normalized=False, special=special or bool(declared.get("special")), **rules)

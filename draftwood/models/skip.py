@@ -48,7 +48,7 @@ class Skipped:
 
 
 def every_other(layers: int) -> Skipped:
-    """What is skipped when nothing is said: every second layer between first and last; if there is none, an MLP."""
+    """What is skipped by default: every second layer between first and last; if there is none, an MLP."""
     middle = tuple(range(1, layers - 1, 2))
     return Skipped(middle, middle) if middle else Skipped((), (layers - 1,))
 
@@ -139,10 +139,10 @@ def part_bytes(block: Block) -> dict[str, int]:
 
 
 def skipping(target: CausalModel, skipped: Skipped | None) -> SkippedDecoder:
-    """The target without some sublayers; None: the set beside its weights, else every other middle layer."""
+    """The target without some sublayers; None: the set next to its weights, else every other middle layer."""
     decoder = layered(target)
     if skipped is None:
-        path = None if decoder.home is None else artifact.beside(decoder.home, KIND)
+        path = None if decoder.home is None else artifact.companion(decoder.home, KIND)
         skipped = load(path, decoder) if path and path.is_file() else every_other(decoder.n_layers)
     return SkippedDecoder(decoder, skipped)
 

@@ -55,7 +55,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path, name: str | None = None) -> Tokenizer:
-        """Read tokenizer.json, else tokenizer.model, and what lies beside it: configuration and chat templates.
+        """Read tokenizer.json, else tokenizer.model, and what belongs to it: configuration and chat templates.
 
         `name` is what users call the model; by default the directory.
         """
@@ -149,13 +149,13 @@ def _backend(directory: Path, config: Mapping[str, Any]) -> Backend:
 def _config(directory: Path) -> dict[str, Any]:
     """What tokenizer_config.json says; older checkpoints say a part of it in files of their own."""
 
-    def said(name: str) -> dict[str, Any]:
+    def part(name: str) -> dict[str, Any]:
         return read_json(path) if (path := directory / f"{name}.json").is_file() else {}
 
-    config = said("tokenizer_config")
+    config = part("tokenizer_config")
     if not config.get("added_tokens_decoder"):
-        config |= said("special_tokens_map")
-        if added := said("added_tokens"):
+        config |= part("special_tokens_map")
+        if added := part("added_tokens"):
             config["added_tokens_decoder"] = {place: {"content": text} for text, place in added.items()}
     return config
 

@@ -32,7 +32,7 @@ STATE = "run.safetensors"
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the result of a run, beside the target and the data; a run is resumed with the same only."""
+    """What decides the result of a run, with the target and the data; a run is resumed with the same only."""
 
     layers: int  # of the target, N of the paper
     depth: int = 1  # layers of the exit

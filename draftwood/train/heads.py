@@ -1,7 +1,6 @@
 """Training Medusa heads (Cai et al. 2024, "Medusa-1"): the target frozen, its last hidden states read once per step.
 
-Knows the heads' loss and what is measured of them. The run, its saved state and several processes are those of an exit
-layer's training.
+The run, its saved state and several processes are those of an exit layer's training.
 """
 
 from __future__ import annotations

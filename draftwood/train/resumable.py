@@ -56,10 +56,10 @@ class Run:
         """Write the run, or leave the last file; ModelError where it cannot be written."""
         tensors = {f"weight/{name}": part.detach() for name, part in self.weights.items()}
         tensors |= {f"state/{name}": part for name, part in self.optimizers.state().items()}
-        said = {"settings": json.dumps(self.facts), "progress": json.dumps(asdict(self.progress))}
+        header = {"settings": json.dumps(self.facts), "progress": json.dumps(asdict(self.progress))}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            write_tensors(self.path, tensors, said)
+            write_tensors(self.path, tensors, header)
         except (SafetensorError, OSError) as error:
             kept = "the last good one is still there" if self.path.exists() else "there is none before it"
             raise ModelError(
@@ -69,8 +69,8 @@ class Run:
     def _load(self) -> None:
         try:
             with safe_open(str(self.path), "pt") as stored:
-                said = stored.metadata() or {}
-                before, progress = parse_json(said["settings"]), Progress(**parse_json(said["progress"]))
+                header = stored.metadata() or {}
+                before, progress = parse_json(header["settings"]), Progress(**parse_json(header["progress"]))
                 tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 - not a dictionary
         except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
             raise ModelError(f"{self.path} is damaged ({error}); remove it to begin anew") from error

@@ -1,7 +1,4 @@
-"""What is trained on: rows of tokens from a file of texts, or from the corpus that the embedded pair knows.
-
-Knows files and which rows are held out. Refuses to know models.
-"""
+"""What is trained on: rows of tokens from a file of texts, or from the corpus that the embedded pair knows."""
 
 from __future__ import annotations
 

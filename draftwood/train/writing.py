@@ -1,7 +1,7 @@
 """Text that the target writes itself, mixed with given text: what its exit learns from (EESD §3.2).
 
 Each text depends on its number and the settings alone, so that a file that was broken off is gone on with as if it had
-not been. Refuses to know flags and bars.
+not been.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHUNK = 32  # texts that are written to the file together
 
 @dataclass(frozen=True)
 class Writing:
-    """What decides the texts, beside the target."""
+    """What decides the texts, with the target."""
 
     prompts: str  # a file with one prompt per line, or corpus
     given: str | None = None  # a file of texts, or corpus
@@ -62,11 +62,11 @@ def write_texts(engine: Engine, plan: Writing, out: Path, concurrency: int = 16)
     plan.check()
     if engine.tokenizer is None:
         raise ConfigurationError("the target has no tokenizer, so it can write no text")
-    beside = out.with_suffix(".settings.json")
+    noted = out.with_suffix(".settings.json")
     settings = json.loads(json.dumps({**asdict(plan), "models": engine.names}))
     if out.exists() and out.stat().st_size:
         try:
-            before = parse_json(read_text(beside))
+            before = parse_json(read_text(noted))
         except (OSError, ValueError):
             before = None
         if before != settings:
@@ -75,7 +75,7 @@ def write_texts(engine: Engine, plan: Writing, out: Path, concurrency: int = 16)
     prompts = prompts_of(plan.prompts, plan.count, plan.seed)
     given = [] if plan.given is None or not plan.share else _given(plan)
     out.parent.mkdir(parents=True, exist_ok=True)
-    beside.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+    noted.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
     yield number
     with out.open("a", encoding="utf-8") as file:
         while number < plan.count:

@@ -167,7 +167,7 @@ def test_what_cannot_be_trained_is_one_sentence(command: Command, target: Path, 
     shown = command("generate", "x", *method, "--max-new-tokens", 2)  # the embedded target
     assert shown.code == 2 and "was trained for another target" in shown.err
     shown = command("generate", "x", "--target", target, "--method", "eesd")
-    assert shown.code == 2 and "has no exit layer beside it; train one with `draftwood train eesd`" in shown.err
+    assert shown.code == 2 and "has no exit layer next to its weights; make one with" in shown.err
 
 
 # -- corpus ----------------------------------------------------------------------------------------------------------

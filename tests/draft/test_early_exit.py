@@ -349,7 +349,7 @@ def test_bad_exits_are_refused(places: Any, tmp_path: Path) -> None:
         with pytest.raises(error, match=sentence):
             engine.generate([1, 2], {"name": "eesd", "exit": exit, **options})
 
-    refused(None, "was given as an object, has no exit layer beside it; make one with `draftwood train eesd`")
+    refused(None, "was given as an object, has no exit layer next to its weights; make one with `draftwood train eesd`")
     refused(str(tmp_path), "exit.safetensors does not exist; make one with `draftwood train eesd`")
     refused(places(other, 2), "was trained for another target")
     refused(str(whole), "at most 1024 are verified", ConfigurationError, tree=[8, 8, 8, 8])

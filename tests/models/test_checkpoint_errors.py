@@ -160,7 +160,7 @@ def test_an_index_names_files_of_its_own_directory(name: str, tmp_path: Path) ->
     write(tmp_path / "model", max_shard_size="12KB")
     (tmp_path / "whole" / "model.safetensors").rename(tmp_path / "model.safetensors")
     edit_json(tmp_path / "model" / "model.safetensors.index.json", weight_map={K: name})
-    with pytest.raises(ModelError, match=r"index\.json names '.*', but weights lie beside it"):
+    with pytest.raises(ModelError, match=r"index\.json names '.*', but weights lie in its own directory"):
         checkpoint.load(tmp_path / "model")
 
 

@@ -64,7 +64,7 @@ def test_growing_the_embedded_target_grows_its_exit(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as left:
         run(["grow", str(out), "--layers", "14", "--width", "384", "--dtype", "bfloat16", "--json"])
     assert left.value.code == 0
-    before, grown = (artifact.load(artifact.beside(home, "exit"), "exit") for home in (EMBEDDED / "target", out))
+    before, grown = (artifact.load(artifact.companion(home, "exit"), "exit") for home in (EMBEDDED / "target", out))
     assert grown.settings == before.settings
     assert grown.about["grown_from"] == before.models["target"] != grown.models["target"]
     model = load(out, "bfloat16")

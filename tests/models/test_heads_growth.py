@@ -68,7 +68,7 @@ def test_a_grown_skip_set_gives_the_same_drafts_for_the_same_share_of_the_cost(t
     growth = Growth.plan(model, 9, 32, seed=4, keep_first=1)
     assert grow_skipped(chosen, growth) == Skipped((2, 5, 7), (0, 1, 3, 4, 6, 8))  # a third, and two thirds, of nine
     grown = grow(model, 9, 32, seed=4, keep_first=1).eval()
-    skip.save(artifact.beside(tmp_path / "small", "skip"), chosen, fingerprint(model))
+    skip.save(artifact.companion(tmp_path / "small", "skip"), chosen, fingerprint(model))
     write_learned(tmp_path / "small", model, growth, tmp_path, "float32")
     grown.home = tmp_path
     view = skipping(grown, None)

@@ -182,7 +182,7 @@ def test_which_set_is_taken(tmp_path: Path) -> None:
     assert skipping(target, None).skipped == every_other(4) == Skipped((1,), (1,))
     assert every_other(9) == Skipped((1, 3, 5, 7), (1, 3, 5, 7))
     assert (every_other(2), every_other(1)) == (Skipped((), (1,)), Skipped((), (0,)))
-    path = artifact.beside(tmp_path, "skip")
+    path = artifact.companion(tmp_path, "skip")
     save(path, SETS[0], fingerprint(target), speed_up=1.5)
     assert load(path, target) == SETS[0]
     assert artifact.load(path, "skip").about == {"speed_up": 1.5}

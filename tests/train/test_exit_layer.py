@@ -243,7 +243,7 @@ def test_reduced_precision_gives_plain_decodings_text_too(dtype: str) -> None:
 
 def test_the_shipped_exit_is_as_good_as_its_file_says(tmp_path: Path) -> None:
     target = load(EMBEDDED / "target", packed=False)
-    path = artifact.beside(EMBEDDED / "target", "exit")
+    path = artifact.companion(EMBEDDED / "target", "exit")
     known = artifact.load(path, "exit")
     words = Tokenizer.load(EMBEDDED / "target")
     corpus = read_texts("corpus", words, 0, 256, 2, 8)

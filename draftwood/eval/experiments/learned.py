@@ -200,12 +200,12 @@ def _exits(engine: Engine, spec: Exits, folder: Path, told: Told, of: Pair | Non
             continue  # it would lie behind all of the added layers
         how = "distilled" if each.distilled else "text"
         name = f"n{each.layers}-d{each.depth}-{how}-{spec.steps}x{spec.batch}"
-        file = artifact.beside(small / name, "exit")
+        file = artifact.companion(small / name, "exit")
         if not file.is_file() or artifact.load(file, "exit").about["trained"]["steps"] < spec.steps:
             _train(model, home, each, file.parent, spec, told)
         learned = artifact.load(file, "exit").about["trained"]
         if growth is not None:
-            grown = artifact.beside(folder / name, "exit")
+            grown = artifact.companion(folder / name, "exit")
             if not grown.is_file():
                 write_exit(file.parent, model, growth, grown.parent, "float32")
             file = grown
@@ -240,10 +240,10 @@ def _train(model: Decoder, home: Path, shape: Exit, out: Path, spec: Exits, told
 
 
 def sizes(chosen: Pair) -> dict[str, int]:
-    """Weights of the target and of what is trained beside it."""
-    from draftwood.models.artifact import beside
+    """Weights of the target and of what was learned for it."""
+    from draftwood.models.artifact import companion
 
     found = {"target": weights(chosen.target), "draft": weights(chosen.draft)}
-    found |= {kind: weights(beside(chosen.target, kind)) for kind in ("exit", "heads")}
+    found |= {kind: weights(companion(chosen.target, kind)) for kind in ("exit", "heads")}
     learned: Sequence[Path] = sorted((chosen.made / "learned").glob("calibration-*.safetensors"))
     return found | {"calibration": weights(learned[0]) if learned else 0}
