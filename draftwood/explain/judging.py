@@ -1,7 +1,7 @@
-"""What the target said of each draft of one hypothesis: p, q and the chance to be accepted, noted during decoding.
+"""What the target thought of each draft of one hypothesis: p, q and the chance to be accepted, recorded on the way.
 
-Rounds of beams record this themselves. Refuses to know the loop: the recorder stands in the place of a request's
-verifier, passes on what that says, and works out afterwards what it must have compared.
+Rounds of beams record this themselves. The recorder stands in the place of a request's verifier, passes its verdict on,
+and walks down the accepted path as the verifier did, with the outcomes known.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Judgement:
 
 @dataclass(slots=True)
 class Recorder:
-    """A verifier that notes what another one judged, one entry per round."""
+    """A verifier that records what another one judged, one entry per round."""
 
     verify: Verifier
     judgements: list[Judgement] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Recorder:
 
 
 def siblings(found: Judgement, forest: Forest, node: int, accepted: int | None, p: Tensor, tossed: bool) -> Tensor:
-    """Note the draws below one node; returns what the next token was drawn from [V] if none was accepted.
+    """Record the draws below one node; returns what the next token was drawn from [V] if none was accepted.
 
     `tossed` says that draws were judged one by one with a coin: then p is what is left of the target's distribution
     when a draw is met, else the distribution itself.

@@ -132,6 +132,7 @@ def test_a_page_with_its_figures(tmp_path: Path) -> None:
     assert not checked(text).fetched and not re.findall(
         r"@import|url\((?!#)|//[a-z]+\.", text.replace("//www.w3.org/", "")
     )
+    assert "prefers-color-scheme: dark" in text and "max-width: 600px" in text
     assert "</script><b>" not in text and "t&lt;1&gt;" in text
     assert "1 × ValueError: &lt;/script&gt;" in text and "1 + 0 of 3" in text
     assert "speculative gamma=2 was the fastest lossless method" in text and "2 items no interval says much" in text

@@ -7,11 +7,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from jinja2 import Template
 
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
@@ -271,3 +273,14 @@ def test_what_was_trained_is_among_the_methods(tmp_path: Path) -> None:
     decided = [name for name in forks if "decision" in name]
     assert decided and all(f"path={tmp_path / 'd'}" in forks[name]["depth"] for name in decided)
     assert json.dumps(dict(forks["fork W=16, exact"]))
+
+
+def test_verdicts_have_a_colour_and_a_sign() -> None:
+    """By the words of the verdict: as in the paper, the other way, or open."""
+    template = files("draftwood.eval.reproduce").joinpath("reproduction.html").read_text("utf-8")
+    macro = template[template.index("{% macro verdict") : template.index("{% endmacro %}") + len("{% endmacro %}")]
+    shown = {
+        words: Template(macro + "{{ verdict(words) }}").render(words=words).split()
+        for words in ("same direction; larger than in the paper", "opposite direction", "", "2 of 3 pairs of methods")
+    }
+    assert [found[1].split('"')[1] for found in shown.values()] == ["agrees", "differs", "open", "open"]

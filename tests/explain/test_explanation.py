@@ -139,7 +139,7 @@ def test_the_command(command: Command, pair: list[str], tmp_path: Path) -> None:
     assert done.code == 0 and done.out.rstrip("\n") == answer.rstrip("\n") and done.err == f"{out}\n"
     text = out.read_text("utf-8")
     assert "{{" not in text and not re.findall(r"""(?:src|href)=|@import|url\(""", text)
-    assert "://" not in text
+    assert "://" not in text and "prefers-color-scheme: dark" in text and "max-width: 700px" in text
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     assert found is not None
     data = json.loads(found[1])
