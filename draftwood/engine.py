@@ -153,7 +153,7 @@ class Engine:
         BatchInterrupted, which holds the finished results.
         """
         results: dict[int, GenerationResult] = {}
-        prompts = prompts if isinstance(prompts, str | Mapping) else list(prompts)
+        prompts = prompts if isinstance(prompts, str | bytes | Mapping) else list(prompts)
         try:
             for index, result in self.as_completed(prompts, concurrency, **options):
                 results[index] = result

@@ -1,0 +1,168 @@
+"""What a request may be: wrong types and values are refused with one sentence, and nothing is taken or lost."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import draftwood
+from draftwood import ConfigurationError, Engine, ModelError, RequestError, TabularModel
+from draftwood.engine import BatchInterrupted
+from draftwood.methods import Speculative
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return draftwood.load(TabularModel.random(5, seed=1), TabularModel.random(5, seed=2))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "sentence"),
+    [
+        (None, {}, "a prompt is text, a list of token ids or a list of messages, not NoneType"),
+        (7, {}, "not int"),
+        (b"text", {}, "not bytes"),
+        ({"role": "user", "content": "hi"}, {}, "not dict"),
+        ([1, 2.7], {}, "token ids are whole numbers, but the prompt has 2.7"),
+        ([1, "2"], {}, "token ids are whole numbers, but the prompt has '2'"),
+        ([1], {"stop": 5}, "stop is 5, but must be a string or a list of strings"),
+        ([1], {"stop": [5]}, "must be a string or a list of strings"),
+        ([1], {"max_new_tokens": "5"}, "max_new_tokens is '5', but must be a whole number"),
+        ([1], {"max_new_tokens": 2.5}, "max_new_tokens is 2.5, but must be a whole number"),
+        ([1], {"max_new_tokens": True}, "max_new_tokens is True"),
+        ([1], {"max_new_tokens": 0}, "max_new_tokens is 0, but must be at least 1"),
+        ([1], {"seed": 1.5}, "seed is 1.5, but must be a whole number"),
+        ([1], {"seed": None}, "seed is None, but must be a whole number"),
+        ([1], {"top_logprobs": -1}, "top_logprobs is -1, but must be at least 0"),
+        ([1], {"cancelled": True}, "cancelled is True, but must be a function"),
+        ([1], {"temperature": 0.5}, "temperature is a sampling option; give it as sampling={'temperature': ...}"),
+        ([1], {"max_tokens": 3}, "there is no option 'max_tokens'"),
+    ],
+)
+def test_wrong_types_are_refused(engine: Engine, prompt: Any, options: dict[str, Any], sentence: str) -> None:
+    for call in (engine.generate, engine.stream, engine.explain):
+        with pytest.raises(RequestError) as error:
+            call(prompt, **options)  # type: ignore[operator]
+        assert sentence in str(error.value) and "\n" not in str(error.value)
+    with pytest.raises(RequestError):
+        engine.batch([{"prompt": prompt, **options}])
+
+
+@pytest.mark.parametrize(
+    ("bias", "sentence"),
+    [
+        ({1: math.nan}, "a logit bias must be a number or -inf"),
+        ({1: math.inf}, "a logit bias must be a number or -inf"),
+        (dict.fromkeys(range(5), -math.inf), "logit_bias forbids every token"),
+        ({9: 1.0}, "logit_bias names token 9, but ids go from 0 to 4"),
+    ],
+)
+def test_a_bias_that_leaves_no_distribution_is_refused(engine: Engine, bias: Any, sentence: str) -> None:
+    with pytest.raises(ConfigurationError, match=sentence):
+        engine.generate([1], sampling={"logit_bias": bias})
+
+
+def test_a_bias_forbids_a_token(engine: Engine) -> None:
+    result = engine.generate([1], "speculative", {"logit_bias": {2: -math.inf}}, 200)
+    assert 2 not in result.tokens
+
+
+def test_ids_may_be_numbers_of_numpy_and_torch(engine: Engine) -> None:
+    plain = engine.generate([1, 2, 3], max_new_tokens=5).tokens
+    assert engine.generate(np.array([1, 2, 3]), max_new_tokens=np.int64(5)).tokens == plain  # type: ignore[arg-type]
+    assert engine.generate(torch.tensor([1, 2, 3]), max_new_tokens=5).tokens == plain  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-320, 1e-38, 1e-30, 1e-20])
+def test_a_tiny_temperature_is_greedy(engine: Engine, temperature: float) -> None:
+    greedy = engine.generate([1, 2], sampling={"temperature": 0}, max_new_tokens=20).tokens
+    for method in ("autoregressive", "speculative", "mcsd", {"name": "dsbd", "width": 1, "draft_width": 2}):
+        for more in ({}, {"top_k": 3}):
+            found = engine.generate([1, 2], method, {"temperature": temperature, **more}, 20)
+            assert found.tokens == greedy
+
+
+def rows(engine: Engine) -> list[int]:
+    """Rows of the engine's caches that are lent."""
+    return [cache.rows - len(cache._free_rows) for cache in engine._caches.values()]
+
+
+def test_a_request_that_cannot_be_built_takes_no_memory(engine: Engine) -> None:
+    for _ in range(40):
+        with pytest.raises(ModelError, match="nowhere"):
+            engine.generate([1], {"name": "speculative", "depth": "decision:nowhere"})
+        with pytest.raises(RequestError):
+            engine.generate([1], seed=None)  # type: ignore[arg-type]
+    assert sum(rows(engine)) == 0 and all(cache.rows == 1 for cache in engine._caches.values())
+
+
+def test_a_batch_and_a_stream_are_refused_before_any_work(engine: Engine) -> None:
+    """Also what only shows when the method's parts are built."""
+    forwards = []
+    forward = engine.target.forward
+
+    def noted(*options: Any) -> Any:
+        forwards.append(1)
+        return forward(*options)
+
+    engine.target.forward = noted  # type: ignore[method-assign]
+    wrong = {"name": "speculative", "depth": "decision:nowhere"}
+    with pytest.raises(ModelError, match="nowhere"):
+        engine.batch([[1], [2], {"prompt": [3], "method": wrong}], concurrency=1)
+    with pytest.raises(ModelError, match="nowhere"):
+        engine.stream([1], method=wrong)
+    assert not forwards
+
+
+@pytest.mark.parametrize("prompts", ["some text", b"some", {"prompt": [1]}])
+def test_a_batch_is_a_list(engine: Engine, prompts: Any) -> None:
+    with pytest.raises(RequestError, match=r"batch takes a list of prompts; wrap a single one in a list"):
+        engine.batch(prompts)
+
+
+def test_an_entry_without_a_prompt(engine: Engine) -> None:
+    with pytest.raises(RequestError, match="an entry of the batch has no prompt"):
+        engine.batch([{"seed": 3}])
+
+
+def test_results_come_as_they_finish(engine: Engine) -> None:
+    entries = [{"prompt": [1], "max_new_tokens": count} for count in (30, 2, 10)]
+    told: list[tuple[int, int]] = []
+    found = list(engine.as_completed(entries, concurrency=3))
+    assert [index for index, _ in found] == [1, 2, 0]
+    results = engine.batch(entries, progress=lambda finished, count: told.append((finished, count)))
+    assert [len(result.tokens) for result in results] == [30, 2, 10] and told == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_an_interrupt_keeps_what_was_finished(engine: Engine) -> None:
+    def interrupt(finished: int, count: int) -> None:
+        if finished == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(BatchInterrupted) as stopped:
+        engine.batch([[1], [2], [3], [4]], concurrency=1, progress=interrupt, max_new_tokens=4)
+    assert sorted(stopped.value.results) == [0, 1] and all(len(r.tokens) == 4 for r in stopped.value.results.values())
+    assert sum(rows(engine)) == 0
+
+
+def test_a_draft_that_was_replaced_is_forgotten(engine: Engine) -> None:
+    """Caches belong to models, not to the numbers that name them in memory."""
+    for seed in range(12):
+        engine.draft_with("speculative", [TabularModel.random(5, seed=seed)])
+        assert len(engine.generate([1, 2], "speculative", max_new_tokens=6, seed=seed).tokens) == 6
+    assert len(engine._caches) <= 3
+
+
+def test_short_representations(engine: Engine) -> None:
+    result = engine.generate([1, 2], Speculative(gamma=2), max_new_tokens=60)
+    shown = repr(result)
+    assert len(shown) < 200 and "60 tokens" in shown and "speculative" in shown
+    assert str(result) == result.text and "60 tokens" in result._repr_html_()
+    for one in (result.metrics, result.rounds[0], engine):
+        assert len(repr(one)) < 200
+
+
+def test_the_public_names_are_all_there_is() -> None:
+    assert set(dir(draftwood)) == {*draftwood.__all__, "__version__"}
