@@ -1,32 +1,27 @@
-"""The certificate of a method: all checks, one verdict.
-
-Knows the order of the checks and what each may cost. Refuses to know terminals and files.
-"""
+"""Certificates: all checks of a method with one verdict, and of several methods a report."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import draftwood
 from draftwood.certify.checks import Check, Verdict
 from draftwood.certify.exactness import CELLS, rule_check, sampled_check
 from draftwood.certify.pair import greedy_check, position_check, uncertain
 from draftwood.engine import Engine
-from draftwood.errors import DraftwoodError
+from draftwood.errors import ConfigurationError, DraftwoodError
 from draftwood.methods import Method
 from draftwood.sampling import SamplingParams
-
-Begin = Callable[[str, int | None], None]  # a check and its steps, None where they are not known
-Advance = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
     """How much each check does."""
 
-    runs: int = 2000  # generations per combination of warp and batch, on tabular models
-    replays: int = 3000  # outcomes of one enumerated case
+    runs: int = 1000  # generations per combination of warp and batch, on tabular models
+    replays: int = 1000  # outcomes of one enumerated case
     identities: int = 200  # texts compared with those of a reference
     pair_runs: int = 600  # sampled generations of the pair
     max_new_tokens: int = 64  # of greedy text
@@ -34,13 +29,32 @@ class Budget:
     seed: int = 1
 
 
+class Watch:
+    """Whoever looks on: told of every check and step, and asked at each step whether to stop."""
+
+    def begin(self, method: Method, check: str, steps: int | None) -> None:
+        """A check begins; its number of steps, None where that is not known."""
+
+    def advance(self) -> None:
+        """A step is done."""
+
+    def cancelled(self) -> bool:
+        """Whether to stop here; what was finished is kept."""
+        return False
+
+
+class Cancelled(Exception):
+    """Whoever looks on wants no more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What is certified of a method."""
+    """What is certified of a method; not `complete` where it was stopped between checks."""
 
     method: dict[str, Any]
     lossless: bool
     checks: Sequence[Check]
+    complete: bool = True
 
     @property
     def verdict(self) -> Verdict:
@@ -58,7 +72,34 @@ class Certificate:
             "method": self.method,
             "lossless": self.lossless,
             "verdict": self.verdict,
+            "complete": self.complete,
             "checks": [check.as_dict() for check in self.checks],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Certificates of methods on the same models; not `complete` where it was stopped before the end."""
+
+    certificates: Sequence[Certificate]
+    models: dict[str, Any] | None
+    complete: bool
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst; LOSSY and N/A only where there is nothing else."""
+        found = [certificate.verdict for certificate in self.certificates]
+        order: tuple[Verdict, ...] = ("FAIL", "PASS", "LOSSY")
+        return next((verdict for verdict in order if verdict in found), "N/A")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, ready for JSON."""
+        return {
+            "draftwood": draftwood.__version__,
+            "models": self.models,
+            "verdict": self.verdict,
+            "complete": self.complete,
+            "certificates": [certificate.as_dict() for certificate in self.certificates],
         }
 
 
@@ -68,52 +109,85 @@ def certify(
     prompts: Sequence[Sequence[int]] = (),
     budget: Budget | None = None,
     params: SamplingParams | None = None,
-    begin: Begin = lambda name, steps: None,
-    advance: Advance = lambda: None,
+    watch: Watch | None = None,
 ) -> Certificate:
     """Every check of a method; those on a real pair where an `engine` and `prompts` (token ids) are given.
 
-    `params` are for the sampled tokens of the pair. A check that the method cannot take part in, such as tabular
-    models for one that needs trained parts, is N/A with the reason.
+    `params` are for the sampled tokens of the pair. A check of the pair that the method cannot take part in, such as one
+    that lacks a draft model, is N/A with the reason. A method that raises an error on tabular models fails.
     """
     budget = budget or Budget()
     params = params or SamplingParams()
+    watch = watch or Watch()
     checks: list[Check] = []
 
-    def check(name: str, steps: int | None, run: Callable[[], Check]) -> None:
-        begin(name, steps)
+    def advance() -> None:
+        if watch.cancelled():
+            raise Cancelled
+        watch.advance()
+
+    def check(name: str, steps: int | None, run: Callable[[], Check], pair: bool = False) -> None:
+        watch.begin(method, name, steps)
         try:
             checks.append(run())
-        except DraftwoodError as error:
-            checks.append(Check(name, "N/A", str(error)))
+        except Cancelled:
+            raise
+        except Exception as error:
+            fitting = not (pair and isinstance(error, DraftwoodError))
+            checks.append(
+                Check(name, "FAIL", f"{type(error).__name__}: {error}") if fitting else Check(name, "N/A", str(error))
+            )
 
-    check(
-        "small cases, exact",
-        None,
-        lambda: rule_check(method, budget.seed, budget.replays, budget.identities, advance),
-    )
-    check(
-        "whole outputs, sampled",
-        len(CELLS) * budget.runs,
-        lambda: sampled_check(method, budget.seed, budget.runs, advance),
-    )
-    if engine is not None and prompts:
+    def sampled_pair(engine: Engine) -> Check:
+        prompt = uncertain(engine, prompts, params, budget.pair_runs)
+        return position_check(engine, method, prompt, budget.position, budget.pair_runs, params, advance)
+
+    try:
         check(
-            "greedy text of the pair",
-            len(prompts),
-            lambda: greedy_check(engine, method, prompts, budget.max_new_tokens, advance),
+            "small cases, exact",
+            None,
+            lambda: rule_check(method, budget.seed, budget.replays, budget.identities, advance),
         )
         check(
-            "sampled tokens of the pair",
-            budget.pair_runs,
-            lambda: position_check(
-                engine,
-                method,
-                uncertain(engine, prompts, params, budget.pair_runs),
-                budget.position,
-                budget.pair_runs,
-                params,
-                advance,
-            ),
+            "whole outputs, sampled",
+            len(CELLS) * budget.runs,
+            lambda: sampled_check(method, budget.seed, budget.runs, advance),
         )
+        if engine is not None and prompts:
+            check(
+                "greedy text of the pair",
+                len(prompts),
+                lambda: greedy_check(engine, method, prompts, budget.max_new_tokens, advance),
+                pair=True,
+            )
+            check("sampled tokens of the pair", budget.pair_runs, lambda: sampled_pair(engine), pair=True)
+    except Cancelled:
+        return Certificate(method.as_dict(), method.lossless, checks, complete=False)
     return Certificate(method.as_dict(), method.lossless, checks)
+
+
+def certify_each(
+    methods: Iterable[Method],
+    engine: Engine | None = None,
+    prompts: Sequence[Sequence[int]] = (),
+    budget: Budget | None = None,
+    params: SamplingParams | None = None,
+    watch: Watch | None = None,
+) -> Report:
+    """`certify` of several methods; those that need other draft models than the engine has are checked without it.
+
+    Where `watch` stops it, the report holds what was finished.
+    """
+    found: list[Certificate] = []
+    for method in methods:
+        found.append(certify(method, engine if _fits(engine, method) else None, prompts, budget, params, watch))
+        if not found[-1].complete:
+            break
+    return Report(found, None if engine is None else engine.names, all(one.complete for one in found))
+
+
+def _fits(engine: Engine | None, method: Method) -> bool:
+    try:
+        return engine is not None and bool(engine.method(method))
+    except ConfigurationError:
+        return False

@@ -7,6 +7,7 @@ Knows where the package draws random numbers; refuses to know what the law shoul
 from __future__ import annotations
 
 import math
+import random
 import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,30 @@ def replays(
             todo += [[*choices.taken[:place], option] for option in options]
 
 
+class _Dive(Choices):
+    """One replay that takes options at random and counts them."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__([])
+        self.rng = rng
+        self.leaves = 1
+
+    def choose(self, weights: Sequence[float]) -> int:
+        options = [i for i, weight in enumerate(weights) if weight > 0]
+        self.leaves *= len(options)
+        return self.rng.choice(options)
+
+
+def size_of(experiment: Callable[[Choices], object], dives: int = 8) -> float:
+    """An unbiased estimate of how many replays an experiment has: options multiplied along random ones (Knuth 1975)."""
+    rng, leaves = random.Random(0), 0
+    for _ in range(dives):
+        dive = _Dive(rng)
+        experiment(dive)
+        leaves += dive.leaves
+    return leaves / dives
+
+
 def law_of(
     experiment: Callable[[Choices], Outcome], most: int | None = None, advance: Callable[[], None] | None = None
 ) -> Law[Outcome]:
@@ -120,14 +145,25 @@ class Scripted:
         return sequences(self.choices, probs, count, False)
 
 
+class Reused(Exception):
+    """A random number decided two things."""
+
+
 class _Coin:
-    """A uniform number that is only ever compared with a chance, or handed to `draw`."""
+    """A uniform number that is compared with a chance, or handed to `draw`, once."""
 
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
+        self.used = False
+
+    def use(self) -> Choices:
+        if self.used:
+            raise Reused("one random number decides two things")
+        self.used = True
+        return self.choices
 
     def __lt__(self, chance: float) -> bool:
-        return self.choices.coin(chance)
+        return self.use().coin(chance)
 
 
 class EnumeratedRandomness:
@@ -145,7 +181,7 @@ class EnumeratedRandomness:
             return _Coin(self.choices) if purpose in purposes else uniform(streams, purpose)
 
         def scripted_draw(probs: Tensor, u: Any) -> int:
-            return self.choices.choose(probs.tolist()) if isinstance(u, _Coin) else draw(probs, u)
+            return u.use().choose(probs.tolist()) if isinstance(u, _Coin) else draw(probs, u)
 
         def scripted_distinct(probs: Tensor, count: int, streams: Streams) -> list[list[int]]:
             return [sequences(self.choices, row, count, False) for row in probs]
@@ -168,12 +204,18 @@ class EnumeratedRandomness:
         self, run: Callable[[], Outcome], most: int | None = None, advance: Callable[[], None] | None = None
     ) -> Law[Outcome]:
         """The exact distribution of what `run` returns."""
+        return law_of(self._experiment(run), most, advance)
 
+    def size_of(self, run: Callable[[], object]) -> float:
+        """About how many replays `law_of` takes."""
+        return size_of(self._experiment(run))
+
+    def _experiment(self, run: Callable[[], Outcome]) -> Callable[[Choices], Outcome]:
         def experiment(choices: Choices) -> Outcome:
             self.choices = choices
             return run()
 
-        return law_of(experiment, most, advance)
+        return experiment
 
 
 def _holders(value: Any) -> list[tuple[Any, str]]:

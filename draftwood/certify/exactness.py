@@ -1,29 +1,88 @@
-"""The checks on tabular models: the enumerated law of small cases, repetition of the reference's text, whole outputs.
-
-Knows verdicts and their reasons. Refuses to know real models.
-"""
+"""The checks on tabular models: the enumerated law of small cases, repetition of the reference's text, whole outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from draftwood.certify.checks import Check
 from draftwood.certify.distances import fit
 from draftwood.certify.enumeration import NotDiscrete, TooLarge, enumerated
-from draftwood.certify.small import WARPS, Case, set_of_beams, shrunk, variants
-from draftwood.errors import DraftwoodError
+from draftwood.certify.laws import LayerLaws
+from draftwood.certify.references import slow_beam_search
+from draftwood.certify.small import END, PROMPT, Case, shrunk, variants, windows
 from draftwood.methods import Method
-from draftwood.methods.beams import BeamMethod
+from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, PlainBeamSearch
 
 EXACT = 1e-9  # rounding of float64 sums; a wrong rule is off by 0.001 and more
 RISK = 1e-6  # chance that a comparison of samples fails an exact method
 
-SIZES = ((2, 3), (3, 2), (4, 2), (3, 3), (2, 4), (4, 3), (3, 4))  # vocabulary and tokens of the enumerated cases
+SIZES = ((3, 4), (4, 3), (2, 4), (3, 3), (4, 2), (3, 2), (2, 3))  # vocabulary and tokens of small methods
 SHORT = ("top-k", "top-p", "penalties")  # warps of these, beside none
 CELLS = (("plain", 1), ("top-2", 4), ("top-p", 4), ("penalties", 1))  # warp and requests at once
 
 Advance = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Enumerated:
+    """One enumerated case: how far its law is from the reference's, and which rule without a law was broken."""
+
+    label: str
+    replays: int
+    distance: float
+    faults: tuple[str, ...] = ()
+
+    @property
+    def exact(self) -> bool:
+        return self.distance < EXACT and not self.faults
+
+
+def enumerate_cases(method: Method, seed: int, most: int, advance: Advance = lambda: None) -> Iterator[Enumerated]:
+    """The law of the method in every case that has at most `most` sequences of random choices.
+
+    First rounds of the method as it is, then whole generations of its small forms. Raises NotDiscrete where it draws
+    continuous noise.
+    """
+    for choices in cases(method, seed):
+        for case in choices:
+            expected = case.reference
+            count = 0
+
+            def counted() -> None:
+                nonlocal count
+                count += 1
+                advance()
+
+            def run() -> Any:
+                return expected.outcome(case.found())  # noqa: B023
+
+            with enumerated() as randomness:
+                if randomness.size_of(run) > most:
+                    continue
+                try:
+                    law = randomness.law_of(run, 2 * most, counted)
+                except TooLarge:
+                    continue
+            faults = sorted(expected.faults) if isinstance(expected, LayerLaws) else ()
+            yield Enumerated(case.label, count, expected.distance(law), tuple(faults))
+            break
+
+
+def cases(method: Method, seed: int) -> Iterator[list[Case]]:
+    """What to enumerate, each with smaller cases that do where it is too large."""
+    fewest, most = method.drafts_needed
+    counts = sorted({fewest, min(2, most)}) if fewest else [0]
+    if method.lossless or isinstance(method, BeamSamplingMethod):
+        for drafts in counts:
+            yield from windows(method, seed, drafts)
+    for drafts in counts:
+        for one in variants(method):
+            for number, warp in enumerate(("plain", *SHORT)):
+                sizes = SIZES[number % 2 :]
+                yield [Case(one, *size, warp, seed + 10 * number, drafts) for size in sizes]
+            yield [Case(one, 3, 6, "greedy", seed, drafts)]
 
 
 def rule_check(method: Method, seed: int, most: int, identities: int, advance: Advance) -> Check:
@@ -32,78 +91,77 @@ def rule_check(method: Method, seed: int, most: int, identities: int, advance: A
     `most` bounds the replays of one case; `identities` is the number of seeds whose text is compared.
     """
     reference = method.reference(False)
+    if isinstance(method, PlainBeamSearch):
+        return _searches(method, seed, identities, advance)
     if reference is not None and reference != method:
         return _repeats(method, reference, seed, identities, advance)
     name = "exact enumeration"
-    if isinstance(method, BeamMethod) and reference is not None:
-        return Check(name, "N/A", "draws nothing, and is its own reference")
-    small = variants(method)
-    fewest, mostly = method.drafts_needed
-    limits: dict[tuple[Method, int], tuple[int, int]] = {}  # vocabulary and tokens that had too many choices
-    worst, done, replays, where = 0.0, 0, 0, ""
-    sizes = []
-    for number, (vocab, tokens) in enumerate(SIZES):
-        for one in small:
-            for drafts in {fewest, min(2, mostly)} if fewest else {0}:
-                for warp in ("plain", SHORT[number % len(SHORT)]):
-                    largest = limits.get((one, drafts))
-                    if largest is not None and vocab >= largest[0] and tokens >= largest[1]:
-                        continue
-                    case = Case(one, vocab, tokens, warp, seed + 10 * number, drafts)
-                    expected = case.reference
-                    count = 0
-
-                    def counted() -> None:
-                        nonlocal count
-                        count += 1
-                        advance()
-
-                    try:
-                        with enumerated() as randomness:
-                            law = randomness.law_of(lambda: expected.outcome(case.run()), most, counted)  # noqa: B023
-                    except TooLarge:
-                        limits[one, drafts] = vocab, tokens
-                        continue
-                    except NotDiscrete:
-                        return Check(name, "N/A", "draws continuous noise, whose values cannot be enumerated")
-                    distance = expected.distance(law)
-                    done, replays = done + 1, replays + count
-                    sizes.append(f"V={vocab} n={tokens} {warp}")
-                    if distance >= worst:
-                        worst, where = distance, f"vocabulary {vocab}, {tokens} tokens, {warp}"
-    figures = {"cases": done, "replays": replays, "worst_total_variation": worst, "tolerance": EXACT, "sizes": sizes}
-    if not done:
+    try:
+        found = list(enumerate_cases(method, seed, most, advance))
+    except NotDiscrete:
+        return Check(name, "N/A", "draws continuous noise, whose values cannot be enumerated")
+    if not found:
         return Check(name, "N/A", f"no case had fewer than {most:,} outcomes; allow more, or make the method smaller")
-    where = "" if worst < EXACT else f" ({where})"
-    text = f"{done} cases, {replays:,} replays: worst total variation {worst:.1e}{where}"
-    if not method.lossless:
+    worst = max(found, key=lambda one: (bool(one.faults), one.distance))
+    replays = sum(one.replays for one in found)
+    exact = all(one.exact for one in found)
+    text = f"{len(found)} cases, {replays:,} replays: worst total variation {worst.distance:.1e}"
+    if not exact:
+        text += f" ({'; '.join((*worst.faults, worst.label))})"
+    figures = {
+        "cases": len(found),
+        "replays": replays,
+        "worst_total_variation": worst.distance,
+        "tolerance": EXACT,
+        "faults": sorted({fault for one in found for fault in one.faults}),
+        "sizes": [one.label for one in found],
+    }
+    if not method.lossless and not worst.faults:
         return Check(name, "LOSSY", text, figures)
-    return Check(name, "PASS" if worst < EXACT else "FAIL", text, figures)
+    return Check(name, "PASS" if exact else "FAIL", text, figures)
 
 
 def _repeats(method: Method, reference: Method, seed: int, seeds: int, advance: Advance) -> Check:
     """Every text is that of the method without drafts under the same seed."""
-    name = "same text as without drafts"
     off, done = 0, 0
-    beams = isinstance(method, BeamMethod)
-    for number, (vocab, tokens) in enumerate(((3, 6), (4, 8), (4, 6), (3, 10))):
-        warp = "penalties" if number % 2 else "plain"
-        if not beams:
-            warp = list(WARPS)[number]
+    for number, (vocab, tokens, warp) in enumerate(
+        ((3, 6, "plain"), (4, 8, "top-k"), (4, 6, "top-p"), (3, 8, "penalties"))
+    ):
         case = Case(method, vocab, tokens, warp, seed + 10 * number, order=3)
-        if beams:  # beam search draws nothing: its cases differ by their models
-            for i in range(max(1, seeds // 4)):
-                case = Case(method, vocab, tokens, warp, seed + 10 * number + 100 * i)
-                off += set_of_beams(case.run()) != set_of_beams(case.run(reference))
-                done += 1
-                advance()
-            continue
         for i in range(max(1, seeds // 4)):
             off += case.run(seed=i).tokens != case.run(reference, seed=i).tokens
             done += 1
             advance()
     reason = f"{done - off} of {done} texts are those of {reference.name} under the same seed"
-    return Check(name, "FAIL" if off else "PASS", reason, {"texts": done, "different": off})
+    return Check("same text as without drafts", "FAIL" if off else "PASS", reason, {"texts": done, "different": off})
+
+
+def _searches(method: PlainBeamSearch, seed: int, runs: int, advance: Advance) -> Check:
+    """All hypotheses, in order, are those of beam search written out, ties included."""
+    off, done = 0, 0
+    values = {**method.as_dict(), "n_best": method.width}
+    for number, (vocab, tokens, warp) in enumerate(
+        ((3, 6, "plain"), (4, 5, "penalties"), (4, 5, "plain"), (5, 4, "plain"))
+    ):
+        for i in range(max(1, runs // 4)):
+            tied = 2 if number > 1 else None  # so many values of every token, all as probable
+            case = Case(Method.parse(values), vocab, tokens, warp, seed + 10 * number + 100 * i, tied=tied)
+            wanted, _ = slow_beam_search(
+                case.target,
+                PROMPT,
+                method.width,
+                tokens,
+                lambda output: output[-1] in END,
+                method.length_penalty,
+                method.early_stopping,
+                case.params,
+            )
+            found = [tuple(beam.tokens) for beam in case.run().beams]
+            off += found != [output for output, _, _ in wanted]
+            done += 1
+            advance()
+    reason = f"{done - off} of {done} sets of hypotheses are those of beam search, written out"
+    return Check("same hypotheses as beam search", "FAIL" if off else "PASS", reason, {"sets": done, "different": off})
 
 
 def sampled_check(method: Method, seed: int, runs: int, advance: Advance) -> Check:
@@ -148,8 +206,3 @@ def sampled_check(method: Method, seed: int, runs: int, advance: Advance) -> Che
     if not method.lossless:
         return Check(name, "LOSSY", text, detail)
     return Check(name, "FAIL" if failed else "PASS", text, detail)
-
-
-def refusal(name: str, error: DraftwoodError) -> Check:
-    """A check that the method cannot take part in."""
-    return Check(name, "N/A", str(error))

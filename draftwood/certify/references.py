@@ -1,12 +1,14 @@
-"""What outputs should look like: the exact laws of plain decoding and of beam sampling on tabular models.
+"""What outputs should be on tabular models: exact laws of plain decoding and beam sampling, beam search, DSBD's widths.
 
-Written down from the definitions with plain loops and numbers. Refuses to share code with what it judges.
+Written from the definitions with plain loops; no code is shared with what is judged.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from itertools import pairwise
 from typing import TypeAlias
 
 from draftwood.models.tabular import TabularModel
@@ -197,3 +199,79 @@ class BeamLaw:
                 if replacement or name not in drawn
             }
         return law
+
+
+def slow_width(
+    p: Mapping[Output, float], q: Mapping[Output, float], draws: int, threshold: float, minimum: int
+) -> tuple[int, list[float]]:
+    """(W, P(m, 0..m)) of m draws from q where p is wanted: DSBD Eq. 2-7 with the errata of spec §9.3."""
+    alphas, rest = [], dict(p)
+    for _ in range(draws):
+        alphas.append(math.fsum(min(rest.get(x, 0.0), chance) for x, chance in q.items()) if rest else 1.0)
+        left = {x: max(0.0, chance - q.get(x, 0.0)) for x, chance in rest.items()}
+        total = math.fsum(left.values())
+        rest = {x: chance / total for x, chance in left.items()} if total > 0 else {}
+
+    @cache
+    def accepted(m: int, k: int) -> float:
+        if k > m:
+            return 0.0
+        if k == 0:
+            return math.prod(1 - alpha for alpha in alphas[:m])
+        firsts = (alphas[i] * math.prod(1 - alpha for alpha in alphas[:i]) for i in range(m))
+        return math.fsum(first * accepted(m - i - 1, k - 1) for i, first in enumerate(firsts))
+
+    counts = [accepted(draws, k) for k in range(draws + 1)]
+    wide = max(k for k in range(draws + 1) if math.fsum(counts[k:]) >= threshold - 1e-12 or k == 0)
+    return max(minimum, wide), counts
+
+
+def slow_beam_search(
+    model: TabularModel,
+    prompt: Sequence[int],
+    width: int,
+    max_new_tokens: int,
+    over: Callable[[Output], bool],
+    length_penalty: float = 1.0,
+    early_stopping: bool | str = False,
+    params: SamplingParams | None = None,
+) -> tuple[list[tuple[Output, float, float]], bool]:
+    """(tokens, log-likelihood, score) of the best `width` hypotheses, best first; whether nothing was nearly a tie.
+
+    Each step ranks all continuations of the live beams, ties by beam, then token. Of the best `width` those that are
+    `over` join the finished hypotheses (the best `width` are kept); the best `width` that are not go on. At the limit
+    live beams are hypotheses too. It ends when nothing is live, or with `width` finished ones by `early_stopping`.
+    """
+    settings = params or SamplingParams()
+    live: list[tuple[Output, float]] = [((), 0.0)]
+    finished: list[tuple[Output, float, float]] = []
+    clear = True
+
+    def score(likelihood: float, length: int) -> float:
+        return float(likelihood / length**length_penalty)
+
+    def distinct(values: Iterable[float]) -> bool:
+        return all(abs(a - b) > 1e-7 for a, b in pairwise(sorted(values)))
+
+    for length in range(1, max_new_tokens + 1):
+        ranked: list[tuple[float, Output]] = []
+        for output, likelihood in live:
+            gains = log_softmax(slow_penalties(raw_logits(model, (*prompt, *output)), prompt, output, settings))
+            ranked += [(likelihood + gain, (*output, token)) for token, gain in enumerate(gains) if gain > -math.inf]
+        ranked.sort(key=lambda entry: -entry[0])
+        clear = clear and distinct(s for s, _ in ranked)
+        finished += [(output, s, score(s, length)) for s, output in ranked[:width] if over(output)]
+        finished.sort(key=lambda entry: -entry[2])
+        clear = clear and distinct(s for _, _, s in finished)
+        del finished[width:]
+        live = [(output, s) for s, output in ranked if not over(output)][:width]
+        if not live:
+            break
+        if len(finished) == width and length < max_new_tokens:
+            reach = max_new_tokens if early_stopping == "never" and length_penalty > 0 else length
+            clear = clear and distinct([score(live[0][1], reach), finished[-1][2]])
+            if early_stopping is True or score(live[0][1], reach) <= finished[-1][2]:
+                return finished, clear
+    finished += [(output, s, score(s, len(output))) for output, s in live]
+    finished.sort(key=lambda entry: -entry[2])
+    return finished[:width], clear and distinct(s for _, _, s in finished)

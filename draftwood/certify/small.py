@@ -1,26 +1,36 @@
 """A method on tabular models, whose every distribution is known: by enumeration, by seed and by samples.
 
-The engine runs as it is, with the method's own drafter and rule. Knows how to make a method small enough and what its
-reference is; refuses to know how laws are enumerated and judged.
+The engine runs as it is, with the method's own drafter and rule. Two ways to have few random choices: the method made
+small on random tables (`variants`), or as it is on tables where all but one or two tokens are certain (`windows`).
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from draftwood.certify.distances import Sample, total_variation
-from draftwood.certify.references import BeamLaw, Beams, exact_law
-from draftwood.core.forest import FINISHED, TRUNK
+from draftwood.certify.laws import (
+    BeamRules,
+    LayerLaws,
+    Opening,
+    OpeningLaw,
+    Reference,
+    WholeLaw,
+    best_beam,
+    output_of,
+    set_of_beams,
+)
+from draftwood.certify.references import BeamLaw, exact_law
 from draftwood.depth import parse_depth
 from draftwood.engine import Engine
 from draftwood.methods import Method
-from draftwood.methods.beams import BeamMethod, BeamSamplingMethod
+from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, DynamicWidth
 from draftwood.methods.self_speculative import SelfSpeculative
 from draftwood.models.base import CausalModel
 from draftwood.models.heads import Heads
@@ -29,8 +39,12 @@ from draftwood.results import GenerationResult
 from draftwood.sampling import SamplingParams
 
 END = frozenset({0})
+PROMPT = [1, 0, 1]  # a repetition, so that n-grams are found; the end token has no meaning in a prompt
 VARYING = 0.3  # a threshold at which dynamic widths are of several sizes
 COST = 0.1  # of a draft in target forwards, where a depth controller would measure it: clocks cannot be replayed
+VOCAB = 5  # of windows
+DECAY = 0.4  # of a draft's chances there, from one token to the next
+DEEPEST, WIDEST = 6, 6  # layers and siblings of windows
 
 WARPS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -43,117 +57,8 @@ WARPS: dict[str, dict[str, Any]] = {
         "frequency_penalty": 0.5,
         "logit_bias": {1: 0.5},
     },
+    "greedy": {"temperature": 0.0},
 }
-
-History: TypeAlias = tuple[tuple[int, Beams], ...]  # per layer: its width, its draws in order
-
-
-class Reference(Protocol):
-    """What a result is judged by."""
-
-    def outcome(self, result: GenerationResult) -> Hashable:
-        """What matters of a result."""
-
-    def distance(self, law: Mapping[Any, float]) -> float:
-        """Total variation between an enumerated law of outcomes and the reference."""
-
-    def samples(self, outcomes: Iterable[Any]) -> list[list[Sample[Any]]]:
-        """Counts beside the laws that they should follow; those of one list are independent of each other."""
-
-
-@dataclass(frozen=True, slots=True)
-class WholeLaw:
-    """One law of whole outcomes."""
-
-    outcome: Callable[[GenerationResult], Hashable]
-    law: Mapping[Any, float]
-
-    def distance(self, law: Mapping[Any, float]) -> float:
-        return total_variation(law, self.law)
-
-    def samples(self, outcomes: Iterable[Any]) -> list[list[Sample[Any]]]:
-        return [[Sample(self.law, Counter(outcomes))]]
-
-
-@dataclass(frozen=True, slots=True)
-class LayerLaws:
-    """Beams of dynamic width: given all layers before and its own width, a layer is so many draws of beam sampling.
-
-    That is what DSBD's Theorem 3.1 says; the widths themselves have no reference.
-    """
-
-    law: BeamLaw
-    replacement: bool
-
-    def outcome(self, result: GenerationResult) -> History:
-        return layers_of(result)
-
-    def given(self, history: History, width: int) -> dict[Beams, float]:
-        before = history[-1][1] if history else ((),)
-        return self.law.draws(before, width, self.replacement)
-
-    def distance(self, law: Mapping[Any, float]) -> float:
-        """The largest, over layers, of the mean distance given what came before."""
-        found: dict[tuple[History, int], dict[Beams, float]] = {}
-        for history, chance in law.items():
-            for i, (width, beams) in enumerate(history):
-                of = found.setdefault((history[:i], width), {})
-                of[beams] = of.get(beams, 0.0) + chance
-        means: dict[int, float] = {}
-        for (history, width), of in found.items():
-            total = math.fsum(of.values())
-            off = total_variation({x: p / total for x, p in of.items()}, self.given(history, width))
-            means[len(history)] = means.get(len(history), 0.0) + total * off
-        return max(means.values())
-
-    def samples(self, outcomes: Iterable[Any]) -> list[list[Sample[Any]]]:
-        found: dict[int, dict[tuple[History, int], Sample[Any]]] = {}
-        for history in outcomes:
-            for i, (width, beams) in enumerate(history):
-                layer = found.setdefault(i, {})
-                key = history[:i], width
-                if key not in layer:
-                    layer[key] = Sample(self.given(*key))
-                layer[key].counts[beams] += 1
-        return [list(layer.values()) for _, layer in sorted(found.items())]
-
-
-def layers_of(result: GenerationResult) -> History:
-    """Every layer of beams that a result went through, as generated tokens."""
-    trunk = list(result.prompt_tokens[:-1])
-    start = len(result.prompt_tokens)
-    found: list[tuple[int, Beams]] = []
-    for round_ in result.rounds:
-        for layer in round_.layers:
-            beams = []
-            for node, token in layer.beams:
-                path = [] if token == FINISHED else [token]
-                while node != TRUNK:
-                    path.append(round_.forest_token[node])
-                    node = round_.forest_parent[node]
-                beams.append(tuple([*trunk, *reversed(path)][start:]))
-            found.append((layer.width, tuple(beams)))
-        trunk += [round_.forest_token[node] for node in round_.forest_path]
-    return tuple(found)
-
-
-def set_of_beams(result: GenerationResult) -> Beams:
-    """All hypotheses, sorted."""
-    return tuple(sorted(tuple(beam.tokens) for beam in result.beams))
-
-
-def output_of(result: GenerationResult) -> tuple[int, ...]:
-    """The generated tokens."""
-    return tuple(result.tokens)
-
-
-def best_beam(law: BeamLaw, sets: Mapping[Beams, float], length_penalty: float) -> dict[tuple[int, ...], float]:
-    """The law of the first hypothesis of sets of beams."""
-    best: dict[tuple[int, ...], float] = {}
-    for beams, chance in sets.items():
-        first = max(beams, key=lambda beam: law.score(beam) / len(beam) ** length_penalty)
-        best[first] = best.get(first, 0.0) + chance
-    return best
 
 
 class _Exit(TabularModel):
@@ -165,17 +70,67 @@ class _Exit(TabularModel):
         super().__init__(model.law, model.vocab_size, n_layers=model.n_layers)
 
 
-class _Part(TabularModel):
+class _Part(_Exit):
     """In the place of the target without some sublayers: an unrelated model that reads the target's cache."""
 
     def __init__(self, model: TabularModel, target: TabularModel) -> None:
-        super().__init__(model.law, model.vocab_size, n_layers=model.n_layers)
+        super().__init__(model, target)
         self.whole = target
+
+
+class _Heads(Heads):
+    """In the place of Medusa heads: head k answers as a table does behind so many tokens, whatever it reads."""
+
+    def __init__(self, model: TabularModel, count: int) -> None:
+        super().__init__(model.vocab_size, model.vocab_size, count, "")
+        self.double().requires_grad_(False)
+        rows = [model.law((*PROMPT, *(1,) * (1 + k))) for k in range(count)]  # a round's root follows the prompt
+        self.tables = torch.tensor(rows, dtype=torch.float64).log()
+
+    def train_forward(self, hidden: Tensor) -> Tensor:
+        return self.tables[:, None].expand(-1, len(hidden), -1)
+
+
+def window_table(seed: int, number: int, possible: Sequence[int]) -> TabularModel:
+    """A random model of which the n-th generated token has `possible[n]` values, one that is certain where that is 1.
+
+    What drafts (`number` above 0) find likely the target (0) does not, and it has a value more: many draws are rejected
+    one after the other, and something remains each time.
+    """
+
+    def law(prefix: tuple[int, ...]) -> list[float]:
+        place = len(prefix) - len(PROMPT)
+        count = possible[place] if 0 <= place < len(possible) else 1
+        weights = [0.0] * VOCAB
+        if count == 1:
+            weights[1 + place % (VOCAB - 1)] = 1.0
+            return weights
+        order = random.Random(f"{seed}:{prefix}").sample(range(VOCAB), VOCAB)
+        noise = random.Random(f"{seed}:{number}:{prefix}")
+        for rank, token in enumerate(order[: count + (not number)]):
+            weights[token] = noise.uniform(0.7, 1.3) * (DECAY**rank if number else 1 + rank)
+        return weights
+
+    return TabularModel(law, VOCAB, n_layers=2)
+
+
+def tied_table(seed: int, vocab: int, count: int) -> TabularModel:
+    """A random model that has `count` equally probable next tokens after every prefix."""
+
+    def law(prefix: tuple[int, ...]) -> list[float]:
+        tokens = random.Random(f"{seed}:{prefix}").sample(range(vocab), count)
+        return [float(token in tokens) for token in range(vocab)]
+
+    return TabularModel(law, vocab, n_layers=2)
 
 
 @dataclass(slots=True)
 class Case:
-    """A method on random tabular models with an end token: its engine, one request and the reference for it."""
+    """A method on tabular models with an end token: its engine, one request and the reference for it.
+
+    With `possible` (how many values the draft's n-th token has) the case is over after the first round with drafts.
+    With `tied` every token has so many values, all as probable.
+    """
 
     method: Method
     vocab: int
@@ -184,10 +139,11 @@ class Case:
     seed: int = 0
     drafts: int | None = None
     order: int | None = None  # tokens that a distribution depends on; None: all
+    possible: tuple[int, ...] = ()
+    tied: int | None = None
     target: TabularModel = field(init=False)
     models: list[TabularModel] = field(init=False)
     engine: Engine = field(init=False)
-    prompt: list[int] = field(init=False)
     params: SamplingParams = field(init=False)
 
     def __post_init__(self) -> None:
@@ -195,12 +151,21 @@ class Case:
         self.target = self._random(0)
         self.models = [self._random(1 + i) for i in range(count)]
         self.engine = self._engine()
-        self.prompt = [1, 0, 1]  # a repetition, so that n-grams are found; the end token has no meaning in a prompt
         self.params = SamplingParams(**WARPS[self.warp])
+
+    @property
+    def label(self) -> str:
+        values = f", {','.join(map(str, self.possible))} values" if self.possible else ""
+        return f"vocabulary {self.vocab}, {self.tokens} tokens{values}, {self.warp}"
 
     def _random(self, number: int) -> TabularModel:
         """A model of two layers, so that drafts may come from the first."""
-        return TabularModel.random(self.vocab, 1000 * self.seed + number, self.order, n_layers=2)
+        if self.possible:
+            return window_table(self.seed, number, self.possible)
+        seed = 1000 * self.seed + number
+        if self.tied:
+            return tied_table(seed, self.vocab, self.tied)
+        return TabularModel.random(self.vocab, seed, self.order, n_layers=2)
 
     def _engine(self) -> Engine:
         """An engine of its own: nothing that was learned in other runs. What drafts from the target has a stand-in."""
@@ -213,42 +178,124 @@ class Case:
     def _stand_in(self) -> CausalModel:
         """Heads, an exit, or a part of the target."""
         if "heads" in type(self.method).model_fields:
-            return self._heads()
+            return _Heads(self._random(9), max(2, self.tokens - 2))
         return (_Part if isinstance(self.method, SelfSpeculative) else _Exit)(self._random(9), self.target)
-
-    def _heads(self) -> Heads:
-        """Two heads of random weights, which read a table's row of logits for a hidden state."""
-        heads = Heads(self.vocab, self.vocab, 2, "").double().requires_grad_(False)
-        generator = torch.Generator().manual_seed(1000 * self.seed + 9)
-        for weights in heads.parameters():
-            weights.normal_(std=0.5, generator=generator)
-        return heads
 
     @property
     def reference(self) -> Reference:
         """Plain decoding; of beams beam sampling; for a dynamic width each layer given those before."""
         method = self.method
         if not isinstance(method, BeamSamplingMethod):
-            return WholeLaw(output_of, exact_law(self.target, self.prompt, self.params, self.tokens, END))
-        law = BeamLaw(self.target, self.prompt, self.params, END, method.warp)
+            outputs = exact_law(self.target, PROMPT, self.params, self.tokens, END)
+            return (OpeningLaw if self.possible else WholeLaw)(output_of, outputs)
+        law = self._beams(self.target)
         width = getattr(method, "width", None)
-        if method.lossless and width is None:
+        if self.possible and isinstance(method, DynamicWidth):
+            draft = self._beams((self.models or [self._random(9)])[0])
+            return LayerLaws(law, method.replacement, BeamRules(method, law, draft))
+        if self.possible or (method.lossless and width is None):
             return LayerLaws(law, method.replacement)
         sets = law.law(width or method.widest, method.replacement, self.tokens)
         if method.lossless:
             return WholeLaw(set_of_beams, sets)
         return WholeLaw(output_of, best_beam(law, sets, method.length_penalty))
 
+    def _beams(self, model: TabularModel) -> BeamLaw:
+        assert isinstance(self.method, BeamSamplingMethod)
+        return BeamLaw(model, PROMPT, self.params, END, self.method.warp)
+
     def run(self, method: Method | None = None, seed: int = 0) -> GenerationResult:
         """One generation."""
-        return self._engine().generate(self.prompt, method or self.method, self.params, self.tokens, seed)
+        return self._engine().generate(PROMPT, method or self.method, self.params, self.tokens, seed)
+
+    def found(self) -> GenerationResult | Opening:
+        """What an enumeration looks at: a generation, or its rounds up to the first with drafts."""
+        if not self.possible:
+            return self.run()
+        rounds = []
+        events = self._engine().stream(
+            PROMPT, method=self.method, sampling=self.params, max_new_tokens=self.tokens, seed=0
+        )
+        with closing(events):  # type: ignore[type-var]
+            for event in events:
+                rounds.append(event.round)
+                if event.round.draws:
+                    break
+        return Opening(PROMPT, rounds)
 
     def runs(self, seeds: Sequence[int], concurrency: int) -> list[GenerationResult]:
         """A generation per seed, several at a time."""
-        requests = [{"prompt": self.prompt, "seed": seed} for seed in seeds]
+        requests = [{"prompt": PROMPT, "seed": seed} for seed in seeds]
         return self.engine.batch(
             requests, concurrency, method=self.method, sampling=self.params, max_new_tokens=self.tokens
         )
+
+
+def windows(method: Method, seed: int, drafts: int) -> Iterator[list[Case]]:
+    """Cases of one round of the method as it is, each with smaller ones to take where there are too many choices.
+
+    Place after place has several values, the place after it two; beams are drafted up to that place only.
+    """
+    values = method.as_dict()
+    beams = isinstance(method, BeamMethod)
+    _cap(values, WIDEST, DEEPEST)
+    tree = values.get("tree") or values.get("expansion") or ()
+    layers = len(tree) or (3 if "heads" in values else values.get("gamma", 1))
+    sizes = [(count, after) for count in (5, 4, 3, 2) for after in ((1,) if beams else (2, 1))]
+    forms = [(Method.parse(_capped(values, WIDEST, place + 1) if beams else values), place) for place in range(layers)]
+    if beams and layers > 1 and "draft_width" in values:  # two layers, so that some parents are not accepted
+        forms.append((Method.parse(_capped(values, 3, 2)), 0))
+    for number, (one, place) in enumerate(forms):
+        first = place + ("heads" in values)
+        shapes = [(*(1,) * first, *size) for size in (sizes if number < layers else [(3, 3), (2, 3), (2, 2)])]
+        for warp in ("plain", ("penalties", "top-k", "top-p")[number % 3]):
+            if warp != "plain" and getattr(one, "threshold", 0.0) > VARYING:
+                one = _changed(one.as_dict(), threshold=VARYING)
+            yield [
+                Case(one, VOCAB, len(shape) + (not beams), warp, seed + 10 * number, drafts, possible=shape)
+                for shape in shapes
+            ]
+
+
+def _capped(values: Mapping[str, Any], widest: int, deepest: int) -> dict[str, Any]:
+    values = dict(values)
+    _cap(values, widest, deepest)
+    return values
+
+
+def _cap(values: dict[str, Any], widest: int, deepest: int) -> None:
+    """Make a method's options narrower and shallower, where they are not already."""
+    if "gamma" in values:
+        values["gamma"] = min(values["gamma"], deepest)
+    for name in ("tree", "expansion"):
+        if values.get(name):
+            values[name] = [min(wide, widest) for wide in values[name][:deepest]]
+    for name in ("width", "min_width", "draft_width"):
+        if values.get(name):
+            values[name] = min(values[name], widest)
+    if "heads" in values:
+        values |= {"paths": None} if values["tree"] else {"tree": [3, 2, 1], "paths": None}
+    if "min_ngram" in values:
+        values["min_ngram"] = 1
+    if values.get("depth"):
+        values["depth"] = _repeatable(values["depth"])
+    if "n_best" in values:
+        values["n_best"] = 1
+
+
+def variants(method: Method) -> list[Method]:
+    """`shrunk` in the forms that have different things to get wrong, and few enough choices.
+
+    Several rounds of one beam, and one of two; a dynamic width also with a threshold at which widths vary.
+    """
+    small = shrunk(method)
+    values = small.as_dict()
+    if not isinstance(method, BeamSamplingMethod) or "draft_width" not in values:
+        return [small]
+    if values["width"] is None:
+        return [small] if values["threshold"] <= VARYING else [small, _changed(values, threshold=VARYING)]
+    wide = _changed(values, gamma=1)
+    return [_changed(values, width=1, draft_width=2, n_best=1), *([wide] if values["width"] > 1 else [])]
 
 
 def shrunk(method: Method, beams_only: bool = False) -> Method:
@@ -284,21 +331,6 @@ def shrunk(method: Method, beams_only: bool = False) -> Method:
         values["n_best"] = 1
         values["n_best"] = Method.parse(values).widest  # type: ignore[attr-defined]
     return Method.parse(values)
-
-
-def variants(method: Method) -> list[Method]:
-    """`shrunk` in the forms that have different things to get wrong, and few enough choices.
-
-    Several rounds of one beam, and one of two; a dynamic width also with a threshold at which widths vary.
-    """
-    small = shrunk(method)
-    values = small.as_dict()
-    if not isinstance(method, BeamSamplingMethod) or "draft_width" not in values:
-        return [small]
-    if values["width"] is None:
-        return [small] if values["threshold"] <= VARYING else [small, _changed(values, threshold=VARYING)]
-    wide = _changed(values, gamma=1)
-    return [_changed(values, width=1, draft_width=2, n_best=1), *([wide] if values["width"] > 1 else [])]
 
 
 def _changed(values: Mapping[str, Any], **changes: Any) -> Method:

@@ -1,0 +1,92 @@
+"""Wrong rules (mutations.yaml): the package with one of them, and what the certificate says of it."""
+
+from __future__ import annotations
+import __future__
+
+import inspect
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from importlib import import_module
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+import yaml
+
+from draftwood import Method
+from draftwood.certify.enumeration import NotDiscrete
+from draftwood.certify.exactness import enumerate_cases, rule_check, sampled_check
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One wrong rule: the function `where` ("module:Class.name") with `old` replaced by `new` in its source."""
+
+    where: str
+    rule: str
+    method: dict[str, Any]
+    old: str
+    new: str
+    check: str = "law"
+    fast: bool = False
+
+    @property
+    def function(self) -> FunctionType:
+        module, names = self.where.split(":")
+        owner = import_module(f"draftwood.{module}")
+        found: Any = reduce(inspect.getattr_static, names.split("."), owner)
+        found = getattr(found, "__func__", getattr(found, "fget", found))
+        assert isinstance(found, FunctionType), f"{self.where} is no function"
+        return found
+
+    def code(self) -> CodeType:
+        """The function's code with the mutation; fails where `old` is not there exactly once."""
+        function = self.function
+        source = textwrap.dedent(inspect.getsource(function))
+        assert source.count(self.old) == 1, f"{self.where} has {source.count(self.old)} times: {self.old}"
+        flags = __future__.annotations.compiler_flag
+        whole = compile(source.replace(self.old, self.new), self.where, "exec", flags, dont_inherit=True)
+        (found,) = (one for one in whole.co_consts if isinstance(one, CodeType) and one.co_name == function.__name__)
+        return found
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The package with the wrong rule, whoever holds the function, until the block ends."""
+        function, before = self.function, self.function.__code__
+        function.__code__ = self.code()
+        try:
+            yield
+        finally:
+            function.__code__ = before
+
+    def caught(self) -> str:
+        """What the certificate's check says of the wrong rule, nothing where it finds no fault."""
+        method = Method.parse(self.method)
+        with self.applied():
+            try:
+                if self.check == "law":  # as `rule_check`, up to the first wrong case
+                    wrong = next((one for one in enumerate_cases(method, 1, 1000) if not one.exact), None)
+                    return "" if wrong is None else "; ".join([f"{wrong.distance:.1e}", *wrong.faults, wrong.label])
+                if self.check == "samples":
+                    check = sampled_check(method, 1, 1000, lambda: None)
+                else:
+                    check = rule_check(method, 1, 1000, 100, lambda: None)
+            except (NameError, TypeError, AttributeError, NotDiscrete):
+                raise  # the row's own fault
+            except Exception as error:  # fails a certificate, too
+                return f"{type(error).__name__}: {error}"
+            return check.reason if check.verdict == "FAIL" else ""
+
+
+def table() -> list[Mutation]:
+    """All rows of mutations.yaml."""
+    document = yaml.safe_load((Path(__file__).parent / "mutations.yaml").read_text("utf-8"))
+    methods = document["methods"]
+    for rows in document["mutations"].values():
+        for row in rows:
+            if isinstance(row["method"], str):
+                row["method"] = methods[row["method"]]
+    return [Mutation(where, **row) for where, rows in document["mutations"].items() for row in rows]
