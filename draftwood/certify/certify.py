@@ -113,8 +113,8 @@ def certify(
 ) -> Certificate:
     """Every check of a method; those on a real pair where an `engine` and `prompts` (token ids) are given.
 
-    `params` are for the sampled tokens of the pair. A check of the pair that the method cannot take part in, such as one
-    that lacks a draft model, is N/A with the reason. A method that raises an error on tabular models fails.
+    `params` are for the sampled tokens of the pair. A check of the pair that the method cannot take part in, such as
+    for want of trained parts, is N/A with the reason. A method that raises an error on tabular models fails.
     """
     budget = budget or Budget()
     params = params or SamplingParams()

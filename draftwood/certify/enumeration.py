@@ -94,14 +94,16 @@ class _Dive(Choices):
         return self.rng.choice(options)
 
 
-def size_of(experiment: Callable[[Choices], object], dives: int = 8) -> float:
-    """An unbiased estimate of how many replays an experiment has: options multiplied along random ones (Knuth 1975)."""
+def fits(experiment: Callable[[Choices], object], most: int, dives: int = 5) -> bool:
+    """Whether an experiment seems to have at most `most` replays: options multiplied along random ones (Knuth 1975)."""
     rng, leaves = random.Random(0), 0
     for _ in range(dives):
         dive = _Dive(rng)
         experiment(dive)
         leaves += dive.leaves
-    return leaves / dives
+        if leaves > most * dives:
+            return False
+    return True
 
 
 def law_of(
@@ -206,9 +208,9 @@ class EnumeratedRandomness:
         """The exact distribution of what `run` returns."""
         return law_of(self._experiment(run), most, advance)
 
-    def size_of(self, run: Callable[[], object]) -> float:
-        """About how many replays `law_of` takes."""
-        return size_of(self._experiment(run))
+    def fits(self, run: Callable[[], object], most: int) -> bool:
+        """Whether `law_of` seems to take at most so many replays."""
+        return fits(self._experiment(run), most)
 
     def _experiment(self, run: Callable[[], Outcome]) -> Callable[[Choices], Outcome]:
         def experiment(choices: Choices) -> Outcome:

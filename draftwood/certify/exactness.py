@@ -1,4 +1,4 @@
-"""The checks on tabular models: the enumerated law of small cases, repetition of the reference's text, whole outputs."""
+"""The checks on tabular models: enumerated laws of small cases, texts of a reference, samples of whole outputs."""
 
 from __future__ import annotations
 
@@ -27,16 +27,20 @@ Advance = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Enumerated:
-    """One enumerated case: how far its law is from the reference's, and which rule without a law was broken."""
+    """One enumerated case: how far its law is from the reference's, and which rule without a law was broken.
+
+    `claimed`: the law should be the reference's. One round of a method that goes on from one beam still follows it.
+    """
 
     label: str
     replays: int
     distance: float
+    claimed: bool
     faults: tuple[str, ...] = ()
 
     @property
-    def exact(self) -> bool:
-        return self.distance < EXACT and not self.faults
+    def wrong(self) -> bool:
+        return bool(self.faults) or (self.claimed and self.distance >= EXACT)
 
 
 def enumerate_cases(method: Method, seed: int, most: int, advance: Advance = lambda: None) -> Iterator[Enumerated]:
@@ -59,14 +63,15 @@ def enumerate_cases(method: Method, seed: int, most: int, advance: Advance = lam
                 return expected.outcome(case.found())  # noqa: B023
 
             with enumerated() as randomness:
-                if randomness.size_of(run) > most:
+                if not randomness.fits(run, most):
                     continue
                 try:
                     law = randomness.law_of(run, 2 * most, counted)
                 except TooLarge:
                     continue
             faults = sorted(expected.faults) if isinstance(expected, LayerLaws) else ()
-            yield Enumerated(case.label, count, expected.distance(law), tuple(faults))
+            claimed = method.lossless or bool(case.possible)
+            yield Enumerated(case.label, count, expected.distance(law), claimed, tuple(faults))
             break
 
 
@@ -74,15 +79,16 @@ def cases(method: Method, seed: int) -> Iterator[list[Case]]:
     """What to enumerate, each with smaller cases that do where it is too large."""
     fewest, most = method.drafts_needed
     counts = sorted({fewest, min(2, most)}) if fewest else [0]
-    if method.lossless or isinstance(method, BeamSamplingMethod):
-        for drafts in counts:
+    small = variants(method)
+    for drafts in counts:
+        yield [Case(small[0], 3, 6, "greedy", seed, drafts)]
+        if method.lossless or isinstance(method, BeamSamplingMethod):
             yield from windows(method, seed, drafts)
     for drafts in counts:
-        for one in variants(method):
+        for one in small:
             for number, warp in enumerate(("plain", *SHORT)):
                 sizes = SIZES[number % 2 :]
                 yield [Case(one, *size, warp, seed + 10 * number, drafts) for size in sizes]
-            yield [Case(one, 3, 6, "greedy", seed, drafts)]
 
 
 def rule_check(method: Method, seed: int, most: int, identities: int, advance: Advance) -> Check:
@@ -102,12 +108,11 @@ def rule_check(method: Method, seed: int, most: int, identities: int, advance: A
         return Check(name, "N/A", "draws continuous noise, whose values cannot be enumerated")
     if not found:
         return Check(name, "N/A", f"no case had fewer than {most:,} outcomes; allow more, or make the method smaller")
-    worst = max(found, key=lambda one: (bool(one.faults), one.distance))
+    worst = max(found, key=lambda one: (one.wrong, one.distance))
     replays = sum(one.replays for one in found)
-    exact = all(one.exact for one in found)
     text = f"{len(found)} cases, {replays:,} replays: worst total variation {worst.distance:.1e}"
-    if not exact:
-        text += f" ({'; '.join((*worst.faults, worst.label))})"
+    if worst.wrong:
+        text += f" ({'; '.join((*worst.faults[:1], worst.label))})"
     figures = {
         "cases": len(found),
         "replays": replays,
@@ -116,9 +121,7 @@ def rule_check(method: Method, seed: int, most: int, identities: int, advance: A
         "faults": sorted({fault for one in found for fault in one.faults}),
         "sizes": [one.label for one in found],
     }
-    if not method.lossless and not worst.faults:
-        return Check(name, "LOSSY", text, figures)
-    return Check(name, "PASS" if exact else "FAIL", text, figures)
+    return Check(name, "FAIL" if worst.wrong else "PASS" if method.lossless else "LOSSY", text, figures)
 
 
 def _repeats(method: Method, reference: Method, seed: int, seeds: int, advance: Advance) -> Check:

@@ -61,7 +61,7 @@ class WholeLaw:
 
 
 class OpeningLaw(WholeLaw):
-    """A law of whole outputs, for the first tokens of one: a round is exact if plain decoding after it gives the law."""
+    """A law of whole outputs, for first tokens: a round is exact if plain decoding after it gives the law."""
 
     def distance(self, law: Mapping[Output, float]) -> float:
         whole: dict[Output, float] = {}

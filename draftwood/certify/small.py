@@ -234,23 +234,26 @@ class Case:
 def windows(method: Method, seed: int, drafts: int) -> Iterator[list[Case]]:
     """Cases of one round of the method as it is, each with smaller ones to take where there are too many choices.
 
-    Place after place has several values, the place after it two; beams are drafted up to that place only.
+    One token after the other has several values, of chains and trees the token after it too. Beams are drafted up to
+    that token only, and once over two layers, so that some parents are not accepted.
     """
-    values = method.as_dict()
+    values = _capped(method.as_dict(), WIDEST, DEEPEST)
     beams = isinstance(method, BeamMethod)
-    _cap(values, WIDEST, DEEPEST)
     tree = values.get("tree") or values.get("expansion") or ()
     layers = len(tree) or (3 if "heads" in values else values.get("gamma", 1))
-    sizes = [(count, after) for count in (5, 4, 3, 2) for after in ((1,) if beams else (2, 1))]
-    forms = [(Method.parse(_capped(values, WIDEST, place + 1) if beams else values), place) for place in range(layers)]
-    if beams and layers > 1 and "draft_width" in values:  # two layers, so that some parents are not accepted
-        forms.append((Method.parse(_capped(values, 3, 2)), 0))
-    for number, (one, place) in enumerate(forms):
-        first = place + ("heads" in values)
-        shapes = [(*(1,) * first, *size) for size in (sizes if number < layers else [(3, 3), (2, 3), (2, 2)])]
+    forms: list[tuple[dict[str, Any], list[tuple[int, ...]]]] = []
+    for place in range(layers):
+        certain = (1,) * (place + ("heads" in values))
+        sizes = [(count, after) for count in (5, 4, 3, 2) for after in ((1,) if beams else (2, 1))]
+        forms.append((_capped(values, WIDEST, place + 1) if beams else values, [(*certain, *size) for size in sizes]))
+    if layers > 1 and "draft_width" in values:
+        forms.append((_capped(values, 3, 2), [(3, 2, 1), (2, 2, 1), (2, 1, 1)]))
+    for number, (form, shapes) in enumerate(forms):
         for warp in ("plain", ("penalties", "top-k", "top-p")[number % 3]):
-            if warp != "plain" and getattr(one, "threshold", 0.0) > VARYING:
-                one = _changed(one.as_dict(), threshold=VARYING)
+            if warp != "plain":  # where widths vary; where the token after matters most
+                form = form if form.get("threshold", 0) <= VARYING else {**form, "threshold": VARYING}
+                shapes = sorted(shapes, key=lambda shape: -shape[-1])
+            one = Method.parse(form)
             yield [
                 Case(one, VOCAB, len(shape) + (not beams), warp, seed + 10 * number, drafts, possible=shape)
                 for shape in shapes
@@ -258,13 +261,8 @@ def windows(method: Method, seed: int, drafts: int) -> Iterator[list[Case]]:
 
 
 def _capped(values: Mapping[str, Any], widest: int, deepest: int) -> dict[str, Any]:
+    """A method's options, narrower and shallower where they were not already."""
     values = dict(values)
-    _cap(values, widest, deepest)
-    return values
-
-
-def _cap(values: dict[str, Any], widest: int, deepest: int) -> None:
-    """Make a method's options narrower and shallower, where they are not already."""
     if "gamma" in values:
         values["gamma"] = min(values["gamma"], deepest)
     for name in ("tree", "expansion"):
@@ -274,13 +272,14 @@ def _cap(values: dict[str, Any], widest: int, deepest: int) -> None:
         if values.get(name):
             values[name] = min(values[name], widest)
     if "heads" in values:
-        values |= {"paths": None} if values["tree"] else {"tree": [3, 2, 1], "paths": None}
+        values |= {"tree": values["tree"] or [3, 2, 1], "paths": None}
     if "min_ngram" in values:
         values["min_ngram"] = 1
     if values.get("depth"):
         values["depth"] = _repeatable(values["depth"])
     if "n_best" in values:
         values["n_best"] = 1
+    return values
 
 
 def variants(method: Method) -> list[Method]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pydantic import ConfigDict
 
 from draftwood.cli.groups import METHOD, OUTPUT, MethodOptions, ModelOptions, OutputOptions
-from draftwood.cli.options import flag
+from draftwood.cli.options import OptionGroup, flag
 from draftwood.cli.output_file import check_writable, write_text
 from draftwood.errors import ConfigurationError
 from draftwood.params import SamplingParams
@@ -17,15 +19,31 @@ from draftwood.params import SamplingParams
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from draftwood.certify import Certificate
-    from draftwood.engine import Engine
+    from draftwood.certify import Budget, Certificate, Watch
+    from draftwood.cli.interrupt import Interrupt
     from draftwood.methods import Method
 
 CHECKS = "Checks"
 STYLES = {"PASS": "green", "FAIL": "bold red", "LOSSY": "yellow", "N/A": "dim"}
+INTERRUPTED = 130
 
-Begin = Callable[[str, int | None], None]
-Advance = Callable[[], None]
+
+class CheckOptions(OptionGroup):
+    """How much is checked."""
+
+    model_config = ConfigDict(title=CHECKS)
+
+    runs: int = flag(1000, "Generations per combination of warp and batch on tabular models.", ge=1)
+    replays: int = flag(1000, "Most outcomes of an enumerated case.", ge=1)
+    pair_runs: int = flag(600, "Sampled generations of the pair.", ge=1)
+    max_new_tokens: int = flag(64, "Tokens of the pair's greedy text.", ge=1)
+    position: int = flag(2, "The law of the pair is checked up to this token, from 0.", ge=0)
+    seed: int = flag(1, "Of tabular models and runs.")
+
+    def budget(self) -> Budget:
+        from draftwood.certify import Budget
+
+        return Budget(**self.model_dump())
 
 
 def certify(
@@ -34,16 +52,11 @@ def certify(
     every: bool = flag(False, "Every method there is.", names=("--all",), panel=METHOD),
     models: ModelOptions,
     pair: bool = flag(True, "Also check the models themselves, or tabular models alone.", panel=CHECKS),
-    runs: int = flag(1000, "Generations per combination of warp and batch on tabular models.", panel=CHECKS, ge=1),
-    pair_runs: int = flag(600, "Sampled generations of the pair.", panel=CHECKS, ge=1),
-    replays: int = flag(1000, "Most outcomes of an enumerated case.", panel=CHECKS, ge=1),
+    checks: CheckOptions,
     prompts: Path | None = flag(
         None, "Prompts for the pair, one a line. Default: held-out documents of every domain.", "FILE", panel=CHECKS
     ),
-    position: int = flag(2, "The law of the pair is checked up to this token, from 0.", panel=CHECKS, ge=0),
-    max_new_tokens: int = flag(64, "Most tokens to generate.", panel=CHECKS, ge=1),
-    temperature: float = flag(1.0, "Of the pair's samples.", panel=CHECKS, gt=0, allow_inf_nan=False),
-    seed: int = flag(1, "The same seed gives the same certificate.", panel=CHECKS),
+    temperature: float = flag(1.0, "Of the pair's sampled tokens; greedy text is checked too.", panel=CHECKS, gt=0, allow_inf_nan=False),
     out: Path | None = flag(None, "Write the certificate as JSON.", "FILE", panel=OUTPUT),
     output: OutputOptions,
 ) -> None:
@@ -51,67 +64,45 @@ def certify(
 
     Small cases are enumerated, whole outputs sampled, greedy text compared, and
     the pair's own tokens tested against the target's distribution. Exit code 1 if
-    a check fails. A method that is lossy by design is measured instead.
+    a check fails. A method that is lossy by design is measured instead. Ctrl-C
+    keeps the checks that are done.
     """
-    from draftwood.certify import Budget, certify
+    from draftwood.certify import certify_each
+    from draftwood.cli.interrupt import Interrupt
     from draftwood.explain.terminal import as_json, console
     from draftwood.methods import METHODS, Method
     from draftwood.prompts import corpus_prompts, fitted, read_prompts
 
     if every and (decoding.method is not None or decoding.settings):
         raise ConfigurationError("give --all or one --method with its options, not both")
-    params = SamplingParams(temperature=temperature)
     chosen = [Method.parse(name) for name in METHODS] if every else [decoding.chosen(models.drafts)]
     texts = corpus_prompts(2) if prompts is None else read_prompts(prompts)
     if out is not None:
         check_writable(out)
     engine = models.load() if pair else None
-    asked = [] if engine is None else fitted(engine, texts, max_new_tokens)
-    budget = Budget(runs, replays, 200, pair_runs, max_new_tokens, position, seed)
-    found: list[Certificate] = []
-    with _progress(output.color) as steps:
-        for one in chosen:
-            begin, advance = steps(one)
-            found.append(certify(one, _fit(engine, one, every), asked, budget, params, begin, advance))
-    document = _document(found, engine)
+    if engine is not None and not every:
+        engine.method(chosen[0])  # refused before anything runs
+    asked = [] if engine is None else fitted(engine, texts, checks.max_new_tokens)
+    params = SamplingParams(temperature=temperature)
+    with Interrupt() as interrupt, _watch(interrupt, output.color) as watch:
+        report = certify_each(chosen, engine, asked, checks.budget(), params, watch)
+    document = as_json(report.as_dict())
     if output.json_:
-        print(as_json(document), flush=True)
+        print(document, flush=True)
     else:
         show = console(output.color).print
-        show(table(found))
+        show(table(report.certificates))
         show()
         show("LOSSY: not exact by design, distances are measured; N/A: means nothing here.", markup=False)
-        show(f"verdict: {document['verdict']}", markup=False)
+        partial = "" if report.complete else f"; interrupted, {len(report.certificates)} of {len(chosen)} methods begun"
+        written = f"; written to {out}" if out is not None else ""
+        show(f"verdict: {report.verdict}{partial}{written}", markup=False, soft_wrap=True)
     if out is not None:
-        write_text(out, as_json(document) + "\n")
-    if document["verdict"] == "FAIL":
+        write_text(out, document + "\n")
+    if not report.complete:
+        sys.exit(INTERRUPTED)
+    if report.verdict == "FAIL":
         sys.exit(1)
-
-
-def _fit(engine: Engine | None, method: Method, every: bool) -> Engine | None:
-    """The engine, if it has the models that the method needs; with --all, others are checked without it."""
-    if engine is None:
-        return None
-    try:
-        engine.method(method)
-    except ConfigurationError:
-        if not every:
-            raise
-        return None
-    return engine
-
-
-def _document(found: Sequence[Certificate], engine: Engine | None) -> dict[str, Any]:
-    from draftwood import __version__
-
-    verdicts = [certificate.verdict for certificate in found]
-    overall = next((word for word in ("FAIL", "PASS", "LOSSY") if word in verdicts), "N/A")
-    return {
-        "draftwood": __version__,
-        "models": None if engine is None else engine.names,
-        "verdict": overall,
-        "certificates": [certificate.as_dict() for certificate in found],
-    }
 
 
 def table(found: Sequence[Certificate]) -> Table:
@@ -126,7 +117,8 @@ def table(found: Sequence[Certificate]) -> Table:
     made.add_column("check", overflow="fold")
     for certificate in found:
         label = Text(method_label(certificate.method))
-        made.add_row(label, Text(certificate.verdict, STYLES[certificate.verdict]), Text("overall", "bold"))
+        whole = "overall" if certificate.complete else "overall, of the checks that were done"
+        made.add_row(label, Text(certificate.verdict, STYLES[certificate.verdict]), Text(whole, "bold"))
         for check in certificate.checks:
             words = Text.assemble((check.name, "bold"), f": {check.reason}")
             made.add_row("", Text(check.verdict, STYLES[check.verdict]), words)
@@ -134,24 +126,26 @@ def table(found: Sequence[Certificate]) -> Table:
 
 
 @contextmanager
-def _progress(color: bool | None) -> Iterator[Callable[[Method], tuple[Begin, Advance]]]:
-    """A bar on stderr per check, where stderr is a terminal."""
+def _watch(interrupt: Interrupt, color: bool | None) -> Iterator[Watch]:
+    """A bar on stderr per check, where stderr is a terminal; Ctrl-C stops after the present step."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
+    from draftwood.certify import Watch
     from draftwood.explain.terminal import console
 
     err = console(color, stderr=True)
-    if not err.is_terminal:
-        yield lambda method: (lambda name, steps: None, lambda: None)
-        return
     columns = (BarColumn(24), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=err, transient=True) as bar:
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task("", total=None)
 
-        def steps(method: Method) -> tuple[Begin, Advance]:
-            def begin(name: str, count: int | None) -> None:
-                bar.reset(task, total=count, description=f"{method.name}: {name}")
+        class Bar(Watch):
+            def begin(self, method: Method, check: str, steps: int | None) -> None:
+                bar.reset(task, total=steps, description=f"{method.name}: {check}")
 
-            return begin, lambda: bar.advance(task)
+            def advance(self) -> None:
+                bar.advance(task)
 
-        yield steps
+            def cancelled(self) -> bool:
+                return interrupt.wanted()
+
+        yield Bar()

@@ -68,8 +68,8 @@ class Mutation:
         with self.applied():
             try:
                 if self.check == "law":  # as `rule_check`, up to the first wrong case
-                    wrong = next((one for one in enumerate_cases(method, 1, 1000) if not one.exact), None)
-                    return "" if wrong is None else "; ".join([f"{wrong.distance:.1e}", *wrong.faults, wrong.label])
+                    wrong = next((one for one in enumerate_cases(method, 1, 1000) if one.wrong), None)
+                    return "" if wrong is None else "; ".join([f"{wrong.distance:.1e}", *wrong.faults[:1], wrong.label])
                 if self.check == "samples":
                     check = sampled_check(method, 1, 1000, lambda: None)
                 else:
