@@ -241,23 +241,40 @@ def windows(method: Method, seed: int, drafts: int) -> Iterator[list[Case]]:
     beams = isinstance(method, BeamMethod)
     tree = values.get("tree") or values.get("expansion") or ()
     layers = len(tree) or (3 if "heads" in values else values.get("gamma", 1))
-    forms: list[tuple[dict[str, Any], list[tuple[int, ...]]]] = []
+    forms: list[list[tuple[dict[str, Any], tuple[int, ...]]]] = []
     for place in range(layers):
+        form = _capped(values, WIDEST, place + 1) if beams else values
         certain = (1,) * (place + ("heads" in values))
         sizes = [(count, after) for count in (5, 4, 3, 2) for after in ((1,) if beams else (2, 1))]
-        forms.append((_capped(values, WIDEST, place + 1) if beams else values, [(*certain, *size) for size in sizes]))
+        forms.append([(form, (*certain, *size)) for size in sizes])
     if layers > 1 and "draft_width" in values:
-        forms.append((_capped(values, 3, 2), [(3, 2, 1), (2, 2, 1), (2, 1, 1)]))
-    for number, (form, shapes) in enumerate(forms):
+        least = {"min_width": 2} if "min_width" in values else {}
+        wide, narrow = ({**_capped(values, draws, 2), **least} for draws in (3, 2))
+        forms.append(
+            [(wide, (3, 2, 1)), (wide, (2, 2, 1)), (wide, (2, 1, 1)), (narrow, (2, 2, 1)), (narrow, (2, 1, 1))]
+        )
+    for number, shapes in enumerate(forms):
         for warp in ("plain", ("penalties", "top-k", "top-p")[number % 3]):
             if warp != "plain":  # where widths vary; where the token after matters most
-                form = form if form.get("threshold", 0) <= VARYING else {**form, "threshold": VARYING}
-                shapes = sorted(shapes, key=lambda shape: -shape[-1])
-            one = Method.parse(form)
+                shapes = sorted(shapes, key=lambda one: -one[1][-1])
+                shapes = [({**form, **_varying(form)}, shape) for form, shape in shapes]
             yield [
-                Case(one, VOCAB, len(shape) + (not beams), warp, seed + 10 * number, drafts, possible=shape)
-                for shape in shapes
+                Case(
+                    Method.parse(form),
+                    VOCAB,
+                    len(shape) + (not beams),
+                    warp,
+                    seed + 10 * number,
+                    drafts,
+                    possible=shape,
+                )
+                for form, shape in shapes
             ]
+
+
+def _varying(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A lower threshold, where widths are dynamic."""
+    return {"threshold": min(values["threshold"], VARYING)} if "threshold" in values else {}
 
 
 def _capped(values: Mapping[str, Any], widest: int, deepest: int) -> dict[str, Any]:
