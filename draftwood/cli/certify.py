@@ -56,7 +56,9 @@ def certify(
     prompts: Path | None = flag(
         None, "Prompts for the pair, one a line. Default: held-out documents of every domain.", "FILE", panel=CHECKS
     ),
-    temperature: float = flag(1.0, "Of the pair's sampled tokens; greedy text is checked too.", panel=CHECKS, gt=0, allow_inf_nan=False),
+    temperature: float = flag(
+        1.0, "Of the pair's sampled tokens; greedy text is checked too.", panel=CHECKS, gt=0, allow_inf_nan=False
+    ),
     out: Path | None = flag(None, "Write the certificate as JSON.", "FILE", panel=OUTPUT),
     output: OutputOptions,
 ) -> None:

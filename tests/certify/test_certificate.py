@@ -258,7 +258,7 @@ def test_an_interrupted_command_keeps_what_was_finished(
         signal.raise_signal(signal.SIGINT)
         return sampled(*given)
 
-    monkeypatch.setattr("draftwood.certify.certify.sampled_check", interrupted)
+    monkeypatch.setattr("draftwood.certify.report.sampled_check", interrupted)
     code, shown, document = certified(tmp_path / "a" / "partial.json", capsys, "--method", "autoregressive")
     assert code == 130 and "interrupted" in shown and document["complete"] is False
     assert [check["verdict"] for check in document["certificates"][0]["checks"]] == ["PASS"]
