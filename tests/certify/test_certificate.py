@@ -142,7 +142,9 @@ def test_greedy_text_of_a_pair_is_compared(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(
         tree,
         "follow",
-        lambda forest, chosen, log_p: follow(forest, [(x + (len(chosen) > 2)) % VOCAB for x in chosen], log_p),
+        lambda forest, choice, log_prob: follow(
+            forest, lambda node: (choice(node) + (len(forest) - forest.fresh > 2)) % VOCAB, log_prob
+        ),
     )
     wrong = greedy_check(PAIR, CHAIN, prompts, 12, nothing)
     assert wrong.verdict == "FAIL" and wrong.figures["bugs"] == 3
