@@ -117,15 +117,9 @@ def test_extensions_work_as_printed() -> None:
     assert printed.endswith("certified, verify=rejection: PASS\ncertified, verify=among-best: LOSSY\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("beams.py", "the same beams: True"),
-        pytest.param("train_exit_layer.py", "tokens per target forward", marks=pytest.mark.slow),
-    ],
-)
-def test_examples_run_as_printed(name: str, says: str) -> None:
-    assert says in executed(f"examples/{name}")
+@pytest.mark.slow
+def test_training_runs_as_printed(tmp_path: Path) -> None:
+    assert "tokens per target forward" in executed("examples/train_exit_layer.py", str(tmp_path))
 
 
 def test_types_are_shipped() -> None:
