@@ -151,6 +151,16 @@ def test_methods_are_compared_in_turns_and_a_stopped_run_goes_on(tmp_path: Path)
     assert json.loads(text)["environment"]["processor"] and len(text.splitlines()) < 200
 
 
+def test_a_method_that_fails_has_its_error_and_the_others_their_rows(tmp_path: Path) -> None:
+    methods = [*PART["methods"], {"label": "chain broken", "name": "eesd", "exit": str(tmp_path / "nowhere")}]
+    settings = {"tasks": ["qa"], "limit": 1, "tokens": 3, "parts": {"p": {**PART, "methods": methods, "quality": None}}}
+    experiment, each = small("methods", **settings)
+    tables = execute(experiment, Path("test.yaml"), "one", each, tmp_path)["tables"]
+    broken = [row for row in tables["p"] if row["method"] == "chain broken"]
+    assert [row["task"] for row in broken] == ["failed"] and "nowhere" in broken[0]["failure"]
+    assert len(tables["p"]) == 4 * 2 + 1 and tables["p.compared"][0]["of"] != "chain broken" and tables["p.front"]
+
+
 def record(place: int, tokens: int, seconds: float, first: float = 0.0, rounds: int = 2) -> dict[str, Any]:
     sums = dict.fromkeys(("drafted", "accepted", "target_rows", "draft_forwards", "layers", "widths"), 0)
     zero = dict.fromkeys(("draft_seconds", "verify_seconds", "sampling_seconds", "other_seconds"), 0.1)

@@ -78,9 +78,16 @@ def fronts(
     """
     from draftwood.eval.experiments.methods import decode_seconds
 
-    ours = [i for i, label in enumerate(labels) if fnmatchcase(label, asked.ours)]
-    theirs = [i for i, label in enumerate(labels) if fnmatchcase(label, asked.theirs)]
+    whole = [
+        i
+        for i in range(len(labels))
+        if all("tokens" in r for each in (fast, good) for g in each.values() for r in g[i])
+    ]
+    ours = [i for i in whole if fnmatchcase(labels[i], asked.ours)]
+    theirs = [i for i in whole if fnmatchcase(labels[i], asked.theirs)]
     rows: Rows = []
+    if not ours or not theirs:
+        return rows
     for task in fast:
         judged = good.get(task, fast[task])
         if not judged[0] or not fast[task][0]:
@@ -88,7 +95,9 @@ def fronts(
         metric = parse(task).headline
 
         def column(groups: Any, value: Any) -> Array:
-            return np.array([[value(record) or 0.0 for record in group] for group in groups], dtype=float).T
+            """[run, setting]; runs that failed belong to settings that are left out."""
+            found = [[value(r) or 0.0 if "tokens" in r else 1.0 for r in group] for group in groups]
+            return np.array(found, dtype=float).T
 
         tokens = column(fast[task], lambda record: record["tokens"])
         score = column(judged, lambda record, metric=metric: scored(record, metric))
@@ -99,9 +108,9 @@ def fronts(
         def quality(by: str, weights: Array, score: Array = score, nats: Array = nats, length: Array = length) -> Array:
             if by == "score":
                 return np.asarray((weights @ score) / weights.sum(-1, keepdims=True))
-            return np.asarray(-np.exp((weights @ nats) / (weights @ length)))
+            return np.asarray(-np.exp((weights @ nats) / np.maximum(weights @ length, 1)))
 
-        whole = np.ones((1, len(judged[0])))
+        everything = np.ones((1, len(judged[0])))
         resampled = drawn(len(places), SAMPLES) @ document
         items = drawn(len(tokens), SAMPLES)
         halves = [np.asarray([number % 2 == half for number in range(len(places))]) @ document for half in (0, 1)]
@@ -133,7 +142,7 @@ def fronts(
                         "at": name,
                         "prompt": "counted" if prompt else "not counted",
                         "speed": {
-                            "value": ratio(speed, quality(by, whole)[0]),
+                            "value": ratio(speed, quality(by, everything)[0]),
                             "low": None if low is None else float(low),
                             "high": None if high is None else float(high),
                             "n": len(tokens),

@@ -165,8 +165,10 @@ class Methods(Kind):
                     **_judged(judged.get(task, groups[task]), i, setting.base),
                 }
                 for task in tasks
-                if groups[task][i]
+                if paired(groups[task][i], groups[task][setting.base])
             ]
+            failed = {each["error"] for task in tasks for each in groups[task][i] if each["status"] == "failed"}
+            rows += [{**head, "task": "failed", "failure": error} for error in sorted(failed)]
             if of_tasks:
                 mine, base = (together([groups[task][k] for task in tasks]) for k in (i, setting.base))
                 speeds = [row["speed_up"]["value"] for row in of_tasks]
@@ -335,7 +337,7 @@ def compared(
 
             def fastest(pattern: str, members: Sequence[Sequence[Record]] = members) -> int | None:
                 some = [i for i, name in enumerate(labels) if (name == pattern or fnmatchcase(name, pattern))]
-                some = [i for i in some if members[i]]
+                some = [i for i in some if members[i] and all("tokens" in record for record in members[i])]
 
                 def rate(i: int) -> float:
                     return float(sum(r["tokens"] for r in members[i]) / sum(map(decode_seconds, members[i])))
