@@ -241,3 +241,10 @@ def test_no_color_on_a_terminal(pair: list[str], monkeypatch: pytest.MonkeyPatch
             assert out.getvalue().endswith("\n")  # the prompt of the shell begins a new line
             assert "accepted" not in err.getvalue()  # no colours, no legend
             assert len(err.getvalue().splitlines()) > 1 and max(map(len, err.getvalue().splitlines())) <= 80
+
+
+def test_the_smallest_temperatures_are_greedy(command: Command, pair: list[str]) -> None:
+    """1e-300 is 0 in float32: the text is the greedy one, and the model is not blamed."""
+    flags = ("generate", PROMPT, *pair, "--max-new-tokens", 12)
+    shown = command(*flags, "--temperature", "1e-300")
+    assert (shown.code, shown.out) == (0, command(*flags, "--temperature", 0).out), shown.err
