@@ -135,7 +135,7 @@ def test_a_full_disk_leaves_nothing(
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     (tmp_path / "empty").mkdir()
-    for place, write in (("draftwood.models.grow.save_file", weights_full), ("pathlib.Path.write_bytes", full)):
+    for place, write in (("draftwood.models.files.save_file", weights_full), ("pathlib.Path.write_bytes", full)):
         for out in (tmp_path / "new", tmp_path / "empty"):
             with monkeypatch.context() as patch:
                 patch.setattr(place, write)
