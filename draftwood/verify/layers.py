@@ -47,7 +47,7 @@ def extended(
     gained = log_p.take(places).tolist() if grown else []
     result = {outcome: score[outcome[0]] for outcome in outcomes}
     for outcome, gain in zip(grown, gained, strict=True):
-        result[outcome] += gain
+        result[outcome] = score[outcome[0]] + gain  # once, however often it was drawn
     return result
 
 
