@@ -53,7 +53,7 @@ def digest() -> str:
 
 @pytest.mark.parametrize("salt", ["0", "12345"])
 def test_another_process_writes_the_same_documents(salt: str) -> None:
-    code = "from tests.test_world import digest; print(digest())"
+    code = "from tests.corpus.test_corpus import digest; print(digest())"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONHASHSEED": salt, "PYTHONPATH": os.pathsep.join(["", *sys.path])},

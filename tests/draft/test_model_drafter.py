@@ -32,7 +32,7 @@ def grown(
     try:
         run = next(drafting)
         while True:
-            run = drafting.send(execute([run])[0].logits)
+            run = drafting.send(execute([run])[0])
     except StopIteration:
         return forest
 

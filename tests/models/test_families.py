@@ -55,6 +55,7 @@ def test_requests_of_different_lengths_in_one_forward(name: str, tmp_path: Path)
     cache = decoder.new_cache(4, 32)
     forests = [Forest.from_prompt(PROMPT[:n]) for n in (12, 3, 7)]
     sessions = [Session(decoder, cache) for _ in forests]
+    assert [session.row for session in sessions] == [0, 1, 2]
     sessions[1].close()  # leaves an idle row between the others
     sessions[1] = Session(decoder, cache)
     for forest in forests[::2]:
@@ -62,7 +63,7 @@ def test_requests_of_different_lengths_in_one_forward(name: str, tmp_path: Path)
     runs = [Run(s, f, range(len(f))) for s, f in zip(sessions, forests, strict=True)]
     with torch.inference_mode():
         for answer, forest in zip(execute(runs), forests, strict=True):
-            torch.testing.assert_close(answer, per_path(model, forest), atol=1e-4, rtol=0)
+            torch.testing.assert_close(answer.logits, per_path(model, forest), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3", "opt"])
@@ -74,7 +75,7 @@ def test_layer_ranges_continue_where_they_stopped(name: str, tmp_path: Path) -> 
     leaf = grow(forest)
     with torch.inference_mode():
         for upto in (1, 2):
-            assert execute([Run(session, forest, [leaf], upto)])[0].shape == (1, 32)
+            assert execute([Run(session, forest, [leaf], upto)])[0].hidden[upto].shape == (1, 32)
     close(ours(decoder, forest, session), per_path(model, forest))
 
 

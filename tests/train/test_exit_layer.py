@@ -228,17 +228,15 @@ def test_the_embedded_target_has_an_exit(engine: Engine) -> None:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 def test_reduced_precision_gives_plain_decodings_text_too(dtype: str) -> None:
-    """On a chain, layers in two runs give the logits of one bit for bit: near-ties fall the same way."""
+    """Layers in two runs give the logits of one bit for bit: near-ties fall the same way."""
     options = {"dtype": "float32", "quantize": "int8"} if dtype == "int8" else {"dtype": dtype}
     engine = draftwood.load(EMBEDDED / "target", **options)
     (document,) = itertools.islice(documents("stories", "held-out", 9), 1)
     asked = {"sampling": {"temperature": 0}, "max_new_tokens": 40}
     plain = engine.generate(document.prompt, "autoregressive", **asked)
-    for method in ({"name": "eesd"}, {"name": "eesd", "tree": [3, 2, 1]}):
-        result = engine.generate(document.prompt, method, **asked)
-        assert result.tokens == plain.tokens
-        assert "tree" in method or result.logprobs == plain.logprobs
-        assert result.metrics.accepted > 5
+    result = engine.generate(document.prompt, "eesd", **asked)
+    assert result.tokens == plain.tokens and result.logprobs == plain.logprobs
+    assert result.metrics.accepted > 5
 
 
 def test_the_shipped_exit_is_as_good_as_its_file_says(tmp_path: Path) -> None:

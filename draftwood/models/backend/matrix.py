@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,22 +67,41 @@ class Int8(nn.Module):
         self.weight_bytes = weight.numel() + 4 * self.out_features
         scale = torch.linalg.vector_norm(weight, torch.inf, 1).float().clamp_min_(torch.finfo(torch.float32).tiny) / 127
         whole = (weight / scale[:, None]).round_().to(torch.int8)
-        zero = torch.zeros_like(scale, dtype=torch.int64)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*quantize_per_tensor.*")  # the constructors are to move
-            tensor = torch._make_per_channel_quantized_tensor(whole, scale, zero, 0)
-            self.packed = torch.ops.quantized.linear_prepack(tensor, None)
+        self.packed = _packed_bytes(whole, scale)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self._multiply: Callable[..., Tensor] = (
             torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
         )
 
+        self._steps = activation_steps()
+
     def forward(self, x: Tensor) -> Tensor:
         largest = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True)
         largest = largest.float().clamp_min_(torch.finfo(torch.float32).tiny)
-        out: Tensor = self._multiply(x / largest, 1 / 127, 128, self.packed)
+        out: Tensor = self._multiply(x / largest, 1 / self._steps, 1 + self._steps, self.packed)
         out = out.mul_(largest).to(x.dtype)  # in place: the widest output is not there twice
         return out if self.bias is None else out + self.bias
+
+
+@cache
+def activation_steps() -> int:
+    """How many steps an int8 activation has on either side of 0: 127, or 63 where sums of products would saturate.
+
+    Without VNNI two products of an unsigned and a signed byte are added in 16 bits, which hold no more than 7 bits' worth.
+    """
+    size = 64
+    packed = _packed_bytes(torch.full((size, size), 127, dtype=torch.int8), torch.full((size,), 1 / 127))
+    out = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(torch.ones(1, size), 1 / 127, 128, packed)
+    return 127 if float(out[0, 0]) > size - 0.5 else 63
+
+
+def _packed_bytes(whole: Tensor, scale: Tensor) -> Any:
+    """int8 rows [out, in] and a scale for each, in the layout of PyTorch's x86 kernels."""
+    zero = torch.zeros_like(scale, dtype=torch.int64)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*quantize_per_tensor.*")  # the constructors are to move
+        tensor = torch._make_per_channel_quantized_tensor(whole, scale, zero, 0)
+        return torch.ops.quantized.linear_prepack(tensor, None)
 
 
 def holder(dtype: torch.dtype, device: torch.device, quantize: str | None) -> Holder | None:
