@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from draftwood.methods import METHODS, Method
     from draftwood.metrics import Metrics
     from draftwood.models.tabular import TabularModel
+    from draftwood.params import SamplingParams
     from draftwood.results import GenerationResult
-    from draftwood.sampling import SamplingParams
 
 __version__ = "0.1.0"
 
@@ -44,7 +44,7 @@ _HOMES = {
     "loading": ("load",),
     "methods": ("METHODS", "Method"),
     "models.tabular": ("TabularModel",),
-    "sampling": ("SamplingParams",),
+    "params": ("SamplingParams",),
     "core.records": ("Round",),
     "metrics": ("Metrics",),
     "request": ("Request",),

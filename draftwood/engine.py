@@ -21,11 +21,11 @@ from draftwood.methods import Method
 from draftwood.models.base import CausalModel, Part
 from draftwood.models.cache import Cache
 from draftwood.models.tokenizer import INCOMPLETE, Tokenizer, TokenStream
+from draftwood.params import SamplingParams
 from draftwood.request import Limits, MethodSpec, Options, Prompt, Request
 from draftwood.results import GenerationResult
 from draftwood.runtime.executor import drive, drive_together
 from draftwood.runtime.session import Decoding, Session
-from draftwood.sampling import SamplingParams
 from draftwood.text import Ending, StopStrings
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from draftwood.core.forest import Forest
-from draftwood.sampling import SamplingParams
+from draftwood.params import SamplingParams
 
 
 class Penalties:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypedDict
 
 from draftwood.methods import Method
 from draftwood.models.chat import Message
-from draftwood.sampling import SamplingParams
+from draftwood.params import SamplingParams
 
 MethodSpec: TypeAlias = str | Mapping[str, Any] | Method
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]  # text, token ids, or a conversation

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest
 from draftwood.errors import NonFiniteError
-from draftwood.params import SamplingParams as SamplingParams
+from draftwood.params import SamplingParams
 
 COLDEST = 1e-30  # below it a temperature is 0 in float32, and nothing but ties is left
 

@@ -1,6 +1,6 @@
 """How far samples are from a law, and how far they may be by chance.
 
-Pure arithmetic over counts. Refuses to know models and methods.
+Pure arithmetic over counts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Exact laws by enumeration: every random choice of an experiment is replayed once with its probability.
 
 The engine itself is the experiment: its random streams are replaced by scripted choices, the loop is left as it is.
-Knows where the package draws random numbers; refuses to know what the law should be.
 """
 
 from __future__ import annotations

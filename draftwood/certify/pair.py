@@ -1,7 +1,4 @@
-"""The checks on a real pair: greedy text beside the text without drafts, and the law of sampled tokens.
-
-Knows which differences rounding explains. Refuses to know tabular models.
-"""
+"""The checks on a real pair: greedy text beside the text without drafts, and the law of sampled tokens."""
 
 from __future__ import annotations
 
@@ -20,10 +17,10 @@ from draftwood.core.forest import Forest
 from draftwood.engine import Engine
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, PlainBeamSampling
+from draftwood.params import SamplingParams
 from draftwood.results import GenerationResult
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
-from draftwood.sampling import SamplingParams
 
 RISK = 1e-6
 FEWEST = 40  # samples of a prefix for which its law is worth a forward

@@ -13,7 +13,7 @@ from draftwood.certify.pair import greedy_check, position_check, uncertain
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, DraftwoodError
 from draftwood.methods import Method
-from draftwood.sampling import SamplingParams
+from draftwood.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

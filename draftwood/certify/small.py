@@ -35,8 +35,8 @@ from draftwood.methods.self_speculative import SelfSpeculative
 from draftwood.models.base import CausalModel
 from draftwood.models.heads import Heads
 from draftwood.models.tabular import TabularModel
+from draftwood.params import SamplingParams
 from draftwood.results import GenerationResult
-from draftwood.sampling import SamplingParams
 
 END = frozenset({0})
 PROMPT = [1, 0, 1]  # a repetition, so that n-grams are found; the end token has no meaning in a prompt

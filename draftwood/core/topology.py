@@ -1,7 +1,4 @@
-"""Masks of regular trees, built once and sliced: MCSD's dynamic sliced topology-aware mask (§3.2).
-
-Knows the shape of a k-configuration in layer-major order. Refuses to know slots, the trunk and tokens.
-"""
+"""Masks of regular trees, built once and sliced: MCSD's dynamic sliced topology-aware mask (§3.2)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a drafter is, and how draft logits become proposed nodes.
-
-Knows how draws are made so that verification can trust them. Refuses to know where logits come from.
-"""
+"""What a drafter is, and how draft logits become proposed nodes."""
 
 from __future__ import annotations
 
@@ -14,8 +11,9 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest
 from draftwood.depth import NOTHING, DepthController
+from draftwood.params import SamplingParams
 from draftwood.runtime.session import Answer, Run
-from draftwood.sampling import Distributions, Edit, SamplingParams, Streams, draw_distinct, draw_iid, warp
+from draftwood.sampling import Distributions, Edit, Streams, draw_distinct, draw_iid, warp
 from draftwood.verify.coupled import perturb
 
 

@@ -1,7 +1,6 @@
 """Drafting beams with a draft model: layers drawn from the draft's joint of beam and token (DSBD §3, Algorithm 1).
 
-Knows the weights of beams under the draft. Refuses to know verification; how a joint is made and drawn from is known
-by verify/joint.py, which the target's side uses too.
+How a joint is made and drawn from is known by verify/joint.py, which the target's side uses too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Drafting with an exit of the target itself (EESD §3.1): its first N layers, then a trained layer, norm and head.
 
 Drafting and verification share the first N layers: each is computed once for each token, when the token is first asked
-for, and verification resumes above them. Knows which hidden states still have to be read. Refuses to know trees,
-sampling and slots.
+for, and verification resumes above them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Drafting with Medusa heads: a tree of candidates from one hidden state of the target (Cai et al. 2024).
 
 Head k predicts the token k places after the next root from the hidden state that the root was chosen from. It sees
-nothing in between, so all nodes of a layer share one distribution; verification is told just that. Refuses to know how
-heads are computed.
+nothing in between, so all nodes of a layer share one distribution; verification is told just that.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Drafting with draft models: chains, k-configuration trees and expansions, one or several models.
 
 A chain is the tree 1,1,1,...; MCSD's k-configuration and SpecInfer's expansion configuration are widths per layer.
-Knows which nodes each model extends. Refuses to know verification.
 """
 
 from __future__ import annotations

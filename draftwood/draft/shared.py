@@ -1,7 +1,4 @@
-"""Drafting with a part of the target, on the target's own keys and values (Draft & Verify, Zhang et al. 2023).
-
-Knows that what a part writes is provisional. Refuses to know slots and masks: the target's session gives them.
-"""
+"""Drafting with a part of the target, on the target's own keys and values (Draft & Verify, Zhang et al. 2023)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Energy as counters read it: NVML's of the GPU (extra `eval`), RAPL's of the CPU. Nothing is ever estimated.
 
-Knows counters. Refuses to know what ran between two readings. NVML's counter moves every 20 to 100 ms, so of short runs
-only sums over many mean something.
+NVML's counter moves every 20 to 100 ms, so of short runs only sums over many mean something.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Methods meet tasks: every method, task and seed through one loop, in turns, into a store that survives a kill.
-
-Knows fairness: equal prompts, equal limits, one clock that waits for the device, an order that spreads drift over all
-methods. Refuses to know what a score means (tasks) and what is concluded (summary.py).
-"""
+"""Methods meet tasks: every method, task and seed through one loop, in turns, into a store that survives a kill."""
 
 from __future__ import annotations
 
@@ -22,8 +18,8 @@ from draftwood.eval.tasks import Instance, Task
 from draftwood.eval.tasks.base import digest
 from draftwood.methods import Method
 from draftwood.metrics import Metrics
+from draftwood.params import SamplingParams
 from draftwood.results import GenerationResult
-from draftwood.sampling import SamplingParams
 from draftwood.tune.shapes import sequence_alpha
 
 WARM_TOKENS = 8

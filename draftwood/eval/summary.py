@@ -1,7 +1,6 @@
 """What the runs of a directory say: one row for each task and method, with intervals and ratios to the baseline.
 
-Knows records. Refuses to know how runs were made and how a report looks. `quality` and `decoding` depend on the
-configuration alone; `timing` and `energy` also on the machine and the moment.
+`quality` and `decoding` depend on the configuration alone; `timing` and `energy` also on the machine and the moment.
 """
 
 from __future__ import annotations

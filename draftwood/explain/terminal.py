@@ -1,7 +1,4 @@
-"""How results look: coloured tokens, the summary line, percentages, tables and JSON.
-
-Knows terminals. Refuses to know flags and engines.
-"""
+"""How results look: coloured tokens, the summary line, percentages, tables and JSON."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     python -m draftwood.integrations.lm_eval --model draftwood --model_args target=DIR,method=dsbd --tasks gsm8k
 
 is `lm_eval` with the model in its registry; in a program, import this module before `lm_eval.simple_evaluate`. Texts
-come from the engine, with any method; likelihoods from the target's own forward, whatever the method. Refuses to know
-tasks and scores. Needs the package lm_eval (extra `draftwood[lm-eval]`).
+come from the engine, with any method; likelihoods from the target's own forward, whatever the method. Needs the package
+lm_eval (extra `draftwood[lm-eval]`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a method is: a name and options, checked and immutable, that round-trip through dictionaries.
-
-Knows which parts make up a method; refuses to know how they work.
-"""
+"""What a method is: a name and options, checked and immutable, that round-trip through dictionaries."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ from draftwood.depth import DepthController
 from draftwood.draft import Drafter
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.models.base import CausalModel
+from draftwood.params import SamplingParams
 from draftwood.reading import shown
 from draftwood.results import Ranking
 from draftwood.runtime.session import Session
-from draftwood.sampling import SamplingParams
 from draftwood.verify import Verifier
 
 

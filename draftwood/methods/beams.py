@@ -14,9 +14,9 @@ from draftwood.errors import ConfigurationError
 from draftwood.methods.base import Method, Parts
 from draftwood.methods.options import Depth, controller
 from draftwood.methods.sources import Sourced
+from draftwood.params import SamplingParams
 from draftwood.results import Ranking
 from draftwood.runtime.session import Session
-from draftwood.sampling import SamplingParams
 from draftwood.verify import BeamSampling, BeamSearching, Verifier
 from draftwood.verify.beam_search import BeamSearch
 from draftwood.verify.width import WidthRule

@@ -16,10 +16,10 @@ from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, RequestError
 from draftwood.methods import Method
 from draftwood.models.base import CausalModel
+from draftwood.params import SamplingParams
 from draftwood.results import GenerationResult
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
-from draftwood.sampling import SamplingParams
 from draftwood.tune.search import Guided, Measured, Seconds
 from draftwood.tune.shapes import Cost, rising
 from draftwood.tune.spaces import GridSearch, TPESearch

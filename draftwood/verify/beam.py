@@ -1,7 +1,4 @@
-"""One layer of beams: DSBD's rules with and without replacement, and the references they must equal in law.
-
-Knows what is drawn, accepted and completed in one layer (spec §3). Refuses to know forests, models and rounds.
-"""
+"""One layer of beams: DSBD's rules with and without replacement, and the references they must equal in law."""
 
 from __future__ import annotations
 

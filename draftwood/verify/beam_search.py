@@ -1,6 +1,6 @@
 """Deterministic beam search as pure selection: continuations, the pool of finished hypotheses, when to stop.
 
-Knows scores and tokens. Refuses to know forests and models. Definitions are those of Hugging Face's `generate`.
+Definitions are those of Hugging Face's `generate`.
 """
 
 from __future__ import annotations

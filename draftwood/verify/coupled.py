@@ -1,7 +1,4 @@
-"""Gumbel-coupled verification: the text under a seed is the same with and without speculation, for any drafter.
-
-Knows how noise and position belong together. Refuses to know where drafts came from.
-"""
+"""Gumbel-coupled verification: the text under a seed is the same with and without speculation, for any drafter."""
 
 from __future__ import annotations
 

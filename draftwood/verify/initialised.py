@@ -1,8 +1,4 @@
-"""Verifying target-initialised trees: several roots drawn from the target, of which the longest accepted path wins.
-
-Knows the choice between roots, the next round's roots and the bias of that choice (MCSD §3.1). Refuses to know where
-drafts came from.
-"""
+"""Verifying target-initialised trees: several roots drawn from the target, of which the longest accepted path wins."""
 
 from __future__ import annotations
 

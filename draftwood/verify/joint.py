@@ -1,7 +1,4 @@
-"""The joint distribution of beam and next token, p_beam of DSBD Eq. 1, over its non-zero outcomes only.
-
-Knows warping of joints, finished beams, restriction and alignment of supports. Refuses to know forests and rules.
-"""
+"""The joint distribution of beam and next token, p_beam of DSBD Eq. 1, over its non-zero outcomes only."""
 
 from __future__ import annotations
 
@@ -16,7 +13,8 @@ from torch import Tensor
 
 from draftwood.core.records import Outcome
 from draftwood.errors import NonFiniteError
-from draftwood.sampling import SamplingParams, Streams, draw, draw_distinct, draws, warp
+from draftwood.params import SamplingParams
+from draftwood.sampling import Streams, draw, draw_distinct, draws, warp
 
 Places: TypeAlias = npt.NDArray[np.int64]
 Probabilities: TypeAlias = npt.NDArray[np.float64]

@@ -1,8 +1,4 @@
-"""Verifying beams over a forest, layer by layer: DSBD and beam sampling, beam search with and without drafts.
-
-Knows which outcomes of a layer are which nodes, joint log-likelihoods and when all beams have ended. Refuses to know
-how one layer is decided (beam.py, beam_search.py) and where drafts came from.
-"""
+"""Verifying beams over a forest, layer by layer: DSBD and beam sampling, beam search with and without drafts."""
 
 from __future__ import annotations
 
@@ -16,7 +12,8 @@ from torch import Tensor
 from draftwood.core.forest import FINISHED, Forest, Verdict
 from draftwood.core.records import Judged, Kind, Layer, Outcome
 from draftwood.errors import NonFiniteError
-from draftwood.sampling import Distributions, SamplingParams, Streams
+from draftwood.params import SamplingParams
+from draftwood.sampling import Distributions, Streams
 from draftwood.verify.beam import bonus_width, least_perplexity, sample_layer, verify_layer
 from draftwood.verify.beam_search import BeamSearch, Pool, layer_stands
 from draftwood.verify.joint import NOT_FINITE, Joint, Seeded, joint_of

@@ -1,7 +1,6 @@
 """Token-level verification of chains and trees: rejection sampling with residuals, and following a chosen token.
 
-Knows acceptance probabilities and residuals (SpecInfer's multi-step speculative sampling, MCSD with and without
-replacement, Leviathan et al. for a chain). Refuses to know where p and q came from.
+SpecInfer's multi-step speculative sampling, MCSD with and without replacement, Leviathan et al. for a chain.
 """
 
 from __future__ import annotations

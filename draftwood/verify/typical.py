@@ -1,6 +1,6 @@
 """Rules that do not keep the target's distribution, for Medusa: typical acceptance, and greedy text at any temperature.
 
-Both are lossy and say so. Pure maths; refuses to know where drafts came from: neither looks at q.
+Both are lossy and say so. Pure maths: neither looks at q.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """How many beams a layer should keep: DSBD Eq. 2-7 and Theorem 3.2.
 
-Knows acceptance probabilities of a sequence of draws. Refuses to know beams, tokens and randomness.
-
 With p_1 = p and p_{j+1} = norm(max(0, p_j - q)) [Eq. 4], induction gives p_j = max(0, p - c_j·q) / N_j with c_1 = 0,
 N_1 = 1, c_{j+1} = c_j + N_j and N_{j+1} = sum max(0, p - c_{j+1}·q). So a chain of residuals is two numbers per
 rejection, 1 - alpha_j = N_{j+1}/N_j, and no vector is ever renormalised.

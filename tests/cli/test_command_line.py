@@ -15,7 +15,7 @@ from conftest import Command
 import draftwood
 from draftwood.cli import main
 from draftwood.cli.main import made
-from draftwood.sampling import SamplingParams
+from draftwood.params import SamplingParams
 
 
 def test_help_imports_no_torch() -> None:

@@ -23,7 +23,7 @@ from draftwood.eval.experiments.pairs import weights as count_weights
 from draftwood.eval.experiments.tables import CELLS, documents, experiments, markdown, overview, parsed
 from draftwood.loading import EMBEDDED
 from draftwood.methods import Method
-from draftwood.sampling import SamplingParams
+from draftwood.params import SamplingParams
 
 BENCH = Path(__file__).parents[2] / "bench"
 LEARNED = Places(

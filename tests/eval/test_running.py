@@ -19,7 +19,7 @@ from draftwood.eval.summary import summary_of
 from draftwood.eval.tasks import Instance, Item, Scores, Task, parse
 from draftwood.loading import load
 from draftwood.methods import Method
-from draftwood.sampling import SamplingParams
+from draftwood.params import SamplingParams
 
 CLOCKWORK = ("timing", "energy")
 

@@ -8,7 +8,8 @@ from enumeration import Choices, emitted, law_of, sequences
 from torch import Tensor
 
 from draftwood.core.forest import Forest, Proposal
-from draftwood.sampling import Distributions, SamplingParams, Streams, warp
+from draftwood.params import SamplingParams
+from draftwood.sampling import Distributions, Streams, warp
 from draftwood.verify import Rejection, tree
 from draftwood.verify.tree import acceptance, residual, resolve, without
 

@@ -22,7 +22,7 @@ from draftwood.eval.store import Record
 from draftwood.eval.summary import PARTS, decoding, mean, paired, per_item, quality, scored
 from draftwood.eval.tasks import parse
 from draftwood.methods import Method
-from draftwood.sampling import SamplingParams
+from draftwood.params import SamplingParams
 
 ALL = "all"
 

@@ -21,7 +21,7 @@ from draftwood.eval.experiments import bench as benches
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.intervals import Interval, bootstrap, median
 from draftwood.methods import Method
-from draftwood.sampling import SamplingParams
+from draftwood.params import SamplingParams
 from draftwood.tune.measuring import Bench, Workload, tree_method
 from draftwood.tune.search import Guided, Measured, Seconds, pilot_shape
 from draftwood.tune.shapes import Cost, shapes

@@ -1,6 +1,6 @@
 """Which figures a summary has, and what each of them says to somebody who was not there.
 
-Knows the rows of summary.json. Refuses to know how charts are drawn.
+Knows the rows of summary.json.
 """
 
 from __future__ import annotations

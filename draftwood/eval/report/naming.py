@@ -1,4 +1,4 @@
-"""What methods, models and scores are called on a page. Refuses to know how they are drawn."""
+"""What methods, models and scores are called on a page."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The tables of a report as plain text cells: the form of the papers' tables, one row for each method.
-
-Refuses to know HTML.
-"""
+"""The tables of a report as plain text cells: the form of the papers' tables, one row for each method."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What the paper says beside what was measured, in one sentence that follows from the numbers.
 
-Pure numbers and words. Refuses to know methods.
+Pure numbers and words.
 """
 
 from __future__ import annotations

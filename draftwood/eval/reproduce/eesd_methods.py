@@ -1,6 +1,6 @@
 """What runs for early-exiting speculative decoding (Liu et al. 2024): methods, tasks, sizes, exits to train.
 
-Names and options only. Refuses to know exhibits (eesd.py).
+Names and options only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Our side of a paper, declared: which evaluations are run, and how its exhibits follow from their results.
-
-Refuses to know how runs are made (evaluation.py) and how a page looks.
-"""
+"""Our side of a paper, declared: which evaluations are run, and how its exhibits follow from their results."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from draftwood.eval.reproduce.results import Results
 from draftwood.eval.running import Plan
 from draftwood.eval.tasks import Task, parse
 from draftwood.methods import Method
-from draftwood.sampling import SamplingParams
+from draftwood.params import SamplingParams
 
 PLAIN = "plain decoding"
 

@@ -1,7 +1,4 @@
-"""What the papers say: their tables transcribed, and what their figures claim.
-
-Knows the files under papers/. Refuses to know what is measured here.
-"""
+"""What the papers say: their tables transcribed, and what their figures claim."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What the evaluations of a reproduction say, by the names that methods have on its page.
 
-Reads summaries and records. Refuses to know which exhibit needs what.
+Reads summaries and records.
 """
 
 from __future__ import annotations

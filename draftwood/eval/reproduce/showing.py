@@ -1,7 +1,4 @@
-"""Tables and figures of measured methods: which number of a row, for which methods and tasks.
-
-Knows rows of a summary. Refuses to know papers.
-"""
+"""Tables and figures of measured methods: which number of a row, for which methods and tasks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Short answers against gold answers: SQuAD's and TriviaQA's exact match and F1, GSM8K's final number.
 
-Follows the data sets' published rules. Refuses to know where an answer came from and where it ends in a text.
+Follows the data sets' published rules.
 """
 
 from __future__ import annotations

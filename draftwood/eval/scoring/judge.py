@@ -1,6 +1,6 @@
 """A language model as judge of open answers, over any endpoint that speaks OpenAI's chat completions.
 
-Knows how to ask and how to read a rating. Refuses to know how answers came about. The key is read from the environment.
+The key is read from the environment.
 """
 
 from __future__ import annotations

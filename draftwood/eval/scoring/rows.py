@@ -1,7 +1,4 @@
-"""Whether two SQL results are the same: the execution accuracy of Spider (Zhong et al. 2020).
-
-Knows rows and the text of the gold query. Refuses to run anything.
-"""
+"""Whether two SQL results are the same: the execution accuracy of Spider (Zhong et al. 2020)."""
 
 from __future__ import annotations
 

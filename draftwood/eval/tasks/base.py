@@ -1,7 +1,4 @@
-"""What a task is: rows of a data set as prompts with references, and a score for what was answered.
-
-Knows texts. Refuses to know models and methods: those meet a task in instances only (evidence/running.py).
-"""
+"""What a task is: rows of a data set as prompts with references, and a score for what was answered."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where rows come from: the data set's own files in JSON or JSON lines, or the library `datasets` (extra `eval`).
-
-Refuses to know what the fields mean, and never fetches anything by itself.
-"""
+"""Where rows come from: the data set's own files in JSON or JSON lines, or the library `datasets` (extra `eval`)."""
 
 from __future__ import annotations
 

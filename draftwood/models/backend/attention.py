@@ -1,7 +1,7 @@
 """Attention of a forward's cells to cached keys and values: in a fixed order on a CPU, fused elsewhere.
 
 `ordered` computes each cell bit for bit alike, whatever other cells the forward has, so that a token that was verified
-in a batch of drafts has the logits of plain decoding. Knows tensors; refuses to know caches, trees and layers.
+in a batch of drafts has the logits of plain decoding.
 
 What makes it so, on oneDNN and MKL (found by measurement, held by tests/models/test_bitwise.py):
 - a matrix product gives each row the same bits for every number of rows from `FEWEST_ROWS` on;

@@ -1,7 +1,7 @@
 """torch.compile around a decoder, behind a few shapes, so that small models are not held up by Python.
 
 Forwards of one row and few cells are padded up to a bucket and run compiled; all else (prefill, several requests, layer
-ranges) runs as the decoder does. Knows compilation; refuses to know what a forward is for.
+ranges) runs as the decoder does.
 """
 
 from __future__ import annotations

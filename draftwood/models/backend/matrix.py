@@ -87,7 +87,7 @@ class Int8(nn.Module):
 def activation_steps() -> int:
     """How many steps an int8 activation has on either side of 0: 127, or 63 where sums of products would saturate.
 
-    Without VNNI two products of an unsigned and a signed byte are added in 16 bits, which hold no more than 7 bits' worth.
+    Without VNNI two products of an unsigned and a signed byte are added in 16 bits: one byte must stay within 7 bits.
     """
     size = 64
     packed = _packed_bytes(torch.full((size, size), 127, dtype=torch.int8), torch.full((size,), 1 / 127))
