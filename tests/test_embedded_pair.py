@@ -16,6 +16,9 @@ METHODS = {
     "lookup": {"name": "lookup"},
 }
 PROMPTS = [item.prompt for domain in DOMAINS for item in islice(documents(domain, "held-out", seed=5), 3)]
+some_and_all = pytest.mark.parametrize(
+    "prompts", [PROMPTS[::3], pytest.param(PROMPTS, marks=pytest.mark.slow)], ids=["a prompt of each domain", "all"]
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,19 +32,25 @@ def exact_engine() -> Engine:
     return draftwood.load(dtype="float64")
 
 
+@some_and_all
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_greedy_text_is_that_of_plain_decoding(exact_engine: Engine, method: dict[str, object]) -> None:
+def test_greedy_text_is_that_of_plain_decoding(
+    exact_engine: Engine, method: dict[str, object], prompts: list[str]
+) -> None:
     options = {"sampling": {"temperature": 0}, "max_new_tokens": 48}
-    for prompt in PROMPTS:
+    for prompt in prompts:
         plain = exact_engine.generate(prompt, "autoregressive", **options)
         assert exact_engine.generate(prompt, method, **options).tokens == plain.tokens
 
 
+@some_and_all
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_greedy_text_in_float32_differs_at_ties_only(engine: Engine, method: dict[str, object]) -> None:
+def test_greedy_text_in_float32_differs_at_ties_only(
+    engine: Engine, method: dict[str, object], prompts: list[str]
+) -> None:
     """Where float32 texts part, the two tokens' log-probabilities are equal up to rounding."""
     options = {"sampling": {"temperature": 0}, "max_new_tokens": 48, "top_logprobs": 2}
-    for prompt in PROMPTS:
+    for prompt in prompts:
         plain = engine.generate(prompt, "autoregressive", **options)
         other = engine.generate(prompt, method, **options)
         for place, (a, b) in enumerate(zip(plain.tokens, other.tokens, strict=False)):
@@ -64,10 +73,11 @@ def test_coupled_sampling_gives_the_text_of_plain_coupled_decoding(
         assert drafted.tokens == plain.tokens
 
 
-def test_chain_tree_and_lookup_emit_more_than_a_token_per_target_forward(engine: Engine) -> None:
+@some_and_all
+def test_chain_tree_and_lookup_emit_more_than_a_token_per_target_forward(engine: Engine, prompts: list[str]) -> None:
     for method in METHODS.values():
         sums = draftwood.Metrics()
-        for prompt in PROMPTS:
+        for prompt in prompts:
             for round_ in engine.generate(prompt, method, {"temperature": 0}, max_new_tokens=48).rounds:
                 sums.add(round_)
         assert sums.tau > 1.1

@@ -54,13 +54,7 @@ CELLS = [
 ]
 EVERYDAY = {
     ("speculative", "rejection", "plain", 4),
-    ("speculative", "coupled", "top_k", 1),
-    ("specinfer-2", "rejection", "penalties", 4),
-    ("mcsd-iid", "rejection", "min_p", 1),
     ("mcsd-distinct", "rejection", "top_k", 4),
-    ("mcsd-distinct", "rejection", "plain", 1),
-    ("mcsd-fork", "rejection", "plain", 1),
-    ("lookup", "rejection", "plain", 4),
     ("lookup", "coupled", "top_p", 1),
 }
 
@@ -160,10 +154,10 @@ def test_check_finds_acceptance_with_the_noise_of_drafting(monkeypatch: pytest.M
     draft_again = Streams(0)
 
     class Shared(Rejection):
-        def __call__(self, forest: Any, logits: Tensor, params: Any, penalties: Any, streams: Streams) -> Any:
+        def __call__(self, forest: Any, target: Any, streams: Streams) -> Any:
             draft_again.__init__(streams.seed)
             draft_again.at(len(forest.trunk))
-            return super().__call__(forest, logits, params, penalties, draft_again)
+            return super().__call__(forest, target, draft_again)
 
     monkeypatch.setattr(Streams, "uniform", lambda streams, purpose: uniform(streams, "draft"))
     assert surplus(biased_samples(monkeypatch, Shared(), {}), plain_law("plain")) > 15

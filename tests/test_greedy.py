@@ -73,7 +73,7 @@ def test_greedy_equals_a_loop_without_a_cache(name: str, verify: str, dtype: str
     prompts = [prompt_of(length) for length in (1, 7, 240, 300)]
     results = [engine.generate(prompt, **options) for prompt in prompts]
     assert [result.tokens for result in results] == [naive(dtype, prompt) for prompt in prompts]
-    assert engine._caches[id(target)].capacity == 512
+    assert engine._caches[target].capacity == 512
     together = engine.batch(prompts, concurrency=3, **options)
     assert [result.tokens for result in together] == [result.tokens for result in results]
     if name != "autoregressive":

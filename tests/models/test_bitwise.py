@@ -157,7 +157,7 @@ PROMPTS = [item.prompt for domain in DOMAINS for item in islice(documents(domain
 
 def kept(engine: draftwood.Engine, count: int) -> list[torch.Tensor]:
     """Keys and values of the first slots of the target's first row."""
-    return [plane[:1, :, :count].clone() for plane in engine._caches[id(engine.target)].planes]
+    return [plane[:1, :, :count].clone() for plane in engine._caches[engine.target].planes]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])

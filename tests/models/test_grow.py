@@ -301,6 +301,7 @@ def accepted(engine: Engine, seeds: int) -> tuple[Metrics, list[list[int]]]:
     return metrics, texts
 
 
+@pytest.mark.slow
 def test_acceptance_of_the_grown_pair_is_the_small_ones(
     shipped: Engine, grown: Engine, grown_pair: tuple[Path, Path]
 ) -> None:

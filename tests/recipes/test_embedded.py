@@ -168,6 +168,7 @@ def train_tiny(work: Path, out: Path, stop_after: int | None = None) -> None:
     assert done.returncode == (0 if stop_after is None else 9), done.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_with_the_bits_of_an_unbroken_one(tmp_path: Path, tokenizer: Tokenizer) -> None:
     for name in ("whole", "broken"):
         (tmp_path / name).mkdir()
