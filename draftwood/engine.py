@@ -25,7 +25,7 @@ from draftwood.params import SamplingParams
 from draftwood.request import Limits, MethodSpec, Options, Prompt, Request
 from draftwood.results import GenerationResult
 from draftwood.runtime.executor import drive, drive_together
-from draftwood.runtime.session import Decoding, Session
+from draftwood.runtime.session import Session
 from draftwood.text import Ending, StopStrings
 
 if TYPE_CHECKING:
@@ -182,16 +182,14 @@ class Engine:
             self.request(**{**options, **(entry if isinstance(entry, Mapping) else {"prompt": entry})})
             for entry in entries
         ]
-        return self._completed([self._generation(request) for request in requests], concurrency)
+        return self._completed(dict(enumerate(map(self._generation, requests))), concurrency)
 
-    def _completed(self, generations: list[Generation], limit: int) -> Iterator[tuple[int, GenerationResult]]:
-        def start(generation: Generation) -> Decoding[Round]:
-            return rounds(generation)
-
-        for index, round_ in drive_together([partial(start, each) for each in generations], limit):
+    def _completed(self, generations: dict[int, Generation], limit: int) -> Iterator[tuple[int, GenerationResult]]:
+        starts = (partial(rounds, generations[index]) for index in range(len(generations)))
+        for index, round_ in drive_together(starts, limit):
             generations[index].note(round_)
             if generations[index].ending.reason is not None:
-                yield index, generations[index].result()
+                yield index, generations.pop(index).result()  # nothing is kept of what has ended
 
     def method(self, spec: MethodSpec | None = None) -> Method:
         """The method that a specification means here; refuses one that needs other draft models than there are."""

@@ -47,7 +47,7 @@ class Artifact:
     def save(self, path: Path) -> None:
         """Write the file, or leave what was there; ModelError where it cannot be written."""
         facts = {"kind": self.kind, "models": self.models, "settings": self.settings, "about": self.about}
-        header = {"format": "pt", KEY: json.dumps(facts)}
+        header = {KEY: json.dumps(facts)}  # a single key: safetensors writes several in any order
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_tensors(path, self.tensors, header)
