@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -39,9 +40,9 @@ class Strict(BaseModel):
 class Kind(Strict):
     """The settings of one kind of measurement, and how it is made."""
 
+    @abstractmethod
     def measure(self, bench: Bench) -> dict[str, Rows]:
         """Named tables of rows."""
-        raise NotImplementedError
 
 
 class Run(Strict):
