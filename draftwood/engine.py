@@ -339,7 +339,7 @@ class Engine:
         """The cache of a model, made when it is first needed and shared by all requests."""
         cache = self._caches.get(model)
         if cache is None:
-            cache = self._caches[model] = model.new_cache(1, min(256, model.context + 64))
+            cache = self._caches[model] = model.new_cache()
         return cache
 
 

@@ -4,7 +4,9 @@ DraftwoodError
   ├ ConfigurationError   an unknown or impossible setting
   ├ ModelError           a model that cannot be loaded or does not fit
   ├ RequestError         a prompt or limit that cannot be served
-  └ NonFiniteError       NaN or infinity where probabilities should be
+  ├ NonFiniteError       NaN or infinity where probabilities should be
+  ├ OutOfMemory          keys and values that do not fit into their budget
+  └ Overloaded           a queue that is full
 """
 
 from __future__ import annotations
@@ -31,6 +33,14 @@ class RequestError(DraftwoodError, ValueError):
 
 class NonFiniteError(DraftwoodError, ArithmeticError):
     """NaN or infinity where probabilities should be."""
+
+
+class OutOfMemory(DraftwoodError, MemoryError):
+    """Keys and values that do not fit into their budget."""
+
+
+class Overloaded(DraftwoodError):
+    """The queue is full: a request is refused now, and may be asked again later."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

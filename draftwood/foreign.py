@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from draftwood.errors import DraftwoodError
-from draftwood.models.base import Batch
+from draftwood.models.base import Batch, Segment
 from draftwood.models.checkpoint import read_config
 
 if TYPE_CHECKING:
@@ -34,12 +34,11 @@ HINT = (
 def surprise(model: CausalModel, tokens: Sequence[int]) -> float:
     """Mean -log p(token | those before it) in nats of all tokens [n >= 2] but the first: the log of the perplexity."""
     count = len(tokens)
-    cells = torch.tensor([list(tokens)], device=model.device)
-    places = torch.arange(count, device=model.device)[None]
-    causal = torch.ones(1, count, count, dtype=torch.bool, device=model.device).tril()
-    batch = Batch(cells, places, places, slice(0, 1), count, causal, slice(0, count))
-    logits = model.forward(batch, model.new_cache(1, count + 1)).view(count, -1)  # [n, V]
-    chosen = torch.log_softmax(logits[:-1].float(), -1).gather(1, cells[0, 1:, None])
+    cache, places = model.new_cache(), range(count)
+    causal = torch.ones(count, count, dtype=torch.bool, device=model.device).tril()
+    batch = Batch.of(model, tokens, places, [Segment(cache.lend(count), places, count, causal)])
+    logits = model.forward(batch, cache)  # [n, V]
+    chosen = torch.log_softmax(logits[:-1].float(), -1).gather(1, batch.tokens[1:count, None])
     return -float(chosen.mean())
 
 

@@ -73,7 +73,7 @@ def test_adding_a_node_asks_for_no_stop_string() -> None:
 def test_a_run_may_want_states_and_no_logits() -> None:
     engine: Engine = draftwood.load()
     target = engine.target
-    session = Session(target, target.new_cache(1, 64))
+    session = Session(target, target.new_cache(64))
     forest = Forest.from_prompt([5, 6, 7, 8])
     nodes = [-2, -3, -4, 0]  # the trunk and the root
     layers = (4, target.n_layers)

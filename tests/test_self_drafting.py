@@ -49,7 +49,7 @@ class Recording(Heads):
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         assert batch.hidden is not None
-        rows = batch.hidden.flatten(0, 1)[batch.wanted]
+        rows = batch.hidden[batch.wanted]
         self.read += list(rows)
         return rows.repeat(1, self.count)
 

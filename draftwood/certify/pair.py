@@ -30,7 +30,7 @@ Advance = Callable[[], None]
 
 def logits_after(engine: Engine, tokens: Sequence[int]) -> Tensor:
     """The target's logits [V] after a sequence, from one forward of all of it."""
-    session = Session(engine.target, engine.target.new_cache(1, len(tokens) + 64))
+    session = Session(engine.target, engine.target.new_cache(len(tokens) + 64))
     try:
         forest = Forest.from_prompt(list(tokens))
         with torch.inference_mode():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from draftwood.core.forest import Forest
-from draftwood.runtime.session import Job, Run, Session
+from draftwood.runtime.session import Job, Row, Run, Session
 
 
 @dataclass(slots=True)
@@ -22,19 +22,20 @@ class SharedSession(Session):
     target: Session = field(kw_only=True)
 
     @property
-    def row(self) -> int:
-        """The target's."""
-        return self.target.row
-
-    @property
     def context(self) -> int:
         """As of any session, but 0 before the target has read the prompt: there is nothing to draft from."""
         return self.model.context if self.target.cached else 0
 
-    def prepare(self, run: Run) -> Job:
-        """The forward of all layers of the part over the asked nodes and those of their ancestors without slots."""
-        job = self.target.prepare(replace(run, session=self.target, upto=0))
-        return replace(job, session=self, stop=self.model.n_layers)
+    def rows(self, run: Run) -> list[Row]:
+        """The asked nodes and those of their ancestors without slots."""
+        return self.target.rows(replace(run, session=self.target, upto=0))
+
+    def level(self, slot: int) -> int:
+        """Nothing counts as computed."""
+        return 0
+
+    def job(self, run: Run, rows: list[Row], start: int, stop: int) -> Job:
+        return replace(self.target.job(run, rows, 0, stop), session=self)
 
     def store(self, job: Job, hidden: Tensor | None) -> None:
         """Nothing to note: to the target the slots are as they were, without any layer."""
@@ -43,4 +44,4 @@ class SharedSession(Session):
         """Nothing to do: the target's session follows `advance` for both."""
 
     def close(self) -> None:
-        """Nothing to give back: the row is the target's."""
+        """Nothing to give back: the extent is the target's."""

@@ -188,11 +188,11 @@ class Draftwood(LM):  # type: ignore[misc]
         return [found[place] for place in range(len(asked))]
 
     def _forward(self, asked: Sequence[tuple[list[int], int]]) -> Iterator[Scored]:
-        """One padded forward of the target; tokens that do not fit are lost at the beginning."""
+        """One forward of the target; tokens that do not fit are lost at the beginning."""
         wanted: list[tuple[Session, list[int], list[int]]] = []
         target = self.engine.target
         cut = [tokens[-(self.max_length + 1) :] for tokens, _ in asked]
-        cache = target.new_cache(len(asked), max(map(len, cut)) + 64)
+        cache = target.new_cache()
         for tokens, (_, count) in zip(cut, asked, strict=True):
             count = min(count, len(tokens) - 1)
             wanted.append((Session(target, cache), tokens[:-1], tokens[len(tokens) - count :]))

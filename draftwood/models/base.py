@@ -5,41 +5,81 @@ Anything with these members plugs in: the configurable decoder, a tabular functi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from draftwood.models.cache import Cache
+from draftwood.models.cache import Budget, Cache, Extent
+
+
+@dataclass(slots=True)
+class Segment:
+    """The rows of a forward that belong to one request: where their keys and values go, and what they see."""
+
+    extent: Extent
+    slots: Sequence[int]  # slots of the extent that receive each row's keys and values
+    span: int  # attention reads the slots [0, span) of the extent
+    mask: Tensor | None  # [n, span] bool, True = may be attended; None = every row sees the whole span
+
+    def __len__(self) -> int:
+        return len(self.slots)
 
 
 @dataclass(slots=True)
 class Batch:
-    """One forward pass: B rows of the cache, Q cells (tokens) in each, padded where a row has fewer."""
+    """One forward pass over N rows (tokens), those of each segment together; the last row is repeated where N is small.
 
-    tokens: Tensor  # [B, Q] int64
-    positions: Tensor  # [B, Q] int64, place in the sequence, 0-based
-    slots: Tensor  # [B, Q] int64, slots of its row that receive each cell's keys and values
-    rows: slice  # the B cache rows that are read
-    span: int  # attention reads the slots [0, span) of each row
-    mask: Tensor | None  # [B, Q, span] bool, True = may be attended; None = every cell sees the whole span
-    wanted: Tensor | slice  # flat cells whose logits are asked for: [n] int64, or a slice of them
+    Segments of one capacity that are neighbours in the cache come in its order: they share their products.
+    """
+
+    tokens: Tensor  # [N] int64
+    positions: Tensor  # [N] int64, place in the sequence, 0-based
+    segments: Sequence[Segment]
+    reach: int  # all positions are below
+    wanted: Tensor | slice  # rows whose logits are asked for: [n] int64, or a slice of them
     start: int = 0  # layers [start, stop) are computed
     stop: int | None = None  # None = to the end, with logits
-    hidden: Tensor | None = None  # [B, Q, D] output of layer start - 1 where start > 0, or of the model that is read
-    cells: Tensor | None = None  # flat cells [n] int64 that are not padding; None: compute all
+    hidden: Tensor | None = None  # [N, D] output of layer start - 1 where start > 0, or of the model that is read
     head: bool = True  # whether logits are asked for
     states: tuple[int, ...] = ()  # layers whose output is asked for; the last: after the final norm
-    kept: dict[int, Tensor] = field(default_factory=dict)  # layer -> [n, D] of the wanted cells, set by the model
+    kept: dict[int, Tensor] = field(default_factory=dict)  # layer -> [n, D] of the wanted rows, set by the model
+
+    @classmethod
+    def of(
+        cls,
+        model: CausalModel,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        segments: Sequence[Segment],
+        wanted: Sequence[int] | slice = slice(None),
+        hidden: Tensor | None = None,
+        **options: Any,
+    ) -> Batch:
+        """A batch for a model, with as many rows as it needs at least; `wanted` counts the rows that are given."""
+        count, reach = len(tokens), max(positions) + 1
+        more = model.cells(count) - count
+        if more > 0:
+            tokens, positions = ([*part, *part[-1:] * more] for part in (tokens, positions))
+            if hidden is not None:
+                hidden = torch.cat((hidden, hidden[-1:].expand(more, -1)))
+        if isinstance(wanted, slice):
+            wanted = slice(*wanted.indices(count))
+        elif wanted and list(wanted) == list(range(wanted[0], wanted[-1] + 1)):
+            wanted = slice(wanted[0], wanted[-1] + 1)
+        table = torch.tensor([tokens, positions], device=model.device)
+        rows = wanted if isinstance(wanted, slice) else torch.tensor(wanted, dtype=torch.int64, device=model.device)
+        return cls(table[0], table[1], segments, reach, rows, hidden=hidden, **options)
 
 
 @runtime_checkable
 class CausalModel(Protocol):
     """A next-token model over slots.
 
-    `forward` writes the cells' keys and values, then returns logits [n, vocab_size] of the wanted cells (float32, or
-    float64 where the model computes in it), or hidden states [B, Q, D] when `batch.stop` ends below the last layer.
+    `forward` writes the rows' keys and values, then returns logits [n, vocab_size] of the wanted rows (float32, or
+    float64 where the model computes in it), or their hidden states [n, D] when `batch.stop` ends below the last layer.
     Without `batch.head` the logits may be left out. `batch.states` are put in `batch.kept`; a model that cannot raises
     ModelError.
     """
@@ -52,10 +92,10 @@ class CausalModel(Protocol):
     def device(self) -> torch.device: ...
 
     def cells(self, count: int) -> int:
-        """How many cells a row should have in a forward that needs `count` of them: the executor pads."""
+        """How many rows a forward that needs `count` of them should have: the last one is repeated."""
         ...
 
-    def new_cache(self, rows: int, capacity: int) -> Cache: ...
+    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache: ...
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor: ...
 

@@ -1,105 +1,212 @@
-"""Key/value memory: rows of slots. What a slot means is the session's business."""
+"""Key/value memory of a model: slots, lent to requests in extents. What a slot means is the session's business.
+
+The memory is as large as what is lent and a little more; it moves together when it grows or shrinks, so that nothing is
+held for a request that is gone.
+"""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
+from itertools import chain
+from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from draftwood.errors import OutOfMemory
+
 GRAIN = 32  # capacities are multiples of this many slots, so that a span can be rounded up to whole vectors
+STEP = 64  # slots by which short extents grow: extents of one capacity are read in one product
+
+Plane: TypeAlias = tuple[int, int, torch.dtype]  # (heads, width, dtype) of what a slot holds
+
+
+def roomy(slots: int) -> int:
+    """The capacity of an extent for so many slots: an eighth more for long ones, in whole steps."""
+    return whole(slots + slots // 16)
+
+
+def whole(slots: int) -> int:
+    """`slots` rounded up to whole steps."""
+    return -(-slots // STEP) * STEP
+
+
+@dataclass(slots=True, eq=False)
+class Budget:
+    """Bytes that all caches together may hold; None: no limit."""
+
+    limit: int | None = None
+    used: int = 0
+
+    def take(self, count: int) -> None:
+        """Count bytes that are about to be held, or given back where negative; raises OutOfMemory."""
+        if self.limit is not None and count > 0 and self.used + count > self.limit:
+            raise OutOfMemory(
+                f"{self.used + count:,} bytes of keys and values are needed, the budget is {self.limit:,}"
+            )
+        self.used += count
+
+
+@dataclass(slots=True, eq=False)
+class Extent:
+    """Neighbouring slots, lent to one request: numbered from 0 there, they begin at `base` in the cache."""
+
+    base: int
+    capacity: int
+    used: int = 0  # slots that are known to be in use, for growing ahead
 
 
 class Cache:
-    """`rows` sequences with `capacity` slots each, in several planes (for a decoder: keys and values of each layer).
+    """Slots in several planes (for a decoder: keys and values of each layer), lent in extents.
 
-    A plane is one tensor [rows, heads, capacity, width], so that a head's slots lie together and rows fold into heads
-    without a copy. The last slot of each row is scratch: padding writes there and nobody reads it.
+    A plane is a tensor [slots * heads, width]; an extent's part of it is a block [heads, capacity, width], so that a
+    head's slots lie together, and neighbouring extents of one capacity are one block, read in one product.
     """
 
     def __init__(
         self,
-        tails: Sequence[tuple[int, int]],
-        dtype: torch.dtype,
+        planes: Sequence[Plane],
         device: torch.device,
-        rows: int = 1,
-        capacity: int = 256,
+        slots: int = 0,
+        budget: Budget | None = None,
+        fixed: int | None = None,
     ) -> None:
-        self.rows = rows
-        self.capacity = _whole(capacity)
+        """`slots` to begin with; `fixed`: extents have multiples of this capacity, for programs made for one."""
+        self.layout = list(planes)
         self.device = device
-        self.planes: list[Tensor] = []
-        self._free_rows = list(range(rows))
-        for tail in tails:
-            self.add(tail, dtype)
+        self.budget = budget or Budget()
+        self.fixed = fixed
+        self.planes = [torch.zeros(0, width, dtype=dtype, device=device) for _, width, dtype in planes]
+        self.slots = 0
+        self._lent: list[Extent] = []  # by base
+        if slots:
+            self._move(slots)
 
-    def add(self, tail: tuple[int, int], dtype: torch.dtype) -> None:
-        """One more plane: `tail` is what a slot holds, (heads, width)."""
-        heads, width = tail
-        self.planes.append(torch.zeros(self.rows, heads, self.capacity, width, dtype=dtype, device=self.device))
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot in all planes."""
+        return sum(heads * width * dtype.itemsize for heads, width, dtype in self.layout)
 
     @property
     def bytes(self) -> int:
         """Bytes held by all planes."""
-        return sum(plane.numel() * plane.element_size() for plane in self.planes)
+        return self.slots * self.slot_bytes
 
-    def acquire(self) -> int:
-        """Lend the lowest free row; the number of rows doubles when none is free."""
-        if not self._free_rows:
-            self._resize(self.rows * 2, self.capacity)
-        return heapq.heappop(self._free_rows)
+    @property
+    def lent(self) -> int:
+        """Slots of all extents that are lent."""
+        return sum(extent.capacity for extent in self._lent)
 
-    def release(self, row: int) -> None:
-        """Take a row back; its contents are simply overwritten later."""
-        heapq.heappush(self._free_rows, row)
+    def capacity(self, slots: int) -> int:
+        """The capacity of an extent for so many slots."""
+        return roomy(slots) if self.fixed is None else -(-slots // self.fixed) * self.fixed
 
-    def reserve(self, slots: int) -> None:
-        """Make sure that every row has room for `slots` slots besides the scratch slot."""
-        if slots >= self.capacity:
-            capacity = self.capacity
-            while slots >= capacity:
-                capacity *= 2
-            self._resize(self.rows, capacity)
+    def lend(self, slots: int) -> Extent:
+        """An extent with room for so many slots, all zero; raises OutOfMemory where the budget is too small."""
+        capacity = self.capacity(max(slots, 1))
+        place = self._gap(capacity)
+        if place is None:
+            self._move(self.lent + capacity)
+            place = len(self._lent)
+        extent = Extent(self._end(place), capacity, slots)
+        self._lent.insert(place, extent)
+        self._clear(extent, 0)
+        return extent
 
-    def write(self, plane: int, rows: slice, slots: Tensor, values: Tensor) -> None:
-        """Store values [B, Q, heads, width] at the slots [B, Q] of some rows."""
-        put(self.planes[plane][rows], slots, values)
+    def reserve(self, extent: Extent, slots: int) -> None:
+        """Make sure that an extent has room for so many slots; what it holds is kept, it may move."""
+        extent.used = slots
+        if slots <= extent.capacity:
+            return
+        capacity = self.capacity(slots)
+        place, before = self._gap(capacity), Extent(extent.base, extent.capacity)
+        if place is None:
+            self._move(self.lent - extent.capacity + capacity, {extent: capacity})
+            return
+        extent.base, extent.capacity = self._end(place), capacity
+        self._lent.insert(place, extent)
+        del self._lent[next(i for i, other in enumerate(self._lent) if other is extent and i != place)]
+        for plane in range(len(self.planes)):
+            self.read(plane, extent, before.capacity).copy_(self.read(plane, before))
+        self._clear(extent, before.capacity)
 
-    def of(self, rows: slice) -> list[Tensor]:
-        """Views [B, heads, capacity, width] of some rows, one per plane."""
-        return [plane[rows] for plane in self.planes]
+    def release(self, extent: Extent) -> None:
+        """Take an extent back; memory that is mostly idle is given back."""
+        self._lent = [other for other in self._lent if other is not extent]
+        if self.slots > 2 * self.lent + 4 * STEP or not self._lent:
+            self._move(self.lent)
+
+    def read(self, plane: int, extent: Extent, span: int | None = None, count: int = 1) -> Tensor:
+        """A view [count, heads, span, width] of the first slots of an extent and the neighbours like it."""
+        heads, width, _ = self.layout[plane]
+        head = extent.capacity * width
+        shape = count, heads, extent.capacity if span is None else span, width
+        return self.planes[plane].as_strided(shape, (heads * head, head, width, 1), extent.base * heads * width)
+
+    def index(self, heads: int, extents: Sequence[tuple[Extent, Sequence[int]]]) -> Tensor:
+        """Rows [n * heads] of a plane of so many heads where the slots of some extents lie, slot by slot."""
+        counts = [len(slots) for _, slots in extents]
+        slots = np.fromiter(chain.from_iterable(slots for _, slots in extents), np.int64, sum(counts))
+        first = slots + np.repeat([extent.base * heads for extent, _ in extents], counts)
+        capacity = np.repeat([extent.capacity for extent, _ in extents], counts)
+        rows = first[:, None] + capacity[:, None] * np.arange(heads)
+        return torch.from_numpy(rows.ravel()).to(self.device)
 
     def chosen(self, planes: Sequence[int]) -> Cache:
-        """The same rows with these planes only, in this order, to be read and written; nothing is copied."""
+        """The same slots with these planes only, in this order, to be read and written; nothing is copied."""
         view = copy(self)
         view.planes = [self.planes[plane] for plane in planes]
+        view.layout = [self.layout[plane] for plane in planes]
         return view
 
-    def read(self, plane: int, rows: slice, span: int) -> Tensor:
-        """A view [B, heads, span, width] of the first `span` slots of some rows; nothing is copied."""
-        return self.planes[plane][rows, :, :span]
+    def copy(self, source: Extent, target: Extent, slots: int) -> None:
+        """Copy the first slots of one extent to another."""
+        for plane in range(len(self.planes)):
+            self.read(plane, target, slots).copy_(self.read(plane, source, slots))
 
-    def _resize(self, rows: int, capacity: int) -> None:
-        for index, old in enumerate(self.planes):
-            new = old.new_zeros(rows, old.shape[1], capacity, old.shape[3])
-            new[: self.rows, :, : self.capacity] = old
-            self.planes[index] = new
-        for row in range(self.rows, rows):
-            heapq.heappush(self._free_rows, row)
-        self.rows, self.capacity = rows, capacity
+    def _end(self, place: int) -> int:
+        """The slot behind the extent before a place among the lent ones."""
+        return self._lent[place - 1].base + self._lent[place - 1].capacity if place else 0
 
+    def _gap(self, capacity: int) -> int | None:
+        """The first place among the lent extents with so many free slots before it."""
+        end = 0
+        for place, extent in enumerate(self._lent):
+            if extent.base - end >= capacity:
+                return place
+            end = extent.base + extent.capacity
+        return len(self._lent) if self.slots - end >= capacity else None
 
-def put(plane: Tensor, slots: Tensor, values: Tensor) -> None:
-    """Store values [B, Q, heads, width] at slots [B, Q] of a plane [B, heads, capacity, width]."""
-    values = values.transpose(1, 2)
-    if len(plane) == 1:
-        plane[0].index_copy_(1, slots[0], values[0])
-    else:
-        plane.scatter_(2, slots[:, None, :, None].expand_as(values), values)
+    def _clear(self, extent: Extent, first: int) -> None:
+        """Zeros from slot `first` on: what is masked is multiplied by zero, and must be finite."""
+        for plane in range(len(self.planes)):
+            self.read(plane, extent)[:, :, first:] = 0
 
+    def _move(self, slots: int, wanted: dict[Extent, int] | None = None) -> None:
+        """Lay all extents side by side, those of one capacity together, in memory for so many slots and a little more.
 
-def _whole(slots: int) -> int:
-    """`slots` rounded up to whole grains."""
-    return -(-slots // GRAIN) * GRAIN
+        Extents that are nearly full grow at once, and `wanted` ones as they must.
+        """
+        grown = dict(wanted or {})
+        for extent in self._lent:
+            if slots and extent not in grown and self.fixed is None and extent.used + STEP // 4 > extent.capacity:
+                grown[extent] = self.capacity(extent.used + STEP // 4)
+                slots += grown[extent] - extent.capacity
+        room = slots + slots // 32 if slots else 0
+        self.budget.take((room - self.slots) * self.slot_bytes)
+        order = sorted(self._lent, key=lambda extent: (grown.get(extent, extent.capacity), extent.base))
+        before = [Extent(extent.base, extent.capacity) for extent in order]
+        base = 0
+        for extent in order:
+            extent.base, extent.capacity = base, grown.get(extent, extent.capacity)
+            base += extent.capacity
+        for plane, (heads, width, dtype) in enumerate(self.layout):
+            old = self.planes[plane]
+            self.planes[plane] = torch.zeros(room * heads, width, dtype=dtype, device=self.device)
+            for extent, was in zip(order, before, strict=True):
+                source = old[was.base * heads : (was.base + was.capacity) * heads].view(heads, was.capacity, width)
+                self.read(plane, extent, was.capacity)[0] = source
+        self.slots, self._lent = room, order

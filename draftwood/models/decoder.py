@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from draftwood.errors import ModelError
 from draftwood.models.backend.attention import FEWEST_ROWS, additive, folded, fused, ordered
 from draftwood.models.base import Batch
-from draftwood.models.cache import Cache, put
+from draftwood.models.cache import Budget, Cache, Plane
+from draftwood.models.flat import Group, Memory, View, index, packs, visible
 from draftwood.models.rotary import UNSCALED, RopeScaling, Rotary, rotate, rotate_leading
 
 
@@ -117,17 +118,6 @@ def _norm_parameters(config: DecoderConfig, width: int) -> tuple[nn.Parameter, n
     return nn.Parameter(weight), nn.Parameter(torch.zeros(width)) if config.norm == "layer" else None
 
 
-@dataclass(slots=True)
-class View:
-    """What the layers of one kind share in a forward."""
-
-    cos: Tensor | None  # [B, Q, 1, rotary_dim], of packed cells [1, n, 1, rotary_dim]; None: no rotation
-    sin: Tensor | None
-    bias: Tensor | None  # additive mask, as `attend` wants it; None: causal
-    attend: Callable[..., Tensor]
-    cells: Tensor | None = None  # [n] where only these of the B * Q cells are computed: x is packed, [1, n, D]
-
-
 class Block(nn.Module):
     """One transformer layer: attention over cache slots, then an MLP, a norm before each."""
 
@@ -163,14 +153,11 @@ class Block(nn.Module):
         self.rotate = rotate if c.rotary_dim is None else rotate_leading
         self.scale, self.softcap = c.attention_scale, c.attention_softcap
 
-    def forward(self, x: Tensor, view: View, memory: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
-        """x [B, Q, D] -> [B, Q, D]; `memory` is where keys and values are kept: both planes and the slots [B, Q].
-
-        Where the view names cells, x is packed: attention alone has the cells of each row apart, with padding.
-        """
+    def forward(self, x: Tensor, view: View, memory: Memory | None) -> Tensor:
+        """x [B, N, D] -> [B, N, D]; B = 1 where keys and values are kept in `memory`."""
         return self.feed(self.attend(x, view, memory))
 
-    def attend(self, x: Tensor, view: View, memory: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
+    def attend(self, x: Tensor, view: View, memory: Memory | None) -> Tensor:
         """The first half of the layer: x + attention."""
         b, n, _ = x.shape
         normed = self.normalise(x, self.attention_norm, self.attention_norm_bias, self.eps)
@@ -180,24 +167,11 @@ class Block(nn.Module):
             turned = self._normalise_heads(turned)
         if view.cos is not None and view.sin is not None:
             turned = self.rotate(turned, view.cos, view.sin)
-        if view.cells is not None and memory is not None:
-            whole = x.new_zeros(memory[2].numel(), self.heads + 2 * self.kv_heads, self.head_dim)
-            whole[view.cells] = torch.cat((turned[0], v[0]), 1)
-            whole = whole.view(*memory[2].shape, -1, self.head_dim)
-            turned, v = whole[:, :, : self.heads + self.kv_heads], whole[:, :, self.heads + self.kv_heads :]
         q, k = turned[:, :, : self.heads], turned[:, :, self.heads :]
         if memory is None:
-            k, v = k.transpose(1, 2), v.transpose(1, 2)
+            out: Tensor = view.attend(q, k.transpose(1, 2), v.transpose(1, 2), view.bias, self.scale, self.softcap)
         else:
-            keys, values, slots = memory
-            put(keys, slots, k)
-            put(values, slots, v)
-            assert view.bias is not None
-            span = view.bias.shape[-1]
-            k, v = keys[:, :, :span], values[:, :, :span]
-        out: Tensor = view.attend(q, k, v, view.bias, self.scale, self.softcap)
-        if view.cells is not None:
-            out = out.flatten(0, 1)[view.cells][None]
+            out = memory.attend(q, k, v, view, self.scale, self.softcap)
         out = self.o(out)
         if self.sandwich:
             out = self.normalise(out, self.post_attention_norm, self.post_attention_norm_bias, self.eps)
@@ -288,38 +262,24 @@ class Decoder(nn.Module):
     def cells(self, count: int) -> int:
         return max(count, self._fewest, getattr(self.head, "fewest_rows", 2))
 
-    def new_cache(self, rows: int, capacity: int) -> Cache:
-        tail = (self.config.num_key_value_heads, self.config.head_dim)
-        cache = Cache([tail] * (2 * self.n_layers), self.dtype, self.device, rows, capacity)
+    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
+        c = self.config
+        planes: list[Plane] = [(c.num_key_value_heads, c.head_dim, self.dtype)] * (2 * self.n_layers)
         if self.windows != [0]:  # the positions of the slots, exact in every dtype
-            cache.add((1, 1), torch.int64)
-        return cache
+            planes.append((1, 1, torch.int64))
+        return Cache(planes, self.device, slots, budget)
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         stop = self.n_layers if batch.stop is None else batch.stop
-        views, planes = self.views(batch, cache), cache.of(batch.rows)
-        if batch.cells is None or batch.start > 0 or stop < self.n_layers or len(batch.cells) < self.cells(1):
-            x = self.embedded(batch.tokens, batch.positions) if batch.hidden is None else batch.hidden
-            x = self.run(x, views, batch.slots, planes, batch.start, stop, batch)
-            return x if stop < self.n_layers else self._answer(x.flatten(0, 1), batch.wanted, batch)
-        if batch.hidden is None:
-            x = self.embedded(*(part.flatten()[batch.cells][None] for part in (batch.tokens, batch.positions)))
-        else:
-            x = batch.hidden.flatten(0, 1)[batch.cells][None]
-        for view in views:
-            view.cells = batch.cells
-            if view.cos is not None and view.sin is not None:
-                view.cos, view.sin = (part.flatten(0, 1)[batch.cells][None] for part in (view.cos, view.sin))
-        x = self.run(x, views, batch.slots, planes, 0, stop, batch)
-        place = torch.empty(batch.tokens.numel(), dtype=torch.int64, device=x.device)
-        place[batch.cells] = torch.arange(len(batch.cells), device=x.device)
-        return self._answer(x[0], place[batch.wanted], batch)
+        x = self.embedded(batch.tokens, batch.positions) if batch.hidden is None else batch.hidden
+        x = self.run(x[None], self.views(batch, cache), self.memories(batch, cache), batch.start, stop, batch)[0]
+        return x if stop < self.n_layers else self._answer(x, batch)
 
-    def _answer(self, x: Tensor, wanted: Tensor | slice, batch: Batch) -> Tensor:
-        """Logits of the wanted cells of x [cells, D]; the asked states of these cells are kept."""
-        x = x[wanted]
+    def _answer(self, x: Tensor, batch: Batch) -> Tensor:
+        """Logits of the wanted rows of x [N, D]; the asked states of these rows are kept."""
+        x = x[batch.wanted]
         for layer, states in batch.kept.items():
-            batch.kept[layer] = states.flatten(0, 1)[wanted]
+            batch.kept[layer] = states[batch.wanted]
         if self.n_layers in batch.states:
             batch.kept[self.n_layers] = self.normed(x)
         return self.logits(x) if batch.head else x.new_empty(len(x), 0)
@@ -328,23 +288,56 @@ class Decoder(nn.Module):
         self,
         x: Tensor,
         views: Sequence[View],
-        slots: Tensor,
-        planes: Sequence[Tensor],
+        memories: Sequence[Memory],
         start: int,
         stop: int,
         batch: Batch | None = None,
     ) -> Tensor:
-        """Layers [start, stop) over cells x [B, Q, D] -> [B, Q, D], with `planes` of the rows only."""
+        """Layers [start, stop) over rows x [1, N, D] -> [1, N, D]."""
         for layer in range(start, stop):
-            memory = planes[2 * layer], planes[2 * layer + 1], slots
-            x = self.layers[layer](x, views[self.kinds[layer]], memory)
+            x = self.layers[layer](x, views[self.kinds[layer]], memories[layer])
             if batch is not None and layer + 1 in batch.states and layer + 1 < self.n_layers:
-                batch.kept[layer + 1] = x
+                batch.kept[layer + 1] = x[0]
         return x
 
+    def memories(self, batch: Batch, cache: Cache) -> list[Memory]:
+        """Where each layer keeps the rows' keys and values."""
+        rows = index(batch, cache, self.config.num_key_value_heads)
+        return [Memory(cache, layer, rows) for layer in range(self.n_layers)]
+
     def views(self, batch: Batch, cache: Cache) -> list[View]:
-        """What each kind of layer needs beside the cells."""
-        return [self._view(window, batch, cache) for window in self.windows]
+        """What each kind of layer needs beside the rows: one mask per group, additive, which no layer converts."""
+        count, place = len(batch.tokens), 2 * self.n_layers
+        if self.windows != [0] and batch.start == 0:
+            cache.planes[place].index_copy_(0, index(batch, cache, 1), batch.positions[:, None])
+        packed, take, back = packs(batch, self._fewest)
+        as_they_are = take == list(range(count))
+        taken = None if as_they_are else torch.tensor(take, device=self.device)
+        places = None if as_they_are else torch.tensor(back, device=self.device)
+        cpu = self.device.type == "cpu"
+        views = []
+        for window in self.windows:
+            groups, first = [], 0
+            for segments, rows in packed:
+                last = first + len(segments) * rows
+                seen = visible(segments, rows, self.device)
+                extent, span = segments[0].extent, seen.shape[-1]
+                if window and span > window:  # else no visible slot is far: a row's ancestors and itself fill the span
+                    near = cache.read(place, extent, span, len(segments))[:, 0, None, :, 0]  # [count, 1, span]
+                    at = (batch.positions if taken is None else batch.positions[taken])[first:last]
+                    seen = seen & (near > at.view(len(segments), -1, 1) - window)
+                bias = additive(seen, self.dtype)
+                if cpu:
+                    bias = folded(bias, self.config.num_attention_heads, self.config.num_key_value_heads)
+                groups.append(Group(slice(first, last), len(segments), extent, span, bias))
+                first = last
+            cos = sin = None
+            if (rotary := self._rotary(window)) is not None:
+                tables = rotary.tables(batch.reach, self.device, self.dtype)
+                cos, sin = (part[batch.positions][None] for part in tables)
+            attend = ordered if cpu else fused
+            views.append(View(cos, sin, attend, None, groups, taken, places))
+        return views
 
     def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Input of the first layer [B, Q, D]."""
@@ -354,29 +347,6 @@ class Decoder(nn.Module):
         if self.position is not None:
             x = x + self.position(positions + self.config.position_offset if self.config.position_offset else positions)
         return x
-
-    def _view(self, window: int, batch: Batch, cache: Cache) -> View:
-        """What the layers with this window need: the mask is additive, a bool one would be converted in every layer."""
-        visible = batch.mask
-        if window:
-            place = 2 * self.n_layers
-            if batch.start == 0:
-                cache.write(place, batch.rows, batch.slots, batch.positions[:, :, None, None])
-            if batch.span > window:  # else no visible slot is far: a cell's ancestors and itself fill the span at most
-                near = cache.read(place, batch.rows, batch.span)[:, 0, None, :, 0]  # [B, 1, span]
-                near = near > batch.positions[:, :, None] - window
-                visible = near if visible is None else visible & near  # [B, Q, span]
-        device, dtype = batch.tokens.device, self.dtype
-        attend: Callable[..., Tensor] = fused
-        bias = additive(visible, batch.span, dtype, device)
-        if device.type == "cpu":
-            attend = ordered
-            bias = folded(bias, self.config.num_attention_heads, self.config.num_key_value_heads)
-        rotary = self._rotary(window)
-        if rotary is None:
-            return View(None, None, bias, attend)
-        cos, sin = rotary.tables(cache.capacity, device, dtype)  # every ancestor of a cell has a slot
-        return View(cos[batch.positions], sin[batch.positions], bias, attend)
 
     def _rotary(self, window: int) -> Rotary | None:
         return self.rotary if not window or self.local_rotary is None else self.local_rotary
@@ -407,11 +377,10 @@ class Decoder(nn.Module):
         for window in self.windows:
             bias = None  # the fused kernel knows the causal one
             if 0 < window < n:
-                visible = torch.ones(1, n, n, dtype=torch.bool, device=x.device).tril().triu(1 - window)
-                bias = additive(visible, n, x.dtype, x.device)[:, :, :n]
+                bias = additive(torch.ones(1, n, n, dtype=torch.bool, device=x.device).tril().triu(1 - window), x.dtype)
             rotary = self._rotary(window)
             cos, sin = (None, None) if rotary is None else rotary.tables(n, x.device, x.dtype)
-            views.append(View(cos if cos is None else cos[:n], sin if sin is None else sin[:n], bias, fused))
+            views.append(View(cos if cos is None else cos[:n], sin if sin is None else sin[:n], fused, bias))
         for layer in range(start, stop):
             x = self.layers[layer](x, views[self.kinds[layer]], None)
         return x

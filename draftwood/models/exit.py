@@ -16,7 +16,7 @@ from draftwood.models.artifact import Artifact, fingerprint
 from draftwood.models.backend.compiled import Compiled
 from draftwood.models.backend.matrix import holder, pack
 from draftwood.models.base import Batch, CausalModel
-from draftwood.models.cache import Cache
+from draftwood.models.cache import Budget, Cache
 from draftwood.models.decoder import Decoder, DecoderConfig
 
 KIND, FILE = "exit", "exit.safetensors"
@@ -43,7 +43,7 @@ class ExitLayer(nn.Module):
     """Layer, norm and head over the target's hidden states after its first `layers` layers, N of the paper.
 
     One layer of its own is what the paper finds best (§5.5); it may have more. A `CausalModel` that reads
-    `Batch.hidden` [B, Q, D] and keeps keys and values of its own layers only. `target` is the fingerprint of the
+    `Batch.hidden` [N, D] and keeps keys and values of its own layers only. `target` is the fingerprint of the
     target that it was made for.
     """
 
@@ -86,8 +86,8 @@ class ExitLayer(nn.Module):
     def cells(self, count: int) -> int:
         return self.decoder.cells(count)
 
-    def new_cache(self, rows: int, capacity: int) -> Cache:
-        return self.decoder.new_cache(rows, capacity)
+    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
+        return self.decoder.new_cache(slots, budget)
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         if batch.hidden is None:

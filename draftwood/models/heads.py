@@ -14,7 +14,7 @@ from draftwood.models import artifact
 from draftwood.models.artifact import Artifact, fingerprint
 from draftwood.models.backend.matrix import holder, pack
 from draftwood.models.base import Batch, CausalModel
-from draftwood.models.cache import Cache
+from draftwood.models.cache import Budget, Cache
 from draftwood.models.decoder import Decoder
 from draftwood.models.exit import layered
 
@@ -28,7 +28,7 @@ class Heads(nn.Module):
 
     h [D] is what the target's own head reads at a token; the next token is not seen, so that a head's distribution is
     the same whatever path of drafts it is used behind. A `CausalModel` without tokens and without memory: it reads
-    `Batch.hidden` [B, Q, D] and answers rows of K * V logits, the first head's first. With `shared`, out_k is the
+    `Batch.hidden` [N, D] and answers rows of K * V logits, the first head's first. With `shared`, out_k is the
     target's own head (`outer`), and only lift_k is trained.
     """
 
@@ -82,15 +82,14 @@ class Heads(nn.Module):
     def cells(self, count: int) -> int:
         return max(count, getattr(self.lift[0], "fewest_rows", 1))
 
-    def new_cache(self, rows: int, capacity: int) -> Cache:
+    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
         """Nothing is remembered."""
-        return Cache([], torch.float32, self.device, rows, capacity)
+        return Cache([], self.device, slots, budget)
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         if batch.hidden is None:
             raise ModelError("heads read hidden states of their target; they cannot run alone as a draft model")
-        hidden = batch.hidden.flatten(0, 1)
-        logits = self.train_forward(hidden)[:, batch.wanted].transpose(0, 1).flatten(1)
+        logits = self.train_forward(batch.hidden)[:, batch.wanted].transpose(0, 1).flatten(1)
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def train_forward(self, hidden: Tensor) -> Tensor:

@@ -15,9 +15,10 @@ from draftwood.errors import ConfigurationError
 from draftwood.models import artifact
 from draftwood.models.artifact import Artifact, fingerprint
 from draftwood.models.base import Batch, CausalModel
-from draftwood.models.cache import Cache
-from draftwood.models.decoder import Block, Decoder, DecoderConfig, View
+from draftwood.models.cache import Budget, Cache
+from draftwood.models.decoder import Block, Decoder, DecoderConfig
 from draftwood.models.exit import layered
+from draftwood.models.flat import Memory, View
 
 KIND = "skip"
 
@@ -60,7 +61,7 @@ class Rest(nn.Module):
         super().__init__()
         self.parts: list[tuple[Block, bool]] = []  # (layer, whether its attention); not registered: they are borrowed
 
-    def forward(self, x: Tensor, view: View, memory: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, view: View, memory: Memory | None) -> Tensor:
         """As `Block.forward`."""
         for block, attention in self.parts:
             x = block.attend(x, view, memory) if attention else block.feed(x)
@@ -110,8 +111,8 @@ class SkippedDecoder(Decoder):
         values = {field.name: getattr(target.config, field.name) for field in fields(DecoderConfig)}
         self.config = SkippedConfig(**values, skipped=skipped)
 
-    def new_cache(self, rows: int, capacity: int) -> Cache:
-        return self.whole.new_cache(rows, capacity)
+    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
+        return self.whole.new_cache(slots, budget)
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         return super().forward(batch, cache.chosen(self.planes))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from draftwood.models.base import Batch
-from draftwood.models.cache import Cache
+from draftwood.models.cache import Budget, Cache
 
 
 class TabularModel:
@@ -56,32 +56,27 @@ class TabularModel:
     def cells(self, count: int) -> int:
         return count
 
-    def new_cache(self, rows: int, capacity: int) -> Cache:
+    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
         """Two numbers per slot: token and position."""
-        return Cache([(1, 2)], torch.int64, self.device, rows, capacity)
+        return Cache([(1, 2, torch.int64)], self.device, slots, budget)
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
-        tokens = batch.tokens if batch.hidden is None else batch.hidden[..., 0].to(torch.int64)
-        cache.write(0, batch.rows, batch.slots, torch.stack((tokens, batch.positions), -1)[:, :, None])
+        tokens = batch.tokens if batch.hidden is None else batch.hidden[:, 0].to(torch.int64)
+        rows = cache.index(1, [(segment.extent, segment.slots) for segment in batch.segments])
+        cache.planes[0][rows] = torch.stack((tokens, batch.positions), -1)
         if batch.stop is not None and batch.stop < self.n_layers:
-            return tokens[..., None].to(self.dtype)
-        table = cache.read(0, batch.rows, batch.span)[:, 0].tolist()  # [B][span][2]
-        count, width = batch.tokens.shape
-        cells = torch.arange(count * width)[batch.wanted].tolist()
-        masks = None if batch.mask is None else batch.mask.tolist()
+            return tokens[:, None].to(self.dtype)
+        segment_of = [(segment, row) for segment in batch.segments for row in range(len(segment))]
+        tables = {id(s): cache.read(0, s.extent, s.span)[0, 0].tolist() for s in batch.segments}  # [span][2]
         out = []
-        for cell in cells:
-            row, column = divmod(cell, width)
-            slots = (
-                table[row]
-                if masks is None
-                else [s for s, seen in zip(table[row], masks[row][column], strict=True) if seen]
-            )
+        for row in torch.arange(len(segment_of))[batch.wanted].tolist():
+            segment, place = segment_of[row]
+            slots = tables[id(segment)]
+            if segment.mask is not None:
+                slots = [slot for slot, seen in zip(slots, segment.mask[place].tolist(), strict=True) if seen]
             slots = sorted(slots, key=lambda slot: slot[1])
             if [slot[1] for slot in slots] != list(range(len(slots))):
-                raise AssertionError(
-                    f"a cell sees the positions {[slot[1] for slot in slots]}: masks or slots are wrong"
-                )
+                raise AssertionError(f"a row sees the positions {[slot[1] for slot in slots]}: masks or slots are wrong")
             out.append(self._log_law(tuple(slot[0] for slot in slots)))
         logits = torch.stack(out) if out else torch.empty(0, self.vocab_size, dtype=self.dtype)
         batch.kept.update(dict.fromkeys(batch.states, logits))  # there is nothing else that it could show

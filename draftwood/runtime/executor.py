@@ -1,4 +1,4 @@
-"""Answers model runs: one request at a time, or many requests in one padded forward per model.
+"""Answers model runs: those of many requests on one model together, in flat forwards.
 
 Knows batching and the clock around a forward. Knows nothing of trees, sampling and what a run is for.
 """
@@ -6,154 +6,143 @@ Knows batching and the clock around a forward. Knows nothing of trees, sampling 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
+from torch import Tensor
 
 from draftwood.models.base import Batch, CausalModel
-from draftwood.runtime.session import Answer, Decoding, Event, Job, Run
+from draftwood.runtime.session import Answer, Decoding, Event, Job, Row, Run, Session
 
-LONG = 32  # cells of a job beyond which it has a forward of its own: its matrix products are busy without others
+
+@dataclass(slots=True)
+class Pending:
+    """A run that is being answered: the rows that are still to be computed, and what is known so far."""
+
+    run: Run
+    rows: list[Row]
+    answer: Answer
+    levels: dict[int, int]  # slot -> layers computed of its row
+    parts: list[tuple[list[int], Answer]] = field(default_factory=list)  # (places in run.nodes, their answers)
+
+    @classmethod
+    def of(cls, run: Run) -> Pending:
+        """Allots slots: raises RequestError beyond the model's context, OutOfMemory beyond the memory's budget."""
+        rows = run.session.rows(run) if run.nodes else []
+        levels = {row.slot: run.session.level(row.slot) for row in rows}
+        return cls(run, rows, Answer(torch.empty(0, run.session.model.vocab_size)), levels)
+
+    @property
+    def stop(self) -> int:
+        """The layers that the run wants computed."""
+        return self.run.session.model.n_layers if self.run.upto is None else self.run.upto
+
+    def finish(self) -> Answer:
+        """The answer of a run without rows left, one row per node."""
+        parts, answer = self.parts, self.answer
+        if len(parts) == 1:
+            answer.logits, answer.hidden = parts[0][1].logits, parts[0][1].hidden
+        elif parts:
+            order = torch.tensor([place for places, _ in parts for place in places]).argsort()
+            answer.logits = torch.cat([part.logits for _, part in parts])[order]
+            answer.hidden = {
+                layer: torch.cat([part.hidden[layer] for _, part in parts])[order] for layer in parts[0][1].hidden
+            }
+        return answer
 
 
 def execute(runs: Sequence[Run]) -> list[Answer]:
-    """Answer runs that share a model, from one padded forward per layer range; long jobs, such as prompts, go alone.
+    """Answer runs that share a model, whatever their layer ranges, in one sweep over its layers."""
+    pending = [Pending.of(run) for run in runs]
+    with torch.inference_mode():
+        sweep(pending)
+    return [each.finish() for each in pending]
 
-    The seconds of a forward are shared out evenly among the runs in it.
+
+def sweep(pending: Sequence[Pending], limit: int | None = None) -> None:
+    """Compute the rows of runs that share a model, of each run the first `limit` ones: layers upwards, all together.
+
+    Where rows were computed to different layers, the lower ones come first; what another row resumes from or stops at
+    ends a forward. A forward's seconds are shared out evenly among the runs in it.
     """
-    answers = [Answer(torch.empty(0, run.session.model.vocab_size)) for run in runs]
-    todo = [i for i, run in enumerate(runs) if len(run.nodes)]
+    chosen = {id(each): each.rows[:limit] for each in pending}
+    todo = [each for each in pending if chosen[id(each)]]
     while todo:
-        jobs = {i: runs[i].session.prepare(runs[i]) for i in todo}
-        for layers in sorted({(job.start, job.stop) for job in jobs.values()}):
-            members = [i for i in todo if (jobs[i].start, jobs[i].stop) == layers]
-            long = [i for i in members if len(jobs[i].slots) > LONG]  # nobody is padded to a prompt's length
-            short = [i for i in members if len(jobs[i].slots) <= LONG]
-            for group in (*([i] for i in long), *([short] if short else ())):
-                _forward([jobs[i] for i in group], [runs[i] for i in group], [answers[i] for i in group])
-        todo = [i for i in todo if not jobs[i].last]
-    return answers
+        levels = sorted({each.levels[row.slot] for each in todo for row in chosen[id(each)]})
+        low, bounds = levels[0], [*levels[1:], *(each.stop for each in todo)]
+        stop = min(bound for bound in bounds if bound > low)
+        members, jobs = [], []
+        for each in todo:
+            if rows := [row for row in chosen[id(each)] if each.levels[row.slot] == low]:
+                members.append(each)
+                jobs.append(each.run.session.job(each.run, rows, low, stop))
+        order = sorted(range(len(jobs)), key=lambda i: jobs[i].segment.extent.base)
+        _forward([members[i] for i in order], [jobs[i] for i in order])
+        for each in todo:
+            chosen[id(each)] = [row for row in chosen[id(each)] if each.levels[row.slot] < each.stop]
+        todo = [each for each in todo if chosen[id(each)]]
+    for each in pending:
+        each.rows = each.rows[limit:] if limit else []
 
 
-def _forward(jobs: list[Job], runs: list[Run], answers: list[Answer]) -> None:
-    """One forward for jobs of one model and layer range, added to the answers of their runs."""
-    session = jobs[0].session
-    model, cache = session.model, session.cache
-    batch, places = (_single(jobs[0]), [0]) if len(jobs) == 1 else _padded(jobs)
-    batch.states = tuple(sorted({layer for run in runs for layer in run.hidden}))
-    batch.head = any(run.logits for run in runs)
+def _forward(pending: Sequence[Pending], jobs: Sequence[Job]) -> None:
+    """One forward for jobs of one model and layer range, in the order of their extents."""
+    session, start, stop = jobs[0].session, jobs[0].start, jobs[0].stop
+    model = session.model
+    rows = [row for job in jobs for row in job.rows]
+    ends = [each.stop == stop for each in pending]  # whether a run's rows are computed far enough
+    asked: list[list[tuple[int, int]]] = []  # of each job (place in run.nodes, row)
+    first = 0
+    for each, job, done in zip(pending, jobs, ends, strict=True):
+        place = {row.node: first + i for i, row in enumerate(job.rows)} if done else {}
+        asked.append([(i, place[node]) for i, node in enumerate(each.run.nodes) if node in place])
+        first += len(job.rows)
+    hidden = None if jobs[0].hidden is None else torch.cat([job.hidden for job in jobs if job.hidden is not None])
+    last = stop == model.n_layers
+    batch = Batch.of(
+        model,
+        [row.token for row in rows],
+        [row.position for row in rows],
+        [job.segment for job in jobs],
+        [row for pairs in asked for _, row in pairs] if last else slice(None),
+        hidden,
+        start=start,
+        stop=None if last else stop,
+        head=any(each.run.logits for each in pending),
+        states=tuple(sorted({layer for each in pending for layer in each.run.hidden if start < layer <= stop})),
+    )
+    output, seconds = _timed(model, batch, session)
+    seconds /= len(jobs)
+    row = kept = 0
+    for each, job, done, pairs in zip(pending, jobs, ends, asked, strict=True):
+        count = len(job.rows)
+        each.answer.seconds += seconds
+        each.answer.rows += count * (stop - start) / model.n_layers
+        each.answer.forwards += 1
+        each.levels.update(dict.fromkeys(job.segment.slots, stop))
+        job.session.store(job, None if last else output[row : row + count])
+        if done and pairs:
+            places, places_of = [place for place, _ in pairs], [line for _, line in pairs]
+            if last:
+                mine = slice(kept, kept + len(pairs))
+                part = Answer(output[mine], {layer: batch.kept[layer][mine] for layer in each.run.hidden})
+            else:
+                part = Answer(each.answer.logits, {stop: output[places_of]})
+            each.parts.append((places, part))
+        row, kept = row + count, kept + len(pairs)
+
+
+def _timed(model: CausalModel, batch: Batch, session: Session) -> tuple[Tensor, float]:
+    """A forward and its seconds."""
     cuda = model.device.type == "cuda"
     if cuda:
         torch.cuda.synchronize(model.device)
     began = perf_counter()
-    output = model.forward(batch, cache)
+    output = model.forward(batch, session.cache)
     if cuda:
         torch.cuda.synchronize(model.device)
-    seconds = (perf_counter() - began) / len(jobs)
-    row = 0
-    for place, job, run, answer in zip(places, jobs, runs, answers, strict=True):
-        answer.seconds += seconds
-        answer.rows += job.rows
-        answer.forwards += 1
-        if batch.stop is not None:
-            hidden = output[place, : len(job.slots)]
-            job.session.store(job, hidden)
-            if job.last:
-                answer.hidden[batch.stop] = hidden[job.wanted]
-            continue
-        job.session.store(job, None)
-        asked = slice(row, row + len(job.wanted))
-        if job.last:
-            answer.logits = output[asked]
-            answer.hidden.update((layer, batch.kept[layer][asked]) for layer in run.hidden)
-        row += len(job.wanted)
-
-
-def _single(job: Job) -> Batch:
-    """A batch of one job; its last cell is repeated where the model wants more cells."""
-    session = job.session
-    model, row, n = session.model, session.row, len(job.slots)
-    more = model.cells(n) - n
-    tokens, positions, slots, mask, hidden = job.tokens, job.positions, job.slots, job.mask, job.hidden
-    if more > 0:
-        tokens = tokens + tokens[-1:] * more
-        positions = positions + positions[-1:] * more
-        slots = slots + [session.cache.capacity - 1] * more
-        if mask is not None:
-            mask = torch.cat((mask, mask[-1:].expand(more, -1)))
-        if hidden is not None:
-            hidden = torch.cat((hidden, hidden[-1:].expand(more, -1)))
-    table = torch.tensor([[tokens], [positions], [slots]], device=model.device)
-    last = job.stop == model.n_layers
-    count = len(job.wanted)
-    tail = n - count
-    # mostly the last cells are asked for, or all of them
-    ordered = tail >= 0 and job.wanted == list(range(tail, n))
-    return Batch(
-        table[0],
-        table[1],
-        table[2],
-        slice(row, row + 1),
-        job.span,
-        None if mask is None else mask[None],
-        slice(tail, n) if ordered or not last else torch.tensor(job.wanted, device=table.device),
-        job.start,
-        None if last else job.stop,
-        None if hidden is None else hidden[None],
-    )
-
-
-def _padded(jobs: list[Job]) -> tuple[Batch, list[int]]:
-    """One batch over the contiguous cache rows that cover the jobs; idle rows and short jobs are padded."""
-    session = jobs[0].session
-    model, cache = session.model, session.cache
-    device = model.device
-    rows = [job.session.row for job in jobs]
-    low, high = min(rows), max(rows) + 1
-    width = model.cells(max(len(job.slots) for job in jobs))
-    span = max(job.span for job in jobs)
-    scratch = cache.capacity - 1
-    tokens = [[0] * width for _ in range(low, high)]
-    positions = [[0] * width for _ in range(low, high)]
-    slots = [[scratch] * width for _ in range(low, high)]
-    mask = torch.zeros(high - low, width, span, dtype=torch.bool, device=device)
-    mask[:, :, 0] = True  # padding attends to something, so that its softmax is finite
-    wanted: list[int] = []
-    real: list[int] = []
-    places: list[int] = []
-    hidden = None
-    for job, row in zip(jobs, rows, strict=True):
-        place, n = row - low, len(job.slots)
-        places.append(place)
-        tokens[place][:n] = job.tokens
-        positions[place][:n] = job.positions
-        slots[place][:n] = job.slots
-        if job.mask is None:
-            mask[place, 0, : job.span] = True
-        else:
-            mask[place, :n, : job.span] = job.mask
-        real.extend(range(place * width, place * width + n))
-        wanted.extend(place * width + cell for cell in job.wanted)
-        if job.hidden is not None:
-            if hidden is None:
-                hidden = job.hidden.new_zeros(high - low, width, job.hidden.shape[-1])
-            hidden[place, :n] = job.hidden
-    table = torch.tensor([tokens, positions, slots], device=device)
-    last = jobs[0].stop == model.n_layers
-    batch = Batch(
-        table[0],
-        table[1],
-        table[2],
-        slice(low, high),
-        span,
-        mask,
-        torch.tensor(wanted, device=device) if last else slice(None),
-        jobs[0].start,
-        None if last else jobs[0].stop,
-        hidden,
-        torch.tensor(real, device=device) if len(real) < (high - low) * width else None,
-    )
-    return batch, places
+    return output, perf_counter() - began
 
 
 def drive(decoding: Decoding[Event]) -> Iterator[Event]:

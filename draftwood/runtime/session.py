@@ -1,4 +1,4 @@
-"""One request on one model: which slot of the cache holds which token, and up to which layer it was computed.
+"""One request on one model: which slot of its extent holds which token, and up to which layer it was computed.
 
 The only file that knows where keys and values live. Slots of dead branches are reused; a shared prefix is never
 copied. Knows nothing of sampling, verification and other requests.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,8 @@ from torch import Tensor
 from draftwood.core.forest import TRUNK, Forest
 from draftwood.core.topology import trunk_node, trunk_position
 from draftwood.errors import RequestError
-from draftwood.models.base import CausalModel
-from draftwood.models.cache import Cache
+from draftwood.models.base import CausalModel, Segment
+from draftwood.models.cache import Cache, Extent
 
 Event = TypeVar("Event")
 
@@ -73,40 +73,38 @@ Decoding: TypeAlias = Generator[
 ]  # decoding code: yields runs and events, is sent answers
 
 
+class Row(NamedTuple):
+    """One token to compute: of a node, or of the trunk (`topology.trunk_node`)."""
+
+    node: int
+    token: int
+    slot: int
+    position: int
+
+
 @dataclass(slots=True)
 class Job:
-    """The cells of one session that one forward computes: layers [start, stop) of tokens at slots, what they see."""
+    """The rows of one session that one forward computes: layers [start, stop), and what each row sees."""
 
     session: Session
-    tokens: list[int]
-    positions: list[int]
-    slots: list[int]
-    nodes: list[int]  # node of each cell; trunk cells, which come first, are trunk_node(position)
-    wanted: list[int]  # cells whose answer was asked for, in the order of the run
+    rows: list[Row]
     start: int
     stop: int
-    span: int
-    mask: Tensor | None  # [Q, span] bool; None: a single cell that sees the whole span
-    last: bool = True  # whether this job completes the run
-    hidden: Tensor | None = None  # [Q, D] input of layer `start` when start > 0, or of a model without tokens
-
-    @property
-    def rows(self) -> float:
-        """Cells, counted by their share of all layers."""
-        return len(self.slots) * (self.stop - self.start) / self.session.model.n_layers
+    segment: Segment
+    hidden: Tensor | None = None  # [n, D] input of layer `start` when start > 0, or of a model without tokens
 
 
 @dataclass(slots=True)
 class Session:
     """Slots, levels, positions and masks of one request on one model.
 
-    It takes a row of the cache when it first needs one and gives it back when it is closed.
+    It is lent an extent of the cache when it first needs one and gives it back when it is closed.
     """
 
     model: CausalModel
     cache: Cache
     role: str = "target"
-    _row: int = field(init=False, default=-1)
+    extent: Extent | None = field(init=False, default=None)
     peak: int = field(init=False, default=0)  # most slots that were live at once
     _trunk_slot: list[int] = field(init=False, default_factory=list)
     _node_slot: dict[int, int] = field(init=False, default_factory=dict)
@@ -121,13 +119,6 @@ class Session:
     _synced: int = field(init=False, default=0)  # trunk positions already in _visible
 
     @property
-    def row(self) -> int:
-        """The row of the cache that is this session's."""
-        if self._row < 0:
-            self._row = self.cache.acquire()
-        return self._row
-
-    @property
     def context(self) -> int:
         """Positions that the model has room for."""
         return self.model.context
@@ -137,10 +128,13 @@ class Session:
         return (yield Run(self, forest, nodes, hidden=(self.model.n_layers,) if hidden else ()))
 
     def close(self) -> None:
-        """Give the cache row back; the session is over."""
-        if self._row >= 0:
-            self.cache.release(self._row)
-            self._row = -1
+        """Give the extent back. A session that runs again afterwards computes what it needs anew."""
+        if self.extent is not None:
+            self.cache.release(self.extent)
+        self.extent, self._visible = None, None
+        self._top = self._synced = 0
+        for part in (self._trunk_slot, self._node_slot, self._level, self._hidden, self._partial, self._free):
+            part.clear()
 
     @property
     def span(self) -> int:
@@ -161,50 +155,35 @@ class Session:
         """Layers computed for a slot."""
         return self._level.get(slot, self.model.n_layers)
 
-    def prepare(self, run: Run) -> Job:
-        """The next forward that a run needs. Cells at different levels need several; `store` says when it is done."""
-        forest, stop = run.forest, self.model.n_layers if run.upto is None else run.upto
-        cells = self._cells(forest, run.nodes, stop)
-        levels = [self._level.get(cell[2], 0) for cell in cells]
-        start, last = 0, True
-        if levels and max(levels) > 0:  # resume: bring the lowest cells up to the next level first
-            start = min(levels)
-            higher = [level for level in levels if level > start]
-            if higher and min(higher) < stop:
-                stop, last = min(higher), False
-            cells = [cell for cell, level in zip(cells, levels, strict=True) if level == start]
-        node_of = [cell[0] for cell in cells]
-        index = {node: i for i, node in enumerate(node_of)}
-        slots = [cell[2] for cell in cells]
-        largest = self.model.vocab_size - 1  # a draft without a padded token of the target reads its last one instead
-        job = Job(
-            self,
-            [min(cell[1], largest) for cell in cells],
-            [cell[3] for cell in cells],
-            slots,
-            node_of,
-            [index[node] for node in run.nodes] if last else [],
-            start,
-            stop,
-            self._top,
-            self._mask(forest, node_of, slots),
-            last,
-        )
+    def rows(self, run: Run) -> list[Row]:
+        """All that must be computed for a run, parents before children, each with its slot."""
+        return self._rows(run.forest, run.nodes, self.model.n_layers if run.upto is None else run.upto)
+
+    def job(self, run: Run, rows: list[Row], start: int, stop: int) -> Job:
+        """The forward of layers [start, stop) over some rows of a run whose ancestors are computed so far, or here."""
+        nodes, slots = [row.node for row in rows], [row.slot for row in rows]
+        span = self._top
+        if nodes[-1] < TRUNK and slots[-1] < span - 1:  # a piece of the prompt: what lies behind it is not read
+            span = 1 + max(self._trunk_slot[: rows[-1].position + 1])
+        assert self.extent is not None
+        segment = Segment(self.extent, slots, span, self._mask(run.forest, nodes, slots, span))
+        hidden = None
         if start > 0:
-            job.hidden = torch.stack([self._hidden[slot] for slot in slots])
+            hidden = torch.stack([self._hidden[slot] for slot in slots])
         elif run.given is not None:
-            job.hidden = torch.stack([run.given[node] for node in node_of])
-        return job
+            hidden = torch.stack([run.given[node] for node in nodes])
+        return Job(self, rows, start, stop, segment, hidden)
 
     def store(self, job: Job, hidden: Tensor | None) -> None:
-        """Note that a job was computed; `hidden` [Q, D] is kept where it ended below the last layer."""
+        """Note that a job was computed; `hidden` [n, D] is kept where it ended below the last layer."""
+        slots = job.segment.slots
         if job.stop == self.model.n_layers:
-            for slot in job.slots:
+            for slot in slots:
                 self._level.pop(slot, None)
                 self._hidden.pop(slot, None)
             return
         assert hidden is not None
-        for i, slot in enumerate(job.slots):
+        for i, slot in enumerate(slots):
             self._level[slot] = job.stop
             self._hidden[slot] = hidden[i]
 
@@ -244,9 +223,10 @@ class Session:
         if len(free) != len(self._free):
             self._free = sorted(free)
 
-    def _cells(self, forest: Forest, nodes: Sequence[int], stop: int) -> list[tuple[int, int, int, int]]:
-        """(node, token, slot, position) of all that must be computed for `nodes`, parents before children."""
-        missing: list[tuple[int, int, int, int]] = []
+    def _rows(self, forest: Forest, nodes: Sequence[int], stop: int) -> list[Row]:
+        """As `rows`, of nodes up to layer `stop`."""
+        missing: list[Row] = []
+        most = self.model.vocab_size - 1  # a draft without a padded token of the target reads its last one instead
         cached = len(self._trunk_slot)
         full = self.model.n_layers
         trunk = forest.trunk
@@ -255,23 +235,24 @@ class Session:
             for position in self._partial:
                 slot = self._trunk_slot[position]
                 if self._level[slot] < stop:
-                    missing.append((trunk_node(position), trunk[position], slot, position))
+                    missing.append(Row(trunk_node(position), min(trunk[position], most), slot, position))
         grown = len(trunk) - cached
         for node in nodes:
             if node < TRUNK and (position := trunk_position(node)) < cached and position not in self._partial:
                 slot = self._trunk_slot[position]  # asked for once more: its answer was not kept
                 self._level[slot] = 0
-                missing.append((node, trunk[position], slot, position))
+                missing.append(Row(node, min(trunk[position], most), slot, position))
         asked = self._ancestors(forest, [node for node in nodes if node >= 0], stop)
         need = cached + grown + len(asked) + len(self._node_slot)
-        if need > self.cache.capacity - 1:
-            self.cache.reserve(need)
+        if self.extent is None:
+            self.extent = self.cache.lend(need)
+        self.cache.reserve(self.extent, max(need, self._top))
         for position in range(cached, len(trunk)):
             slot = self._take()
             self._trunk_slot.append(slot)
             self._level[slot] = 0
             self._partial.append(position)
-            missing.append((trunk_node(position), trunk[position], slot, position))
+            missing.append(Row(trunk_node(position), min(trunk[position], most), slot, position))
         base = len(trunk)
         limit = self.model.context
         for node in asked:
@@ -288,7 +269,7 @@ class Session:
                     f"position {position} is beyond the {self.role} model's context of {limit} tokens; "
                     "shorten the prompt or lower max_new_tokens"
                 )
-            missing.append((node, forest.token[node], slot, position))
+            missing.append(Row(node, min(forest.token[node], most), slot, position))
         self.peak = max(self.peak, self.live_slots)
         return missing
 
@@ -311,11 +292,11 @@ class Session:
         self._top += 1
         return self._top - 1
 
-    def _mask(self, forest: Forest, nodes: list[int], slots: list[int]) -> Tensor | None:
-        """Which slots each cell sees [Q, span]: the trunk before it, its ancestors, itself. None: one cell sees all."""
-        count, span, trunk_slot = len(nodes), self._top, self._trunk_slot
+    def _mask(self, forest: Forest, nodes: list[int], slots: list[int], span: int) -> Tensor | None:
+        """Which slots each row sees [n, span]: the trunk before it, its ancestors, itself. None: one row sees all."""
+        count, trunk_slot = len(nodes), self._trunk_slot
         first = nodes[0]
-        # a chain that ends the used slots in order needs no bookkeeping: it is the tail of a causal mask
+        # a chain that ends the span in order needs no bookkeeping: it is the tail of a causal mask
         if slots[0] == span - count and not self._free:
             chain, before = True, trunk_position(first) if first < TRUNK else len(forest.trunk) + forest.depth[first]
             previous = first
@@ -341,30 +322,31 @@ class Session:
     def _general_mask(
         self, forest: Forest, nodes: list[int], slots: list[int], span: int, trunk_slot: list[int]
     ) -> Tensor:
-        if self._visible is None or self._visible.shape[0] < self.cache.capacity:
-            self._visible = np.zeros(self.cache.capacity, dtype=np.bool_)
+        assert self.extent is not None
+        if self._visible is None or self._visible.shape[0] < self.extent.capacity:
+            self._visible = np.zeros(self.extent.capacity, dtype=np.bool_)
             self._synced = 0
         if self._synced < len(trunk_slot):
             self._visible[trunk_slot[self._synced :]] = True
             self._synced = len(trunk_slot)
         mask = self._visible[None, :span].repeat(len(nodes), 0)  # on the CPU: many steps on few numbers
-        trunk_cells = sum(node < TRUNK for node in nodes)
-        if trunk_cells:  # a trunk cell sees only the trunk before it
-            ends = np.array([trunk_position(node) for node in nodes[:trunk_cells]])
-            place = np.full(span, len(trunk_slot))
+        trunk_rows = sum(node < TRUNK for node in nodes)
+        if trunk_rows:  # a trunk cell sees only the trunk before it
+            ends = np.array([trunk_position(node) for node in nodes[:trunk_rows]])
+            place = np.full(self._top, len(trunk_slot))
             place[trunk_slot] = np.arange(len(trunk_slot))
-            mask[:trunk_cells] &= place <= ends[:, None]
+            mask[:trunk_rows] &= place[:span] <= ends[:, None]
         node_slot = self._node_slot
         if forest.template is not None and forest.template.fits(forest.parent):  # a slice instead of a construction
             cached = [node for node in range(len(forest)) if node in node_slot]
-            mask[trunk_cells:, [node_slot[node] for node in cached]] = forest.template.mask[
-                np.ix_(nodes[trunk_cells:], cached)
+            mask[trunk_rows:, [node_slot[node] for node in cached]] = forest.template.mask[
+                np.ix_(nodes[trunk_rows:], cached)
             ]
             return torch.from_numpy(mask).to(self.model.device)
         rows: list[int] = []
         columns: list[int] = []
         seen: dict[int, list[int]] = {TRUNK: []}  # slots of a node and its ancestors; parents come before children
-        for row in range(trunk_cells, len(nodes)):
+        for row in range(trunk_rows, len(nodes)):
             path = [nodes[row]]
             while path[-1] not in seen:
                 path.append(forest.parent[path[-1]])

@@ -47,7 +47,7 @@ def forward_seconds(
     `patience` seconds. On CUDA the clock waits for the device.
     """
     context = max(1, min(context, model.context - 2 - max(counts) // model.vocab_size))
-    cache = model.new_cache(1, context + max(counts) + 8)
+    cache = model.new_cache(context + max(counts) + 8)
     session = Session(model, cache)
     forest = Forest(trunk=[0] * context, prompt=context)
     for node in range(max(counts)):  # siblings, and children where tokens run out

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
 from draftwood.models.artifact import fingerprint
-from draftwood.models.base import Batch
+from draftwood.models.base import Batch, Segment
 from draftwood.models.decoder import Decoder
 from draftwood.models.exit import layered
 from draftwood.models.skip import Skipped, SkippedDecoder, every_other, save
@@ -49,8 +50,9 @@ class PromptGroup:
         prompts = torch.tensor([prompt for _, prompt in texts], device=device)[:, None]
         ends = torch.tensor(lengths, device=device)[:, None] - 1
         self.places = torch.minimum(prompts + torch.arange(self.most, device=device), ends)  # [B, most]
-        self.cache = target.new_cache(len(texts), self.width + self.most + 1)
-        slots = torch.arange(self.width, device=device).expand_as(self.tokens)
+        self.cache = target.new_cache()
+        self.extents = [self.cache.lend(self.width + self.most) for _ in texts]
+        slots = [range(self.width)] * len(texts)
         causal = torch.ones(len(texts), self.width, self.width, dtype=torch.bool, device=device).tril()
         wanted = torch.arange(len(texts), device=device)[:, None] * self.width + self.places
         self.p = self._answer(target, self.tokens, slots, slots, causal, wanted)
@@ -62,21 +64,31 @@ class PromptGroup:
         root, of the drafts behind it and of itself. Rows below `depth` have no such root and mean nothing.
         """
         start = self.width + depth * self.most  # slots of this depth
-        self.cache.reserve(start + self.most)
+        for extent in self.extents:
+            self.cache.reserve(extent, start + self.most)
         rows = torch.arange(self.most, device=self.tokens.device)
         seen = torch.zeros(*self.places.shape, start + self.most, dtype=torch.bool, device=self.tokens.device)
         seen[:, :, : self.width] = torch.arange(self.width, device=rows.device) < (self.places - depth)[:, :, None]
         for back in range(min(depth + 1, self.most)):
             seen[:, rows[back:], start - back * self.most + rows[: self.most - back]] = True
-        slots = (start + rows).expand_as(self.places)
+        slots = [range(start, start + self.most)] * len(self.places)
         tokens = self.tokens.gather(1, self.places)
-        wanted = torch.arange(slots.numel(), device=rows.device).view_as(slots)
-        return self._answer(part, tokens, self.places, slots, seen, wanted)
+        wanted = torch.arange(tokens.numel(), device=rows.device).view_as(tokens)
+        return self._answer(part, tokens, self.places.tolist(), slots, seen, wanted)
 
     def _answer(
-        self, model: Decoder, tokens: Tensor, positions: Tensor, slots: Tensor, seen: Tensor, wanted: Tensor
+        self,
+        model: Decoder,
+        tokens: Tensor,
+        positions: Sequence[Sequence[int]],
+        slots: Sequence[Sequence[int]],
+        seen: Tensor,
+        wanted: Tensor,
     ) -> list[Tensor]:
-        batch = Batch(tokens, positions, slots, slice(0, len(tokens)), seen.shape[-1], seen, wanted.flatten())
+        """One forward of like segments; tokens [B, n], what they see [B, n, span] and the rows that are asked for."""
+        segments = [Segment(*parts) for parts in zip(self.extents, slots, repeat(seen.shape[-1]), seen, strict=False)]
+        places = list(chain.from_iterable(positions))
+        batch = Batch.of(model, tokens.flatten().tolist(), places, segments, wanted.flatten().tolist())
         logits = model.forward(batch, self.cache).view(*wanted.shape, -1)
         return [warp(row[:count].float(), self.params) for row, count in zip(logits, self.counts, strict=True)]
 

@@ -76,7 +76,7 @@ class Ledger:
             store(session, job, hidden)
             if session.role == "target":
                 held.append(session)
-                for slot in job.slots:
+                for slot in job.segment.slots:
                     before = passed.setdefault(id(session), {}).setdefault(slot, set())
                     now = set(range(job.start, job.stop))
                     assert not before & now, "a layer is computed twice"

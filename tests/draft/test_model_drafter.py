@@ -23,7 +23,7 @@ def grown(
     **params: float,
 ) -> Forest:
     """The forest after one drafting phase."""
-    sessions = [Session(model, model.new_cache(1, 64), "draft") for model in models]
+    sessions = [Session(model, model.new_cache(64), "draft") for model in models]
     drafter = ModelDrafter(sessions, widths, replacement=False)
     vocab = models[0].vocab_size
     propose = Proposer(SamplingParams(**params), Streams(seed), vocab)  # type: ignore[arg-type]

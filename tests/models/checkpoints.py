@@ -68,7 +68,7 @@ def ours(model: Decoder, forest: Forest, session: Session | None = None) -> torc
     from draftwood.runtime.executor import execute
 
     with torch.inference_mode():
-        session = session or Session(model, model.new_cache(1, 32))
+        session = session or Session(model, model.new_cache(32))
         return execute([Run(session, forest, range(len(forest)))])[0].logits
 
 

@@ -54,12 +54,12 @@ def tree(tokens: int) -> tuple[Forest, list[int]]:
 def test_logits_are_the_eager_ones_for_chains_and_trees(knobs: dict[str, Any]) -> None:
     decoder = tiny(**knobs)
     model = Compiled(decoder)
-    ours, plain = (Session(m, m.new_cache(1, 64)) for m in (model, decoder))
+    ours, plain = (Session(m, m.new_cache(64)) for m in (model, decoder))
     for tokens in (3, 40, 100):
         forest, nodes = tree(tokens)
         for session in (ours, plain):
             session.close()
-        ours, plain = (Session(m, m.new_cache(1, 64)) for m in (model, decoder))
+        ours, plain = (Session(m, m.new_cache(64)) for m in (model, decoder))
         with torch.inference_mode():
             for asked in (nodes[:1], nodes):
                 got, expected = (execute([Run(s, forest, asked)])[0].logits for s in (ours, plain))
@@ -85,7 +85,7 @@ def test_text_is_the_eager_one_alone_and_beside_others(tmp_path: Path) -> None:
 def test_forwards_are_padded_to_few_shapes() -> None:
     model = Compiled(tiny())
     assert [model.cells(n) for n in (1, 2, 3, 8, 9, 32, 33, 500)] == [2, 2, 8, 8, 32, 32, 33, 500]
-    assert model.new_cache(1, 64).capacity >= 256 and BUCKETS[0] == 2
+    assert model.new_cache(64).capacity >= 256 and BUCKETS[0] == 2
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_more_programs_than_pytorch_keeps_by_code() -> None:
     tokens = torch.arange(2)[None] + 5
     with torch.inference_mode():
         for capacity in range(32, 32 * 11, 32):
-            caches = [decoder.new_cache(2, capacity) for _ in range(2)]
+            caches = [decoder.new_cache(capacity) for _ in range(2)]
             for row, past in ((0, capacity - 2), (0, 1), (1, capacity // 2)):
                 slots = torch.arange(past, past + 2)[None]
                 positions = slots.clamp(max=255)
@@ -113,7 +113,7 @@ def test_a_failing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
         raise RuntimeError("No working C++ compiler found\nand a long story")
 
     monkeypatch.setattr(model, "_program", lambda: broken)
-    session = Session(model, model.new_cache(1, 64))
+    session = Session(model, model.new_cache(64))
     forest, nodes = tree(3)
     with pytest.raises(
         ConfigurationError, match=r"No working C\+\+ compiler found\); it needs a C\+\+ compiler such as g"

@@ -92,7 +92,7 @@ def test_every_prompt_position_equals_hugging_face(tmp_path: Path) -> None:
 def test_after_commit_a_second_tree_still_equals_hugging_face(tmp_path: Path) -> None:
     model = write(tmp_path)
     decoder = checkpoint.load(tmp_path)
-    session = Session(decoder, decoder.new_cache(1, 32))
+    session = Session(decoder, decoder.new_cache(32))
     forest = tree()
     ours(decoder, forest, session)
     leaf = max(range(len(forest)), key=lambda node: forest.depth[node])
@@ -122,7 +122,7 @@ def test_positions_far_beyond_the_original_context(name: str, tmp_path: Path) ->
     )
     decoder.rotary.tables(131072, decoder.device, decoder.dtype)  # else they reach as far as the cache
     with torch.inference_mode():
-        logits = decoder(batch, decoder.new_cache(1, 32))
+        logits = decoder(batch, decoder.new_cache(32))
     torch.testing.assert_close(logits, theirs(model, PROMPT, positions), atol=1e-4, rtol=0)
 
 
@@ -241,8 +241,8 @@ def test_layer_ranges_compose_to_the_whole(tmp_path: Path) -> None:
         )
 
     with torch.inference_mode():
-        whole = decoder(batch(), decoder.new_cache(1, 32))
-        cache = decoder.new_cache(1, 32)
+        whole = decoder(batch(), decoder.new_cache(32))
+        cache = decoder.new_cache(32)
         hidden = decoder(batch(stop=1), cache)
         assert hidden.shape == (1, n, SHAPE["hidden_size"])
         parts = decoder(batch(start=1, hidden=hidden), cache)

@@ -21,7 +21,7 @@ def test_the_cached_forward_is_the_training_forward(dtype: torch.dtype, tmp_path
     layer, plain = exits.load(tmp_path, target), exits.load(tmp_path, target, packed=False)
     rng = random.Random(4)
     texts = [[rng.randrange(VOCAB) for _ in range(n)] for n in (3, 9, 6)]
-    cache, width = layer.new_cache(3, 32), 9
+    cache, width = layer.new_cache(32), 9
     hidden = torch.zeros(3, width, 24, dtype=dtype)
     expected = []
     with torch.no_grad():

@@ -24,7 +24,7 @@ def test_prompts_trees_and_later_chunks_equal_hugging_faces(name: str, tmp_path:
     model = write(tmp_path, name)
     decoder = checkpoint.load(tmp_path)
     close(ours(decoder, chain(PROMPT)), theirs(model, PROMPT))
-    session = Session(decoder, decoder.new_cache(1, 8))
+    session = Session(decoder, decoder.new_cache(8))
     forest = Forest.from_prompt(list(PROMPT))
     for token in (50, 51, 52):
         leaf = grow(forest)
@@ -39,7 +39,7 @@ def test_windows_without_a_mask_from_outside(name: str, tmp_path: Path) -> None:
     """Plain decoding: one cell that sees all slots, which only the window hides."""
     model = write(tmp_path, name)
     decoder = checkpoint.load(tmp_path)
-    session = Session(decoder, decoder.new_cache(1, 8))
+    session = Session(decoder, decoder.new_cache(8))
     forest = Forest.from_prompt(PROMPT[:3])
     for token in (50, 51, 52, 53, 54, 55):
         torch.testing.assert_close(ours(decoder, forest, session), per_path(model, forest), atol=1e-4, rtol=0)
@@ -52,7 +52,7 @@ def test_windows_without_a_mask_from_outside(name: str, tmp_path: Path) -> None:
 def test_requests_of_different_lengths_in_one_forward(name: str, tmp_path: Path) -> None:
     model = write(tmp_path, name)
     decoder = checkpoint.load(tmp_path)
-    cache = decoder.new_cache(4, 32)
+    cache = decoder.new_cache(32)
     forests = [Forest.from_prompt(PROMPT[:n]) for n in (12, 3, 7)]
     sessions = [Session(decoder, cache) for _ in forests]
     assert [session.row for session in sessions] == [0, 1, 2]
@@ -70,7 +70,7 @@ def test_requests_of_different_lengths_in_one_forward(name: str, tmp_path: Path)
 def test_layer_ranges_continue_where_they_stopped(name: str, tmp_path: Path) -> None:
     model = write(tmp_path, name)
     decoder = checkpoint.load(tmp_path)
-    session = Session(decoder, decoder.new_cache(1, 32))
+    session = Session(decoder, decoder.new_cache(32))
     forest = Forest.from_prompt(list(PROMPT))
     leaf = grow(forest)
     with torch.inference_mode():

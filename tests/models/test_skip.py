@@ -108,7 +108,7 @@ def without_a_cache(target: Decoder, skipped: Skipped, verified: list[int], draf
 def test_drafts_read_what_the_target_left_and_leave_nothing(skipped: Skipped) -> None:
     """Each draft's logits by the slow way; then the target's answer and its cache, bit for bit as without drafts."""
     target = wide()
-    session, plain = (Session(target, target.new_cache(1, 32)) for _ in range(2))
+    session, plain = (Session(target, target.new_cache(32)) for _ in range(2))
     drafting = SharedSession(SkippedDecoder(target, skipped), session.cache, "draft", target=session)
     assert drafting.context == 0  # there is nothing to draft from yet
     forest = Forest.from_prompt([3, 1, 4, 1, 5], 64)

@@ -38,7 +38,7 @@ def test_each_node_gets_the_law_of_its_own_path() -> None:
     model = TabularModel(counting, 3)
     assert isinstance(model, CausalModel)
     forest = tree()
-    session = Session(model, model.new_cache(1, 4))  # too small: the cache grows on the way
+    session = Session(model, model.new_cache(4))  # too small: the cache grows on the way
     logits = execute([Run(session, forest, range(len(forest)))])[0].logits
     assert logits.dtype == torch.float64 and logits.shape == (len(forest), 3)
     for node, row in enumerate(logits):
@@ -48,7 +48,7 @@ def test_each_node_gets_the_law_of_its_own_path() -> None:
 def test_layer_ranges_carry_the_token_through() -> None:
     model = TabularModel(counting, 3, n_layers=4)
     forest = tree()
-    session = Session(model, model.new_cache(1, 16))
+    session = Session(model, model.new_cache(16))
     nodes = range(len(forest))
     lower = execute([Run(session, forest, nodes, upto=2)])[0]
     hidden = lower.hidden[2]
@@ -79,18 +79,18 @@ def batch(mask: list[list[bool]] | None, positions: list[int], tokens: list[int]
 def test_a_wrong_mask_or_position_is_noticed(mask: list[list[bool]], positions: list[int]) -> None:
     model = TabularModel(counting, 3)
     with pytest.raises(AssertionError, match="masks or slots are wrong"):
-        model.forward(batch(mask, positions, [1, 2]), model.new_cache(1, 8))
+        model.forward(batch(mask, positions, [1, 2]), model.new_cache(8))
 
 
 def test_no_mask_means_that_the_whole_span_is_seen() -> None:
     model = TabularModel(counting, 3)
-    logits = model.forward(batch(None, [0], [2]), model.new_cache(1, 8))
+    logits = model.forward(batch(None, [0], [2]), model.new_cache(8))
     assert law_of(logits[0]) == pytest.approx(expected([2]), abs=1e-15)
 
 
 def test_impossible_tokens_have_logit_minus_infinity() -> None:
     model = TabularModel(lambda prefix: [0.0, 1.0, 3.0], 3)
-    logits = model.forward(batch(None, [0], [1]), model.new_cache(1, 8))
+    logits = model.forward(batch(None, [0], [1]), model.new_cache(8))
     assert logits[0, 0] == float("-inf") and law_of(logits[0]) == pytest.approx([0, 0.25, 0.75])
 
 
@@ -112,5 +112,5 @@ def test_options_of_a_random_model() -> None:
     assert (model.vocab_size, model.context, model.n_layers) == (5, 7, 3)
     forest = Forest(trunk=[])
     forest.add(TRUNK, 4)
-    logits = execute([Run(Session(model, model.new_cache(1, 8)), forest, [0])])[0].logits
+    logits = execute([Run(Session(model, model.new_cache(8)), forest, [0])])[0].logits
     assert logits.dtype == torch.float32

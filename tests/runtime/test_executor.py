@@ -32,9 +32,9 @@ def advanced(session: Session, forest: Forest, rng: random.Random) -> Forest:
 def test_a_padded_batch_equals_one_by_one(seed: int) -> None:
     """Sessions of different lengths, prefill beside decoding, trees beside single tokens, rows idle in between."""
     rng = random.Random(seed)
-    cache = MODEL.new_cache(2, 32)
+    cache = MODEL.new_cache(32)
     sessions = [Session(MODEL, cache) for _ in range(6)]
-    alone = [Session(MODEL, MODEL.new_cache(1, 32)) for _ in sessions]
+    alone = [Session(MODEL, MODEL.new_cache(32)) for _ in sessions]
     forests: list[Forest | None] = [None] * len(sessions)
     for round_ in range(8):
         chosen = sorted(rng.sample(range(len(sessions)), rng.randrange(1, 6)))
@@ -62,7 +62,7 @@ def test_a_padded_batch_equals_one_by_one(seed: int) -> None:
             i = rng.choice(chosen)
             row = sessions[i].row
             sessions[i].close()
-            sessions[i], alone[i] = Session(MODEL, cache), Session(MODEL, MODEL.new_cache(1, 32))
+            sessions[i], alone[i] = Session(MODEL, cache), Session(MODEL, MODEL.new_cache(32))
             assert sessions[i].row == row
             forests[i] = None
     assert cache.rows == 8
@@ -71,7 +71,7 @@ def test_a_padded_batch_equals_one_by_one(seed: int) -> None:
 def test_layer_ranges_in_one_batch() -> None:
     """Runs to a lower layer and resumed runs of several sessions, at different levels."""
     rng = random.Random(9)
-    cache = MODEL.new_cache(3, 64)
+    cache = MODEL.new_cache(64)
     sessions = [Session(MODEL, cache) for _ in range(3)]
     forests = [Forest.from_prompt([rng.randrange(VOCAB) for _ in range(length)]) for length in (2, 6, 11)]
     for _ in range(4):
@@ -90,7 +90,7 @@ def test_layer_ranges_in_one_batch() -> None:
 
 
 def test_the_seconds_of_a_forward_are_shared() -> None:
-    cache = MODEL.new_cache(2, 64)
+    cache = MODEL.new_cache(64)
     sessions = [Session(MODEL, cache) for _ in range(2)]
     forests = [Forest.from_prompt([1, 2]), Forest.from_prompt([3])]
     first, second = execute([Run(session, forest, [0]) for session, forest in zip(sessions, forests, strict=True)])

@@ -90,7 +90,7 @@ def verdict(forest: Forest, rng: random.Random, roots: int) -> Verdict:
 def test_forest_logits_equal_path_logits(model: Decoder, roots: int, seed: int) -> None:
     """Random trees, many rounds: slots are reused, holes appear, several hypotheses keep nodes below the trunk."""
     rng = random.Random(f"{seed} {roots}")
-    session = Session(model, model.new_cache(1, 32))
+    session = Session(model, model.new_cache(32))
     forest = Forest.from_prompt([rng.randrange(VOCAB) for _ in range(rng.randrange(1, 12))])
     holes = kept_nodes = 0
     for _ in range(12):
@@ -109,16 +109,17 @@ def test_forest_logits_equal_path_logits(model: Decoder, roots: int, seed: int) 
 
 
 def test_a_long_prompt_grows_the_cache() -> None:
-    """Capacity doubles in the middle of a request; what was cached before stays right."""
+    """The extent grows in the middle of a request; what was cached before stays right."""
     rng = random.Random(1)
-    session = Session(MODEL, MODEL.new_cache(1, 16))
+    session = Session(MODEL, MODEL.new_cache(16))
     forest = Forest.from_prompt([rng.randrange(VOCAB) for _ in range(300)])
     grow(forest, rng, 6)  # prefill and tree in one forward
     capacities = []
     for _ in range(6):
         nodes = range(forest.fresh, len(forest))
         check(session, forest, nodes, answer(session, forest, nodes))
-        capacities.append(session.cache.capacity)
+        assert session.extent is not None
+        capacities.append(session.extent.capacity)
         deepest = max(nodes, key=lambda node: forest.depth[node])
         trunk, kept, forest_next = advance(forest, Verdict([deepest], [3], [], {}))
         session.commit(trunk, kept, forest_next)
@@ -127,7 +128,7 @@ def test_a_long_prompt_grows_the_cache() -> None:
         for _ in range(60):  # a long chain beside a bushy root
             (parent,) = forest.propose(parent, [rng.randrange(VOCAB)], None)
         grow(forest, rng, 5)
-    assert capacities[0] == 512 and capacities[-1] == 1024
+    assert capacities == sorted(capacities) and capacities[0] < 400 < 640 < capacities[-1]
 
 
 @pytest.mark.parametrize("upto", [1, 2, 3])
@@ -135,7 +136,7 @@ def test_a_run_in_two_layer_ranges_equals_one(upto: int) -> None:
     """Layers [0, N) first, the rest later: on a chain and on trees, with the prompt at the lower level too."""
     rng = random.Random(upto)
     for tree in (False, True):
-        session, whole = (Session(MODEL, MODEL.new_cache(1, 64)) for _ in range(2))
+        session, whole = (Session(MODEL, MODEL.new_cache(64)) for _ in range(2))
         rows.clear()
         forest = Forest.from_prompt([rng.randrange(VOCAB) for _ in range(9)])
         for _ in range(5):
@@ -166,7 +167,7 @@ def test_a_run_in_two_layer_ranges_equals_one(upto: int) -> None:
 def test_a_trunk_that_stopped_at_lower_levels_is_completed() -> None:
     """Commits of nodes and prompts that reached different layers only; several rounds later a full run needs them."""
     rng = random.Random(5)
-    session = Session(MODEL, MODEL.new_cache(1, 64))
+    session = Session(MODEL, MODEL.new_cache(64))
     forest = Forest.from_prompt([rng.randrange(VOCAB) for _ in range(7)])
     for upto in (2, 1, 3, None, 1, 2):
         made = grow(forest, rng, 4)
@@ -186,7 +187,7 @@ def test_a_trunk_that_stopped_at_lower_levels_is_completed() -> None:
 def test_mixed_levels_in_one_run() -> None:
     """Nodes at levels 0, 1, 2 and 3 of one tree, asked for at once."""
     rng = random.Random(8)
-    session = Session(MODEL, MODEL.new_cache(1, 64))
+    session = Session(MODEL, MODEL.new_cache(64))
     forest = Forest.from_prompt([1, 2, 3, 4])
     a, b, c, d = forest.propose(0, [1, 2, 3, 4], None)
     answer(session, forest, [0, a], 1)
@@ -201,7 +202,7 @@ def test_mixed_levels_in_one_run() -> None:
 def test_a_draft_session_may_lag_behind() -> None:
     """A draft never sees the last token that it drafted; later runs compute what is missing on the way."""
     rng = random.Random(2)
-    session = Session(MODEL, MODEL.new_cache(1, 64), "draft")
+    session = Session(MODEL, MODEL.new_cache(64), "draft")
     forest = Forest.from_prompt([3, 1, 4])
     for depth in (1, 4, 0, 2, 0, 0, 3):
         node = forest.roots[0]
@@ -216,7 +217,7 @@ def test_a_draft_session_may_lag_behind() -> None:
 
 
 def test_unseen_ancestors_are_computed_on_the_way() -> None:
-    session = Session(MODEL, MODEL.new_cache(1, 64))
+    session = Session(MODEL, MODEL.new_cache(64))
     forest = Forest.from_prompt([3, 1, 4])
     node, leaves = 0, []
     for token in range(5):
@@ -231,14 +232,14 @@ def test_unseen_ancestors_are_computed_on_the_way() -> None:
 def test_a_node_may_be_asked_for_again(upto: int | None) -> None:
     """A drafter wants the logits of a node that an earlier run computed on the way to another one."""
     model = TabularModel.random(5, seed=4, n_layers=2)
-    session = Session(model, model.new_cache(1, 64))
+    session = Session(model, model.new_cache(64))
     forest = Forest.from_prompt([1, 2, 3])
     child = forest.propose(forest.roots[0], [4], None)[0]
     grandchild = forest.propose(child, [0], None)[0]
     execute([Run(session, forest, [grandchild])])
     used = session.live_slots
     again = answer(session, forest, [child, grandchild], upto)
-    other = Session(model, model.new_cache(1, 64))
+    other = Session(model, model.new_cache(64))
     assert torch.equal(again, answer(other, forest, [child, grandchild], upto))
     assert session.live_slots == used
     if upto is not None:  # and from there to the end
@@ -251,7 +252,7 @@ def test_a_node_may_be_asked_for_again(upto: int | None) -> None:
 def test_slots_of_dead_branches_are_reused() -> None:
     """Wide trees over many rounds hold no more slots than trunk and tree need."""
     rng = random.Random(4)
-    session = Session(MODEL, MODEL.new_cache(1, 32))
+    session = Session(MODEL, MODEL.new_cache(32))
     forest = Forest.from_prompt([1, 2, 3])
     for _ in range(40):
         grow(forest, rng, 12)
@@ -268,7 +269,7 @@ def test_positions_and_masks_are_what_a_function_of_the_prefix_sees() -> None:
     """A tabular model raises when a cell sees anything but positions 0..n-1; its law depends on the whole prefix."""
     model = TabularModel.random(5, seed=3, n_layers=3)
     rng = random.Random(6)
-    session = Session(model, model.new_cache(1, 16))
+    session = Session(model, model.new_cache(16))
     forest = Forest.from_prompt([1, 2, 3])
     for round_ in range(30):
         made = []
@@ -289,7 +290,7 @@ def test_positions_and_masks_are_what_a_function_of_the_prefix_sees() -> None:
 
 def test_the_end_of_the_context_is_said() -> None:
     model = decoder(context=8)
-    session = Session(model, model.new_cache(1, 16))
+    session = Session(model, model.new_cache(16))
     forest = Forest.from_prompt([1] * 8)
     check(session, forest, [0], answer(session, forest, [0]))
     (node,) = forest.propose(0, [1], None)
@@ -298,7 +299,7 @@ def test_the_end_of_the_context_is_said() -> None:
 
 
 def test_a_closed_session_gives_its_row_back() -> None:
-    cache = MODEL.new_cache(1, 16)
+    cache = MODEL.new_cache(16)
     first = Session(MODEL, cache)
     second = Session(MODEL, cache)
     assert {first.row, second.row} == {0, 1} and cache.rows == 2

@@ -16,7 +16,7 @@ from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.experiments.machine import bandwidth, peak_bytes
 from draftwood.eval.intervals import median
-from draftwood.models.base import Batch
+from draftwood.models.base import Batch, Segment
 
 
 class Loop(Kind):
@@ -87,21 +87,14 @@ class Loop(Kind):
 
 def bare_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     """The shortest greedy loop over the decoder: no sampling options, no end of text, no records."""
-    device = model.device
-    cache = model.new_cache(1, 512)
+    n, cache = len(prompt), model.new_cache()
+    extent = cache.lend(n + count)
     with torch.inference_mode():
-        n = len(prompt)
-        places = torch.arange(n, device=device)
-        mask = torch.ones(1, n, n, dtype=torch.bool, device=device).tril()
-        tokens = torch.tensor([prompt], device=device)
-        logits = model(Batch(tokens, places[None], places[None], slice(0, 1), n, mask, slice(n - 1, n)), cache)
+        mask = torch.ones(n, n, dtype=torch.bool, device=model.device).tril()
+        logits = model(Batch.of(model, prompt, range(n), [Segment(extent, range(n), n, mask)], [n - 1]), cache)
         out = [int(logits.argmax())]
-        more = model.cells(1) - 1  # padding, which keeps the kernels, and with them the bits, the same
         for place in range(n, n + count - 1):
-            at = torch.tensor([[place] * (more + 1)], device=device)
-            slots = torch.tensor([[place] + [cache.capacity - 1] * more], device=device)
-            token = torch.tensor([[out[-1]] * (more + 1)], device=device)
-            logits = model(Batch(token, at, slots, slice(0, 1), place + 1, None, slice(0, 1)), cache)
+            logits = model(Batch.of(model, out[-1:], [place], [Segment(extent, [place], place + 1, None)]), cache)
             out.append(int(logits.argmax()))
     return out
 

@@ -38,7 +38,7 @@ class Masks(Kind):
         forest.roots = [node for node in range(len(forest)) if forest.parent[node] == TRUNK]
         count = len(forest)
         model = TabularModel.random(count, seed=0)
-        session = Session(model, model.new_cache(1, self.trunk + count + 8))
+        session = Session(model, model.new_cache(self.trunk + count + 8))
         session.store(session.prepare(Run(session, forest, [TRUNK - self.trunk])), None)  # the trunk is cached
         job = session.prepare(Run(session, forest, range(count)))
         nodes, slots, span = list(range(count)), job.slots, job.span

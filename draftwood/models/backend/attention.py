@@ -16,26 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwood.models.cache import GRAIN
-
 FEWEST_ROWS = 4  # rows of a product below which float32 takes another kernel
 BLOCK = {torch.float32: 192, torch.bfloat16: 512}  # slots that a kernel is known to sum in one go
 TURN = 16  # cells at a time: small products are not shared out among threads, and few scores are held at once
 
 
-def additive(visible: Tensor | None, span: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Mask [B, Q, S] or [1, 1, S] to add to scores: 0 where `visible` [B, Q, span], -inf elsewhere.
-
-    S is `span` rounded up to whole grains.
-    """
-    wide = -(-span // GRAIN) * GRAIN
-    if visible is None:
-        bias = torch.zeros(1, 1, wide, dtype=dtype, device=device)
-        bias[:, :, span:] = -torch.inf
-        return bias
-    bias = torch.full((*visible.shape[:2], wide), -torch.inf, dtype=dtype, device=device)
-    bias[:, :, :span].masked_fill_(visible, 0)
-    return bias
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """Mask to add to scores, shaped as `visible` [B, Q, S]: 0 where it is True, -inf elsewhere."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
 
 
 def folded(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
@@ -121,7 +109,7 @@ def fused(
         )
         return out.transpose(1, 2).reshape(b, n, heads * width)
     if bias is None:
-        bias = additive(torch.ones(1, n, n, dtype=torch.bool, device=q.device).tril(), n, q.dtype, q.device)[:, :, :n]
+        bias = additive(torch.ones(1, n, n, dtype=torch.bool, device=q.device).tril(), q.dtype)
     grouped = q.view(b, n, kv_heads, -1, width).permute(0, 2, 3, 1, 4)  # [B, kv_heads, group, Q, D]
     scores = grouped @ k[:, :, None].transpose(-1, -2) * (width**-0.5 if scale is None else scale)
     scores = cap * torch.tanh(scores / cap) + bias[:, None, None]

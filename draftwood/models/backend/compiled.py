@@ -1,12 +1,13 @@
 """torch.compile around a decoder, behind a few shapes, so that small models are not held up by Python.
 
-Forwards of one row and few cells are padded up to a bucket and run compiled; all else (prefill, several requests, layer
-ranges) runs as the decoder does.
+Forwards of one request and few rows are padded up to a bucket and run compiled; all else (prefill, several requests,
+layer ranges) runs as the decoder does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from types import FunctionType
 from typing import Any
@@ -17,8 +18,9 @@ from torch import Tensor
 from draftwood.errors import ConfigurationError
 from draftwood.models.backend.attention import products
 from draftwood.models.base import Batch
-from draftwood.models.cache import Cache
-from draftwood.models.decoder import Decoder, View
+from draftwood.models.cache import Budget, Cache, whole
+from draftwood.models.decoder import Decoder
+from draftwood.models.flat import View
 
 BUCKETS = (2, 8, 32)  # cells of a compiled forward
 ROOM = 2048  # slots of a new cache's rows: programs are made for one capacity
@@ -32,6 +34,23 @@ def shapes_only(guards: Sequence[Any]) -> list[bool]:
 
 
 OPTIONS: dict[str, Any] = {"guard_filter_fn": shapes_only} if hasattr(torch.compiler, "skip_all_guards_unsafe") else {}
+
+
+@dataclass(slots=True)
+class Alone:
+    """Keys and values of one extent in one layer: its part of two planes, [1, heads, capacity, width]."""
+
+    keys: Tensor
+    values: Tensor
+    slots: Tensor  # [N] that are written
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, view: View, scale: float | None, cap: float | None) -> Tensor:
+        """As `Memory.attend`, in one product."""
+        assert view.bias is not None
+        span = view.bias.shape[-1]
+        for plane, values in ((self.keys, k), (self.values, v)):
+            plane[0].index_copy_(1, self.slots, values[0].transpose(0, 1))
+        return products(q, self.keys[:, :, :span], self.values[:, :, :span], view.bias, scale, cap)
 
 
 class Compiled:
@@ -63,42 +82,47 @@ class Compiled:
     def cells(self, count: int) -> int:
         return next((bucket for bucket in BUCKETS if bucket >= count), count)
 
-    def new_cache(self, rows: int, capacity: int) -> Cache:
-        return self.decoder.new_cache(rows, max(capacity, min(self.context, ROOM) + 1))
+    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
+        cache = self.decoder.new_cache(0, budget)
+        cache.fixed = whole(min(self.context, ROOM) + 1)
+        return cache
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
-        rows, cells = batch.tokens.shape
-        if rows > 1 or cells not in BUCKETS or batch.start > 0 or batch.stop is not None or batch.states:
+        rows, partial = len(batch.tokens), batch.start > 0 or batch.stop is not None
+        if len(batch.segments) > 1 or rows not in BUCKETS or partial or batch.states or batch.hidden is not None:
             return self.decoder.forward(batch, cache)
+        extent = batch.segments[0].extent
         views = self.decoder.views(batch, cache)
-        if any(view.bias is not None and view.bias.shape[2] >= cache.capacity for view in views):
-            return self.decoder.forward(batch, cache)  # a full row would be a shape of its own
-        x = self.decoder.embedded(batch.tokens, batch.positions)
-        planes = cache.of(batch.rows)
+        if any(view.groups[0].span >= extent.capacity for view in views):
+            return self.decoder.forward(batch, cache)  # a full extent would be a shape of its own
+        x = self.decoder.embedded(batch.tokens, batch.positions)[None]
+        slots = torch.tensor([*batch.segments[0].slots, *[batch.segments[0].slots[-1]] * rows][:rows])
         for view in views:
-            if view.bias is not None:
-                if view.bias.shape[1] == 1:  # one shape for all
-                    view.bias = view.bias.repeat(1, cells * self._group, 1)
-                torch._dynamo.mark_dynamic(view.bias, 2)
-            view.attend = products
-        program = self._programs.get((cells, cache.capacity))
+            bias = view.groups[0].bias
+            if bias.shape[1] == 1:  # one shape for all
+                bias = bias.repeat(1, rows * self._group, 1)
+            torch._dynamo.mark_dynamic(bias, 2)
+            view.bias, view.attend, view.groups = bias, products, ()
+        planes = [cache.read(plane, extent) for plane in range(len(cache.planes))]
+        program = self._programs.get((rows, extent.capacity))
         if program is None:
             began = perf_counter()
             program = self._program()
             with torch._inductor.config.patch(**SETTINGS):
-                logits = self._compile(program, x, views, batch.slots, planes)
-            self._programs[cells, cache.capacity] = program
+                logits = self._compile(program, x, views, slots, planes)
+            self._programs[rows, extent.capacity] = program
             self.compile_seconds += perf_counter() - began
         else:
-            logits = program(x, views, batch.slots, planes)
+            logits = program(x, views, slots, planes)
         return logits[batch.wanted]
 
     def _program(self) -> Callable[..., Tensor]:
-        """What is compiled: all layers and the head, logits [Q, V]."""
+        """What is compiled: all layers and the head, logits [N, V]."""
         decoder = self.decoder
 
         def run(x: Tensor, views: list[View], slots: Tensor, planes: list[Tensor]) -> Tensor:
-            return decoder.logits(decoder.run(x, views, slots, planes, 0, decoder.n_layers).flatten(0, 1))
+            memories = [Alone(planes[2 * layer], planes[2 * layer + 1], slots) for layer in range(decoder.n_layers)]
+            return decoder.logits(decoder.run(x, views, memories, 0, decoder.n_layers)[0])
 
         # code of its own: PyTorch looks programs up by code, in turn, and refuses more than eight
         own = FunctionType(run.__code__.replace(), run.__globals__, run.__name__, None, run.__closure__)
