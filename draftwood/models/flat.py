@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -39,16 +40,23 @@ class View:
     back: Tensor | None = None  # place of each row among the queries
 
 
-@dataclass(slots=True)
-class Memory:
+class Memory(Protocol):
     """Where a layer keeps keys and values."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, view: View, scale: float | None, cap: float | None) -> Tensor:
+        """Keep k and v [1, N, kv_heads, D]; attention [1, N, heads * D] of q [1, N, heads, D]."""
+        ...
+
+
+@dataclass(slots=True)
+class Layered:
+    """A layer's keys and values in a cache; attention group by group."""
 
     cache: Cache
     layer: int
     index: Tensor  # [N * kv_heads] rows of both planes that are written
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, view: View, scale: float | None, cap: float | None) -> Tensor:
-        """Keep k and v [1, N, kv_heads, D]; attention [1, N, heads * D] of q [1, N, heads, D], group by group."""
         for plane, values in enumerate((k, v), 2 * self.layer):
             self.cache.planes[plane].index_copy_(0, self.index, values.reshape(-1, values.shape[-1]))
         rows = q[0] if view.take is None else q[0, view.take]
@@ -58,7 +66,7 @@ class Memory:
                 self.cache.read(plane, group.extent, group.span, group.count)
                 for plane in (2 * self.layer, 2 * self.layer + 1)
             )
-            queries = rows[group.rows].unflatten(0, (group.count, -1))
+            queries = rows[group.rows].view(group.count, -1, *rows.shape[1:])
             parts.append(view.attend(queries, keys, values, group.bias, scale, cap).flatten(0, 1))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return (out if view.back is None else out[view.back])[None]

@@ -15,6 +15,7 @@ from draftwood.core.topology import ancestor_mask, template
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.models.tabular import TabularModel
+from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
 
 
@@ -39,9 +40,10 @@ class Masks(Kind):
         count = len(forest)
         model = TabularModel.random(count, seed=0)
         session = Session(model, model.new_cache(self.trunk + count + 8))
-        session.store(session.prepare(Run(session, forest, [TRUNK - self.trunk])), None)  # the trunk is cached
-        job = session.prepare(Run(session, forest, range(count)))
-        nodes, slots, span = list(range(count)), job.slots, job.span
+        execute([Run(session, forest, [TRUNK - self.trunk])])  # the trunk is cached
+        run = Run(session, forest, range(count))
+        segment = session.job(run, session.rows(run), 0, 1).segment
+        nodes, slots, span = list(range(count)), list(segment.slots), segment.span
         visible = torch.zeros(span, dtype=torch.bool)
         visible[session._trunk_slot] = True
         tree = torch.from_numpy(full.mask.copy())
