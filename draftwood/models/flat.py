@@ -18,7 +18,7 @@ from draftwood.models.cache import GRAIN, Cache, Extent
 
 @dataclass(slots=True)
 class Group:
-    """Segments whose attention is one product: as many rows of queries each, in neighbouring extents of one capacity."""
+    """Segments whose attention is one product: as many queries each, in neighbouring extents of one capacity."""
 
     rows: slice  # of the queries
     count: int
@@ -103,7 +103,7 @@ def packs(batch: Batch, fewest: int) -> tuple[list[tuple[list[Segment], int]], l
 
 
 def visible(segments: Sequence[Segment], rows: int, device: torch.device) -> Tensor:
-    """Which slots the rows of some segments see [count, rows, span], spans in whole grains; [1, 1, span] where all do."""
+    """Which slots the rows of some segments see [count, rows, span], in whole grains; [1, 1, span] where all do."""
     span = -(-max(segment.span for segment in segments) // GRAIN) * GRAIN
     if len(segments) == 1 and segments[0].mask is None:
         rows = 1
