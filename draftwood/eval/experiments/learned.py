@@ -224,14 +224,24 @@ def _train(model: Decoder, home: Path, shape: Exit, out: Path, spec: Exits, told
 
     from draftwood.models import checkpoint
     from draftwood.models.tokenizer import Tokenizer
-    from draftwood.train.exit_layer import ExitRun, Settings
+    from draftwood.train.exit_layer import ExitRun
+    from draftwood.train.settings import ExitSettings
     from draftwood.train.texts import CORPUS, read_texts
 
     end = min(checkpoint.end_tokens(home), default=0)
     context, rows = min(CONTEXT, model.context), min(ROWS, spec.steps * spec.batch)
     texts = read_texts(CORPUS, Tokenizer.load(home), end, context, rows, HELD_OUT, SEED)
     distill, warmup = float(shape.distilled), min(WARMUP, spec.steps)
-    settings = Settings(shape.layers, shape.depth, spec.steps, spec.batch, 1, RATE, warmup, distill, SEED)
+    settings = ExitSettings(
+        layers=shape.layers,
+        depth=shape.depth,
+        steps=spec.steps,
+        batch=spec.batch,
+        rate=RATE,
+        warmup=warmup,
+        distill=distill,
+        seed=SEED,
+    )
     run = ExitRun(model, texts, settings, out)
     for _ in run.train(50, spec.steps, torch.bfloat16):
         told(f"training {shape.label}: {run.progress.step} of {spec.steps} steps")
