@@ -94,10 +94,7 @@ def summary(shown: Sequence[Shown], say: Callable[..., Any]) -> None:
     from draftwood.eval.reproduce.exhibits import main_findings
     from draftwood.explain.terminal import simple_table
 
-    table = simple_table()
-    table.add_column("", overflow="fold", min_width=24)
-    for name in ("the paper", "here", "verdict"):
-        table.add_column(name, overflow="fold")
+    table = simple_table("", "the paper", "here", "verdict", first=24)
     for source, one in main_findings(shown):
         ranks = isinstance(one, Order)  # too long for a table; the page has them
         cells = ("order", "order") if ranks else (one.theirs, one.here)
