@@ -99,7 +99,15 @@ def decision(
     limit, seed = recording.max_new_tokens, recording.seed
     with progress(output.color, "recording", len(texts) * len(temperatures)) as update:
         examples = record(
-            engine, texts, kind, chosen, temperatures, limit, top, seed, lambda count: update(advance=count)
+            engine,
+            texts,
+            kind,
+            chosen,
+            temperatures,
+            limit,
+            top,
+            seed,
+            lambda done, of: update(completed=done),
         )
     if len(examples) < FEWEST:
         raise RequestError(
@@ -170,7 +178,13 @@ def calibration(
     limit = recording.max_new_tokens
     with progress(output.color, "recording", len(texts)) as update:
         drafts = record(
-            engine, chosen, texts, temperature or (0.0, 1.0), limit, seed, lambda count: update(advance=count)
+            engine,
+            chosen,
+            texts,
+            temperature or (0.0, 1.0),
+            limit,
+            seed,
+            lambda done, of: update(completed=done),
         )
     trained, judgement = train_calibration(drafts, epochs=recording.epochs, seed=seed)
     recorded = {"models": engine.names, "method": chosen.as_dict(), "prompts": len(texts), "drafts": len(drafts)}

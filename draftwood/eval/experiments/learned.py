@@ -133,15 +133,8 @@ def learn_for(engine: Engine, wanted: Learned, folder: Path, told: Told, of: Pai
     return found
 
 
-def _counted(told: Told, what: str, total: int) -> Callable[[int], None]:
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        told(f"{what}: {done} of {total} prompts")
-
-    return advance
+def _counted(told: Told, what: str) -> Callable[[int, int], None]:
+    return lambda done, total: told(f"{what}: {done} of {total} prompts")
 
 
 def _decision(engine: Engine, spec: Recorded, path: Path, told: Told) -> None:
@@ -149,9 +142,9 @@ def _decision(engine: Engine, spec: Recorded, path: Path, told: Told) -> None:
     from draftwood.prompts import CORPUS, prompts_of
     from draftwood.train.decisions import record, train_decision
 
-    advance = _counted(told, "recording drafts for the decision model", spec.prompts)
+    progress = _counted(told, "recording drafts for the decision model")
     texts = prompts_of(CORPUS, spec.prompts, SEED)
-    examples = record(engine, texts, spec.kind, max_new_tokens=spec.tokens, seed=SEED, advance=advance)
+    examples = record(engine, texts, spec.kind, max_new_tokens=spec.tokens, seed=SEED, progress=progress)
     model, judgement = train_decision(spec.kind, *examples.tensors(), seed=SEED)
     about = {"prompts": len(texts), "max_new_tokens": spec.tokens, "examples": len(examples), "seed": SEED}
     save_decision(path, model, examples.draft, asdict(judgement), about)
@@ -165,9 +158,9 @@ def _calibration(engine: Engine, spec: Recorded, path: Path, told: Told) -> None
     from draftwood.train.calibration import record, train_calibration
 
     method = Method.parse({"name": "eesd", "gamma": PLACES})
-    advance = _counted(told, "recording drafts for cali-ts", spec.prompts)
+    progress = _counted(told, "recording drafts for cali-ts")
     texts = prompts_of(CORPUS, spec.prompts, SEED)
-    drafts = record(engine, method, texts, (0.0, 1.0), spec.tokens, SEED, advance)
+    drafts = record(engine, method, texts, (0.0, 1.0), spec.tokens, SEED, progress)
     trained, judgement = train_calibration(drafts, seed=SEED)
     whose = fingerprints(method.models(engine.target, engine.drafts))
     about = {"prompts": len(texts), "drafts": len(drafts.place), "judgement": asdict(judgement)}
