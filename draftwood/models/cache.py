@@ -101,6 +101,11 @@ class Cache:
         """Slots of all extents that are lent."""
         return sum(extent.capacity for extent in self._lent)
 
+    @property
+    def used(self) -> int:
+        """Slots of all extents that were asked for."""
+        return sum(extent.used for extent in self._lent)
+
     def capacity(self, slots: int) -> int:
         """The capacity of an extent for so many slots."""
         return roomy(slots) if self.fixed is None else -(-slots // self.fixed) * self.fixed
@@ -206,7 +211,8 @@ class Cache:
             base += extent.capacity
         for plane, (heads, width, dtype) in enumerate(self.layout):
             old = self.planes[plane]
-            self.planes[plane] = torch.zeros(room * heads, width, dtype=dtype, device=self.device)
+            with torch.inference_mode(False):  # so that it may be written in any mode
+                self.planes[plane] = torch.zeros(room * heads, width, dtype=dtype, device=self.device)
             for extent, was in zip(order, before, strict=True):
                 source = old[was.base * heads : (was.base + was.capacity) * heads].view(heads, was.capacity, width)
                 self.read(plane, extent, was.capacity)[0] = source

@@ -109,7 +109,7 @@ class Scheduler:
         self.running, self.queue, self.chunk, self.memory = running, queue, chunk, memory
         self.active: list[Task[Any]] = []
         self.waiting: deque[Task[Any]] = deque()
-        self.steps = 0
+        self.steps = self.passes = 0  # passes of targets
         self.preempted = 0
         self._lock = RLock()
         self._stepping = False
@@ -186,6 +186,7 @@ class Scheduler:
                     self._due(ready)
                 ):
                     began = perf_counter()
+                    self.passes += 1
                     self._pass(ready)
                     seconds = perf_counter() - began
                     self._target_seconds += (RECENT if self._target_seconds else 1) * (seconds - self._target_seconds)
