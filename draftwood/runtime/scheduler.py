@@ -21,7 +21,8 @@ from draftwood.runtime.executor import Pending, sweep
 from draftwood.runtime.prefix import PrefixCache
 from draftwood.runtime.session import Answer, Decoding, Event, Run, Session
 
-SLACK = 0.15  # of a target pass: how long one request waits, at most, for another one that drafts
+PATIENCE = 0.15  # of a target pass: how long a request that has not drafted waits for others that do, at most
+TOGETHER = 2.0  # the same where all have drafted: a pass for them all saves one
 SHORT = 128  # rows of a run that is never computed in pieces
 RECENT = 0.2  # weight of the newest target pass in the mean of their seconds
 
@@ -41,6 +42,7 @@ class Task(Generic[Event]):
     cancelled: bool = False
     run: Run | None = None
     pending: Pending | None = None
+    drafted: bool = False  # whether it has drafted since the target answered it last
     preempted: int = 0  # times that it was put back
     _decoding: Decoding[Event] | None = None
 
@@ -196,9 +198,9 @@ class Scheduler:
                 self._drop_cancelled()
 
     def _due(self, ready: Sequence[Task[Any]]) -> bool:
-        """Whether the target runs now, or waits for those that draft still: the fewer wait for the more."""
-        drafting = len(self.active) - len(ready)
-        return not drafting or self._drafted >= SLACK * self._target_seconds * drafting / len(ready)
+        """Whether the target runs now, or waits for those that draft still."""
+        patience = TOGETHER if all(task.drafted for task in ready) else PATIENCE
+        return len(ready) == len(self.active) or self._drafted >= patience * self._target_seconds
 
     def _admit(self) -> None:
         """Let the first of those that wait begin, or go on, while there is room."""
@@ -277,6 +279,7 @@ class Scheduler:
             return
         for task in tasks:
             if task.pending is not None and not task.pending.rows:
+                task.drafted = task.pending.run.drafts
                 self._advance(task, task.pending.finish())
 
     def _advance(self, task: Task[Any], answer: Answer | None) -> None:
