@@ -198,10 +198,10 @@ class Cache:
         """
         grown = dict(wanted or {})
         for extent in self._lent:
-            if slots and extent not in grown and self.fixed is None and extent.used + STEP // 4 > extent.capacity:
-                grown[extent] = self.capacity(extent.used + STEP // 4)
+            if slots and extent not in grown and self.fixed is None and extent.used + STEP // 2 > extent.capacity:
+                grown[extent] = self.capacity(extent.used + STEP // 2)
                 slots += grown[extent] - extent.capacity
-        room = slots + slots // 32 if slots else 0
+        room = slots + slots // 16 if slots else 0
         self.budget.take((room - self.slots) * self.slot_bytes)
         order = sorted(self._lent, key=lambda extent: (grown.get(extent, extent.capacity), extent.base))
         before = [Extent(extent.base, extent.capacity) for extent in order]
