@@ -62,7 +62,7 @@ class Batch:
         count, reach = len(tokens), max(positions) + 1
         more = model.cells(count) - count
         if more > 0:
-            tokens, positions = ([*part, *part[-1:] * more] for part in (tokens, positions))
+            tokens, positions = ([*part, *[part[-1]] * more] for part in (tokens, positions))
             if hidden is not None:
                 hidden = torch.cat((hidden, hidden[-1:].expand(more, -1)))
         if isinstance(wanted, slice):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from draftwood.models.cache import GRAIN, Cache, Extent
 
 @dataclass(slots=True)
 class Group:
-    """Segments whose attention is one product: as many rows of queries each, in neighbouring extents of one capacity."""
+    """Segments whose attention is one product: as many queries each, in neighbouring extents of one capacity."""
 
     rows: slice  # of the queries
     count: int
@@ -39,16 +40,23 @@ class View:
     back: Tensor | None = None  # place of each row among the queries
 
 
-@dataclass(slots=True)
-class Memory:
+class Memory(Protocol):
     """Where a layer keeps keys and values."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, view: View, scale: float | None, cap: float | None) -> Tensor:
+        """Keep k and v [1, N, kv_heads, D]; attention [1, N, heads * D] of q [1, N, heads, D]."""
+        ...
+
+
+@dataclass(slots=True)
+class Pooled:
+    """In the extents of a cache: attention goes group by group."""
 
     cache: Cache
     layer: int
     index: Tensor  # [N * kv_heads] rows of both planes that are written
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, view: View, scale: float | None, cap: float | None) -> Tensor:
-        """Keep k and v [1, N, kv_heads, D]; attention [1, N, heads * D] of q [1, N, heads, D], group by group."""
         for plane, values in enumerate((k, v), 2 * self.layer):
             self.cache.planes[plane].index_copy_(0, self.index, values.reshape(-1, values.shape[-1]))
         rows = q[0] if view.take is None else q[0, view.take]
@@ -58,7 +66,7 @@ class Memory:
                 self.cache.read(plane, group.extent, group.span, group.count)
                 for plane in (2 * self.layer, 2 * self.layer + 1)
             )
-            queries = rows[group.rows].unflatten(0, (group.count, -1))
+            queries = rows[group.rows].view(group.count, -1, *q.shape[2:])
             parts.append(view.attend(queries, keys, values, group.bias, scale, cap).flatten(0, 1))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return (out if view.back is None else out[view.back])[None]
@@ -95,7 +103,7 @@ def packs(batch: Batch, fewest: int) -> tuple[list[tuple[list[Segment], int]], l
 
 
 def visible(segments: Sequence[Segment], rows: int, device: torch.device) -> Tensor:
-    """Which slots the rows of some segments see [count, rows, span], spans in whole grains; [1, 1, span] where all do."""
+    """Which slots segments of some rows see [count, rows, span], spans in whole grains; [1, 1, span] where all do."""
     span = -(-max(segment.span for segment in segments) // GRAIN) * GRAIN
     if len(segments) == 1 and segments[0].mask is None:
         rows = 1

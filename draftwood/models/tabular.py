@@ -76,7 +76,9 @@ class TabularModel:
                 slots = [slot for slot, seen in zip(slots, segment.mask[place].tolist(), strict=True) if seen]
             slots = sorted(slots, key=lambda slot: slot[1])
             if [slot[1] for slot in slots] != list(range(len(slots))):
-                raise AssertionError(f"a row sees the positions {[slot[1] for slot in slots]}: masks or slots are wrong")
+                raise AssertionError(
+                    f"a row sees the positions {[slot[1] for slot in slots]}: masks or slots are wrong"
+                )
             out.append(self._log_law(tuple(slot[0] for slot in slots)))
         logits = torch.stack(out) if out else torch.empty(0, self.vocab_size, dtype=self.dtype)
         batch.kept.update(dict.fromkeys(batch.states, logits))  # there is nothing else that it could show

@@ -38,10 +38,12 @@ class Masks(Kind):
         forest.roots = [node for node in range(len(forest)) if forest.parent[node] == TRUNK]
         count = len(forest)
         model = TabularModel.random(count, seed=0)
-        session = Session(model, model.new_cache(self.trunk + count + 8))
-        session.store(session.prepare(Run(session, forest, [TRUNK - self.trunk])), None)  # the trunk is cached
-        job = session.prepare(Run(session, forest, range(count)))
-        nodes, slots, span = list(range(count)), job.slots, job.span
+        session = Session(model, model.new_cache())
+        run = Run(session, forest, [TRUNK - self.trunk])
+        session.store(session.job(run, session.rows(run), 0, model.n_layers), None)  # the trunk is cached
+        run = Run(session, forest, range(count))
+        segment = session.job(run, session.rows(run), 0, model.n_layers).segment
+        nodes, slots, span = list(range(count)), list(segment.slots), segment.span
         visible = torch.zeros(span, dtype=torch.bool)
         visible[session._trunk_slot] = True
         tree = torch.from_numpy(full.mask.copy())
