@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from typer.cli import get_docs_for_click
 
 from draftwood import Metrics, SamplingParams, load
+from draftwood.cli.listings import kind
 from draftwood.cli.main import COMMANDS, GROUP, GROUPS, made
-from draftwood.cli.methods import kind
 from draftwood.depth import CONTROLLERS
 from draftwood.eval.tasks import TASKS
 from draftwood.explain.tree import FATES

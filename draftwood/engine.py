@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, SupportsIndex, Unpack
 from weakref import WeakKeyDictionary
 
@@ -15,16 +16,16 @@ from draftwood.core.records import Kind, Round
 from draftwood.decode import rounds
 from draftwood.depth import Learner
 from draftwood.draft import SharedSession
-from draftwood.errors import ConfigurationError, RequestError, did_you_mean
+from draftwood.errors import ConfigurationError, DraftwoodError, RequestError, did_you_mean
 from draftwood.generation import Generation
 from draftwood.methods import Method
-from draftwood.models.base import CausalModel, Part
-from draftwood.models.cache import Cache
+from draftwood.models.base import CausalModel
+from draftwood.models.cache import Budget, Cache, free_bytes
 from draftwood.models.tokenizer import INCOMPLETE, Tokenizer, TokenStream
 from draftwood.params import SamplingParams
 from draftwood.request import Limits, MethodSpec, Options, Prompt, Request
 from draftwood.results import GenerationResult
-from draftwood.runtime.executor import drive, drive_together
+from draftwood.runtime.scheduler import SHORT, Scheduler, Task
 from draftwood.runtime.session import Session
 from draftwood.text import Ending, StopStrings
 
@@ -52,6 +53,17 @@ class BatchInterrupted(KeyboardInterrupt):
         self.results = results
 
 
+class BatchFailed(DraftwoodError):
+    """Some requests of a batch ended in an error: `errors` and `results`, by place among the prompts."""
+
+    def __init__(self, errors: dict[int, BaseException]) -> None:
+        place, first = next(iter(errors.items()))
+        more = f" (and {len(errors) - 1} more requests failed)" if len(errors) > 1 else ""
+        super().__init__(f"request {place + 1} of the batch: {first}{more}; the results of the others are kept")
+        self.errors = errors
+        self.results: dict[int, GenerationResult] = {}
+
+
 class Engine:
     """A target model, draft models and a tokenizer, ready to decode. Made by `draftwood.load`."""
 
@@ -62,12 +74,21 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         end_tokens: frozenset[int] = frozenset(),
         names: Mapping[str, Any] | None = None,
+        kv_cache_bytes: int | None = None,
+        max_running: int = 64,
+        max_queued: int | None = None,
     ) -> None:
+        """`kv_cache_bytes` is the budget of all models' keys and values: by default half of the memory that is free.
+
+        At most `max_running` requests share the forwards, at most `max_queued` wait (None: any number).
+        """
         self.target = target
         self.drafts = list(drafts)
         self.tokenizer = tokenizer
         self.end_tokens = end_tokens
         self.names = dict(names or {})
+        self._budget = Budget(free_bytes(target.device) // 2 if kv_cache_bytes is None else kv_cache_bytes)
+        self.scheduler = Scheduler(running=max_running, queue=max_queued, memory=self._budget.limit)
         self._caches: WeakKeyDictionary[CausalModel, Cache] = WeakKeyDictionary()
         self._models: dict[object, Sequence[CausalModel]] = {}  # what methods draft with; see Method.drafts_from
         self._learners: dict[Method, Learner] = {}  # controllers whose requests learn together
@@ -112,9 +133,22 @@ class Engine:
         generation = self._generation(
             self.request(prompt, method=method, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, **limits)
         )
-        for round_ in drive(rounds(generation)):
+        for round_ in self._rounds(generation):
             generation.note(round_)
         return generation.result()
+
+    def _rounds(self, generation: Generation) -> Iterator[Round]:
+        """A request's rounds as they come; others go on meanwhile. Closing the iterator cancels the request."""
+        return self.scheduler.events(self.submit(generation))
+
+    def submit(self, generation: Generation, notify: Callable[[], object] | None = None) -> Task[Round]:
+        """Queue a request with the engine's scheduler; `notify` is called when there is a round, and at the end.
+
+        Raises RequestError where its keys and values can never fit, Overloaded where the queue is full.
+        """
+        prompt, sessions = len(generation.request.prompt), (generation.target, *generation.drafts)
+        most = prompt + generation.request.max_new_tokens + SHORT
+        return self.scheduler.submit(Task(partial(rounds, generation), sessions, prompt, most, notify))
 
     def explain(self, prompt: Prompt, **options: Unpack[Options]) -> Explanation:
         """As `generate`, and keep what became of every draft.
@@ -125,7 +159,9 @@ class Engine:
         from draftwood.explain.explanation import Explanation
 
         generation = self._generation(self.request(prompt, **options))
-        return Explanation.of(generation, self.tokenizer, {**self.names, "device": str(self.target.device)})
+        return Explanation.of(
+            generation, self._rounds, self.tokenizer, {**self.names, "device": str(self.target.device)}
+        )
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[StreamEvent]:
         """As `generate`, round by round; bad input is refused at once. Closing the iterator cancels the request."""
@@ -133,7 +169,7 @@ class Engine:
 
     def _stream(self, generation: Generation) -> Iterator[StreamEvent]:
         ending = generation.ending
-        for round_ in drive(rounds(generation)):
+        for round_ in self._rounds(generation):
             generation.note(round_)
             result = None if ending.reason is None else generation.result()
             yield StreamEvent(ending.new_text(), round_.tokens, round_.kinds, round_.logprobs, round_, result)
@@ -145,7 +181,7 @@ class Engine:
         progress: Callable[[int, int], object] | None = None,
         **options: Unpack[Options],
     ) -> list[GenerationResult]:
-        """Decode many prompts, at most `concurrency` at once, one padded forward per model and step.
+        """Decode many prompts, at most `concurrency` at once, one forward per model and step.
 
         A prompt may be a mapping {"prompt": ..., option: value} that overrides the common options, so methods, seeds
         and limits may differ. A request's text does not depend on the others in the batch. Bad input is refused
@@ -161,6 +197,9 @@ class Engine:
                     progress(len(results), len(prompts))
         except KeyboardInterrupt:
             raise BatchInterrupted(results) from None
+        except BatchFailed as failed:
+            failed.results = results
+            raise
         return [results[index] for index in range(len(prompts))]
 
     def as_completed(
@@ -185,11 +224,32 @@ class Engine:
         return self._completed(dict(enumerate(map(self._generation, requests))), concurrency)
 
     def _completed(self, generations: dict[int, Generation], limit: int) -> Iterator[tuple[int, GenerationResult]]:
-        starts = (partial(rounds, generations[index]) for index in range(len(generations)))
-        for index, round_ in drive_together(starts, limit):
-            generations[index].note(round_)
-            if generations[index].ending.reason is not None:
-                yield index, generations.pop(index).result()  # nothing is kept of what has ended
+        tasks: dict[int, Task[Round]] = {}
+        errors: dict[int, BaseException] = {}
+        waiting = iter(list(generations.items()))
+        try:
+            while True:
+                for index, generation in islice(waiting, limit - len(tasks)):
+                    tasks[index] = self.submit(generation)
+                if not tasks:
+                    break
+                self.scheduler.wait(tasks.values())
+                for index, task in list(tasks.items()):
+                    while task.events:
+                        generations[index].note(task.events.popleft())
+                    if not task.done:
+                        continue
+                    del tasks[index]
+                    generation = generations.pop(index)  # nothing is kept of what has ended
+                    if task.error is None:
+                        yield index, generation.result()
+                    else:
+                        errors[index] = task.error
+        finally:
+            for task in tasks.values():
+                self.scheduler.cancel(task)
+        if errors:
+            raise BatchFailed(errors) from next(iter(errors.values()))
 
     def method(self, spec: MethodSpec | None = None) -> Method:
         """The method that a specification means here; refuses one that needs other draft models than there are."""
@@ -297,7 +357,7 @@ class Engine:
         models = self._models.get(request.method.drafts_from)
         if models is None:
             models = self._models[request.method.drafts_from] = request.method.models(self.target, self.drafts)
-        target = Session(self.target, self._cache(self.target))
+        target = Session(self.target, self._cache(self.target), prefixes=self.scheduler.prefixes)
         drafts = [self._drafting(model, target) for model in models]
         drafter, verify, depth, ranking = request.method.build(drafts, target)
         if isinstance(depth, Learner) and depth.shared:
@@ -317,9 +377,9 @@ class Engine:
 
     def _drafting(self, model: CausalModel, target: Session) -> Session:
         """A draft model's session: with a cache of its own, unless the model is a part of the target."""
-        if isinstance(model, Part) and model.whole is self.target:
+        if getattr(model, "whole", None) is self.target:
             return SharedSession(model, target.cache, "draft", target=target)
-        return Session(model, self._cache(model), "draft")
+        return Session(model, self._cache(model), "draft", self.scheduler.prefixes)
 
     def _ending(self, request: Request) -> Ending:
         """Where one of the request's texts ends."""
@@ -339,7 +399,7 @@ class Engine:
         """The cache of a model, made when it is first needed and shared by all requests."""
         cache = self._caches.get(model)
         if cache is None:
-            cache = self._caches[model] = model.new_cache()
+            cache = self._caches[model] = model.new_cache(budget=self._budget)
         return cache
 
 

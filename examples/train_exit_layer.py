@@ -20,7 +20,8 @@ import draftwood
 from draftwood.loading import EMBEDDED
 from draftwood.models import checkpoint
 from draftwood.models.tokenizer import Tokenizer
-from draftwood.train.exit_layer import ExitRun, Settings, plot
+from draftwood.train.exit_layer import ExitRun, plot
+from draftwood.train.settings import ExitSettings
 from draftwood.train.texts import read_texts
 
 STEPS, CONTEXT = 150, 256
@@ -31,7 +32,7 @@ def train(out: Path) -> None:
     source = EMBEDDED / "target"
     target = checkpoint.load(source, packed=False)  # plain weights, from which the exit begins
     texts = read_texts("corpus", Tokenizer.load(source), end=0, context=CONTEXT, rows=8 * STEPS, held_out=16)
-    settings = Settings(layers=1, steps=STEPS, batch=8, rate=3e-3, warmup=15, distill=1.0)
+    settings = ExitSettings(layers=1, steps=STEPS, batch=8, rate=3e-3, warmup=15, distill=1.0)
     run = ExitRun(target, texts, settings, out)
     left = STEPS - run.progress.step
     for figures in track(run.train(25, 25, torch.bfloat16), "training", total=left):

@@ -1,6 +1,19 @@
 """Whether a method is as exact as it says: by enumeration, by samples, on greedy text and at one place of real text."""
 
-from draftwood.certify.checks import Check
-from draftwood.certify.report import Budget, Certificate, Report, Watch, certify, certify_each
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from draftwood.certify.budget import Budget
+    from draftwood.certify.checks import Check
+    from draftwood.certify.report import Certificate, Report, Watch, certify, certify_each
 
 __all__ = ["Budget", "Certificate", "Check", "Report", "Watch", "certify", "certify_each"]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported when it is first used: budgets are read without torch."""
+    if name in __all__:
+        home = {"Budget": "budget", "Check": "checks"}.get(name, "report")
+        return getattr(import_module(f"draftwood.certify.{home}"), name)
+    raise AttributeError(f"module 'draftwood.certify' has no attribute {name!r}")

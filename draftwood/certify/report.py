@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import draftwood
+from draftwood.certify.budget import Budget
 from draftwood.certify.checks import Check, Verdict
 from draftwood.certify.exactness import CELLS, rule_check, sampled_check
 from draftwood.certify.pair import greedy_check, position_check, uncertain
@@ -14,19 +15,6 @@ from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, DraftwoodError
 from draftwood.methods import Method
 from draftwood.params import SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """How much each check does."""
-
-    runs: int = 1000  # generations per combination of warp and batch, on tabular models
-    replays: int = 1000  # outcomes of one enumerated case
-    identities: int = 200  # texts compared with those of a reference
-    pair_runs: int = 600  # sampled generations of the pair
-    max_new_tokens: int = 64  # of greedy text
-    position: int = 2  # the last generated token whose law is checked
-    seed: int = 1
 
 
 class Watch:

@@ -8,42 +8,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import ConfigDict
-
+from draftwood.certify.budget import CHECKS, Budget
 from draftwood.cli.groups import METHOD, OUTPUT, MethodOptions, ModelOptions, OutputOptions
-from draftwood.cli.options import OptionGroup, flag
+from draftwood.cli.options import flag
 from draftwood.cli.output_file import check_writable, write_text
 from draftwood.errors import ConfigurationError
+from draftwood.explain.terminal import as_json, console, method_label, simple_table
 from draftwood.params import SamplingParams
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from draftwood.certify import Budget, Certificate, Watch
+    from draftwood.certify import Certificate, Watch
     from draftwood.cli.interrupt import Interrupt
     from draftwood.methods import Method
 
-CHECKS = "Checks"
 STYLES = {"PASS": "green", "FAIL": "bold red", "LOSSY": "yellow", "N/A": "dim"}
 INTERRUPTED = 130
-
-
-class CheckOptions(OptionGroup):
-    """How much is checked."""
-
-    model_config = ConfigDict(title=CHECKS)
-
-    runs: int = flag(1000, "Generations per combination of warp and batch on tabular models.", ge=1)
-    replays: int = flag(1000, "Most outcomes of an enumerated case.", ge=1)
-    pair_runs: int = flag(600, "Sampled generations of the pair.", ge=1)
-    max_new_tokens: int = flag(64, "Tokens of the pair's greedy text.", ge=1)
-    position: int = flag(2, "The law of the pair is checked up to this token, from 0.", ge=0)
-    seed: int = flag(1, "Of tabular models and runs.")
-
-    def budget(self) -> Budget:
-        from draftwood.certify import Budget
-
-        return Budget(**self.model_dump())
 
 
 def certify(
@@ -52,7 +33,7 @@ def certify(
     every: bool = flag(False, "Every method there is.", names=("--all",), panel=METHOD),
     models: ModelOptions,
     pair: bool = flag(True, "Also check the models themselves, or tabular models alone.", panel=CHECKS),
-    checks: CheckOptions,
+    checks: Budget,
     prompts: Path | None = flag(
         None, "Prompts for the pair, one a line. Default: held-out documents of every domain.", "FILE", panel=CHECKS
     ),
@@ -71,7 +52,6 @@ def certify(
     """
     from draftwood.certify import certify_each
     from draftwood.cli.interrupt import Interrupt
-    from draftwood.explain.terminal import as_json, console
     from draftwood.methods import METHODS, Method
     from draftwood.prompts import corpus_prompts, fitted, read_prompts
 
@@ -87,20 +67,19 @@ def certify(
     asked = [] if engine is None else fitted(engine, texts, checks.max_new_tokens)
     params = SamplingParams(temperature=temperature)
     with Interrupt() as interrupt, _watch(interrupt, output.color) as watch:
-        report = certify_each(chosen, engine, asked, checks.budget(), params, watch)
-    document = as_json(report.as_dict())
-    if output.json_:
-        print(document, flush=True)
-    else:
-        show = console(output.color).print
-        show(table(report.certificates))
-        show()
-        show("LOSSY: not exact by design, distances are measured; N/A: means nothing here.", markup=False)
-        partial = "" if report.complete else f"; interrupted, {len(report.certificates)} of {len(chosen)} methods begun"
-        written = f"; written to {out}" if out is not None else ""
-        show(f"verdict: {report.verdict}{partial}{written}", markup=False, soft_wrap=True)
+        report = certify_each(chosen, engine, asked, checks, params, watch)
+    document = report.as_dict()
+    partial = "" if report.complete else f"; interrupted, {len(report.certificates)} of {len(chosen)} methods begun"
+    written = f"; written to {out}" if out is not None else ""
+    output.give(
+        document,
+        table(report.certificates),
+        "",
+        "LOSSY: not exact by design, distances are measured; N/A: means nothing here.",
+        f"verdict: {report.verdict}{partial}{written}",
+    )
     if out is not None:
-        write_text(out, document + "\n")
+        write_text(out, as_json(document) + "\n")
     if not report.complete:
         sys.exit(INTERRUPTED)
     if report.verdict == "FAIL":
@@ -111,12 +90,8 @@ def table(found: Sequence[Certificate]) -> Table:
     """One line of reason per check, within 80 columns."""
     from rich.text import Text
 
-    from draftwood.explain.terminal import method_label, simple_table
-
-    made = simple_table()
-    made.add_column("method", overflow="fold", min_width=12, max_width=20)
-    made.add_column("verdict", no_wrap=True)
-    made.add_column("check", overflow="fold")
+    made = simple_table("method", "verdict", "check", first=12)
+    made.columns[0].max_width, made.columns[1].no_wrap = 20, True
     for certificate in found:
         label = Text(method_label(certificate.method))
         whole = "overall" if certificate.complete else "overall, of the checks that were done"
@@ -133,7 +108,6 @@ def _watch(interrupt: Interrupt, color: bool | None) -> Iterator[Watch]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from draftwood.certify import Watch
-    from draftwood.explain.terminal import console
 
     err = console(color, stderr=True)
     columns = (BarColumn(24), MofNCompleteColumn(), TextColumn("{task.description}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from draftwood.cli.options import flag
 from draftwood.cli.progress import progress
 from draftwood.eval.interleaved import Entry, parse_methods
 from draftwood.eval.interleaved import compare as run
+from draftwood.explain.terminal import SEPARATOR, compiled, console, grown, method_label, percent, simple_table, visible
 from draftwood.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -57,8 +58,6 @@ def compare(
     all alike, and medians are shown. Greedy by default: every method must give the
     same text.
     """
-    from draftwood.explain.terminal import as_json, console, grown, visible
-
     text = prompt.text()
     names = methods if methods is not None else USUAL if models.drafts else USUAL_WITHOUT_DRAFT
     chosen = parse_methods(names, settings)
@@ -79,22 +78,17 @@ def compare(
             seed=seed,
             **limits.model_dump(),
         )
-    compiled = engine.compile_seconds
-    if output.json_:
-        models_used = {**engine.names, "device": str(engine.target.device)}
-        about: dict[str, Any] = {"draftwood": __version__, "models": models_used}
-        about |= {"compile_seconds": compiled} if engine.names.get("compiled") else {}
-        print(as_json({**about, "max_new_tokens": limits.max_new_tokens, **found.as_dict()}))
-    else:
+    seconds = engine.compile_seconds
+    models_used = {**engine.names, "device": str(engine.target.device)}
+    about: dict[str, Any] = {"draftwood": __version__, "models": models_used}
+    about |= {"compile_seconds": seconds} if engine.names.get("compiled") else {}
+    document = {**about, "max_new_tokens": limits.max_new_tokens, **found.as_dict()}
+    if not output.json_:
         out = console(output.color)
         shown = visible(found.baseline.first.text) if out.is_terminal else found.baseline.first.text
         out.print(shown, style="dim", markup=False, soft_wrap=not out.is_terminal)
-        out.print()
-        out.print(table(found.entries, out.width))
-        out.print()
-        _footnotes(found.entries, compiled, out.print)
-        for note in grown(engine.names):
-            out.print(note, markup=False)
+    notes = _footnotes(found.entries, seconds)
+    output.give(document, "", table(found.entries, console().width), "", *notes, *grown(engine.names), wrap=True)
     if found.interrupted:
         sys.exit(130)
 
@@ -115,13 +109,8 @@ def table(entries: Sequence[Entry], width: int = 80) -> Table:
     """Everything side by side, within `width` columns (44 at least) and 80 at most."""
     from rich.text import Text
 
-    from draftwood.explain.terminal import method_label, percent, simple_table
-
-    made = simple_table()
-    made.add_column("method", overflow="fold", min_width=14)
     shown = [name for name, least in COLUMNS.items() if width >= least]
-    for name in shown:
-        made.add_column(name, justify="right", no_wrap=True)
+    made = simple_table("method", *(f">{name}" for name in shown), first=14)
     fastest = max(entry.rate for entry in entries)
     for entry in entries:
         metrics = entry.first.metrics
@@ -140,20 +129,18 @@ def table(entries: Sequence[Entry], width: int = 80) -> Table:
     return made
 
 
-def _footnotes(entries: Sequence[Entry], compile_seconds: float, show: Callable[..., Any]) -> None:
-    from draftwood.explain.terminal import SEPARATOR, compiled
-
+def _footnotes(entries: Sequence[Entry], compile_seconds: float) -> Iterator[str]:
     first = entries[0].first
     tokens = len(first.tokens)
     notes = [f"{tokens} token{'s' * (tokens != 1)}, finish {first.finish_reason}", f"seed {first.seed}"]
     notes.append(f"temperature {first.sampling['temperature']:g}")
     runs = len(entries[0].runs)
     notes += [f"median of {runs} runs" if runs > 1 else "one run", *compiled(compile_seconds)]
-    show(SEPARATOR.join(notes), markup=False)
-    show("tau: tokens per target forward; accept: accepted over drafted tokens;", markup=False)
-    show("c: time of a draft forward over a target forward", markup=False)
+    yield SEPARATOR.join(notes)
+    yield "tau: tokens per target forward; accept: accepted over drafted tokens;"
+    yield "c: time of a draft forward over a target forward"
     drawn = [entry.method for entry in entries if entry.same_text is None]
     if any("verify" in type(method).model_fields for method in drawn):
-        show("-: same distribution, other draws; verify=coupled repeats the text of plain decoding", markup=False)
+        yield "-: same distribution, other draws; verify=coupled repeats the text of plain decoding"
     if any("n_best" in type(method).model_fields for method in drawn):
-        show("-: beams are drawn; dsbd has the law of beam-sampling, not of plain decoding", markup=False)
+        yield "-: beams are drawn; dsbd has the law of beam-sampling, not of plain decoding"

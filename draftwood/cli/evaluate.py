@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +14,11 @@ from draftwood.cli.options import flag
 from draftwood.cli.progress import progress as bar
 from draftwood.errors import RequestError
 from draftwood.eval.interleaved import parse_methods
+from draftwood.explain.terminal import SEPARATOR, grown, method_label, simple_table
 from draftwood.params import SamplingParams
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
     from draftwood.engine import Engine
@@ -91,7 +94,6 @@ def evaluate(
     from draftwood.eval.running import Plan
     from draftwood.eval.store import check_writable
     from draftwood.eval.tasks import parse_all
-    from draftwood.explain.terminal import as_json, console
 
     names = methods if methods is not None else USUAL if models.drafts else USUAL_WITHOUT_DRAFT
     chosen = parse_methods(names, settings)
@@ -112,10 +114,9 @@ def evaluate(
     except KeyboardInterrupt:  # what has been measured is shown
         interrupted = True
         document = read_summary(out)
-    if output.json_:
-        print(as_json(document))
-    else:
-        show(document, out, console(output.color).print)
+    output.give(document, *([] if output.json_ else shown(document)), wrap=True)
+    if not output.json_:
+        output.say(f"{out}: summary.json, items.jsonl, run.json")
     if interrupted:
         sys.exit(130)
 
@@ -153,50 +154,38 @@ def progress(color: bool | None) -> Iterator[tuple[Callable[[int, int], None], C
         )
 
 
-def show(document: Mapping[str, Any], out: Path, say: Callable[..., Any]) -> None:
+def shown(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     """A table for each task, and what must be said about it."""
-    from draftwood.explain.terminal import SEPARATOR, grown
+    from rich.text import Text
 
-    rows = document["rows"]
-    for task in document["configuration"]["tasks"]:
-        say(f"[bold]{task['name']}[/]  {task['metric']}, {task['items']} item{'s' * (task['items'] != 1)}")
-        say(table([row for row in rows if row["task"] == task["name"]]))
-        say()
-    runs, sampling = document["runs"], document["configuration"]["sampling"]
-    count = len(document["configuration"]["seeds"])
+    rows, configuration = document["rows"], document["configuration"]
+    for task in configuration["tasks"]:
+        items = f"  {task['metric']}, {task['items']} item{'s' * (task['items'] != 1)}"
+        yield Text.assemble((task["name"], "bold"), items)
+        yield table([row for row in rows if row["task"] == task["name"]])
+        yield ""
+    runs, energy, count = document["runs"], document["energy"], len(configuration["seeds"])
     notes = [f"{runs['made']} of {runs['expected']} runs", f"{runs['failed']} failed"]
-    notes += [f"temperature {sampling['temperature']:g}", f"{count} seed{'s' * (count != 1)}"]
-    say(SEPARATOR.join(notes), markup=False)
-    energy = document["energy"]
-    say("energy: " + (energy if isinstance(energy, str) else "see joules in summary.json"), markup=False)
-    say("in brackets: 95% bootstrap intervals over items; speed-up: paired with the baseline", markup=False)
-    for error, times in errors(rows):
-        say(f"{times}× {error}", markup=False)
-    for note in grown(document["configuration"]["models"]):
-        say(note, markup=False)
-    say(f"{out}: summary.json, items.jsonl, run.json", markup=False, soft_wrap=True)
+    notes += [f"temperature {configuration['sampling']['temperature']:g}", f"{count} seed{'s' * (count != 1)}"]
+    yield SEPARATOR.join(notes)
+    yield "energy: " + (energy if isinstance(energy, str) else "see joules in summary.json")
+    yield "in brackets: 95% bootstrap intervals over items; speed-up: paired with the baseline"
+    yield from (f"{times}× {error}" for error, times in errors(rows))
+    yield from grown(configuration["models"])
 
 
 def errors(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
     """The most frequent errors."""
-    found: dict[str, int] = {}
-    for row in rows:
-        for error, count in row["errors"].items():
-            found[error] = found.get(error, 0) + count
-    return sorted(found.items(), key=lambda entry: -entry[1])[:5]
+    return sum((Counter(row["errors"]) for row in rows), Counter[str]()).most_common(5)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The methods of one task side by side, within 80 columns."""
     from rich.text import Text
 
-    from draftwood.explain.terminal import method_label, simple_table
-
-    made = simple_table()
-    made.add_column("method", overflow="fold", min_width=14)
     failed = [row["runs"]["failed_to_decode"] + row["runs"]["failed_to_score"] for row in rows]
-    for name in ("score", "tokens/s", "speed-up", "tau", "failed" if any(failed) else "accept"):
-        made.add_column(name, justify="right", no_wrap=True)
+    numbers = (">score", ">tokens/s", ">speed-up", ">tau", ">failed" if any(failed) else ">accept")
+    made = simple_table("method", *numbers, first=14)
     for row, failures in zip(rows, failed, strict=True):
         quality, decoding = row["quality"], row["decoding"]
         speed_up = row["paired"]["speed_up"] if row["paired"] else None

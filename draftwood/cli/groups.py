@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ConfigDict
 
@@ -17,6 +17,8 @@ from draftwood.cli.options import OptionGroup, flag
 from draftwood.errors import RequestError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from draftwood.engine import Engine
     from draftwood.methods import Method
     from draftwood.request import Prompt
@@ -202,11 +204,28 @@ class ColorOptions(OptionGroup):
 
     color: bool | None = flag(None, "Default: colour on a terminal, unless NO_COLOR is set.")
 
+    def say(self, *lines: RenderableType, wrap: bool = False, stderr: bool = False) -> None:
+        """Print tables and lines of text as they stand; `wrap`: broken at the terminal's width."""
+        from draftwood.explain.terminal import console
+
+        show = console(self.color, stderr=stderr).print
+        for line in lines:
+            show(line, markup=False, soft_wrap=isinstance(line, str) and not wrap)
+
 
 class OutputOptions(ColorOptions):
     """What is printed, and how; or everything as JSON."""
 
     json_: bool = flag(False, "Print one JSON document and nothing else.", names=("--json",))
+
+    def give(self, document: Any, *lines: RenderableType, wrap: bool = False) -> None:
+        """Print the document, or what it comes to in words and tables."""
+        from draftwood.explain.terminal import as_json
+
+        if self.json_:
+            print(as_json(document), flush=True)
+        else:
+            self.say(*lines, wrap=wrap)
 
 
 class LogOptions(OptionGroup):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
 
 from draftwood.cli.groups import OutputOptions, ThreadOptions
 from draftwood.cli.options import flag
 from draftwood.cli.progress import progress
 from draftwood.errors import ConfigurationError, did_you_mean
+from draftwood.explain.terminal import simple_table
 
-SHAPE = "Shape"
+PANEL = "Shape"
 EMBEDDED_MODELS = ("embedded:target", "embedded:draft")
 
 
@@ -27,22 +28,22 @@ def grow(
         "OUT",
         argument=True,
     ),
-    layers: int | None = flag(None, "Layers.", panel=SHAPE, usual="as the source"),
-    width: int | None = flag(None, "Width of the residual stream.", panel=SHAPE, usual="as the source"),
+    layers: int | None = flag(None, "Layers.", panel=PANEL, usual="as the source"),
+    width: int | None = flag(None, "Width of the residual stream.", panel=PANEL, usual="as the source"),
     like: str | None = flag(
         None,
         "Both at once: 12x768 (as GPT-2), 22x2048 (as TinyLlama), 32x4096 (as Llama 7B).",
         "LxD",
-        panel=SHAPE,
+        panel=PANEL,
     ),
-    heads: int | None = flag(None, "Attention heads; their dimension stays.", panel=SHAPE, usual="as the width grows"),
-    kv_heads: int | None = flag(None, "Key/value heads.", panel=SHAPE, usual="in groups as the source's"),
-    intermediate: int | None = flag(None, "Hidden units of each MLP.", panel=SHAPE, usual="as the width grows"),
-    keep_first: int = flag(2, "Layers are added after the first N, for early exits.", panel=SHAPE, ge=0),
+    heads: int | None = flag(None, "Attention heads; their dimension stays.", panel=PANEL, usual="as the width grows"),
+    kv_heads: int | None = flag(None, "Key/value heads.", panel=PANEL, usual="in groups as the source's"),
+    intermediate: int | None = flag(None, "Hidden units of each MLP.", panel=PANEL, usual="as the width grows"),
+    keep_first: int = flag(2, "Layers are added after the first N, for early exits.", panel=PANEL, ge=0),
     dtype: Literal["float32", "bfloat16", "float64"] = flag(
-        "float32", "float32, bfloat16 or float64; float16's range ends above the silent weights.", "TYPE", panel=SHAPE
+        "float32", "float32, bfloat16 or float64; float16's range ends above the silent weights.", "TYPE", panel=PANEL
     ),
-    seed: int = flag(0, "Of the noise.", panel=SHAPE),
+    seed: int = flag(0, "Of the noise.", panel=PANEL),
     threads: ThreadOptions,
     output: OutputOptions,
 ) -> None:
@@ -57,8 +58,7 @@ def grow(
         source, out = EMBEDDED_MODELS[0], Path(source)
     if like is not None:
         layers, width = _like(like, layers, width)
-    from draftwood.explain.terminal import as_json, console
-    from draftwood.models.grown import grow_checkpoint
+    from draftwood.models.grown import SHAPE, grow_checkpoint
 
     began = perf_counter()
     with progress(output.color, "growing", 1.0, percent=True) as update:
@@ -79,12 +79,16 @@ def grow(
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     written = {"source": source, "out": str(out), "dtype": dtype}
     document = {**written, **sizes, "bytes": size, "seconds": perf_counter() - began}
-    if output.json_:
-        print(as_json(document))
-        return
-    show = console(output.color).print
-    show(_table(document))
-    show(f"{out}: {size:,} bytes, {dtype}, {document['seconds']:.1f} s", markup=False, soft_wrap=True)
+    shapes = [
+        (when, f"{sizes[when]['parameters']:,}", *(str(sizes[when][name]) for name in SHAPE))
+        for when in ("before", "after")
+    ]
+    headings = ("parameters", "layers", "width", "heads", "kv heads", "hidden")
+    output.give(
+        document,
+        simple_table("", *(f">{name}" for name in headings), rows=shapes),
+        f"{out}: {size:,} bytes, {dtype}, {document['seconds']:.1f} s",
+    )
 
 
 def _like(like: str, layers: int | None, width: int | None) -> tuple[int, int]:
@@ -106,17 +110,3 @@ def _locate(source: str) -> Path:
     if source not in EMBEDDED_MODELS:
         raise ConfigurationError(f"there is no model {source!r}" + did_you_mean(source, EMBEDDED_MODELS))
     return checkpoint.locate(EMBEDDED / source.partition(":")[2])
-
-
-def _table(document: dict[str, Any]) -> Any:
-    from draftwood.explain.terminal import simple_table
-
-    made = simple_table()
-    made.add_column("")
-    for name in ("parameters", "layers", "width", "heads", "kv heads", "hidden"):
-        made.add_column(name, justify="right", no_wrap=True)
-    for when in ("before", "after"):
-        shape = document[when]
-        sizes = [str(shape[name]) for name in ("layers", "width", "heads", "kv_heads", "intermediate")]
-        made.add_row(when, f"{shape['parameters']:,}", *sizes)
-    return made

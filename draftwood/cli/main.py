@@ -37,8 +37,8 @@ COMMANDS = {  # name -> module:function, in the order of the help page
     "eval": "draftwood.cli.evaluate:evaluate",
     "report": "draftwood.cli.report:report",
     "reproduce": "draftwood.cli.reproduce:reproduce",
-    "methods": "draftwood.cli.methods:methods",
-    "tasks": "draftwood.cli.tasks:tasks",
+    "methods": "draftwood.cli.listings:methods",
+    "tasks": "draftwood.cli.listings:tasks",
     "grow": "draftwood.cli.grow:grow",
     "tune": GROUP,
     "train": GROUP,
@@ -54,11 +54,11 @@ GROUPS = {  # name -> (one line of help, commands as above)
     "train": (
         "Train what makes drafts better: decision models, exit layers, heads.",
         {
-            "decision": "draftwood.cli.train_decision:decision",
-            "calibration": "draftwood.cli.train_calibration:calibration",
+            "decision": "draftwood.cli.train_drafts:decision",
+            "calibration": "draftwood.cli.train_drafts:calibration",
             "corpus": "draftwood.cli.train_corpus:corpus",
-            "eesd": "draftwood.cli.train_exit:eesd",
-            "medusa": "draftwood.cli.train_medusa:medusa",
+            "eesd": "draftwood.cli.train_layers:eesd",
+            "medusa": "draftwood.cli.train_layers:medusa",
         },
     ),
 }

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from draftwood.cli.groups import OUTPUT, ModelOptions, OutputOptions, WorkloadOptions, seed
 from draftwood.cli.options import flag
 from draftwood.cli.output_file import check_writable, write_text
 from draftwood.cli.progress import progress
+from draftwood.explain.terminal import as_json, console, grown, method_label, simple_table
 from draftwood.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ def plan(
     of the same width, all others with plain decoding. Ctrl-C while the best are run
     keeps what was found.
     """
-    from draftwood.explain.terminal import as_json, console, grown
     from draftwood.tune.planner import plan
 
     texts = work.texts()
@@ -55,16 +55,9 @@ def plan(
             seed,
             lambda what, share: update(completed=share, description=what),
         )
-    if output.json_:
-        about = {"models": engine.names, "sampling": sampling.model_dump(mode="json")}
-        print(as_json({**about, **found.as_dict()}), flush=True)
-    else:
-        show = console(output.color).print
-        show(_table(found, console(output.color).width))
-        show()
-        _footnotes(found, show)
-        for note in [*found.notes, *grown(engine.names)]:
-            show(note, markup=False)
+    about = {"models": engine.names, "sampling": sampling.model_dump(mode="json")}
+    notes = [*_footnotes(found), *found.notes, *grown(engine.names)]
+    output.give({**about, **found.as_dict()}, _table(found, console().width), "", *notes, wrap=True)
     if out is not None:
         method = {"name": "autoregressive"} if found.best is None else found.best.method.as_dict()
         write_text(out, as_json(method) + "\n")
@@ -78,14 +71,9 @@ def _table(found: Plan, width: int) -> Table:
     """What was predicted and what was measured, within 80 columns; below these without what can be computed."""
     from rich.text import Text
 
-    from draftwood.explain.terminal import method_label, simple_table
-
-    made = simple_table()
-    made.add_column("method", overflow="fold", min_width=14)
     wide = width >= 80
-    made.add_column("against", overflow="fold")
-    for name in (*(["per round"] if wide else []), "predicted", "measured", *(["off by"] if wide else [])):
-        made.add_column(name, justify="right", no_wrap=True)
+    numbers = [">per round"] * wide + [">predicted", ">measured"] + [">off by"] * wide
+    made = simple_table("method", "against", *numbers, first=14)
     best = found.best
     for one in found.choices:
         error = one.error
@@ -104,26 +92,19 @@ def _with_interval(value: float, between: tuple[float, float] | None) -> str:
     return f"{value:.2f}×" + ("" if between is None else f"\n{between[0]:.2f}-{between[1]:.2f}")
 
 
-def _footnotes(found: Plan, show: Callable[..., Any]) -> None:
-    from draftwood.explain.terminal import method_label
-
+def _footnotes(found: Plan) -> Iterator[str]:
     rows = ", ".join(
         f"{count}: {seconds / found.target_seconds[1]:.2f}"
         for count, seconds in found.target_seconds.items()
         if count in (4, 8, 16, 32)
     )
-    parts = [f"plain decoding {found.plain_tokens_per_second:.1f} tokens/s"]
-    parts += [] if found.c is None else [f"c {found.c:.2f}"]
-    parts.append("acceptance by depth " + " ".join(f"{a:.2f}" for a in found.alpha))
-    show(", ".join(parts), markup=False)
-    show(f"cost of K tokens at once, in forwards of one: {rows}", markup=False)
-    show(
+    c = "" if found.c is None else f", c {found.c:.2f}"
+    depths = " ".join(f"{a:.2f}" for a in found.alpha)
+    yield f"plain decoding {found.plain_tokens_per_second:.1f} tokens/s{c}, acceptance by depth {depths}"
+    yield f"cost of K tokens at once, in forwards of one: {rows}"
+    yield (
         f"{found.prompts} prompts in pilots, {found.checked} in the check, {found.seconds:.0f} s; "
-        "per round: tokens, of beams layers",
-        markup=False,
+        "per round: tokens, of beams layers"
     )
     best = found.best
-    if best is None:
-        show("recommended: do not speculate", markup=False)
-    else:
-        show(f"recommended: {method_label(best.method.as_dict())}", markup=False)
+    yield f"recommended: {'do not speculate' if best is None else method_label(best.method.as_dict())}"

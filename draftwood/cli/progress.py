@@ -39,10 +39,3 @@ def progress(
             bar.update(task, refresh=not live, **changes)
 
         yield update
-
-
-@contextmanager
-def advancing(label: str, total: int, color: bool | None, percent: bool = False) -> Iterator[Callable[[int], None]]:
-    """A bar for work whose amount is known; what is given is told how many of `total` were done now."""
-    with progress(color, label, total, percent) as update:
-        yield lambda count: update(advance=count)

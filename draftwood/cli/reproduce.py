@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from draftwood.eval.reproduce.page import Beside
+    from draftwood.eval.reproduce.exhibits import Shown
 
 
 def reproduce(
@@ -50,14 +50,13 @@ def reproduce(
     goes on where it was stopped; Ctrl-C leaves a page of what is there.
     """
     from draftwood.cli.evaluate import progress
-    from draftwood.eval.reproduce import page, reproducing
+    from draftwood.eval.reproduce import exhibits, page, reproducing, results
     from draftwood.eval.reproduce.paper import load
     from draftwood.explain.terminal import console
 
-    experiment = reproducing.experiment(paper)
+    asked = load(paper)
     if decision is not None and paper != "mcsd":
         raise ConfigurationError(f"--decision belongs to mcsd, not to {paper}; leave it out")
-    said, size = load(paper), experiment.sizes[scale]
     out = out or Path(f"reproduction-{paper}-{scale}")
     engine = models.load()
     about = {"paper": paper, "scale": scale, "models": engine.names, "decision": decision and str(decision)}
@@ -67,18 +66,18 @@ def reproduce(
     made = None
     try:
         with err.status("preparing") as status:
-            made = reproducing.prepare(engine, paper, size, out, decision, lambda what: status.update(what))
-        evaluations = experiment.evaluations(size, made)
+            made = reproducing.prepare(engine, asked, scale, out, decision, lambda what: status.update(what))
+        evaluations = reproducing.evaluations(asked, scale, made)
         with progress(output.color) as (begun, told):
             reproducing.run(engine, evaluations, out, begun, told)
     except KeyboardInterrupt:  # what has been measured is shown
         if made is None:
             raise
         interrupted = True
-    results = reproducing.read(evaluations, out)
-    shown = page.exhibits(said, experiment, results, size, made)
+    found = results.read(out, {name: each.settings for name, each in evaluations.items()})
+    shown = exhibits.shown(asked, found, made)
     with err.status("drawing") as status:
-        written, files = page.write(said, shown, results, out, scale, lambda figure: status.update(figure))
+        written, files = page.write(asked, paper, shown, found, out, scale, lambda figure: status.update(figure))
     summary(shown, console(output.color).print)
     print(written)
     if files:
@@ -87,19 +86,16 @@ def reproduce(
         sys.exit(130)
 
 
-def summary(shown: Sequence[Beside], say: Callable[..., Any]) -> None:
+def summary(shown: Sequence[Shown], say: Callable[..., Any]) -> None:
     """The main comparisons as a table."""
     from rich.text import Text
 
     from draftwood.eval.reproduce.comparison import Order
-    from draftwood.eval.reproduce.page import comparisons
+    from draftwood.eval.reproduce.exhibits import main_findings
     from draftwood.explain.terminal import simple_table
 
-    table = simple_table()
-    table.add_column("", overflow="fold", min_width=24)
-    for name in ("the paper", "here", "verdict"):
-        table.add_column(name, overflow="fold")
-    for source, one in comparisons(shown):
+    table = simple_table("", "the paper", "here", "verdict", first=24)
+    for source, one in main_findings(shown):
         ranks = isinstance(one, Order)  # too long for a table; the page has them
         cells = ("order", "order") if ranks else (one.theirs, one.here)
         table.add_row(*map(Text, (f"{source}, {one.what}", *cells, one.short)))

@@ -11,6 +11,7 @@ from draftwood.cli.options import flag
 from draftwood.cli.output_file import check_writable, write_text
 from draftwood.cli.progress import progress
 from draftwood.errors import ConfigurationError
+from draftwood.explain.terminal import as_json, colourful, flow, method_label, option_text, simple_table, terminal_width
 from draftwood.params import SamplingParams
 from draftwood.tune.settings import TuneSettings
 
@@ -52,7 +53,6 @@ def tune(
 
     Ctrl-C ends the search: what was measured is shown and the best of it saved.
     """
-    from draftwood.explain.terminal import as_json, method_label
     from draftwood.tune.heatmap import picture
     from draftwood.tune.measuring import Workload
     from draftwood.tune.tuning import Tuning
@@ -83,7 +83,7 @@ def tune(
     if output.json_:
         print(as_json({**found.as_dict(), "files": [str(place), str(figures)]}), flush=True)
     else:
-        _show(found, maps, figures, output.color)
+        _show(found, maps, figures, output)
     write_text(place, as_json(found.best.method.as_dict()) + "\n")
     write_text(figures, as_json(found.as_dict()) + "\n")
     saved = [place, figures, *([drawn] if picture(maps, drawn) else [])]
@@ -98,22 +98,11 @@ def _table(found: Tuning) -> Table:
     """The best methods, within 80 columns."""
     from rich.text import Text
 
-    from draftwood.explain.terminal import option_text, simple_table
-
-    made = simple_table()
-    for option in found.options:
-        made.add_column(_heading(option), justify="left" if found.trees else "right", overflow="fold")
     beams = found.settings.method in ("dsbd", "speculative-beam-search")
-    for name in (
-        "runs",
-        "tokens\n/s",
-        "speed\n-up",
-        *(["pre-\ndicted"] if found.trees else []),
-        "tokens\n/round" if beams else "tau",
-    ):
-        made.add_column(name, justify="right", no_wrap=True)
-    if found.lossy:
-        made.add_column("nats/token\nvs plain", justify="right", no_wrap=True)
+    options = [_heading(option) if found.trees else f">{_heading(option)}" for option in found.options]
+    numbers = [">runs", ">tokens\n/s", ">speed\n-up"] + [">pre-\ndicted"] * found.trees
+    numbers += [">tokens\n/round" if beams else ">tau"] + [">nats/token\nvs plain"] * found.lossy
+    made = simple_table(*options, *numbers)
     plain = found.trials.plain_rate
     for i, one in enumerate(found.ranked[:SHOWN]):
         values = one.method.as_dict()
@@ -136,24 +125,20 @@ def _heading(option: str) -> str:
     return "\n".join(part if len(part) <= 7 else f"{part[:5]}-\n{part[5:]}" for part in parts)
 
 
-def _show(found: Tuning, maps: list[HeatMap], figures: Path, color: bool | None) -> None:
+def _show(found: Tuning, maps: list[HeatMap], figures: Path, output: OutputOptions) -> None:
     """Table, heat maps and what it comes to."""
-    from draftwood.explain.terminal import colourful, console, flow, method_label, terminal_width
     from draftwood.tune.heatmap import lines
 
-    out = console(color)
-    out.print(_table(found))
-    if len(found.ranked) > SHOWN:
-        out.print(f"and {len(found.ranked) - SHOWN} slower ones in {figures}", markup=False, soft_wrap=True)
-    out.print()
+    slower = len(found.ranked) - SHOWN
+    output.say(_table(found), *([f"and {slower} slower ones in {figures}"] if slower > 0 else []), "")
     for one in maps:
-        for line in lines(one, min(terminal_width(), 80), colourful(sys.stdout, color)):
+        for line in lines(one, min(terminal_width(), 80), colourful(sys.stdout, output.color)):
             print(line)
         print()
-    if any(not cell.measured for one in maps for cell in one.cells.values()):
-        out.print("[..]: the best; ~: predicted, not measured", markup=False)
     best, work = found.best, found.trials.workload
     reference = method_label(found.plain.as_dict())
+    if any(not cell.measured for one in maps for cell in one.cells.values()):
+        output.say("[..]: the best; ~: predicted, not measured")
     notes = [
         f"{len(found.trials.trials)} runs",
         f"{len(work.prompts)} prompts of at most {work.max_new_tokens} tokens",
@@ -161,14 +146,14 @@ def _show(found: Tuning, maps: list[HeatMap], figures: Path, color: bool | None)
         f"{reference} {found.trials.plain_rate:.1f} tokens/s",
     ]
     print(flow(notes, sys.stdout))
+    said = []
     if -best.gain > found.tolerance:
-        out.print(
+        said.append(
             f"No setting loses at most {found.tolerance:g} nats per token against {reference}; this one loses least. "
-            "Widen the beams (--set min_width=...), allow more (--tolerance), or measure longer (--documents).",
-            markup=False,
+            "Widen the beams (--set min_width=...), allow more (--tolerance), or measure longer (--documents)."
         )
     if best.speed_up < 1:
-        out.print(f"Nothing measured is faster than {reference}; use that.", markup=False)
+        said.append(f"Nothing measured is faster than {reference}; use that.")
     if not best.method.lossless:
-        out.print("The best is lossy: its text does not follow the target's distribution exactly.", markup=False)
-    out.print(f"best: {method_label(best.method.as_dict())}", markup=False)
+        said.append("The best is lossy: its text does not follow the target's distribution exactly.")
+    output.say(*said, f"best: {method_label(best.method.as_dict())}", wrap=True)

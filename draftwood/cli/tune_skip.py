@@ -38,8 +38,6 @@ def skip(
     the best number of drafts. Bayesian optimisation (optuna's TPE) chooses the
     sets. Ctrl-C keeps the best so far.
     """
-    from draftwood.explain.terminal import as_json, console
-
     texts = work.texts()
     if out.suffix != ".safetensors":
         raise ConfigurationError(f"--out is {out}, but self-spec reads a .safetensors file; name one")
@@ -57,18 +55,14 @@ def skip(
         found = search_skip_sets(engine, prompts, sampling, work.max_new_tokens, budget, gamma, seed, search_seed, told)
     best, usual, layers = found.best, found.usual, found.target.n_layers
     chosen = {"attention": list(best.skipped.attention), "mlp": list(best.skipped.mlp)}
-    if output.json_:
-        print(as_json({**found.as_dict(), **chosen, "layers": layers, "out": str(out)}), flush=True)
-    else:
-        show = console(output.color).print
-        attention, mlp = (",".join(map(str, each)) or "of none" for each in chosen.values())
-        for line in (
-            f"{out}: of {layers} layers skip attention {attention} and MLP {mlp}",
-            f"predicted: {best.speed_up:.2f}x plain decoding with gamma {best.gamma} ({best.tau:.2f} tokens per round, "
-            f"acceptance {best.acceptance:.3f}, c = {best.cost:.2f}); every other layer: {usual.speed_up:.2f}x "
-            f"(acceptance {usual.acceptance:.3f}, c = {usual.cost:.2f})",
-            f"{len(found.ranked)} sets judged on {found.about['texts']} texts; use it with --method self-spec "
-            f"--set skip={out}",
-        ):
-            show(line, markup=False, soft_wrap=True, highlight=False)
+    attention, mlp = (",".join(map(str, each)) or "of none" for each in chosen.values())
+    output.give(
+        {**found.as_dict(), **chosen, "layers": layers, "out": str(out)},
+        f"{out}: of {layers} layers skip attention {attention} and MLP {mlp}",
+        f"predicted: {best.speed_up:.2f}x plain decoding with gamma {best.gamma} ({best.tau:.2f} tokens per round, "
+        f"acceptance {best.acceptance:.3f}, c = {best.cost:.2f}); every other layer: {usual.speed_up:.2f}x "
+        f"(acceptance {usual.acceptance:.3f}, c = {usual.cost:.2f})",
+        f"{len(found.ranked)} sets judged on {found.about['texts']} texts; use it with --method self-spec "
+        f"--set skip={out}",
+    )
     found.save(out)

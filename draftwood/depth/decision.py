@@ -14,12 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from draftwood.core.records import Round
-from draftwood.depth.rules import Growth
+from draftwood.depth.rules import DepthController, Growth
 from draftwood.errors import ConfigurationError
 from draftwood.models import artifact
 from draftwood.models.artifact import Artifact
-from draftwood.sampling import Streams
 
 DecisionKind = Literal["hidden", "output"]
 
@@ -107,7 +105,7 @@ def _placed(model: Decision, device: torch.device) -> Decision:
     return copy.deepcopy(model).to(device)
 
 
-class Decide:
+class Decide(DepthController):
     """Stop when the predicted acceptance of every sequence is below `threshold` (MCSD's beta), after `most` layers at
     the latest.
 
@@ -119,9 +117,6 @@ class Decide:
             raise ConfigurationError(f"threshold is {threshold}, but must lie between 0 and 1")
         self.model, self.most, self.threshold = model, most, threshold
         self.needs = frozenset({"hidden" if model.kind == "hidden" else "logits"})
-
-    def start(self, streams: Streams) -> None:
-        pass
 
     def deeper(self, growth: Growth) -> bool:
         if growth.depth >= self.most:
@@ -148,6 +143,3 @@ class Decide:
         if model.mean.device != features.device:
             model = self.model = _placed(model, features.device)
         return bool((model.chance(features) >= self.threshold).any())
-
-    def observe(self, round_: Round, state: Tensor | None = None) -> None:
-        pass

@@ -6,6 +6,7 @@ in the forest, since dropping it would bias the output.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -66,12 +67,15 @@ class DepthController(Protocol):
 
     def start(self, streams: Streams) -> None:
         """A round begins; use only the stream 'depth'."""
+        return None
 
+    @abstractmethod
     def deeper(self, growth: Growth) -> bool:
         """Whether to draft the layer after `growth`."""
 
     def observe(self, round_: Round, state: Tensor | None = None) -> None:
         """A round ended; `state` [D] is what the target's head read at the end of the accepted path, if needed."""
+        return None
 
 
 @runtime_checkable
@@ -85,24 +89,18 @@ class Learner(DepthController, Protocol):
 
 
 @dataclass(slots=True)
-class Fixed:
+class Fixed(DepthController):
     """Draft `depth` layers in every round."""
 
     depth: int
     needs: frozenset[str] = NOTHING
 
-    def start(self, streams: Streams) -> None:
-        pass
-
     def deeper(self, growth: Growth) -> bool:
         return growth.depth < self.depth
 
-    def observe(self, round_: Round, state: Tensor | None = None) -> None:
-        pass
-
 
 @dataclass(slots=True)
-class Confidence:
+class Confidence(DepthController):
     """Stop when the draft gave its last token less probability than `threshold` (Hugging Face's dynamic speculation).
 
     Of trees and beams: when it did so for every node of the last layer that is not over.
@@ -112,21 +110,15 @@ class Confidence:
     threshold: float = 0.4
     needs: frozenset[str] = LOGITS
 
-    def start(self, streams: Streams) -> None:
-        pass
-
     def deeper(self, growth: Growth) -> bool:
         if growth.depth >= self.most:
             return False
         confidences = growth.confidences()
         return not confidences or max(confidences) >= self.threshold
 
-    def observe(self, round_: Round, state: Tensor | None = None) -> None:
-        pass
-
 
 @dataclass(slots=True)
-class Entropy:
+class Entropy(DepthController):
     """Stop when the draft's distribution of its last token, of all of them in trees and beams, had more nats than
     `limit`."""
 
@@ -134,14 +126,8 @@ class Entropy:
     limit: float = 2.0
     needs: frozenset[str] = LOGITS
 
-    def start(self, streams: Streams) -> None:
-        pass
-
     def deeper(self, growth: Growth) -> bool:
         if growth.depth >= self.most:
             return False
         entropies = growth.entropies()
         return not entropies or min(entropies) <= self.limit
-
-    def observe(self, round_: Round, state: Tensor | None = None) -> None:
-        pass

@@ -37,6 +37,11 @@ Cost = Annotated[
     Field(ge=0, le=100, description="c, a layer's time in target forwards; null: measured, which seeds cannot repeat"),
 ]
 
+Learned = Annotated[
+    str,
+    BeforeValidator(lambda path: str(path) if isinstance(path, Path) else path),
+    Field(min_length=1, pattern=r"^[^,=]*$"),
+]
 Draft: TypeAlias = Callable[[], str]  # the fingerprint of a model: what was learned belongs to one
 Zero = Annotated[bool, Field(description="ask before the first layer too, so that a round may draft nothing")]
 Shared = Annotated[bool, Field(description="the requests of an engine learn together")]
@@ -98,11 +103,7 @@ class EntropyDepth(DepthSettings):
 class DecisionDepth(DepthSettings):
     name = "decision"
 
-    path: Annotated[
-        str,
-        BeforeValidator(lambda path: str(path) if isinstance(path, Path) else path),
-        Field(min_length=1, pattern=r"^[^,=]*$", description="what `draftwood train decision` wrote"),
-    ]
+    path: Annotated[Learned, Field(description="what `draftwood train decision` wrote")]
     threshold: Annotated[Share, Field(description="least chance that drafting goes on for, MCSD's beta")] = 0.4
 
     def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
@@ -127,11 +128,7 @@ class BetaDepth(DepthSettings):
 class CalibratedDepth(DepthSettings):
     name = "cali-ts"
 
-    path: Annotated[
-        str,
-        BeforeValidator(lambda path: str(path) if isinstance(path, Path) else path),
-        Field(min_length=1, pattern=r"^[^,=]*$", description="what `draftwood train calibration` wrote"),
-    ]
+    path: Annotated[Learned, Field(description="what `draftwood train calibration` wrote")]
     model_deviation: Deviation = None
     sample_deviation: Deviation = None
     theta0: Annotated[float | None, Field(gt=0, le=1, description="guess, counted once; null: training's share")] = None

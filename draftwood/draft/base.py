@@ -111,10 +111,11 @@ class Drafter(Protocol):
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
         """Follow `advance`, as `Session.commit`; `forest` is the next one, `target` what verification read."""
+        return None
 
 
 @dataclass(slots=True)
-class NoDrafter:
+class NoDrafter(Drafter):
     """Appends nothing: plain decoding through the same loop."""
 
     needs: ClassVar[frozenset[str]] = NOTHING
@@ -124,6 +125,3 @@ class NoDrafter:
     ) -> Generator[Run, Answer, None]:
         return
         yield  # a generator that yields nothing
-
-    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
-        pass

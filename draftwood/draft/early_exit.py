@@ -40,6 +40,8 @@ class ExitSource:
     def answer(self, forest: Forest, nodes: Sequence[int], hidden: bool = False) -> Generator[Run, Answer, Answer]:
         """Logits [len(nodes), V] of the exit after each node: a run of the first layers, then one of the exit."""
         yield from self.read(forest, nodes)
+        while self.exit.cached < self._held:  # it was put back: what it is to read is gone, and read again
+            yield from self.read(forest, nodes)
         states = (self.exit.model.n_layers,) if hidden else ()
         answer = yield Run(self.exit, forest, nodes, given=self._state, hidden=states)
         last = max(0, len(forest.trunk) - 1)  # beams may ask for the end of the trunk once more
@@ -51,6 +53,8 @@ class ExitSource:
     def read(self, forest: Forest, nodes: Sequence[int]) -> Generator[Run, Answer, None]:
         """Run the first layers over the trunk, `nodes` and what lies between, as far as that was not done before."""
         trunk = len(forest.trunk)
+        if self.exit.cached < self._held:
+            self._seen = self._held = 0
         wanted = {node for node in nodes if node >= 0}
         for node in tuple(wanted):
             while (node := forest.parent[node]) != TRUNK and node not in wanted and node not in self._state:

@@ -5,19 +5,18 @@ No model; proposals are point masses. Knows an index of n-grams that grows with 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from draftwood.core.forest import Forest
 from draftwood.depth import NOTHING, DepthController, Growth
-from draftwood.draft.base import Proposer
+from draftwood.draft.base import Drafter, Proposer
 from draftwood.runtime.session import Answer, Run
-from draftwood.sampling import Distributions
 
 
 @dataclass(slots=True)
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """A chain copied from the latest earlier occurrence of the longest matching n-gram, min_ngram <= n <= max_ngram."""
 
     max_ngram: int
@@ -44,9 +43,6 @@ class NgramDrafter:
             layer += 1
         return
         yield  # a generator that yields nothing
-
-    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
-        pass
 
     def _index(self, trunk: list[int]) -> None:
         """Note each n-gram that ends in the trunk and the place of the token after it."""

@@ -11,7 +11,7 @@ from draftwood.core.forest import Forest
 from draftwood.runtime.session import Job, Row, Run, Session
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class SharedSession(Session):
     """A session of a model that reads and writes the target's cache (`models.base.Part`): a `Source` of drafts.
 
@@ -43,5 +43,13 @@ class SharedSession(Session):
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
         """Nothing to do: the target's session follows `advance` for both."""
 
+    @property
+    def slot_bytes(self) -> int:
+        """Nothing beside the target's."""
+        return 0
+
     def close(self) -> None:
+        """Nothing to give back: the extent is the target's."""
+
+    def forget(self) -> None:
         """Nothing to give back: the extent is the target's."""

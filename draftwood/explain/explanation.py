@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from draftwood.decode import rounds
+from draftwood.core.records import Round
 from draftwood.explain.judging import Judgement, Recorder
 from draftwood.explain.terminal import method_label
 from draftwood.explain.text import Words, lines, spelling
@@ -15,7 +15,6 @@ from draftwood.explain.tree import RoundTree, trees_of
 from draftwood.generation import Generation
 from draftwood.models.tokenizer import Tokenizer
 from draftwood.results import GenerationResult
-from draftwood.runtime.executor import drive
 
 HEIGHT = 760  # pixels of the page in a notebook
 
@@ -32,10 +31,16 @@ class Explanation:
     about: dict[str, Any]  # what was asked, of whom
 
     @classmethod
-    def of(cls, generation: Generation, tokenizer: Tokenizer | None, models: Mapping[str, Any]) -> Explanation:
+    def of(
+        cls,
+        generation: Generation,
+        run: Callable[[Generation], Iterable[Round]],
+        tokenizer: Tokenizer | None,
+        models: Mapping[str, Any],
+    ) -> Explanation:
         """Run a generation, with a recorder in its verifier's place, to the tokens that it would give without one."""
         recorder = generation.verify = Recorder(generation.verify)
-        for round_ in drive(rounds(generation)):
+        for round_ in run(generation):
             generation.note(round_)
         result = generation.result()
         about = {

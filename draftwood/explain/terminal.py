@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -18,6 +18,7 @@ from rich.color import ColorSystem
 from rich.console import Console
 from rich.style import Style
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from draftwood.results import GenerationResult
@@ -268,9 +269,20 @@ def option_text(value: Any) -> str:
     return str(value)
 
 
-def simple_table() -> Table:
-    """An empty table in the one style of all commands: no frame, two spaces between columns."""
-    return Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+def simple_table(*headings: str, rows: Iterable[Sequence[str | Text]] = (), first: int = 0) -> Table:
+    """A table in the one style of all commands: no frame, two spaces between columns.
+
+    A column whose heading begins with > is one of numbers; the others fold, the first at `first` columns or more.
+    """
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    for heading in headings:
+        if heading.startswith(">"):
+            made.add_column(heading[1:], justify="right", no_wrap=True)
+        else:
+            made.add_column(heading, overflow="fold", min_width=first if not made.columns else None)
+    for row in rows:
+        made.add_row(*row)
+    return made
 
 
 def as_json(value: Any) -> str:

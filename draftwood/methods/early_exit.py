@@ -11,7 +11,7 @@ from draftwood.core.shape import Shape
 from draftwood.draft import ModelDrafter
 from draftwood.draft.base import Source
 from draftwood.methods.base import Parts
-from draftwood.methods.options import MOST_ROWS, Depth, Gamma, Widths, controller
+from draftwood.methods.options import Depth, Gamma, Widths, check_rows, controller
 from draftwood.methods.sequences import SequenceMethod
 from draftwood.methods.sources import Exit, from_exit
 from draftwood.models import exit as exits
@@ -40,11 +40,8 @@ class EarlyExit(SequenceMethod):
 
     @model_validator(mode="after")
     def _few_rows(self) -> Self:
-        if self.tree is not None and (rows := Shape(self.tree).rows) > MOST_ROWS:
-            raise ValueError(
-                f"a tree {','.join(map(str, self.tree))} has {rows} tokens, but at most {MOST_ROWS} are verified at "
-                "once; make it narrower or shallower"
-            )
+        if self.tree is not None:
+            check_rows(Shape(self.tree).rows, f"a tree {','.join(map(str, self.tree))}")
         return self
 
     @property

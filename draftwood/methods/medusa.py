@@ -10,12 +10,12 @@ from pydantic import BeforeValidator, Field, model_validator
 from draftwood.core.shape import Shape
 from draftwood.draft.heads import Choices, HeadsDrafter, likeliest, regular, sparse
 from draftwood.methods.base import Parts
-from draftwood.methods.options import MOST_ROWS, Depth, Widths, controller
-from draftwood.methods.sequences import OneHypothesis
+from draftwood.methods.options import MOST_ROWS, Depth, Widths, check_rows, controller
+from draftwood.methods.sequences import OneHypothesis, rule
 from draftwood.models import heads as trained
 from draftwood.models.base import CausalModel
 from draftwood.runtime.session import Session
-from draftwood.verify import Coupled, GreedyText, Rejection, Typical, Verifier
+from draftwood.verify import GreedyText, Typical, Verifier
 
 UNKNOWN = (3, 2, 1)  # the tree of heads of which nothing was measured
 
@@ -81,12 +81,7 @@ class Medusa(OneHypothesis):
     def _one_tree(self) -> Self:
         if self.tree is not None and self.paths is not None:
             raise ValueError("tree and paths both name a tree; leave one of them out")
-        rows = Shape(self.tree).rows if self.tree is not None else 1 + len(self.paths or ())
-        if rows > MOST_ROWS:
-            raise ValueError(
-                f"the tree has {rows} tokens, but at most {MOST_ROWS} are verified at once; make it narrower or "
-                "shallower"
-            )
+        check_rows(Shape(self.tree).rows if self.tree is not None else 1 + len(self.paths or ()), "the tree")
         if self.paths is not None:
             sparse(self.paths)
         return self
@@ -96,7 +91,7 @@ class Medusa(OneHypothesis):
             return Typical(self.epsilon, self.delta)
         if self.verify == "greedy":
             return GreedyText()
-        return Coupled() if self.verify == "coupled" else Rejection()
+        return rule(self.verify)
 
     @property
     def drafts_from(self) -> object:

@@ -46,6 +46,12 @@ Widths = Annotated[
 ]
 
 
+def check_rows(rows: int, what: str, fix: str = "make it narrower or shallower") -> None:
+    """Raise ValueError where one forward cannot verify so many tokens."""
+    if rows > MOST_ROWS:
+        raise ValueError(f"{what} has {rows} tokens, but at most {MOST_ROWS} are verified at once; {fix}")
+
+
 def controller(
     depth: str, most: int, drafts: Sequence[Session], target: Session, hidden: bool = True
 ) -> DepthController:

@@ -11,10 +11,15 @@ from draftwood.depth import Fixed
 from draftwood.draft import ModelDrafter, NgramDrafter, NoDrafter
 from draftwood.draft.base import Source
 from draftwood.methods.base import Method, Parts
-from draftwood.methods.options import MOST_ROWS, Depth, Gamma, Initial, Widths, controller
+from draftwood.methods.options import Depth, Gamma, Initial, Widths, check_rows, controller
 from draftwood.methods.sources import Sourced
 from draftwood.runtime.session import Session
 from draftwood.verify import Coupled, Initialised, Rejection, Verifier
+
+
+def rule(verify: str) -> Verifier:
+    """The lossless rule of a name."""
+    return Coupled() if verify == "coupled" else Rejection()
 
 
 class OneHypothesis(Method):
@@ -35,7 +40,7 @@ class SequenceMethod(OneHypothesis):
     ] = "rejection"
 
     def verifier(self) -> Verifier:
-        return Coupled() if self.verify == "coupled" else Rejection()
+        return rule(self.verify)
 
 
 class Autoregressive(SequenceMethod):
@@ -93,17 +98,9 @@ class MultiCandidate(Sourced, SequenceMethod):
     depth: Depth = "fixed"
 
     @model_validator(mode="after")
-    def _few_rows(self) -> Self:
-        rows = Shape(self.tree, self.initial).rows
-        if rows > MOST_ROWS:
-            raise ValueError(
-                f"a tree {','.join(map(str, self.tree))} with initial {self.initial} has {rows} tokens, but at most "
-                f"{MOST_ROWS} are verified at once; make it narrower or shallower"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _one_root(self) -> Self:
+    def _possible(self) -> Self:
+        tree = f"a tree {','.join(map(str, self.tree))} with initial {self.initial}"
+        check_rows(Shape(self.tree, self.initial).rows, tree)
         if self.initial > 1 and self.verify == "coupled":
             raise ValueError(
                 "verify=coupled chooses one token at each place, so rounds cannot begin with several; "
@@ -147,18 +144,14 @@ class Fork(OneHypothesis):
 
     @model_validator(mode="after")
     def _few_rows(self) -> Self:
-        rows = 1 + self.width * self.gamma
-        if rows > MOST_ROWS:
-            raise ValueError(
-                f"{self.width} chains of {self.gamma} tokens are {rows} tokens, but at most {MOST_ROWS} are verified "
-                "at once; lower width or gamma"
-            )
+        what = f"a tree of {self.width} chains of {self.gamma} tokens"
+        check_rows(1 + self.width * self.gamma, what, "lower width or gamma")
         return self
 
     def verifier(self) -> Verifier:
         if self.verify == "longest":
             return Initialised(self.width, self.replacement)
-        return Coupled() if self.verify == "coupled" else Rejection()
+        return rule(self.verify)
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         first = 1 if self.verify == "longest" else self.width

@@ -53,7 +53,7 @@ class Artifact:
             write_tensors(path, self.tensors, header)
         except (SafetensorError, OSError) as error:
             kept = "; what was there before is whole" if path.exists() else ""
-            raise ModelError(f"{path} cannot be written ({error}){kept}") from error
+            raise ModelError(f"{path} cannot be written ({error}); make room or name another{kept}") from error
 
 
 def load(path: Path, kind: str, **models: str) -> Artifact:

@@ -6,6 +6,7 @@ held for a request that is gone.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -104,6 +105,11 @@ class Cache:
         """Slots of all extents that are lent."""
         return sum(extent.capacity for extent in self._lent)
 
+    @property
+    def used(self) -> int:
+        """Slots of all extents that were asked for."""
+        return sum(extent.used for extent in self._lent)
+
     def capacity(self, slots: int) -> int:
         """The capacity of an extent for so many slots."""
         return roomy(slots) if self.fixed is None else -(-slots // self.fixed) * self.fixed
@@ -117,7 +123,7 @@ class Cache:
             place = len(self._lent)
         extent = Extent(self._end(place), capacity, slots)
         self._lent.insert(place, extent)
-        self._clear(extent, 0)
+        self.clear(extent, 0)
         return extent
 
     def reserve(self, extent: Extent, slots: int) -> None:
@@ -139,7 +145,7 @@ class Cache:
         del self._lent[next(i for i, other in enumerate(self._lent) if other is extent and i != place)]
         for plane in range(len(self.planes)):
             self.read(plane, extent, before.capacity).copy_(self.read(plane, before))
-        self._clear(extent, before.capacity)
+        self.clear(extent, before.capacity)
 
     def release(self, extent: Extent) -> None:
         """Take an extent back; memory that is mostly idle is given back."""
@@ -188,7 +194,7 @@ class Cache:
             end = extent.base + extent.capacity
         return len(self._lent) if self.slots - end >= capacity else None
 
-    def _clear(self, extent: Extent, first: int) -> None:
+    def clear(self, extent: Extent, first: int) -> None:
         """Zeros from slot `first` on: what is masked is multiplied by zero, and must be finite."""
         for plane in range(len(self.planes)):
             self.read(plane, extent)[:, :, first:] = 0
@@ -216,9 +222,19 @@ class Cache:
             base += extent.capacity
         for plane, (heads, width, dtype) in enumerate(self.layout):
             old = self.planes[plane]
-            with torch.inference_mode(False):  # to be written in inference mode and outside of it
+            with torch.inference_mode(False):  # so that it may be written in any mode
                 self.planes[plane] = torch.zeros(room * heads, width, dtype=dtype, device=self.device)
             for extent, was in zip(order, before, strict=True):
                 source = old[was.base * heads : (was.base + was.capacity) * heads].view(heads, was.capacity, width)
                 self.read(plane, extent, was.capacity)[0] = source
         self.slots, self._lent = room, order
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that is free on a device, or in this machine."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    except (ValueError, OSError, AttributeError):  # not known on every system
+        return 4 << 30

@@ -19,7 +19,7 @@ from draftwood.errors import ModelError
 from draftwood.models.backend.attention import FEWEST_ROWS, additive, folded, fused, ordered
 from draftwood.models.base import Batch
 from draftwood.models.cache import Budget, Cache, Plane
-from draftwood.models.flat import Group, Memory, Pooled, View, index, packs, visible
+from draftwood.models.flat import Group, Layered, Memory, View, index, packs, visible
 from draftwood.models.rotary import UNSCALED, RopeScaling, Rotary, rotate, rotate_leading
 
 
@@ -300,10 +300,10 @@ class Decoder(nn.Module):
                 batch.kept[layer + 1] = x[0]
         return x
 
-    def memories(self, batch: Batch, cache: Cache) -> list[Pooled]:
+    def memories(self, batch: Batch, cache: Cache) -> list[Layered]:
         """Where each layer keeps the rows' keys and values."""
         rows = index(batch, cache, self.config.num_key_value_heads)
-        return [Pooled(cache, layer, rows) for layer in range(self.n_layers)]
+        return [Layered(cache, layer, rows) for layer in range(self.n_layers)]
 
     def views(self, batch: Batch, cache: Cache) -> list[View]:
         """What each kind of layer needs beside the rows: one mask per group, additive, which no layer converts."""

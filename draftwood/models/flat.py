@@ -49,8 +49,8 @@ class Memory(Protocol):
 
 
 @dataclass(slots=True)
-class Pooled:
-    """In the extents of a cache: attention goes group by group."""
+class Layered:
+    """A layer's keys and values in a cache; attention group by group."""
 
     cache: Cache
     layer: int
@@ -66,7 +66,7 @@ class Pooled:
                 self.cache.read(plane, group.extent, group.span, group.count)
                 for plane in (2 * self.layer, 2 * self.layer + 1)
             )
-            queries = rows[group.rows].view(group.count, -1, *q.shape[2:])
+            queries = rows[group.rows].view(group.count, -1, *rows.shape[1:])
             parts.append(view.attend(queries, keys, values, group.bias, scale, cap).flatten(0, 1))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return (out if view.back is None else out[view.back])[None]
@@ -103,7 +103,7 @@ def packs(batch: Batch, fewest: int) -> tuple[list[tuple[list[Segment], int]], l
 
 
 def visible(segments: Sequence[Segment], rows: int, device: torch.device) -> Tensor:
-    """Which slots segments of some rows see [count, rows, span], spans in whole grains; [1, 1, span] where all do."""
+    """Which slots the rows of some segments see [count, rows, span], in whole grains; [1, 1, span] where all do."""
     span = -(-max(segment.span for segment in segments) // GRAIN) * GRAIN
     if len(segments) == 1 and segments[0].mask is None:
         rows = 1

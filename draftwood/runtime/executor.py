@@ -5,7 +5,7 @@ Knows batching and the clock around a forward. Knows nothing of trees, sampling 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from draftwood.models.base import Batch, CausalModel
-from draftwood.runtime.session import Answer, Decoding, Event, Job, Row, Run, Session
+from draftwood.runtime.session import Answer, Job, Row, Run, Session
 
 
 @dataclass(slots=True)
@@ -38,6 +38,10 @@ class Pending:
         """The layers that the run wants computed."""
         return self.run.session.model.n_layers if self.run.upto is None else self.run.upto
 
+    def below(self, rows: Sequence[Row]) -> list[Row]:
+        """Those of some rows that are not computed far enough."""
+        return [row for row in rows if self.levels[row.slot] < self.stop]
+
     def finish(self) -> Answer:
         """The answer of a run without rows left, one row per node."""
         parts, answer = self.parts, self.answer
@@ -60,30 +64,27 @@ def execute(runs: Sequence[Run]) -> list[Answer]:
     return [each.finish() for each in pending]
 
 
-def sweep(pending: Sequence[Pending], limit: int | None = None) -> None:
-    """Compute the rows of runs that share a model, of each run the first `limit` ones: layers upwards, all together.
+def sweep(pending: Sequence[Pending], limits: Sequence[int] | None = None) -> None:
+    """Compute the rows of runs that share a model, of each run the first ones up to a limit: layers upwards, together.
 
     Where rows were computed to different layers, the lower ones come first; what another row resumes from or stops at
     ends a forward. A forward's seconds are shared out evenly among the runs in it.
     """
-    chosen = {id(each): each.rows[:limit] for each in pending}
-    todo = [each for each in pending if chosen[id(each)]]
-    while todo:
-        levels = sorted({each.levels[row.slot] for each in todo for row in chosen[id(each)]})
+    counts = limits or [len(each.rows) for each in pending]
+    chosen = {id(each): each.rows[:count] for each, count in zip(pending, counts, strict=True)}
+    while todo := [each for each in pending if each.below(chosen[id(each)])]:
+        levels = sorted({each.levels[row.slot] for each in todo for row in each.below(chosen[id(each)])})
         low, bounds = levels[0], [*levels[1:], *(each.stop for each in todo)]
         stop = min(bound for bound in bounds if bound > low)
         members, jobs = [], []
         for each in todo:
-            if rows := [row for row in chosen[id(each)] if each.levels[row.slot] == low]:
+            if rows := [row for row in each.below(chosen[id(each)]) if each.levels[row.slot] == low]:
                 members.append(each)
                 jobs.append(each.run.session.job(each.run, rows, low, stop))
         order = sorted(range(len(jobs)), key=lambda i: jobs[i].segment.extent.base)
         _forward([members[i] for i in order], [jobs[i] for i in order])
-        for each in todo:
-            chosen[id(each)] = [row for row in chosen[id(each)] if each.levels[row.slot] < each.stop]
-        todo = [each for each in todo if chosen[id(each)]]
-    for each in pending:
-        each.rows = each.rows[limit:] if limit else []
+    for each, count in zip(pending, counts, strict=True):
+        each.rows = each.rows[count:]
 
 
 def _forward(pending: Sequence[Pending], jobs: Sequence[Job]) -> None:
@@ -143,65 +144,3 @@ def _timed(model: CausalModel, batch: Batch, session: Session) -> tuple[Tensor, 
     if cuda:
         torch.cuda.synchronize(model.device)
     return output, perf_counter() - began
-
-
-def drive(decoding: Decoding[Event]) -> Iterator[Event]:
-    """Run one request: answer its model runs one by one and pass its events on."""
-    try:
-        while True:
-            with torch.inference_mode():  # never around a yield: it would leak into the caller
-                wish = next(decoding)
-                while isinstance(wish, Run):
-                    wish = decoding.send(execute((wish,))[0])
-            yield wish
-    except StopIteration:
-        return
-    finally:
-        decoding.close()
-
-
-def drive_together(decodings: Iterable[Callable[[], Decoding[Event]]], limit: int) -> Iterator[tuple[int, Event]]:
-    """Run many requests, at most `limit` at once: yields (index of the request, its event).
-
-    Each step first answers the runs that draft: on draft models, and on the target's first layers; when nobody waits
-    for a draft any more, one padded forward of the target serves all. A request that ends makes room for the next one.
-    """
-    waiting = enumerate(decodings)
-    active: dict[int, Decoding[Event]] = {}
-    wishes: dict[int, Run] = {}
-
-    def step(index: int, answer: Answer | None) -> Iterator[Event]:
-        """Let one request go on until it wishes for a model again."""
-        try:
-            with torch.inference_mode():
-                wish = next(active[index]) if answer is None else active[index].send(answer)
-            while not isinstance(wish, Run):
-                yield wish
-                with torch.inference_mode():
-                    wish = next(active[index])
-            wishes[index] = wish
-        except StopIteration:
-            del active[index]
-
-    try:
-        while True:
-            while len(active) < limit and (entry := next(waiting, None)) is not None:
-                index, make = entry
-                active[index] = make()
-                for event in step(index, None):
-                    yield index, event
-            if not active:
-                return
-            drafting = [i for i, run in wishes.items() if run.drafts]
-            groups: dict[tuple[CausalModel, int | None], list[int]] = {}  # parts of the target share its cache
-            for i in sorted(drafting or list(wishes)):
-                groups.setdefault((wishes[i].session.model, wishes[i].upto), []).append(i)
-            for members in groups.values():
-                with torch.inference_mode():
-                    answers = execute([wishes.pop(i) for i in members])
-                for i, answer in zip(members, answers, strict=True):
-                    for event in step(i, answer):
-                        yield i, event
-    finally:
-        for decoding in active.values():
-            decoding.close()

@@ -21,6 +21,7 @@ from draftwood.core.topology import trunk_node, trunk_position
 from draftwood.errors import RequestError
 from draftwood.models.base import CausalModel, Segment
 from draftwood.models.cache import Cache, Extent
+from draftwood.runtime.prefix import PrefixCache
 
 Event = TypeVar("Event")
 
@@ -94,7 +95,7 @@ class Job:
     hidden: Tensor | None = None  # [n, D] input of layer `start` when start > 0, or of a model without tokens
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Session:
     """Slots, levels, positions and masks of one request on one model.
 
@@ -104,7 +105,9 @@ class Session:
     model: CausalModel
     cache: Cache
     role: str = "target"
+    prefixes: PrefixCache | None = None  # where it finds what is computed already, and leaves what it computed
     extent: Extent | None = field(init=False, default=None)
+    reused: int = field(init=False, default=0)  # leading tokens that were not computed here
     peak: int = field(init=False, default=0)  # most slots that were live at once
     _trunk_slot: list[int] = field(init=False, default_factory=list)
     _node_slot: dict[int, int] = field(init=False, default_factory=dict)
@@ -113,6 +116,8 @@ class Session:
     _partial: list[int] = field(init=False, default_factory=list)  # trunk positions below the last layer
     _free: list[int] = field(init=False, default_factory=list)  # heap of dead slots below the high-water mark
     _top: int = field(init=False, default=0)  # high-water mark: slots [0, _top) were given out
+    _trunk: list[int] = field(init=False, default_factory=list)  # the tokens that the trunk slots are of, and others
+    _ordered: int = field(init=False, default=0)  # leading tokens that are known to be in their own slots, computed
     _visible: npt.NDArray[np.bool_] | None = field(
         init=False, default=None
     )  # [capacity] bool, slots of the cached trunk
@@ -127,12 +132,35 @@ class Session:
         """Ask for logits, and what the head reads, in one run: a session is a source of drafts as it stands."""
         return (yield Run(self, forest, nodes, hidden=(self.model.n_layers,) if hidden else ()))
 
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot that this session takes."""
+        return self.cache.slot_bytes
+
+    @property
+    def prefix(self) -> list[int]:
+        """Tokens that are in slots 0, 1, ... in this order, computed in all layers as in a plain run."""
+        slots, n = self._trunk_slot, self._ordered
+        while n < len(slots) and slots[n] == n and n not in self._level:
+            n += 1
+        self._ordered = n
+        return self._trunk[:n]
+
     def close(self) -> None:
-        """Give the extent back. A session that runs again afterwards computes what it needs anew."""
+        """Give the extent back, or leave it to requests with the same prefix; the session is over."""
+        if self.extent is not None and self.prefixes is not None:
+            self.prefixes.leave(self)
+            self.extent = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Give the extent back at once. What the session is asked for afterwards is computed anew."""
         if self.extent is not None:
+            if self.prefixes is not None:
+                self.prefixes.live.remove(self)
             self.cache.release(self.extent)
         self.extent, self._visible = None, None
-        self._top = self._synced = 0
+        self._top = self._synced = self._ordered = 0
         for part in (self._trunk_slot, self._node_slot, self._level, self._hidden, self._partial, self._free):
             part.clear()
 
@@ -212,6 +240,17 @@ class Session:
             heapq.heappush(self._free, slot)
         self._shrink()
 
+    def _begin(self, trunk: Sequence[int], count: int) -> None:
+        """Take an extent, with what is computed already of the trunk, for `count` tokens more than that."""
+        room = len(trunk) + count
+        if self.prefixes is None:
+            self.extent = self.cache.lend(room)
+            return
+        self.extent, n = self.prefixes.take(self.cache, trunk, room)
+        self.prefixes.live.append(self)
+        self._trunk_slot.extend(range(n))
+        self._top = self.reused = n
+
     def _shrink(self) -> None:
         """Lower the high-water mark past dead slots, so that attention spans stay short."""
         if not self._free:
@@ -226,6 +265,9 @@ class Session:
     def _rows(self, forest: Forest, nodes: Sequence[int], stop: int) -> list[Row]:
         """As `rows`, of nodes up to layer `stop`."""
         missing: list[Row] = []
+        if self.extent is None:
+            self._begin(forest.trunk, len(nodes))
+        self._trunk = forest.trunk
         most = self.model.vocab_size - 1  # a draft without a padded token of the target reads its last one instead
         cached = len(self._trunk_slot)
         full = self.model.n_layers
@@ -244,8 +286,7 @@ class Session:
                 missing.append(Row(node, min(trunk[position], most), slot, position))
         asked = self._ancestors(forest, [node for node in nodes if node >= 0], stop)
         need = cached + grown + len(asked) + len(self._node_slot)
-        if self.extent is None:
-            self.extent = self.cache.lend(need)
+        assert self.extent is not None
         self.cache.reserve(self.extent, max(need, self._top))
         for position in range(cached, len(trunk)):
             slot = self._take()

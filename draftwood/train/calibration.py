@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from draftwood.core.records import Round
 from draftwood.depth import DepthController, Growth
@@ -21,7 +21,7 @@ from draftwood.methods import Method
 from draftwood.request import Prompt
 from draftwood.sampling import Streams
 from draftwood.train.judgement import Judgement, judge
-from draftwood.train.recording import GROUP_SIZE, Recording
+from draftwood.train.recording import Recording, drafts_one_by_one, fit, split
 
 TARGET_RATES = (0.3, 0.03)  # of the learning rate, for the target's vectors, which overfit: a round has one state
 LEAST = 0.05  # deviation
@@ -102,10 +102,10 @@ def record(
     temperatures: Sequence[float] = (0.0, 1.0),
     max_new_tokens: int = 96,
     seed: int = 0,
-    advance: Callable[[int], object] = lambda count: None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Drafts:
-    """Decode every prompt, at the temperatures in turn; `advance` is told of requests that ended."""
-    if "depth" not in type(method).model_fields or "n_best" in type(method).model_fields:
+    """Decode every prompt, at the temperatures in turn; `progress` as of `Engine.batch`."""
+    if not drafts_one_by_one(method):
         raise ConfigurationError(
             f"cali-ts cannot control method {method.name}; record with one that drafts chains: speculative, eesd, "
             "self-spec"
@@ -115,15 +115,11 @@ def record(
     def watch(generation: Generation, number: int) -> None:
         generation.depth = _Recorder(generation.depth, notes, number)
 
-    recording = Recording(engine, watch)
     requests = [
         {"prompt": prompt, "seed": seed + i, "sampling": {"temperature": temperatures[i % len(temperatures)]}}
         for i, prompt in enumerate(prompts)
     ]
-    for start in range(0, len(requests), GROUP_SIZE):
-        some = requests[start : start + GROUP_SIZE]
-        recording.batch(some, GROUP_SIZE, method=method, max_new_tokens=max_new_tokens)
-        advance(len(some))
+    Recording(engine, watch).batch(requests, progress=progress, method=method, max_new_tokens=max_new_tokens)
     known = next((state for state in notes.target if state is not None), None)
     if known is None or not notes.place:
         raise ConfigurationError("no draft was tried after a round was over; record more tokens, with gamma above 0")
@@ -165,18 +161,8 @@ def train_calibration(
 
     The weights that are best on a second held-out share, of the same size, are kept. Cross-entropy on chi, AdamW.
     """
-    requests = torch.tensor(sorted(set(drafts.request.tolist())))
-    aside = int(len(requests) * held_out)
-    if not 0 < held_out < 0.5 or aside < 1 or len(requests) - 2 * aside < 1:
-        raise ConfigurationError(
-            f"drafts of {len(requests)} requests cannot be split with held_out {held_out}; record more prompts"
-        )
     generator = torch.Generator().manual_seed(seed)
-    shuffled = requests[torch.randperm(len(requests), generator=generator)]
-    test, tune, rest = (
-        torch.isin(drafts.request, chosen).nonzero()[:, 0]
-        for chosen in (shuffled[:aside], shuffled[aside : 2 * aside], shuffled[2 * aside :])
-    )
+    test, tune, rest = split(drafts.request, held_out, generator, "drafts of {count} requests")
     known = drafts.target[rest][~drafts.target[rest].isnan().any(-1)]
     if not len(known):
         raise ConfigurationError("no target states were recorded: every request was one round; raise the tokens")
@@ -185,7 +171,6 @@ def train_calibration(
     draft_scale = drafts.draft[rest].std(0, unbiased=False).clamp(min=1e-6)
     target = ((drafts.target - mean) / scale).nan_to_num(0.0)
     draft = (drafts.draft - draft_mean) / draft_scale
-    loss = nn.functional.binary_cross_entropy_with_logits
 
     def fitted(share: float) -> tuple[float, list[Tensor]]:
         """(loss on the second share, weights), the target's vectors learning at `share` of the rate."""
@@ -195,19 +180,12 @@ def train_calibration(
         model = Calibration(weights[0], weights[1], weights[2], mean)
         groups = [{"params": weights[:1], "lr": share * rate}, {"params": weights[1:], "lr": rate}]
         optimizer = torch.optim.AdamW(groups, weight_decay=0.1)
+
+        def logits(some: Tensor) -> Tensor:
+            return model.logits(drafts.place[some], target[some], draft[some])
+
         order = torch.Generator().manual_seed(seed)
-        best, kept = math.inf, weights
-        for _ in range(epochs):
-            for chosen in torch.split(rest[torch.randperm(len(rest), generator=order)], batch):
-                optimizer.zero_grad()
-                logits = model.logits(drafts.place[chosen], target[chosen], draft[chosen])
-                loss(logits, drafts.accepted[chosen]).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-            with torch.no_grad():
-                now = float(loss(model.logits(drafts.place[tune], target[tune], draft[tune]), drafts.accepted[tune]))
-            if now < best:
-                best, kept = now, [weight.detach().clone() for weight in weights]
-        return best, kept
+        return fit(logits, drafts.accepted, weights, optimizer, rest, tune, epochs, batch, order)
 
     _, kept = min((fitted(share) for share in TARGET_RATES), key=lambda each: each[0])
     maps = kept[0] / scale, kept[1] / draft_scale  # the standardisation becomes part of them

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from draftwood.core.forest import Forest, Verdict
 from draftwood.core.records import Round
@@ -23,7 +23,7 @@ from draftwood.models.artifact import fingerprints
 from draftwood.request import MethodSpec, Prompt
 from draftwood.sampling import Distributions, Streams
 from draftwood.train.judgement import Judgement, judge
-from draftwood.train.recording import GROUP_SIZE, Recording
+from draftwood.train.recording import Recording, drafts_one_by_one, fit, split
 from draftwood.verify import Verifier
 
 
@@ -140,7 +140,7 @@ class Recorder:
 def recordable(engine: Engine, spec: MethodSpec) -> Method:
     """The method, if decision models can be trained on it; else ConfigurationError."""
     method = engine.method(spec)
-    if "depth" not in type(method).model_fields or "n_best" in type(method).model_fields:
+    if not drafts_one_by_one(method):
         raise ConfigurationError(
             f"decision models are not recorded with method {method.name}, but with one that drafts for one hypothesis: "
             "mcsd-fork, mcsd, specinfer or speculative"
@@ -162,9 +162,9 @@ def record(
     max_new_tokens: int = 64,
     top: int = 8,
     seed: int = 0,
-    advance: Callable[[int], object] = lambda count: None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Examples:
-    """Decode every prompt at every temperature and note the judged drafts; `advance` is told of requests that ended.
+    """Decode every prompt at every temperature and note the judged drafts; `progress` as of `Engine.batch`.
 
     `top` is how many of the draft's probabilities kind 'output' reads.
     """
@@ -180,16 +180,12 @@ def record(
         recorder = Recorder(generation.verify, generation.depth, examples, top, prompt)
         generation.verify = generation.depth = recorder
 
-    recording = Recording(engine, watch)
     requests = [
         {"prompt": prompt, "seed": seed + i, "sampling": {"temperature": temperature}}
         for temperature in temperatures
         for i, prompt in enumerate(prompts)
     ]
-    for start in range(0, len(requests), GROUP_SIZE):
-        some = requests[start : start + GROUP_SIZE]
-        recording.batch(some, GROUP_SIZE, method=chosen, max_new_tokens=max_new_tokens)
-        advance(len(some))
+    Recording(engine, watch).batch(requests, progress=progress, method=chosen, max_new_tokens=max_new_tokens)
     return examples
 
 
@@ -210,38 +206,24 @@ def train_decision(
     Examples of one group [n] (of one prompt) are held out together; by default each is a group. The epoch that is best
     on a second held-out share, of the same size, is kept.
     """
-    group_of = torch.arange(len(features)) if groups is None else torch.unique(groups, return_inverse=True)[1]
-    count = int(group_of.max()) + 1 if len(features) else 0
-    aside = int(count * held_out)
-    if not 0 < held_out < 0.5 or aside < 1 or count - 2 * aside < 1:
-        what = f"{count} examples" if groups is None else f"{len(features)} examples of {count} prompts"
-        raise ConfigurationError(f"{what} cannot be split with held_out {held_out}; record more")
+    generator = torch.Generator().manual_seed(seed)
+    what = "{count} examples" if groups is None else f"{len(features)} examples of {{count}} prompts"
+    test, tune, rest = split(torch.arange(len(features)) if groups is None else groups, held_out, generator, what)
     if not bool(((labels >= 0) & (labels <= 1)).all()):
         raise ConfigurationError("labels must lie between 0 and 1; record them as accepted or min(1, p/q)")
-    generator = torch.Generator().manual_seed(seed)
-    place = torch.randperm(count, generator=generator)[group_of]  # of each example's group in a random order
     features, labels = features.float(), labels.float()
-    test, tune, rest = (
-        torch.nonzero(where)[:, 0]
-        for where in (place < aside, (aside <= place) & (place < 2 * aside), 2 * aside <= place)
-    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Decision(kind, features.shape[1], width)
     model.mean.copy_(features[rest].mean(0))
     model.scale.copy_(features[rest].std(0, unbiased=False).clamp(min=1e-6))
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    best, kept = float("inf"), {name: value.clone() for name, value in model.state_dict().items()}
-    loss = nn.functional.binary_cross_entropy_with_logits
-    for _ in range(epochs):
-        for chosen in torch.split(rest[torch.randperm(len(rest), generator=generator)], batch):
-            optimizer.zero_grad()
-            loss(model(features[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-        with torch.no_grad():
-            now = float(loss(model(features[tune]), labels[tune]))
-        if now < best:
-            best, kept = now, {name: value.clone() for name, value in model.state_dict().items()}
-    model.load_state_dict(kept)
+    parameters = list(model.parameters())
+    _, kept = fit(
+        lambda some: model(features[some]), labels, parameters, optimizer, rest, tune, epochs, batch, generator
+    )
+    with torch.no_grad():
+        for part, value in zip(parameters, kept, strict=True):
+            part.copy_(value)
     model.eval()
     return model, judge(model.chance(features[test]), labels[test])

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,41 +22,13 @@ from draftwood import plots
 from draftwood.errors import ConfigurationError
 from draftwood.models.artifact import fingerprint
 from draftwood.models.decoder import Decoder
-from draftwood.models.exit import ExitLayer, save
+from draftwood.models.exit import ExitLayer, check_depth, save, share
 from draftwood.train.optim import Cosine
 from draftwood.train.resumable import Run
+from draftwood.train.settings import Settings
 from draftwood.train.texts import Texts, Tokens
 
 STATE = "run.safetensors"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What decides the result of a run, with the target and the data; a run is resumed with the same only."""
-
-    layers: int  # of the target, N of the paper
-    depth: int = 1  # layers of the exit
-    steps: int = 1000
-    batch: int = 16  # rows of a step
-    accumulate: int = 1  # parts that a step's rows are computed in
-    rate: float = 1e-3
-    warmup: int = 50  # steps
-    distill: float = 0.0  # weight of the distillation on the target's distribution; the rest is cross-entropy
-    seed: int = 0
-    bfloat16: bool = True
-
-    def check(self, processes: int = 1) -> None:
-        """Raise ConfigurationError where no run can be made of them."""
-        for name in ("steps", "batch", "accumulate"):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} is {getattr(self, name)}, but must be at least 1")
-        if not 0 <= self.distill <= 1:
-            raise ConfigurationError(f"distill is {self.distill}, but must be from 0 (cross-entropy) to 1")
-        if not self.rate > 0 or self.warmup < 0:
-            raise ConfigurationError("the learning rate must be positive and the warm-up not negative")
-        if self.batch % (self.accumulate * processes):
-            parts = f"{self.accumulate} parts" + (f" on {processes} processes" if processes > 1 else "")
-            raise ConfigurationError(f"a batch of {self.batch} rows cannot be shared out evenly over {parts}")
 
 
 class _Trained(nn.Module):
@@ -86,8 +58,11 @@ class Rank:
 class ExitRun(Run):
     """An exit layer in training: it can be killed at any time and goes on where it was saved, bit for bit on a CPU."""
 
+    settings: Any  # ExitSettings
+
     def __init__(self, target: Decoder, texts: Texts, settings: Settings, out: Path, rank: Rank = Rank()) -> None:
         """Start anew, or go on from `out` where a run with the same settings was saved."""
+        settings = self.settled(target, settings)
         settings.check(rank.count)
         if not len(texts.train) or not len(texts.held_out):
             raise ConfigurationError("there is nothing to train on, or nothing is held out; give more text")
@@ -95,11 +70,19 @@ class ExitRun(Run):
         self.exit = self.made().train()
         self.schedule = Cosine(settings.rate, settings.warmup, settings.steps)
         whose = {"target": fingerprint(target), "data": texts.digest, "context": texts.train.shape[1]}
-        super().__init__(self.exit, out / STATE, {**asdict(settings), **whose})
+        super().__init__(self.exit, out / STATE, {**settings.model_dump(), **whose})
         self._forward: Any = _Trained(self.exit)
         if rank.count > 1:
             here = [target.device] if target.device.type == "cuda" else None
             self._forward = nn.parallel.DistributedDataParallel(self._forward, device_ids=here)
+
+    @classmethod
+    def settled(cls, target: Decoder, settings: Any) -> Any:
+        """The settings with what the target decides; ModelError where they do not fit it."""
+        if settings.layers is None:
+            settings = settings.model_copy(update={"layers": share(target.n_layers)})
+        check_depth(target, settings.layers, settings.depth)
+        return settings
 
     def made(self) -> Any:
         """What is to be trained, as it is before the first step: a module as `ExitLayer`."""
@@ -107,7 +90,7 @@ class ExitRun(Run):
 
     @property
     def done(self) -> bool:
-        return self.progress.step >= self.settings.steps
+        return bool(self.progress.step >= self.settings.steps)
 
     def save(self, stored: torch.dtype = torch.bfloat16) -> None:
         """Write the run and the exit layer as it stands; only the first process does."""
@@ -132,7 +115,7 @@ class ExitRun(Run):
         return np.random.default_rng([self.settings.seed, epoch]).permutation(len(self.texts.train))
 
     def _autocast(self) -> Any:
-        if not self.settings.bfloat16:
+        if self.settings.precision == "float32":
             return nullcontext()
         return torch.autocast(self.target.device.type, torch.bfloat16)
 
@@ -172,7 +155,7 @@ class ExitRun(Run):
 
         logits [B, T, V], tokens [B, T], answer = log p [B, T, V]; w = `distill`.
         """
-        weight = self.settings.distill
+        weight: float = self.settings.distill
         counted = self._counted(tokens)
         log_q = torch.log_softmax(logits[:, :-1], -1)[counted]  # [n, V]
         loss = (1 - weight) * F.nll_loss(log_q, tokens[:, 1:][counted])

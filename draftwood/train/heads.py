@@ -6,7 +6,6 @@ The run, its saved state and several processes are those of an exit layer's trai
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,25 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftwood.errors import ConfigurationError
-from draftwood.models.heads import MOST, RANKS, Heads, save
-from draftwood.train.exit_layer import ExitRun, Settings
-
-
-@dataclass(frozen=True)
-class HeadSettings(Settings):
-    """As of an exit layer; `layers` is the target's whole depth."""
-
-    heads: int = 4
-    shared: bool = False  # whether heads end in the target's own head
-    decay: float = 0.8  # weight of head k's loss is decay^k
-
-    def check(self, processes: int = 1) -> None:
-        super().check(processes)
-        if not 1 <= self.heads <= MOST:
-            raise ConfigurationError(f"heads is {self.heads}, but must be from 1 to {MOST}")
-        if not 0 < self.decay <= 1:
-            raise ConfigurationError(f"decay is {self.decay}, but must be above 0 and at most 1")
+from draftwood.models.decoder import Decoder
+from draftwood.models.heads import RANKS, Heads, save
+from draftwood.train.exit_layer import ExitRun
+from draftwood.train.settings import HeadSettings
 
 
 class HeadRun(ExitRun):
@@ -40,6 +24,10 @@ class HeadRun(ExitRun):
 
     settings: HeadSettings
     ranks: Sequence[Sequence[float]] = ()  # of each head: how often its best, second, ... token was right
+
+    @classmethod
+    def settled(cls, target: Decoder, settings: HeadSettings) -> HeadSettings:
+        return settings
 
     def made(self) -> Heads:
         self.target.requires_grad_(False)  # a shared head is read with gradients, but has none

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,16 @@ class Judgement:
     roc: list[tuple[float, float]]  # (false, true) positive rates, thresholds falling; thinned out
     histograms: tuple[list[float], list[float]]  # shares of accepted, of rejected examples in equal bins of chances
     thresholds: list[tuple[float, float, float]]  # (beta, share of accepted at or above it, share of rejected below)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    def figures(self) -> dict[str, Any]:
+        """What is to be printed: without curves and histograms."""
+        names = ("accepted", "log_loss", "base_loss", "auc", "overlap", "thresholds")
+        figures = {name: getattr(self, name) for name in names}
+        return {"held_out": self.examples, "calibration_error": self.error, **figures}
 
 
 def roc_curve(chances: Tensor, accepted: Tensor) -> list[tuple[float, float]]:

@@ -1,14 +1,19 @@
-"""An engine whose requests are watched."""
+"""An engine whose requests are watched, and the training on what was seen."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
 
 from draftwood.engine import Engine
+from draftwood.errors import ConfigurationError
 from draftwood.generation import Generation
+from draftwood.methods import Method
 from draftwood.request import Request
 
-GROUP_SIZE = 8  # requests at once
 Watch = Callable[[Generation, int], None]  # (a generation that begins, its number); may change its parts
 
 
@@ -24,3 +29,50 @@ class Recording(Engine):
         self._watch(generation, self._begun)
         self._begun += 1
         return generation
+
+
+def drafts_one_by_one(method: Method) -> bool:
+    """Whether a method drafts for one hypothesis, as far as a depth controller lets it."""
+    options = type(method).model_fields
+    return "depth" in options and "n_best" not in options
+
+
+def split(groups: Tensor, held_out: float, generator: torch.Generator, what: str) -> list[Tensor]:
+    """Places of examples: a `held_out` share of the groups [n] that they are of, a second one, and the rest."""
+    number = torch.unique(groups, return_inverse=True)[1]
+    count = int(number.max()) + 1 if len(groups) else 0
+    aside = int(count * held_out)
+    if not 0 < held_out < 0.5 or aside < 1 or count - 2 * aside < 1:
+        raise ConfigurationError(f"{what.format(count=count)} cannot be split with held_out {held_out}; record more")
+    place = torch.randperm(count, generator=generator).argsort()[number]  # of each example's group in a random order
+    parts = (place < aside, (aside <= place) & (place < 2 * aside), 2 * aside <= place)
+    return [part.nonzero()[:, 0] for part in parts]
+
+
+def fit(
+    logits: Callable[[Tensor], Tensor],
+    labels: Tensor,
+    parameters: Sequence[Tensor],
+    optimizer: torch.optim.Optimizer,
+    rest: Tensor,
+    tune: Tensor,
+    epochs: int,
+    batch: int,
+    order: torch.Generator,
+) -> tuple[float, list[Tensor]]:
+    """Train on the examples `rest` by cross-entropy; (loss on `tune`, parameters) of the epoch that was best there.
+
+    `logits` maps places of examples [n] to logits of acceptance [n], of which labels [N] are in [0, 1].
+    """
+    loss = nn.functional.binary_cross_entropy_with_logits
+    best, kept = math.inf, [part.detach().clone() for part in parameters]
+    for _ in range(epochs):
+        for chosen in torch.split(rest[torch.randperm(len(rest), generator=order)], batch):
+            optimizer.zero_grad()
+            loss(logits(chosen), labels[chosen]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        with torch.no_grad():
+            now = float(loss(logits(tune), labels[tune]))
+        if now < best:
+            best, kept = now, [part.detach().clone() for part in parameters]
+    return best, kept

@@ -6,7 +6,6 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,40 +14,30 @@ import torch
 from draftwood.errors import ConfigurationError
 from draftwood.loading import EMBEDDED
 from draftwood.models import checkpoint
-from draftwood.models.decoder import Decoder
 from draftwood.models.tokenizer import Tokenizer
 from draftwood.prompts import CORPUS
-from draftwood.train.exit_layer import ExitRun, Rank, Settings, plot
+from draftwood.train.exit_layer import ExitRun, Rank, plot
+from draftwood.train.settings import Saving, Settings, TextSource
 from draftwood.train.texts import read_texts
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class TextSizes:
-    """How much text there is."""
-
-    rows: int = 20_000  # to train on, at most; then they are read again
-    held_out: int = 32  # rows
-    context: int = 256  # tokens of a row
-
-
 def prepare(
     kind: type[ExitRun],
-    settle: Callable[[Decoder], Settings],
+    settings: Settings,
     out: Path,
-    data: str = CORPUS,
+    source: TextSource | None = None,
     target: str | Path | None = None,
-    sizes: TextSizes = TextSizes(),
     device: str | None = None,
     dtype: str = "float32",
 ) -> ExitRun:
-    """A run of a `kind`, new or as it was saved in `out`; `settle` makes its settings when the target is known.
+    """A run of a `kind`, new or as it was saved in `out`. Under torchrun the process joins the others.
 
-    `data` is a file of texts or the embedded corpus. Under torchrun the process joins the others. Raises
-    ConfigurationError for data, settings or an `out` that do not fit.
+    Raises ConfigurationError for data, settings or an `out` that do not fit.
     """
-    rank = Rank.here()
+    rank, source = Rank.here(), source or TextSource()
+    data = source.data
     if data != CORPUS and not Path(data).is_file():
         raise ConfigurationError(f"there is no file {data}; give a file of texts, or {CORPUS}")
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -59,27 +48,24 @@ def prepare(
         torch.distributed.init_process_group("nccl" if place.startswith("cuda") else "gloo")
     directory = EMBEDDED / "target" if target is None else checkpoint.locate(target)
     model = checkpoint.load(directory, dtype, place, packed=False)
-    settings = settle(model)
-    settings.check(rank.count)
-    end, context = min(checkpoint.end_tokens(directory), default=0), min(sizes.context, model.context)
-    texts = read_texts(data, Tokenizer.load(directory), end, context, sizes.rows, sizes.held_out, settings.seed)
+    kind.settled(model, settings).check(rank.count)  # before texts are read
+    end, context = min(checkpoint.end_tokens(directory), default=0), min(source.context, model.context)
+    texts = read_texts(data, Tokenizer.load(directory), end, context, source.rows, source.held_out, settings.seed)
     log.info("%d rows to train on, %d held out", len(texts.train), len(texts.held_out))
     return kind(model, texts, settings, out, rank)
 
 
 def train(
     run: ExitRun,
-    save_every: int = 100,
-    measure_every: int = 100,
-    stored: str = "bfloat16",
+    saving: Saving | None = None,
     told: Callable[[dict[str, float]], None] = lambda figures: None,
 ) -> dict[str, Any] | None:
     """Train to the end and draw the curve; what came out, or None in all processes but the first.
 
     `told` hears of each step's figures; `held_out/...` are among them where they were measured.
     """
-    rank, out, began = run.rank, run.out, run.progress.step
-    for figures in run.train(save_every, measure_every, getattr(torch, stored)):
+    rank, out, began, saving = run.rank, run.out, run.progress.step, saving or Saving()
+    for figures in run.train(saving.save_every, saving.measure_every, getattr(torch, saving.store)):
         told(figures)
     if rank.count > 1:
         torch.distributed.destroy_process_group()
@@ -90,7 +76,7 @@ def train(
     drawn = plot(curve, out / "curve.png")
     return {
         "out": str(out),
-        "layers": run.settings.layers,
+        **run.settings.model_dump(include={"layers", "heads", "shared"}),
         "parameters": sum(part.numel() for part in run.exit.weights().values()),
         "steps": run.progress.step,
         "new": run.progress.step - began,

@@ -10,7 +10,6 @@ import itertools
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +18,10 @@ from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
 from draftwood.prompts import CORPUS, prompts_of
 from draftwood.reading import parse_json, read_text
+from draftwood.train.settings import Writing
 from draftwood.train.texts import texts_of
 
 CHUNK = 32  # texts that are written to the file together
-
-
-@dataclass(frozen=True)
-class Writing:
-    """What decides the texts, with the target."""
-
-    prompts: str  # a file with one prompt per line, or corpus
-    given: str | None = None  # a file of texts, or corpus
-    share: float = 0.0  # of given texts
-    count: int = 1000  # texts, given ones included
-    greedy: tuple[int, int] = (3, 5)  # tokens that are the most probable ones, at least and at most; then sampled
-    max_new_tokens: int = 256
-    temperature: float = 1.0
-    seed: int = 0
-
-    def check(self) -> None:
-        """Raise ConfigurationError where no texts can be made of them."""
-        if self.count < 1 or self.max_new_tokens < 1:
-            raise ConfigurationError("count and max-new-tokens must be at least 1")
-        if not 0 <= self.share < 1:
-            raise ConfigurationError(f"the share of given text is {self.share}, but must be from 0 to below 1")
-        if self.share and self.given is None:
-            raise ConfigurationError("a share of given text is asked for, but no given text; name it with --given")
-        if not 0 <= self.greedy[0] <= self.greedy[1]:
-            raise ConfigurationError(f"from {self.greedy[0]} to {self.greedy[1]} greedy tokens is no range")
-
-    def is_given(self, number: int) -> bool:
-        """Whether a text is a given one; they are spread evenly."""
-        return int((number + 1) * self.share) > int(number * self.share)
 
 
 def write_texts(engine: Engine, plan: Writing, out: Path, concurrency: int = 16) -> Iterator[int]:
@@ -59,11 +30,10 @@ def write_texts(engine: Engine, plan: Writing, out: Path, concurrency: int = 16)
     A line has tokens, text, prompt_tokens and source (target or given). Raises ConfigurationError where the file was
     begun with other settings.
     """
-    plan.check()
     if engine.tokenizer is None:
         raise ConfigurationError("the target has no tokenizer, so it can write no text")
     noted = out.with_suffix(".settings.json")
-    settings = json.loads(json.dumps({**asdict(plan), "models": engine.names}))
+    settings = json.loads(json.dumps({**plan.model_dump(), "models": engine.names}))
     if out.exists() and out.stat().st_size:
         try:
             before = parse_json(read_text(noted))
@@ -73,7 +43,7 @@ def write_texts(engine: Engine, plan: Writing, out: Path, concurrency: int = 16)
             raise ConfigurationError(f"{out} was begun with other settings; give the same to go on, or another file")
     number = _whole_lines(out)
     prompts = prompts_of(plan.prompts, plan.count, plan.seed)
-    given = [] if plan.given is None or not plan.share else _given(plan)
+    given = [] if plan.given is None or not plan.given_share else _given(plan)
     out.parent.mkdir(parents=True, exist_ok=True)
     noted.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
     yield number
@@ -100,7 +70,7 @@ def _chunk(
     mine = [number for number in numbers if not plan.is_given(number)]
     starts = {}
     for number in mine:
-        prompt = words.encode(prompts[(number - int(number * plan.share)) % len(prompts)])
+        prompt = words.encode(prompts[(number - int(number * plan.given_share)) % len(prompts)])
         starts[number] = prompt[: max(1, engine.target.context // 2)]
     opened = _continued(engine, plan, starts, {n: _opening(plan, n) for n in mine}, 0.0, concurrency)
     left = {
@@ -115,7 +85,7 @@ def _chunk(
             tokens = [*starts[number], *opened[number][0], *(sampled[number][0] if number in sampled else ())]
             source, prompt_tokens = "target", len(starts[number])
         else:
-            text = given[int(number * plan.share) % len(given)]
+            text = given[int(number * plan.given_share) % len(given)]
             tokens = text if isinstance(text, list) else words.encode(text)
             source, prompt_tokens = "given", 0
         yield {"tokens": tokens, "text": words.decode(tokens), "prompt_tokens": prompt_tokens, "source": source}
@@ -149,7 +119,7 @@ def _continued(
 
 
 def _given(plan: Writing) -> list[str | list[int]]:
-    wanted = int(plan.count * plan.share)
+    wanted = int(plan.count * plan.given_share)
     if plan.given == CORPUS:
         each = [documents(domain, "train", plan.seed + 1) for domain in DOMAINS]
         return [document.text for document in itertools.islice(itertools.chain(*zip(*each, strict=False)), wanted)]

@@ -20,6 +20,7 @@ from draftwood.params import SamplingParams
 from draftwood.results import GenerationResult
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
+from draftwood.tune.observation import Observation, total
 from draftwood.tune.search import Guided, Measured, Seconds
 from draftwood.tune.shapes import Cost, rising
 from draftwood.tune.spaces import GridSearch, TPESearch
@@ -81,80 +82,41 @@ class Workload:
 
 
 @dataclass(slots=True)
-class Sums:
-    """Of the runs of one method on all prompts."""
-
-    tokens: int = 0
-    seconds: float = 0.0  # wall time, prompts included
-    rounds: int = 0
-    later: int = 0  # rounds after the first of each prompt, and their seconds:
-    target: float = 0.0
-    draft: float = 0.0
-    rest: float = 0.0
-
-    def add(self, result: GenerationResult) -> None:
-        metrics = result.metrics
-        self.tokens += len(result.tokens)
-        self.seconds += metrics.seconds
-        self.rounds += metrics.rounds
-        for round_ in result.rounds[1:]:
-            self.later += 1
-            self.target += round_.verify_seconds
-            self.draft += round_.draft_seconds
-            self.rest += round_.sampling_seconds + round_.other_seconds
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second."""
-        return self.tokens / self.seconds
-
-    @property
-    def tau(self) -> float:
-        """Tokens per target forward."""
-        return self.tokens / self.rounds
-
-    @property
-    def round(self) -> Seconds | None:
-        """Mean times of the later rounds; None where there were none."""
-        return Seconds(*(each / self.later for each in (self.target, self.draft, self.rest))) if self.later else None
-
-
-@dataclass(slots=True)
 class Trial:
     """A measured run: one method on all prompts, interleaved with plain decoding on the same prompts and seeds."""
 
     method: dict[str, Any]
-    own: Sums = field(default_factory=Sums)
-    plain: Sums = field(default_factory=Sums)
-    met: list[list[int]] = field(default_factory=list)  # [layer][place], see `Metrics.met_at`
-    accepted: list[list[int]] = field(default_factory=list)
+    own: Observation = field(default_factory=Observation)
+    plain: Observation = field(default_factory=Observation)
     gains: list[float] = field(default_factory=list)  # per prompt: log-likelihood per token above plain decoding's
     predicted: float | None = None  # the speed-up that was expected before the run
 
     @property
     def speed_up(self) -> float:
         """Tokens per second over those of plain decoding: a slow moment of the machine hits both."""
-        return self.own.rate / self.plain.rate
+        return (self.own.tokens / self.own.seconds) / (self.plain.tokens / self.plain.seconds)
 
     @property
     def measured(self) -> Measured:
         """For `search.Guided`."""
-        return Measured(self.speed_up, self.met, self.accepted, self.own.round, self.plain.round)
+        times = (
+            Seconds(*(s / one.rounds for s in (one.verify, one.draft, one.overhead))) if one.rounds else None
+            for one in (self.own, self.plain)
+        )
+        return Measured(self.speed_up, self.own.met, self.own.taken, *times)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {
             "method": self.method,
             "speed_up": self.speed_up,
-            "tokens_per_second": self.own.rate,
-            "plain_tokens_per_second": self.plain.rate,
-            "tau": self.own.tau,
+            "tokens_per_second": self.own.tokens / self.own.seconds,
+            "plain_tokens_per_second": self.plain.tokens / self.plain.seconds,
+            "tau": self.own.tokens / self.own.verifications,
             "gain_in_log_likelihood_per_token": fmean(self.gains),
             "predicted": self.predicted,
             "own": asdict(self.own),
             "plain": asdict(self.plain),
-            "met": self.met,
-            "accepted": self.accepted,
         }
 
 
@@ -174,7 +136,8 @@ class Bench:
     @property
     def plain_rate(self) -> float:
         """Tokens per second of plain decoding over all runs."""
-        return sum(one.plain.tokens for one in self.trials) / sum(one.plain.seconds for one in self.trials)
+        plain = total(one.plain for one in self.trials)
+        return plain.tokens / plain.seconds
 
     def run(self, method: Method, predicted: float | None = None, repeat: int | None = None) -> Trial:
         """Measure a method. Its `repeat`-th run (by default counted here) has seeds of its own, plain decoding too."""
@@ -185,16 +148,15 @@ class Bench:
             for each in (self.plain, method):
                 self._decode(self.workload.prompts[0], each, seed, 8)
         trial = Trial(method.as_dict(), predicted=predicted)
+        seen: dict[Method, list[Observation]] = {method: [], self.plain: []}
         for i, prompt in enumerate(self.workload.prompts):
             quality: dict[Method, float] = {}
             for each in (self.plain, method) if i % 2 else (method, self.plain):
                 result = self._decode(prompt, each, seed, self.workload.max_new_tokens)
-                (trial.own if each is method else trial.plain).add(result)
+                seen[each].append(Observation.of(result))
                 quality[each] = fmean(result.logprobs)
-                if each is method:
-                    _count(result.metrics.met_at, trial.met)
-                    _count(result.metrics.taken_at, trial.accepted)
             trial.gains.append(quality[method] - quality[self.plain])
+        trial.own, trial.plain = total(seen[method]), total(seen[self.plain])
         self.trials.append(trial)
         log.info("run %d: %s, speed-up %.3f", len(self.trials), trial.method, trial.speed_up)
         return trial
@@ -210,16 +172,6 @@ class Bench:
             for model in (self.engine.target, self.engine.drafts[0])
         )
         return target, draft
-
-
-def _count(counts: Sequence[Sequence[int]], into: list[list[int]]) -> None:
-    """Add [layer][place] counts."""
-    for layer, row in enumerate(counts):
-        if layer == len(into):
-            into.append([])
-        into[layer] += [0] * (len(row) - len(into[layer]))
-        for place, n in enumerate(row):
-            into[layer][place] += n
 
 
 def tree_method(shape: Shape, options: dict[str, Any] | None = None) -> Method:
@@ -268,7 +220,9 @@ class Standing:
 
     @property
     def tau(self) -> float:
-        return sum(trial.own.tokens for trial in self.trials) / sum(trial.own.rounds for trial in self.trials)
+        """Tokens per target forward."""
+        own = total(trial.own for trial in self.trials)
+        return own.tokens / own.verifications
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, combinations
 from typing import NamedTuple
 
+import numpy as np
+
 from draftwood.core.shape import Shape
+from draftwood.tune.observation import added
 from draftwood.tune.shapes import Acceptance, Cost, best_shapes, expected_tokens, round_seconds
 
 PRIOR = 4  # drafts that a guess counts for
@@ -28,24 +32,21 @@ class Measured:
     """What a run of one shape showed: its speed, and how often the i-th sibling of a layer was met and accepted."""
 
     speed: float  # in any unit, the same for all runs
-    met: Sequence[Sequence[int]] = ()
-    accepted: Sequence[Sequence[int]] = ()
+    met: list[list[int]] = field(default_factory=list)
+    accepted: list[list[int]] = field(default_factory=list)
     seconds: Seconds | None = None  # of a round of this run
     plain: Seconds | None = None  # of a round of plain decoding in the same run: how fast the machine was
 
 
 @dataclass(slots=True)
 class Tally:
-    """Acceptance by layer and place among siblings from all runs so far."""
+    """Acceptance [layer][place among siblings] from all runs so far."""
 
-    met: dict[tuple[int, int], int] = field(default_factory=dict)
-    accepted: dict[tuple[int, int], int] = field(default_factory=dict)
+    met: list[list[int]] = field(default_factory=list)
+    accepted: list[list[int]] = field(default_factory=list)
 
     def add(self, run: Measured) -> None:
-        for layer, (met, accepted) in enumerate(zip(run.met, run.accepted, strict=True)):
-            for place, (n, a) in enumerate(zip(met, accepted, strict=True)):
-                self.met[layer, place] = self.met.get((layer, place), 0) + n
-                self.accepted[layer, place] = self.accepted.get((layer, place), 0) + a
+        self.met, self.accepted = added([self.met, run.met]), added([self.accepted, run.accepted])
 
     def acceptance(self) -> list[list[float]]:
         """Rows [layer][place] for `expected_tokens`: layers that were seen, and a few more places than were.
@@ -54,20 +55,16 @@ class Tally:
         the chance of the one before it (later siblings are less likely ones), the first on 1/2; each counts as `PRIOR`
         drafts.
         """
-        places = 1 + max((key[1] for key in self.met), default=0) + UNSEEN
+        places = max(map(len, self.met), default=1) + UNSEEN
+        met, accepted = (
+            np.array([[*row, *[0] * (places - len(row))] for row in table or [[]]])
+            for table in (self.met, self.accepted)
+        )
         usual: list[float] = []
-        for place in range(places):
-            met = sum(n for key, n in self.met.items() if key[1] == place)
-            accepted = sum(n for key, n in self.accepted.items() if key[1] == place)
-            usual.append((accepted + PRIOR * (usual[-1] if usual else 1) / 2) / (met + PRIOR))
-        return [
-            [
-                (self.accepted.get((layer, place), 0) + PRIOR * usual[place])
-                / (self.met.get((layer, place), 0) + PRIOR)
-                for place in range(places)
-            ]
-            for layer in range(1 + max((key[0] for key in self.met), default=0))
-        ]
+        for n, a in zip(met.sum(0), accepted.sum(0), strict=True):
+            usual.append((a + PRIOR * (usual[-1] if usual else 1) / 2) / (n + PRIOR))
+        table: list[list[float]] = ((accepted + PRIOR * np.array(usual)) / (met + PRIOR)).tolist()
+        return table
 
 
 def overheads(rounds: Sequence[tuple[Shape, float]]) -> tuple[float, float, float]:
@@ -75,20 +72,21 @@ def overheads(rounds: Sequence[tuple[Shape, float]]) -> tuple[float, float, floa
 
     Least squares over (shape, seconds), none below 0; where shapes are few, the smallest that explain them.
     """
-    rows = [(1.0, float(len(shape.tree)), float(shape.rows)) for shape, _ in rounds]
-    beyond = [seconds for _, seconds in rounds]
-    scale = [max((row[j] for row in rows), default=0.0) or 1.0 for j in range(3)]
-    found = [0.0, 0.0, 0.0]
-    for _ in range(200):  # coordinate descent: convex, and three numbers only
-        for j in range(3):
-            slope, square = 0.0, 1e-3 * len(rows)
-            for row, rest in zip(rows, beyond, strict=True):
-                x = row[j] / scale[j]
-                other = sum(found[i] * row[i] / scale[i] for i in range(3) if i != j)
-                slope += x * (rest - other)
-                square += x * x
-            found[j] = max(slope / square, 0.0) if rows else 0.0
-    return found[0] / scale[0], found[1] / scale[1], found[2] / scale[2]
+    if not rounds:
+        return 0.0, 0.0, 0.0
+    rows = np.array([(1.0, len(shape.tree), shape.rows) for shape, _ in rounds])
+    scale = np.maximum(rows.max(0), 1e-9)
+    ridge = math.sqrt(1e-3 * len(rounds)) * np.eye(3)
+    a, b = np.vstack((rows / scale, ridge)), np.array([*(seconds for _, seconds in rounds), 0.0, 0.0, 0.0])
+    best, least = np.zeros(3), float(b @ b)
+    for some in chain.from_iterable(combinations(range(3), count) for count in (1, 2, 3)):  # what is not 0
+        found = np.zeros(3)
+        found[list(some)] = np.linalg.lstsq(a[:, some], b, rcond=None)[0]
+        off = float(((a @ found - b) ** 2).sum())
+        if (found >= 0).all() and off < least:
+            best, least = found, off
+    per_round, per_layer, per_row = (best / scale).tolist()
+    return per_round, per_layer, per_row
 
 
 PILOTS = ((4, 2, 2, 1, 1), (4, 2, 2, 1), (3, 2, 1, 1), (2, 2, 1, 1), (2, 2, 1), (2, 1, 1), (2, 1), (2,), (1,))

@@ -12,6 +12,7 @@ import pytest
 import tiny_models
 import torch
 from conftest import Command, Outcome
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 
@@ -233,6 +234,37 @@ def test_a_full_disk_comes_after_the_answer(
     assert (shown.code == 2 and "lookup" in shown.out) or "recommended" in shown.out
     assert "best.json was not written: No space left on device; make room or name another" in shown.err
     assert [path.name for path in tmp_path.iterdir()] == ["prompts.txt"]
+
+
+LEARNED = {  # command -> (flags, what is printed before the file is written)
+    "train decision": (("--max-new-tokens", 24, "--epochs", 1), "held-out prompts"),
+    "train calibration": (("--max-new-tokens", 12, "--epochs", 1), "log loss"),
+    "tune skip": (("--max-new-tokens", 6, "--budget", 1, "--gamma", 1), "sets judged"),
+}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_full_disk_loses_no_learned_file(
+    command: Command, pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """What was learned is printed, and the file that was there before stays whole."""
+
+    def full(tensors: object, path: Path, header: object) -> None:
+        path.write_bytes(b"half of it")
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    flags, said = LEARNED[name]
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "one.safetensors"
+    prompts.write_text("".join(f"a b {i}\n" for i in range(12)))
+    out.write_bytes(b"from before")
+    monkeypatch.setattr("draftwood.models.files.save_file", full)
+    models = pair[:2] if name == "tune skip" else pair
+    shown = command(*name.split(), "--prompts", prompts, "--out", out, *flags, *models)
+    assert shown.code == 2 and said in shown.out, shown.err
+    assert shown.err.startswith("error: ") and shown.err.count("\n") == 1
+    assert "No space left on device" in shown.err and "make room or name another" in shown.err
+    assert out.read_bytes() == b"from before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.safetensors", "prompts.txt"]
 
 
 def test_a_full_standard_output_is_one_sentence() -> None:

@@ -13,28 +13,25 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.text import Annotation
 
 from draftwood import plots
 from draftwood.errors import ConfigurationError
 from draftwood.eval.report import page, tables
 from draftwood.eval.report.charts import (
-    Bar,
-    Bars,
     Chart,
     Curve,
-    Curves,
     Dot,
     Figure,
-    Group,
-    Groups,
-    Histograms,
-    Scatter,
-    Series,
     Span,
-    Stack,
-    Stacks,
+    bars,
     colours,
+    curves,
+    front,
+    histograms,
+    scatter,
+    stacks,
 )
 from draftwood.eval.report.figures import Task
 from draftwood.eval.report.naming import grown_line, method_names, sampling_line
@@ -146,22 +143,22 @@ def test_a_page_with_its_figures(tmp_path: Path) -> None:
     assert figures[0].svg in text  # equal data, equal bytes
 
 
+def tips(figure: Figure) -> list[str]:
+    """What hovering the marks of a figure tells."""
+    drawn = figure.drawn()
+    marks = [mark for axes in drawn.axes for mark in (*axes.patches, *axes.lines)]
+    return [str(mark.get_gid())[4:] for mark in marks if str(mark.get_gid()).startswith("tip-")]
+
+
 def test_numbers_of_the_figures(tmp_path: Path) -> None:
     section = page.Section("run", summary_of(write(tmp_path / "run")))
-    figures = {figure.name: figure.chart for figure in section.tasks[0].figures()}
-    bars = figures["qa-speed-up"]
-    assert isinstance(bars, Bars) and [row.label for row in bars.rows] == ["speculative", "speculative gamma=2"]
-    assert [row.span and row.span.value for row in bars.rows] == pytest.approx([2.0, 3.0])
-    lines = figures["qa-acceptance"]
-    assert isinstance(lines, Curves) and [x for x, _ in lines.curves[0].points] == [1, 2]
-    assert [y.value for _, y in lines.curves[0].points] == pytest.approx([0.6, 4 / 6])
-    depths = figures["qa-depth"]
-    assert isinstance(depths, Histograms) and depths.series[0].values == pytest.approx([0.4, 0.2, 0.4])
-    widths = figures["qa-width"]
-    assert isinstance(widths, Histograms) and widths.first == 1 and widths.series[0].values == pytest.approx([0.3, 0.7])
-    times = figures["qa-time"]
-    assert isinstance(times, Stacks)
-    assert times.rows[1].amounts == pytest.approx([5.0, 25.0, 0.0, 0.0, 1000 * (4.5 - 1.8) / 60])
+    told = {figure.name: tips(figure) for figure in section.tasks[0].figures()}
+    assert [tip.partition(" [")[0] for tip in told["qa-speed-up"]] == ["speculative: 2.00", "speculative gamma=2: 3.00"]
+    assert told["qa-acceptance"][:2] == ["speculative, 1: 0.600", "speculative, 2: 0.667"]
+    assert told["qa-depth"][:3] == ["speculative, 0: 40.0%", "speculative, 1: 20.0%", "speculative, 2: 40.0%"]
+    assert told["qa-width"][:2] == ["speculative, 1: 30.0%", "speculative, 2: 70.0%"]
+    times = [tip for tip in told["qa-time"] if tip.startswith("speculative, ")]
+    assert [float(tip.rpartition(": ")[2]) for tip in times] == [5.0, 25.0, 0.0, 0.0, 45.0]
     (overview,) = [tables.overview(section.tasks)]
     assert [row[0] for row in overview.rows] == ["speculative", "speculative gamma=2"]
     assert overview.rows[1][-1] == "3.00" and overview.best == {(1, 3)}
@@ -234,9 +231,9 @@ def test_the_front_is_what_no_point_beats(higher: bool) -> None:
             for i, (x, y) in enumerate(points)
             if not any(a >= x and sign * b >= sign * y and (a, b) != (x, y) for a, b in points)
         }
-        front = Scatter("x", "y", dots, higher).front
-        assert {dot.label for dot in front} == wanted
-        assert [dot.x.value for dot in front] == sorted(dot.x.value for dot in front)
+        found = front(dots, higher)
+        assert {dot.label for dot in found} == wanted
+        assert [dot.x.value for dot in found] == sorted(dot.x.value for dot in found)
 
 
 def boxes(drawn: Any, kind: type[Any]) -> list[Any]:
@@ -249,7 +246,7 @@ def test_labels_of_close_points_do_not_meet() -> None:
         Dot(f"W={i}", Span(100 + 40 * choose.random()), Span(0.5 + 0.1 * choose.random()), "#000") for i in range(9)
     ]
     dots.append(Dot("far", Span(300), Span(0.9), "#000"))
-    drawn = Figure("f", "t", "", Scatter("x", "y", dots, families=[("f", "#000")])).drawn()
+    drawn = Figure("f", "t", "", scatter("x", "y", dots, families=[("f", "#000")])).drawn()
     found = boxes(drawn, Annotation)
     assert 4 <= len(found) < 10  # the others are told by hovering
     inside = drawn.axes[0].get_window_extent()
@@ -260,17 +257,18 @@ def test_labels_of_close_points_do_not_meet() -> None:
 
 def test_an_axis_ends_where_its_score_does() -> None:
     dots = [Dot("a", Span(1), Span(0.97, 0.9, 1.0), "#000"), Dot("b", Span(2), Span(1.0), "#111")]
-    (axes,) = Figure("f", "t", "", Scatter("x", "exact match", dots, bounds=(0, 1))).drawn().axes
+    (axes,) = Figure("f", "t", "", scatter("x", "exact match", dots, bounds=(0, 1))).drawn().axes
     assert axes.get_ylim()[1] < 1.01 and max(axes.get_yticks()) <= 1
 
 
 def test_no_colour_means_two_things(tmp_path: Path) -> None:
     """Parts of a bar have colours that no method has; methods beyond the palette differ by their markers."""
     task = page.Section("run", summary_of(write(tmp_path / "run"))).tasks[0]
-    times = next(figure.chart for figure in task.figures() if isinstance(figure.chart, Stacks))
-    assert not {colour for _, colour in times.parts} & {*plots.PALETTE, plots.PLAIN}
+    figure = next(figure for figure in task.figures() if figure.name == "qa-time").drawn()
+    shown = {to_hex(bar.get_facecolor()) for bar in figure.axes[0].patches}
+    assert shown and not shown & {*plots.PALETTE, plots.PLAIN}
     dots = [Dot(str(i), Span(i), Span(i), colour) for i, colour in enumerate(colours(20))]
-    lines = Figure("f", "t", "", Scatter("x", "y", dots)).drawn().axes[0].lines
+    lines = Figure("f", "t", "", scatter("x", "y", dots)).drawn().axes[0].lines
     marks = [(line.get_color(), line.get_marker()) for line in lines if str(line.get_gid()).startswith("tip-")]
     assert len(marks) == len(set(marks)) == 20
 
@@ -305,15 +303,15 @@ def test_conclusions() -> None:
 
 
 CHARTS: list[Chart] = [
-    Bars("x", [Bar("a <b>", Span(1, 0.5, 2), "#000"), Bar("none", None, "#000")], 1.0),
-    Groups("x", [("a", "#000"), ("<b>", "#111")], [Group("m", [Span(1, 0.5, 2), None]), Group("n", [None, None])], 1.0),
-    Groups("x", [("", "#000")], [Group("m", [Span(0)])]),
-    Stacks("ms", [("one", "#000"), ("two", "#111")], [Stack("a", [1.0, 2.0])]),
-    Curves("x", "y", [Curve("a", [(1, Span(2, 1, 3)), (10, Span(1))], "#000")], [Bar("l", Span(4), "#111")]),
-    Curves("x", "y", [Curve("a", [], "#000")], [Bar("none", None, "#111")]),
-    Histograms("n", [Series(str(i), [0.5, 0.5], "#000") for i in range(4)]),
-    Scatter("x", "y", [Dot("a", Span(1), Span(2, 1, 3), "#000")]),
-    Scatter(
+    bars("x", [("a <b>", [(Span(1, 0.5, 2), "#000", "")]), ("none", [])], 1.0),
+    bars("x", [("m", [(Span(1, 0.5, 2), "#000", "a")]), ("n", [])], 1.0, [("a", "#000"), ("<b>", "#111")]),
+    bars("x", [("m", [(Span(0), "#000", "")])]),
+    stacks("ms", [("one", "#000"), ("two", "#111")], [("a", [1.0, 2.0])]),
+    curves("x", "y", [Curve("a", [(1, Span(2, 1, 3)), (10, Span(1))], "#000")], [("l", Span(4), "#111")]),
+    curves("x", "y", [Curve("a", [], "#000")]),
+    histograms("n", [(str(i), [0.5, 0.5], "#000") for i in range(4)]),
+    scatter("x", "y", [Dot("a", Span(1), Span(2, 1, 3), "#000")]),
+    scatter(
         "x", "y", [Dot("a", Span(1), Span(2), "#000"), Dot("b", Span(2), Span(1), "#111")], families=[("f", "#000")]
     ),
 ]
@@ -334,7 +332,7 @@ def test_every_chart_is_well_formed_and_safe(number: int, tmp_path: Path) -> Non
 
 def test_a_figure_follows_light_and_dark(tmp_path: Path) -> None:
     """In a page its colours are variables of the page's style; as a file it brings them along."""
-    figure = Figure("f", "t", "", Bars("x", [Bar("a", Span(1, 0.5, 2), plots.PALETTE[0])]))
+    figure = Figure("f", "t", "", bars("x", [("a", [(Span(1, 0.5, 2), plots.PALETTE[0], "")])]))
     assert not re.findall(r"(?<!,)#[0-9a-f]{6}", figure.svg.replace("#ffffff", ""))
     plots.save(figure.drawn(), tmp_path / "f.svg")
     assert (
@@ -343,7 +341,7 @@ def test_a_figure_follows_light_and_dark(tmp_path: Path) -> None:
 
 
 def test_figures_are_files_of_the_kind_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = Figure("f", "t", "", Bars("x", [Bar("a", Span(1), "#000")]))
+    figure = Figure("f", "t", "", bars("x", [("a", [(Span(1), "#000", "")])]))
     for kind, begin in (("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")):
         (file,) = page.save({"f": figure}, tmp_path, lambda what: None, kind)
         assert file == tmp_path / f"f.{kind}" and file.read_bytes().startswith(begin)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,16 +18,24 @@ from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
 from draftwood.eval.experiments.learned import Exit, Places
 from draftwood.eval.intervals import Interval
-from draftwood.eval.reproduce import page, reproducing
+from draftwood.eval.report.measures import MEASURES
+from draftwood.eval.reproduce import exhibits, page, reproducing, results
 from draftwood.eval.reproduce.comparison import Comparison, Order
-from draftwood.eval.reproduce.experiment import Evaluation, Experiment, Size
-from draftwood.eval.reproduce.paper import Paper
+from draftwood.eval.reproduce.paper import PAPERS, Paper, Scale
 from draftwood.eval.reproduce.paper import load as paper
+from draftwood.eval.reproduce.reproducing import Evaluation
 from draftwood.eval.running import Job, accepted_shares
 from draftwood.loading import load
 
-PAPERS = reproducing.PAPERS
-TINY = Size(items=1, seeds=1, tokens=4)
+TINY = Scale(items=1, seeds=1, tokens=4)
+
+
+def comparison(what: str, paper: tuple[float, float], ours: Interval | None, **more: Any) -> Comparison:
+    return Comparison(what=what, paper=paper, ours=ours, **more)
+
+
+def order(ours: dict[str, Interval | None]) -> Order:
+    return Order(what="speed", paper={"a": 3.0, "b": 2.0, "c": 1.0}, ours=ours)
 
 
 def interval(value: float | None, low: float | None = None, high: float | None = None) -> Interval:
@@ -36,12 +43,37 @@ def interval(value: float | None, low: float | None = None, high: float | None =
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_every_exhibit_of_a_paper_is_shown_by_its_experiment(name: str) -> None:
-    said, made = paper(name), reproducing.experiment(name)
-    assert list(made.exhibits) == [each.id for each in said.exhibits]
-    assert set(made.sizes) == {"small", "full"} and made.paper == name
-    names = [figure.name for each in said.exhibits for figure in each.figures()]
-    assert len(set(names)) == len(names)
+def test_every_exhibit_of_a_paper_says_how_it_follows_from_the_evaluations(name: str) -> None:
+    """Whatever an exhibit names is there: measures, evaluations, methods at every scale, tasks, rows of the paper."""
+    said, made = paper(name), Places({"calibration": "c", "decision": "d", "behind": [1]}, [Exit(1, 1, True, "e")])
+    made.exits.append(Exit(1, 1, False, "f"))
+    figures = [figure.name for each in said.exhibits for figure in each.figures()]
+    assert len(set(figures)) == len(figures) and set(said.scales) == {"small", "full"}
+    for scale in said.scales:
+        found = reproducing.evaluations(said, scale, made)
+        assert list(found) == list(said.evaluations)
+        for one in found.values():
+            assert next(iter(one.settings)) == "plain decoding" and set(one.tasks) <= set(said.tasks)
+        for exhibit in said.exhibits:
+            ours = exhibit.ours
+            assert ours.of or ours.needs == "exits"
+            named = [*ours.table, *ours.trends, *ours.trends.values(), *(each.y for each in ours.figures)]
+            named += [each.x for each in ours.figures if each.kind == "front"]
+            named += [each.measure for each in (*ours.compare, *ours.rank, *ours.say)]
+            assert {*named} - {""} <= {*MEASURES}, exhibit.id
+            for asked in ours.compare:
+                of = results.Measured(found[asked.evaluation or ours.of].settings, {}, {})
+                assert of.choose(exhibits.Chosen(match=asked.of)), (exhibit.id, asked.of)
+                for task in said.tasks if not asked.together else [""]:
+                    if task in (ours.tasks or found[ours.of].tasks):
+                        low, high = exhibits.theirs(asked, exhibit, said, task)
+                        assert 0 < low <= high
+            if ours.of:
+                of = results.Measured(found[ours.of].settings, {}, {})
+                chosen = [ours.methods, *ours.lines.values(), *(each.of for each in ours.say)]
+                full = [each for each in chosen if scale == "full" or "t=0.7, gamma=3" not in each.match]
+                assert all(map(of.choose, full)), exhibit.id
+                assert {label for each in ours.rank for label in each.rows.values()} <= {*of.settings}
 
 
 @pytest.mark.parametrize("name", PAPERS)
@@ -74,8 +106,14 @@ def test_numbers_of_the_papers_hold_together() -> None:
         assert len(ratios) == 8
         assert exhibit.ends(name) == pytest.approx((min(ratios), max(ratios)), abs=1e-4)
     times = eesd.exhibit("table-8")
-    sums = [sum(float(times.value(row, part)) for part in times.stacks) for row in times.rows]
+    parts = [[float(times.value(row, part)) for part in times.stacks] for row in times.rows]
+    sums = [sum(row) for row in parts]
     assert sums == pytest.approx([34.81, 33.58, 12.18, 11.69], abs=0.006)  # Table 11's
+    faster = (sums[0] / sums[1], sums[2] / sums[3])
+    assert times.ends("Cali-TS over Beta-TS") == pytest.approx((min(faster), max(faster)), abs=1e-4)
+    for place, part in enumerate(("drafting", "verification", "sampling")):
+        shares = [100 * row[place] / total for row, total in zip(parts, sums, strict=True)]
+        assert times.ends(f"share of {part}, %") == pytest.approx((min(shares), max(shares)), abs=1e-3)
     dsbd = paper("dsbd").exhibit("table-1")
     for data in ("SQuAD", "Spider"):  # what the text says of the table: much better answers at about the same speed
         for models in ("Llama-2", "OPT"):
@@ -115,26 +153,25 @@ def test_a_paper_that_does_not_hold_together_is_refused() -> None:
     ids=["within", "larger", "reaches", "opposite", "unclear", "single", "empty", "none"],
 )
 def test_a_comparison_follows_from_the_numbers(ours: Interval | None, words: str) -> None:
-    sentence = Comparison("speed", (1.5, 1.9), ours).sentence
+    sentence = comparison("speed", (1.5, 1.9), ours).sentence
     assert sentence.startswith("speed: the paper 1.50–1.90×; ") and words in sentence
 
 
 def test_a_comparison_with_the_most_that_a_paper_saw() -> None:
-    assert "no more than the paper's most" in Comparison("s", (1.9, 1.9), interval(1.4, 1.2, 1.6), most=True).sentence
-    over = Comparison("s", (1.9, 1.9), interval(2.4, 2.2, 2.6), most=True)
+    assert "no more than the paper's most" in comparison("s", (1.9, 1.9), interval(1.4, 1.2, 1.6), most=True).sentence
+    over = comparison("s", (1.9, 1.9), interval(2.4, 2.2, 2.6), most=True)
     assert over.short == "same way, more"
     assert over.theirs == "at most 1.90×" and over.verdict == "same direction; more than the paper's most"
 
 
 def test_an_order_follows_from_the_numbers() -> None:
-    theirs = {"a": 3.0, "b": 2.0, "c": 1.0}
-    same = Order("speed", theirs, {"a": interval(9), "b": interval(5), "c": interval(4), "other": interval(1)})
-    equal = Order("speed", theirs, {"a": interval(9), "b": interval(5), "c": interval(5)})
+    same = order({"a": interval(9), "b": interval(5), "c": interval(4), "other": interval(1)})
+    equal = order({"a": interval(9), "b": interval(5), "c": interval(5)})
     assert equal.here == "a > b = c" and equal.verdict.startswith("2 of 3 pairs")
     assert same.verdict == "same order" and same.here == "a > b > c"
-    other = Order("speed", theirs, {"a": interval(9, 8, 10), "b": interval(4, 3, 5), "c": interval(7, 6, 8)})
+    other = order({"a": interval(9, 8, 10), "b": interval(4, 3, 5), "c": interval(7, 6, 8)})
     assert other.verdict == "2 of 3 pairs of methods in the same order, 1 of the others clearly in another"
-    assert Order("speed", theirs, {"a": interval(9), "b": None, "c": interval(None)}).here == "not measured here"
+    assert order({"a": interval(9), "b": None, "c": interval(None)}).here == "not measured here"
 
 
 class Texts(HTMLParser):
@@ -159,22 +196,21 @@ def engine() -> Engine:
     return load()
 
 
-def few(experiment: Experiment, methods: Mapping[str, int]) -> list[Evaluation]:
-    """The experiment's evaluations, cut to their first methods."""
-    found = []
-    for each in experiment.evaluations(TINY, Places()):
-        chosen = dict(list(each.methods.items())[: methods.get(each.name, 2)])
-        found.append(replace(each, methods=chosen))
-    return found
+def tiny(name: str, methods: int = 99) -> dict[str, Evaluation]:
+    """A paper's evaluations on one item, cut to their first methods."""
+    return {
+        each: replace(found, settings=dict(list(found.settings.items())[:methods]), scale=TINY)
+        for each, found in reproducing.evaluations(paper(name), "small", Places()).items()
+    }
 
 
-def written(name: str, evaluations: list[Evaluation], out: Path) -> tuple[str, list[str]]:
+def written(name: str, evaluations: Mapping[str, Evaluation], out: Path) -> tuple[str, list[str]]:
     """The page and the sentences of its comparisons."""
-    said, made = paper(name), reproducing.experiment(name)
-    results = reproducing.read(evaluations, out)
-    shown = page.exhibits(said, made, results, TINY, Places())
-    path, _ = page.write(said, shown, results, out, "small")
-    return path.read_text("utf-8"), [one.sentence for _, one in page.comparisons(shown)]
+    said = paper(name)
+    found = results.read(out, {each: one.settings for each, one in evaluations.items()})
+    shown = exhibits.shown(said, found, Places())
+    path, _ = page.write(said, name, shown, found, out, "small")
+    return path.read_text("utf-8"), [one.sentence for _, one in exhibits.main_findings(shown)]
 
 
 def check(text: str, said: Paper) -> None:
@@ -187,13 +223,13 @@ def check(text: str, said: Paper) -> None:
 
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_page_of_nothing_has_all_exhibits(name: str, tmp_path: Path) -> None:
-    text, _ = written(name, [], tmp_path)
+    text, _ = written(name, {}, tmp_path)
     check(text, paper(name))
     assert "Not measured yet" in text and "Not all of it has been measured yet" in text
 
 
 def test_an_experiment_runs_to_its_page_and_goes_on_where_it_was_stopped(engine: Engine, tmp_path: Path) -> None:
-    evaluations = few(reproducing.experiment("dsbd"), {"beams": 4})
+    evaluations = tiny("dsbd", 4)
 
     def stop(job: Job) -> None:
         if (tmp_path / "cut" / "beams" / "items.jsonl").read_bytes().count(b"\n") == 3:
@@ -210,15 +246,13 @@ def test_an_experiment_runs_to_its_page_and_goes_on_where_it_was_stopped(engine:
     assert counts == [(3, 8)]
     pages = {name: written("dsbd", evaluations, tmp_path / name)[0] for name in ("cut", "whole")}
     check(pages["cut"], paper("dsbd"))
-    results = [reproducing.read(evaluations, tmp_path / name)["beams"] for name in pages]
+    settings = {"beams": evaluations["beams"].settings}
+    found = [results.read(tmp_path / name, settings)["beams"] for name in pages]
     timeless = [
-        [{key: row[key] for key in ("quality", "method", "runs")} for row in each.summary["rows"]]
-        for each in results
-        if each is not None
+        [{key: row[key] for key in ("quality", "method", "runs")} for row in each.summary["rows"]] for each in found
     ]
     assert timeless[0] == timeless[1] and len(timeless[0]) == 8
-    assert results[0] is not None
-    row = results[0].row("qa", "speculative")
+    row = found[0].row("qa", "speculative")
     assert row is not None
     v, r, hm = (row["decoding"][name]["value"] for name in ("acceptance_rate", "draft_share", "harmonic_mean"))
     assert hm == pytest.approx(2 * v * r / (v + r)) and 0 < row["decoding"]["alpha"]["value"] <= 1
@@ -228,7 +262,7 @@ def test_an_experiment_runs_to_its_page_and_goes_on_where_it_was_stopped(engine:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAPERS)
 def test_whole_experiments_on_one_item(name: str, engine: Engine, tmp_path: Path) -> None:
-    evaluations = list(reproducing.experiment(name).evaluations(TINY, Places()))
+    evaluations = tiny(name)
     reproducing.run(engine, evaluations, tmp_path)
     text, sentences = written(name, evaluations, tmp_path)
     check(text, paper(name))
@@ -249,7 +283,7 @@ def test_a_directory_belongs_to_one_reproduction(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="not what `draftwood reproduce` wrote"):
         reproducing.claim(tmp_path / "out", about)
     with pytest.raises(ConfigurationError, match="did you mean 'dsbd'"):
-        reproducing.experiment("dsdb")
+        paper("dsdb")
 
 
 def test_accepted_shares_are_of_the_longest_drafted_path() -> None:
@@ -262,17 +296,16 @@ def test_accepted_shares_are_of_the_longest_drafted_path() -> None:
 
 def test_what_was_trained_is_among_the_methods(tmp_path: Path) -> None:
     exits = [Exit(1, 1, True, str(tmp_path / "a")), Exit(1, 1, False, str(tmp_path / "b"))]
-    made = Places({"calibration": tmp_path / "c", "behind": [1, 2]}, exits, {"medusa": "none"})
-    found = {each.name: each for each in reproducing.experiment("eesd").evaluations(TINY, made)}
-    assert "medusa" not in found["methods"].methods
-    assert found["methods"].methods["eesd + cali-ts"]["depth"] == f"cali-ts:{tmp_path / 'c'}"
-    assert list(found["exits"].methods)[1:] == ["exit, N=1, 1 layer", "exit, N=1, 1 layer, on text alone"]
-    bare = {each.name for each in reproducing.experiment("eesd").evaluations(TINY, Places())}
-    assert bare == {"methods", "control"}
-    forks = reproducing.experiment("mcsd").evaluations(TINY, Places({"decision": tmp_path / "d"}))[1].methods
+    made = Places({"calibration": str(tmp_path / "c"), "behind": [1, 2]}, exits, {"heads": "none"})
+    found = reproducing.evaluations(paper("eesd"), "small", made)
+    assert "medusa" not in found["methods"].settings
+    assert found["methods"].settings["eesd + cali-ts"].method["depth"] == f"cali-ts:{tmp_path / 'c'}"
+    assert list(found["exits"].settings)[1:] == ["exit, N=1, 1 layer", "exit, N=1, 1 layer, on text alone"]
+    assert set(reproducing.evaluations(paper("eesd"), "small", Places())) == {"methods", "control"}
+    places = Places({"decision": str(tmp_path / "d")})
+    forks = reproducing.evaluations(paper("mcsd"), "small", places)["forks"].settings
     decided = [name for name in forks if "decision" in name]
-    assert decided and all(f"path={tmp_path / 'd'}" in forks[name]["depth"] for name in decided)
-    assert json.dumps(dict(forks["fork W=16, exact"]))
+    assert decided and all(f"path={tmp_path / 'd'}" in forks[name].method["depth"] for name in decided)
 
 
 def test_verdicts_have_a_colour_and_a_sign() -> None:

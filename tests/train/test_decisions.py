@@ -94,12 +94,14 @@ def test_labels_and_features_are_those_of_judged_drafts(
 
 def test_prompts_at_several_temperatures_are_one_group() -> None:
     engine = Engine(TARGET, DRAFTS[:1])
-    ended: list[int] = []
-    examples = record(engine, PROMPTS, "output", "mcsd-fork", [1.0, 0.0], 12, advance=ended.append)
+    ended: list[tuple[int, int]] = []
+    examples = record(
+        engine, PROMPTS, "output", "mcsd-fork", [1.0, 0.0], 12, progress=lambda done, of: ended.append((done, of))
+    )
     once = record(engine, PROMPTS, "output", "mcsd-fork", [1.0], 12)
     assert set(examples.prompts) == set(range(7))
     assert len(examples) > len(once) > 20
-    assert sum(ended) == 14
+    assert ended == [(done, 14) for done in range(1, 15)]
 
 
 def test_several_draft_models_are_one() -> None:

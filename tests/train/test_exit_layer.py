@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
@@ -25,8 +24,9 @@ from draftwood.models.artifact import fingerprint
 from draftwood.models.checkpoint import load
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.tokenizer import Tokenizer
-from draftwood.train.exit_layer import ExitRun, Rank, Settings
+from draftwood.train.exit_layer import ExitRun, Rank
 from draftwood.train.optim import Cosine
+from draftwood.train.settings import ExitSettings
 from draftwood.train.texts import Texts, read_texts
 
 VOCAB, END = 23, 0
@@ -49,13 +49,17 @@ def texts(filled: bool = False) -> Texts:
     return Texts(rows[:20], rows[20:], "test", END)
 
 
-SETTINGS = Settings(layers=1, steps=8, batch=4, warmup=2, rate=1e-2, bfloat16=False)
+SETTINGS = ExitSettings(layers=1, steps=8, batch=4, warmup=2, rate=1e-2, precision="float32")
+
+
+def with_(**changes: object) -> ExitSettings:
+    return SETTINGS.model_copy(update=changes)
 
 
 def test_only_the_exit_learns_and_it_learns(tmp_path: Path) -> None:
     target = decoder()
     before = {name: part.clone() for name, part in target.named_parameters()}
-    run = ExitRun(target, texts(), dataclasses.replace(SETTINGS, steps=30), tmp_path)
+    run = ExitRun(target, texts(), with_(steps=30), tmp_path)
     start = {name: part.clone() for name, part in run.exit.weights().items()}
     figures = list(run.train(100, 10, torch.float32))
     assert all(torch.equal(part, before[name]) for name, part in target.named_parameters())
@@ -69,7 +73,7 @@ def test_distillation_alone_teaches_what_the_target_says(tmp_path: Path) -> None
     """Cross-entropy on text that the target would not write teaches something else."""
     ends = {}
     for weight in (0.0, 1.0):
-        settings = dataclasses.replace(SETTINGS, steps=40, distill=weight)
+        settings = with_(steps=40, distill=weight)
         run = ExitRun(decoder(), texts(), settings, tmp_path / str(weight))
         list(run.train(100, 100, torch.float32))
         ends[weight] = run.progress.curve
@@ -80,7 +84,7 @@ def test_distillation_alone_teaches_what_the_target_says(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
 def test_the_loss_is_what_it_says(weight: float, tmp_path: Path) -> None:
-    run = ExitRun(decoder(), texts(), dataclasses.replace(SETTINGS, distill=weight), tmp_path)
+    run = ExitRun(decoder(), texts(), with_(distill=weight), tmp_path)
     torch.manual_seed(0)
     tokens = torch.tensor([[3, 1, END, END, END], [2, END, 4, 5, 6]])
     logits = torch.randn(2, 5, VOCAB, dtype=torch.float64)
@@ -100,7 +104,7 @@ def test_the_loss_is_what_it_says(weight: float, tmp_path: Path) -> None:
 
 
 def test_an_exit_behind_all_layers_but_one_begins_as_the_target(tmp_path: Path) -> None:
-    run = ExitRun(decoder(), texts(True), dataclasses.replace(SETTINGS, layers=2), tmp_path)
+    run = ExitRun(decoder(), texts(True), with_(layers=2), tmp_path)
     point = run.measure()
     assert point["acceptance"] == pytest.approx(1, abs=1e-5) and point["agreement"] == 1
     assert ExitRun(decoder(), texts(True), SETTINGS, tmp_path).measure()["acceptance"] < 0.9
@@ -108,8 +112,7 @@ def test_an_exit_behind_all_layers_but_one_begins_as_the_target(tmp_path: Path) 
 
 def test_parts_of_a_step_add_up_to_the_step(tmp_path: Path) -> None:
     runs = [
-        ExitRun(decoder(), texts(), dataclasses.replace(SETTINGS, accumulate=parts, distill=0.5), tmp_path / str(parts))
-        for parts in (1, 2, 4)
+        ExitRun(decoder(), texts(), with_(accumulate=parts, distill=0.5), tmp_path / str(parts)) for parts in (1, 2, 4)
     ]
     losses = [[run.step()["loss"] for _ in range(4)] for run in runs]
     for run, other in zip(runs[1:], losses[1:], strict=True):
@@ -248,7 +251,7 @@ def test_the_shipped_exit_is_as_good_as_its_file_says(tmp_path: Path) -> None:
     words = Tokenizer.load(EMBEDDED / "target")
     corpus = read_texts("corpus", words, 0, 256, 2, 8)
     assert corpus.train.shape == (2, 256) and corpus.held_out.shape == (8, 256)
-    run = ExitRun(target, corpus, Settings(layers=known.settings["layers"]), tmp_path)
+    run = ExitRun(target, corpus, ExitSettings(layers=known.settings["layers"]), tmp_path)
     untrained = run.measure()
     run.exit = exits.load(path.parent, target, packed=False)
     point = run.measure()

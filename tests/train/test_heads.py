@@ -15,7 +15,8 @@ from draftwood.models import artifact
 from draftwood.models.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads import FILE, Heads, load, save
-from draftwood.train.heads import HeadRun, HeadSettings
+from draftwood.train.heads import HeadRun
+from draftwood.train.settings import HeadSettings
 from draftwood.train.texts import Texts
 
 END, CONTEXT = 0, 12
@@ -37,8 +38,8 @@ def texts(rows: int = 24, held_out: int = 4) -> Texts:
 
 
 def settings(**options: Any) -> HeadSettings:
-    values = {"steps": 6, "batch": 4, "warmup": 1, "bfloat16": False, "heads": 3, "rate": 3e-2, **options}
-    return HeadSettings(4, **values)
+    values = {"steps": 6, "batch": 4, "warmup": 1, "precision": "float32", "heads": 3, "rate": 3e-2, **options}
+    return HeadSettings(**values)
 
 
 def run(out: Path, target: Decoder | None = None, **options: Any) -> HeadRun:
@@ -153,13 +154,14 @@ def test_shared_heads_are_small_and_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"heads": 0}, "heads is 0, but must be from 1 to 16"),
-        ({"decay": 0.0}, "decay is 0.0, but must be above 0"),
-        ({"steps": 0}, "steps is 0, but must be at least 1"),
+        ({"heads": 0}, "greater than or equal to 1"),
+        ({"heads": 17}, "less than or equal to 16"),
+        ({"decay": 0.0}, "greater than 0"),
+        ({"steps": 0}, "greater than or equal to 1"),
     ],
 )
 def test_settings_that_cannot_be(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ValueError, match=message):
         run(tmp_path, **options)
 
 

@@ -12,7 +12,6 @@ from draftwood.errors import ConfigurationError, RequestError
 from draftwood.methods import Method
 from draftwood.tune.measuring import (
     Bench,
-    Sums,
     Trial,
     Workload,
     explore,
@@ -21,6 +20,7 @@ from draftwood.tune.measuring import (
     row_counts,
     standings,
 )
+from draftwood.tune.observation import Observation
 from draftwood.tune.search import Guided, pilot_shape
 from draftwood.tune.spaces import SPACES, GridSearch, TPESearch, combinations
 
@@ -76,10 +76,11 @@ def test_runs_are_interleaved_on_the_same_prompts_and_seeds(monkeypatch: pytest.
         ("mcsd", (3,), 12, 7),
     ]
     assert calls[0][2] == calls[1][2] == 8  # new methods warm up
-    assert trial.own.tokens == trial.plain.tokens == 24 and trial.plain.tau == 1.0 < trial.own.tau
-    assert len(trial.gains) == 2 and len(trial.met) == 2 and len(trial.met[0]) == 2
-    assert trial.met[0][0] == sum(trial.accepted[0]) + trial.met[0][1] - trial.accepted[0][1]
-    assert trial.speed_up == pytest.approx(trial.own.rate / trial.plain.rate)
+    assert trial.own.tokens == trial.plain.tokens == 24 == trial.plain.verifications > trial.own.verifications
+    assert len(trial.gains) == 2 and len(trial.own.met) == 2 and len(trial.own.met[0]) == 2
+    met, taken = trial.own.met[0], trial.own.taken[0]
+    assert met[0] == sum(taken) + met[1] - taken[1]
+    assert trial.speed_up == pytest.approx(trial.plain.seconds / trial.own.seconds)
     calls.clear()
     bench.run(method)
     assert {call[3] for call in calls} == {8} and len(calls) == 4  # again: other draws, and no warming up
@@ -108,7 +109,12 @@ class Imagined:
         values = method.as_dict()
         speed = 2.0 - 0.05 * abs(values["draft_width"] - 4) - 0.1 * abs(values["gamma"] - 3) + 0.1 * values["threshold"]
         gain = 0.5 - values["threshold"] + 0.05 * values["min_width"]  # fast settings are bad ones
-        trial = Trial(values, Sums(100, 1.0 / speed, 50), Sums(100, 1.0, 100), gains=[gain, gain])
+        trial = Trial(
+            values,
+            Observation(seconds=1.0 / speed, tokens=100, verifications=50),
+            Observation(seconds=1.0, tokens=100, verifications=100),
+            gains=[gain, gain],
+        )
         self.trials.append(trial)
         return trial
 
@@ -154,5 +160,5 @@ def test_a_repeat_has_its_own_seeds_wherever_it_runs() -> None:
     one, other = make_bench(), make_bench()
     runs = [one.run(method), one.run(method)]
     again = other.run(method, repeat=1)
-    assert again.met == runs[1].met and again.gains == runs[1].gains
+    assert again.own.met == runs[1].own.met and again.gains == runs[1].gains
     assert runs[0].gains != runs[1].gains

@@ -15,8 +15,9 @@ import pytest
 from draftwood import Engine, Method, SamplingParams, TabularModel
 from draftwood.core.shape import Shape
 from draftwood.errors import ConfigurationError, RequestError
-from draftwood.tune.planner import Choice, Observation, Plan, Predictor, plan
-from draftwood.tune.planner.prediction import Prediction, by_depth, by_place, chain_steps, interval, rate, whole
+from draftwood.tune.observation import Observation, rate
+from draftwood.tune.planner import Choice, Plan, Predictor, plan
+from draftwood.tune.planner.prediction import Prediction, by_depth, by_place, chain_steps, interval, whole
 from draftwood.tune.shapes import Cost
 
 TARGET = Cost({1: 1.0, 2: 1.1, 8: 1.4, 32: 2.6})

@@ -110,11 +110,11 @@ def test_initial_tokens_have_a_factor_of_their_own() -> None:
     search, measure = Guided(Shape((2, 1)), TARGET, DRAFT, 30, 4, (1, 2)), corpus(2)
     for shape in (Shape((2, 1)), Shape((2, 1), 2)):
         search.tell(shape, measure(shape))
-    met = search.tally.met[0, 0]
+    met = search.tally.met[0][0]
     assert met == 200  # runs with two initial tokens show the luckier path: they teach nothing about acceptance
     raw = search.predicted(Shape((2, 2), 2))
     search.tell(Shape((2, 1), 2), Measured(10 * search.runs[Shape((2, 1), 2)][0]))
-    assert search.tally.met[0, 0] == met
+    assert search.tally.met[0][0] == met
     assert search.predicted(Shape((2, 2), 2)) == pytest.approx(raw * math.sqrt(10), rel=1e-6)
 
 

@@ -133,15 +133,8 @@ def learn_for(engine: Engine, wanted: Learned, folder: Path, told: Told, of: Pai
     return found
 
 
-def _counted(told: Told, what: str, total: int) -> Callable[[int], None]:
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        told(f"{what}: {done} of {total} prompts")
-
-    return advance
+def _counted(told: Told, what: str) -> Callable[[int, int], None]:
+    return lambda done, total: told(f"{what}: {done} of {total} prompts")
 
 
 def _decision(engine: Engine, spec: Recorded, path: Path, told: Told) -> None:
@@ -149,9 +142,9 @@ def _decision(engine: Engine, spec: Recorded, path: Path, told: Told) -> None:
     from draftwood.prompts import CORPUS, prompts_of
     from draftwood.train.decisions import record, train_decision
 
-    advance = _counted(told, "recording drafts for the decision model", spec.prompts)
+    progress = _counted(told, "recording drafts for the decision model")
     texts = prompts_of(CORPUS, spec.prompts, SEED)
-    examples = record(engine, texts, spec.kind, max_new_tokens=spec.tokens, seed=SEED, advance=advance)
+    examples = record(engine, texts, spec.kind, max_new_tokens=spec.tokens, seed=SEED, progress=progress)
     model, judgement = train_decision(spec.kind, *examples.tensors(), seed=SEED)
     about = {"prompts": len(texts), "max_new_tokens": spec.tokens, "examples": len(examples), "seed": SEED}
     save_decision(path, model, examples.draft, asdict(judgement), about)
@@ -165,9 +158,9 @@ def _calibration(engine: Engine, spec: Recorded, path: Path, told: Told) -> None
     from draftwood.train.calibration import record, train_calibration
 
     method = Method.parse({"name": "eesd", "gamma": PLACES})
-    advance = _counted(told, "recording drafts for cali-ts", spec.prompts)
+    progress = _counted(told, "recording drafts for cali-ts")
     texts = prompts_of(CORPUS, spec.prompts, SEED)
-    drafts = record(engine, method, texts, (0.0, 1.0), spec.tokens, SEED, advance)
+    drafts = record(engine, method, texts, (0.0, 1.0), spec.tokens, SEED, progress)
     trained, judgement = train_calibration(drafts, seed=SEED)
     whose = fingerprints(method.models(engine.target, engine.drafts))
     about = {"prompts": len(texts), "drafts": len(drafts.place), "judgement": asdict(judgement)}
@@ -224,14 +217,24 @@ def _train(model: Decoder, home: Path, shape: Exit, out: Path, spec: Exits, told
 
     from draftwood.models import checkpoint
     from draftwood.models.tokenizer import Tokenizer
-    from draftwood.train.exit_layer import ExitRun, Settings
+    from draftwood.train.exit_layer import ExitRun
+    from draftwood.train.settings import ExitSettings
     from draftwood.train.texts import CORPUS, read_texts
 
     end = min(checkpoint.end_tokens(home), default=0)
     context, rows = min(CONTEXT, model.context), min(ROWS, spec.steps * spec.batch)
     texts = read_texts(CORPUS, Tokenizer.load(home), end, context, rows, HELD_OUT, SEED)
     distill, warmup = float(shape.distilled), min(WARMUP, spec.steps)
-    settings = Settings(shape.layers, shape.depth, spec.steps, spec.batch, 1, RATE, warmup, distill, SEED)
+    settings = ExitSettings(
+        layers=shape.layers,
+        depth=shape.depth,
+        steps=spec.steps,
+        batch=spec.batch,
+        rate=RATE,
+        warmup=warmup,
+        distill=distill,
+        seed=SEED,
+    )
     run = ExitRun(model, texts, settings, out)
     for _ in run.train(50, spec.steps, torch.bfloat16):
         told(f"training {shape.label}: {run.progress.step} of {spec.steps} steps")

@@ -15,6 +15,7 @@ from draftwood.core.topology import ancestor_mask, template
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.models.tabular import TabularModel
+from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
 
 
@@ -38,11 +39,10 @@ class Masks(Kind):
         forest.roots = [node for node in range(len(forest)) if forest.parent[node] == TRUNK]
         count = len(forest)
         model = TabularModel.random(count, seed=0)
-        session = Session(model, model.new_cache())
-        run = Run(session, forest, [TRUNK - self.trunk])
-        session.store(session.job(run, session.rows(run), 0, model.n_layers), None)  # the trunk is cached
+        session = Session(model, model.new_cache(self.trunk + count + 8))
+        execute([Run(session, forest, [TRUNK - self.trunk])])  # the trunk is cached
         run = Run(session, forest, range(count))
-        segment = session.job(run, session.rows(run), 0, model.n_layers).segment
+        segment = session.job(run, session.rows(run), 0, 1).segment
         nodes, slots, span = list(range(count)), list(segment.slots), segment.span
         visible = torch.zeros(span, dtype=torch.bool)
         visible[session._trunk_slot] = True

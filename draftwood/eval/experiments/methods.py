@@ -30,8 +30,8 @@ ALL = "all"
 class Entry(Strict, extra="allow"):
     """A method with its options: `sweep` has lists of values, all combinations of which are run.
 
-    `label` may name options in braces. `about` is kept in the rows; `trains` names what was trained for it; with
-    `exits` the method runs with each exit that was trained.
+    `label` may name options in braces. `about` is kept in the rows; `trains` names what was trained for it, without
+    which it is left out; with `exits` the method runs with each exit that was trained.
     """
 
     label: str
@@ -88,10 +88,17 @@ def expanded(entries: Sequence[Entry], learned: Places) -> list[Setting]:
     """Every combination of each entry's sweeps. What needs something that could not be learned is left out."""
     found: list[Setting] = []
     for entry in entries:
+        if any(name in learned.missing for name in entry.trains):
+            continue
         of_exits: list[tuple[dict[str, Any], dict[str, Any]]] = [({}, {})]
         if entry.exits:
+            first = min((one.layers for one in learned.exits), default=0)
             of_exits = [
-                ({"exit": one.place}, {"layers": one.layers, "depth": one.depth, "exit": one.label})
+                (
+                    {"exit": one.place},
+                    {"exit": one.label, "layers": one.layers, "depth": one.depth}
+                    | {"first": one.layers == first, "distilled": one.distilled},
+                )
                 for one in learned.exits
             ]
         for values, (option, exit) in product(product(*entry.sweep.values()), of_exits):

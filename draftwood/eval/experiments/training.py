@@ -18,9 +18,10 @@ from draftwood.eval.experiments.learned import SEED
 from draftwood.models import checkpoint
 from draftwood.models.exit import share
 from draftwood.models.tokenizer import Tokenizer
-from draftwood.train.exit_layer import ExitRun, Settings
-from draftwood.train.heads import HeadRun, HeadSettings
+from draftwood.train.exit_layer import ExitRun
+from draftwood.train.heads import HeadRun
 from draftwood.train.optim import Optimizers
+from draftwood.train.settings import ExitSettings, HeadSettings
 from draftwood.train.texts import read_texts
 
 NOWHERE = Path("never-written")  # runs that are not saved
@@ -41,9 +42,10 @@ class Training(Kind):
         context = min(self.context, target.context)
         texts = read_texts("corpus", Tokenizer.load(pair.target), end, context, batch, 1, SEED)
         behind = share(target.n_layers)
-        plain = ExitRun(target, texts, Settings(behind, 1, steps, batch, warmup=0), NOWHERE)
-        distilled = ExitRun(target, texts, Settings(behind, 1, steps, batch, warmup=0, distill=1.0), NOWHERE)
-        medusa = HeadRun(target, texts, HeadSettings(target.n_layers, 1, steps, batch, warmup=0), NOWHERE)
+        settings = ExitSettings(layers=behind, steps=steps, batch=batch, warmup=0)
+        plain = ExitRun(target, texts, settings, NOWHERE)
+        distilled = ExitRun(target, texts, settings.model_copy(update={"distill": 1.0}), NOWHERE)
+        medusa = HeadRun(target, texts, HeadSettings(steps=steps, batch=batch, warmup=0), NOWHERE)
         draft = checkpoint.load(pair.draft, "float32", place, packed=False)
         first = _count(target.embed) + sum(_count(layer) for layer in list(target.layers)[:behind])
         made: dict[str, tuple[Callable[[], object], int, Any]] = {  # an exit needs the target's first layers only

@@ -1,4 +1,4 @@
-"""Figures as plain data, which draw themselves: what is shown, and in which units.
+"""Charts of measurements with their intervals: functions that give a height and what fills a matplotlib figure.
 
 Labels stand above bars and below plots, so that figures can be narrow. Every mark tells its numbers when hovered.
 """
@@ -6,11 +6,11 @@ Labels stand above bars and below plots, so that figures can be narrow. Every ma
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from draftwood import plots
 from draftwood.plots import FAINT, INK, MARKERS, PAGE, PALETTE, PLAIN
@@ -22,10 +22,11 @@ SMALL: dict[str, Any] = {  # they hide lines behind them
     "zorder": 5,
 }
 BAND = 0.03  # of a bounded axis, beyond its bounds: marks on them stay whole
+UNBOUNDED = (-math.inf, math.inf)
+AROUND = ((1, 1), (1, -1), (-1, 1), (-1, -1), (1, 0), (-1, 0), (0, 1), (0, -1))  # where the label of a dot may be
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A value with the ends of its interval, where there is one."""
 
     value: float
@@ -44,25 +45,32 @@ class Span:
         return number(self.value) + (f" [{number(low)}, {number(high)}]" if self.low is not None else "")
 
 
-def number(value: float) -> str:
-    """Three figures, without an exponent where there is room."""
-    if value == 0:
-        return "0"
-    digits = 2 - math.floor(math.log10(abs(value)))
-    return f"{value:.{min(max(digits, 0), 4)}f}" if abs(value) < 1e6 else f"{value:.2e}"
+class Dot(NamedTuple):
+    """A point of a scatter plot."""
+
+    label: str
+    x: Span
+    y: Span
+    colour: str
 
 
-class Chart(Protocol):
+class Curve(NamedTuple):
+    """Values over a number, from low x to high x."""
+
+    label: str
+    points: Sequence[tuple[float, Span]]
+    colour: str
+
+
+class Chart(NamedTuple):
     """What can be drawn."""
 
-    @property
-    def height(self) -> float:
-        """Inches."""
-        ...
+    height: float  # inches
+    draw: Callable[[Any], None]  # fills a matplotlib figure
 
-    def draw(self, canvas: Any) -> None:
-        """Fill a matplotlib figure."""
-        ...
+
+Bar = tuple[str, Sequence[tuple[Span, str, str]]]  # a row's label, and its bars: (span, colour, part)
+Names = Sequence[tuple[str, str]]  # of a legend: (name, colour)
 
 
 @dataclass(frozen=True)
@@ -85,86 +93,58 @@ class Figure:
         return plots.svg(self.drawn(), self.title)
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A row of a bar chart, or a level among curves."""
-
-    label: str
-    span: Span | None  # None: not measured
-    colour: str
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A row of a grouped bar chart: one bar for each part, or none."""
-
-    label: str
-    spans: Sequence[Span | None]
+def number(value: float) -> str:
+    """Three figures, without an exponent where there is room."""
+    if value == 0:
+        return "0"
+    digits = 2 - math.floor(math.log10(abs(value)))
+    return f"{value:.{min(max(digits, 0), 4)}f}" if abs(value) < 1e6 else f"{value:.2e}"
 
 
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """Horizontal bars from zero with intervals, several to a row, and a line at what they are compared with."""
+def bars(axis: str, rows: Sequence[Bar], reference: float | None = None, legend: Names = ()) -> Chart:
+    """Horizontal bars from zero with intervals, one or several to a row, and a line at what they are compared with."""
 
-    axis: str
-    parts: Sequence[tuple[str, str]]  # (name, colour)
-    rows: Sequence[Group]
-    reference: float | None = None
+    def draw(canvas: Any) -> None:
+        axes = _rows(canvas, axis)
+        spans = [span for _, marks in rows for span, _, _ in marks]
+        room = 1.45 if any(span.low is not None for span in spans) else 1.15  # for the numbers
+        axes.set_xlim(0, room * max([*(span.ends[1] for span in spans), reference or 0, 1e-9]))
+        line = 0.0
+        for label, marks in rows:
+            _label(axes, line, label if marks else f"{label}: not measured")
+            for place, (span, colour, part) in enumerate(marks, 1):
+                bar = axes.barh(line + place, span.value, 0.72, color=colour)[0]
+                bar.set_gid(f"tip-{label}{', ' * bool(part)}{part}: {span.text}")
+                axes.plot(span.ends, [line + place] * 2, color=INK, linewidth=1)
+                at = max(span.value, span.ends[1])
+                axes.text(at, line + place, f" {span.text}", va="center", **SMALL)
+            line += 1 + max(1, len(marks))
+        if reference is not None:
+            axes.axvline(reference, color=INK, linestyle="--", linewidth=1, zorder=1.5)
+        axes.set_ylim(line - 0.3, -0.6)
+        _legend(canvas, [(name, colour, "s") for name, colour in legend])
 
-    @property
-    def height(self) -> float:
-        return 0.75 + 0.2 * sum(1 + max(1, len(_known(row))) for row in self.rows) + _legend_height(self.parts)
-
-    def draw(self, canvas: Any) -> None:
-        colours = [colour for _, colour in self.parts]
-        rows = [
-            (row.label, [(span, colours[part], self.parts[part][0]) for part, span in _known(row)]) for row in self.rows
-        ]
-        _bars(canvas, self.axis, rows, self.reference)
-        _legend(canvas, [(name, colour, "s") for name, colour in self.parts if name])
-
-
-def _known(row: Group) -> list[tuple[int, Span]]:
-    return [(part, span) for part, span in enumerate(row.spans) if span is not None]
-
-
-@dataclass(frozen=True, slots=True)
-class Bars:
-    """Horizontal bars from zero, one to a row."""
-
-    axis: str
-    rows: Sequence[Bar]
-    reference: float | None = None
-
-    @property
-    def height(self) -> float:
-        return 0.75 + 0.4 * len(self.rows)
-
-    def draw(self, canvas: Any) -> None:
-        rows = [(row.label, [(row.span, row.colour, "")] if row.span else []) for row in self.rows]
-        _bars(canvas, self.axis, rows, self.reference)
+    return Chart(0.75 + 0.2 * sum(1 + max(1, len(marks)) for _, marks in rows) + _legend_height(legend), draw)
 
 
-def _bars(
-    canvas: Any, axis: str, rows: Sequence[tuple[str, Sequence[tuple[Span, str, str]]]], reference: float | None
-) -> None:
-    axes = _rows(canvas, axis)
-    ends = [span.ends[1] for _, bars in rows for span, _, _ in bars]
-    room = 1.45 if any(span.low is not None for _, bars in rows for span, _, _ in bars) else 1.15  # for the numbers
-    axes.set_xlim(0, room * max([*ends, reference or 0, 1e-9]))
-    line = 0.0
-    for label, bars in rows:
-        _label(axes, line, label if bars else f"{label}: not measured")
-        for place, (span, colour, part) in enumerate(bars, 1):
-            tip = f"{label}{', ' * bool(part)}{part}: {span.text}"
-            axes.barh(line + place, span.value, 0.72, color=colour)[0].set_gid(f"tip-{tip}")
-            axes.plot(span.ends, [line + place] * 2, color=INK, linewidth=1)
-            at = max(span.value, span.ends[1])
-            _words(axes, at, line + place, f" {span.text}", va="center")
-        line += 1 + max(1, len(bars))
-    if reference is not None:
-        axes.axvline(reference, color=INK, linestyle="--", linewidth=1, zorder=1.5)
-    axes.set_ylim(line - 0.3, -0.6)
+def stacks(axis: str, parts: Names, rows: Sequence[tuple[str, Sequence[float]]]) -> Chart:
+    """Horizontal bars that are made of parts: a label, and an amount for each part."""
+
+    def draw(canvas: Any) -> None:
+        axes = _rows(canvas, axis)
+        for line, (label, amounts) in enumerate(rows):
+            _label(axes, 2 * line, label)
+            begin = 0.0
+            for (part, colour), amount in zip(parts, amounts, strict=True):
+                bar = axes.barh(2 * line + 1, amount, 0.72, left=begin, color=colour)[0]
+                bar.set_gid(f"tip-{label}, {part}: {number(amount)}")
+                begin += amount
+            axes.text(begin, 2 * line + 1, f" {number(begin)}", va="center", **SMALL)
+        axes.set_ylim(2 * len(rows) - 0.3, -0.6)
+        axes.set_xlim(0, 1.12 * max([sum(amounts) for _, amounts in rows] + [1e-9]))
+        _legend(canvas, [(name, colour, "s") for name, colour in parts])
+
+    return Chart(0.75 + 0.4 * len(rows) + _legend_height(parts), draw)
 
 
 def _rows(canvas: Any, axis: str) -> Any:
@@ -177,110 +157,56 @@ def _rows(canvas: Any, axis: str) -> Any:
 
 
 def _label(axes: Any, line: float, text: str) -> None:
-    _words(axes, 0, line + 0.1, text, va="center", fontsize=9, transform=axes.get_yaxis_transform())
+    axes.text(0, line + 0.1, text, va="center", transform=axes.get_yaxis_transform(), **{**SMALL, "fontsize": 9})
 
 
-def _words(axes: Any, x: float, y: float, text: str, **where: Any) -> Any:
-    """A small text that hides lines behind it."""
-    return axes.text(x, y, text, **{**SMALL, **where})
+def front(dots: Sequence[Dot], higher: bool = True) -> list[Dot]:
+    """The Pareto front, from low x to high x: no other dot is as good on both axes and better on one.
+
+    More of x is better, of y if `higher`, else less.
+    """
+    sign = 1 if higher else -1
+
+    def beats(a: Dot, b: Dot) -> bool:
+        ay, by = sign * a.y.value, sign * b.y.value
+        return a.x.value >= b.x.value and ay >= by and (a.x.value, ay) != (b.x.value, by)
+
+    return sorted((dot for dot in dots if not any(beats(a, dot) for a in dots)), key=lambda dot: dot.x.value)
 
 
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """A row of a stacked bar chart: one amount for each part."""
+def scatter(
+    x_axis: str,
+    y_axis: str,
+    dots: Sequence[Dot],
+    higher: bool = True,
+    families: Names = (),
+    bounds: tuple[float, float] = UNBOUNDED,
+) -> Chart:
+    """Points, those on the front joined. Each of `families` has a front and a colour, and labels at its points."""
 
-    label: str
-    amounts: Sequence[float]
-
-
-@dataclass(frozen=True, slots=True)
-class Stacks:
-    """Horizontal bars that are made of parts."""
-
-    axis: str
-    parts: Sequence[tuple[str, str]]  # (name, colour)
-    rows: Sequence[Stack]
-
-    @property
-    def height(self) -> float:
-        return 0.75 + 0.4 * len(self.rows) + _legend_height(self.parts)
-
-    def draw(self, canvas: Any) -> None:
-        axes = _rows(canvas, self.axis)
-        for line, row in enumerate(self.rows):
-            _label(axes, 2 * line, row.label)
-            begin = 0.0
-            for (part, colour), amount in zip(self.parts, row.amounts, strict=True):
-                bar = axes.barh(2 * line + 1, amount, 0.72, left=begin, color=colour)[0]
-                bar.set_gid(f"tip-{row.label}, {part}: {number(amount)}")
-                begin += amount
-            _words(axes, begin, 2 * line + 1, f" {number(begin)}", va="center")
-        axes.set_ylim(2 * len(self.rows) - 0.3, -0.6)
-        axes.set_xlim(0, 1.12 * max([sum(row.amounts) for row in self.rows] + [1e-9]))
-        _legend(canvas, [(name, colour, "s") for name, colour in self.parts])
-
-
-@dataclass(frozen=True, slots=True)
-class Dot:
-    """A point of a scatter plot."""
-
-    label: str
-    x: Span
-    y: Span
-    colour: str
-
-
-@dataclass(frozen=True, slots=True)
-class Scatter:
-    """Points, of which those on the front are joined: no other point is as good on both axes and better on one."""
-
-    x_axis: str
-    y_axis: str
-    dots: Sequence[Dot]
-    higher: bool = True  # whether more of y is better; more of x always is
-    families: Sequence[tuple[str, str]] = ()  # (name, colour): each has a front, and dots have labels of their own
-    bounds: tuple[float, float] = (-math.inf, math.inf)  # that y cannot leave
-
-    @property
-    def front(self) -> list[Dot]:
-        """The Pareto front, from low x to high x."""
-        return self._front(self.dots)
-
-    def _front(self, dots: Sequence[Dot]) -> list[Dot]:
-        sign = 1 if self.higher else -1
-
-        def beats(a: Dot, b: Dot) -> bool:
-            ay, by = sign * a.y.value, sign * b.y.value
-            return a.x.value >= b.x.value and ay >= by and (a.x.value, ay) != (b.x.value, by)
-
-        return sorted((dot for dot in dots if not any(beats(a, dot) for a in dots)), key=lambda dot: dot.x.value)
-
-    @property
-    def height(self) -> float:
-        return 3.1 + _legend_height(self.families or [(dot.label, "") for dot in self.dots])
-
-    def draw(self, canvas: Any) -> None:
+    def draw(canvas: Any) -> None:
         axes = canvas.subplots()
-        lines = [(INK, self.front)]
-        if self.families:
-            lines = [(colour, self._front([d for d in self.dots if d.colour == colour])) for _, colour in self.families]
-        for colour, front in lines:
-            axes.plot([dot.x.value for dot in front], [dot.y.value for dot in front], "--", color=colour, linewidth=1)
-        marks = _marks([dot.colour for dot in self.dots])
-        for dot, mark in zip(self.dots, marks, strict=True):
+        groups = [(colour, [dot for dot in dots if dot.colour == colour]) for _, colour in families]
+        for colour, group in groups or [(INK, list(dots))]:
+            joined = front(group, higher)
+            axes.plot([dot.x.value for dot in joined], [dot.y.value for dot in joined], "--", color=colour, linewidth=1)
+        marks = _marks([dot.colour for dot in dots])
+        for dot, mark in zip(dots, marks, strict=True):
             x, y = dot.x.value, dot.y.value
             axes.plot(dot.x.ends, [y, y], color=dot.colour, alpha=0.35, linewidth=1)
             axes.plot([x, x], dot.y.ends, color=dot.colour, alpha=0.35, linewidth=1)
-            shape = "o" if self.families else mark
             tip = f"tip-{dot.label}: {dot.x.text}, {dot.y.text}"
+            shape = "o" if families else mark
             axes.plot(x, y, shape, color=dot.colour, markeredgecolor=PAGE, markeredgewidth=0.6, gid=tip)
-        axes.set(xlabel=self.x_axis, ylabel=self.y_axis)
-        _bound(axes, self.bounds)
-        if self.families:
-            _legend(canvas, [(name, colour, "o") for name, colour in self.families])
-            _place(canvas, axes, self.dots)
+        axes.set(xlabel=x_axis, ylabel=y_axis)
+        _bound(axes, bounds)
+        if families:
+            _legend(canvas, [(name, colour, "o") for name, colour in families])
+            _place(canvas, axes, dots)
         else:
-            _legend(canvas, [(dot.label, dot.colour, mark) for dot, mark in zip(self.dots, marks, strict=True)])
+            _legend(canvas, [(dot.label, dot.colour, mark) for dot, mark in zip(dots, marks, strict=True)])
+
+    return Chart(3.1 + _legend_height(families or [(dot.label, "") for dot in dots]), draw)
 
 
 def _place(canvas: Any, axes: Any, dots: Sequence[Dot]) -> None:
@@ -290,9 +216,7 @@ def _place(canvas: Any, axes: Any, dots: Sequence[Dot]) -> None:
     taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in pixels]
     inside = axes.get_window_extent()
     for dot in dots:
-        for far, (right, up) in product(
-            (5, 12), ((1, 1), (1, -1), (-1, 1), (-1, -1), (1, 0), (-1, 0), (0, 1), (0, -1))
-        ):
+        for far, (right, up) in product((5, 12), AROUND):
             text = axes.annotate(
                 dot.label,
                 (dot.x.value, dot.y.value),
@@ -304,102 +228,68 @@ def _place(canvas: Any, axes: Any, dots: Sequence[Dot]) -> None:
                 **SMALL,
             )
             box = text.get_window_extent()
-            area = box.x0, box.y0, box.x1, box.y1
-            free = not any(area[0] < b[2] and b[0] < area[2] and area[1] < b[3] and b[1] < area[3] for b in taken)
+            free = not any(box.x0 < b[2] and b[0] < box.x1 and box.y0 < b[3] and b[1] < box.y1 for b in taken)
             if free and inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1:
-                taken.append(area)
+                taken.append((box.x0, box.y0, box.x1, box.y1))
                 break
             text.remove()
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Values over a number."""
+def curves(
+    x_axis: str,
+    y_axis: str,
+    lines: Sequence[Curve],
+    levels: Sequence[tuple[str, Span, str]] = (),
+    bounds: tuple[float, float] = UNBOUNDED,
+) -> Chart:
+    """Curves over a number, and levels (label, span, colour) that do not depend on it."""
 
-    label: str
-    points: Sequence[tuple[float, Span]]  # (x, y), from low x to high x
-    colour: str
-
-
-@dataclass(frozen=True, slots=True)
-class Curves:
-    """Curves over a number, and levels that do not depend on it."""
-
-    x_axis: str
-    y_axis: str
-    curves: Sequence[Curve]
-    levels: Sequence[Bar] = ()
-    bounds: tuple[float, float] = (-math.inf, math.inf)  # that y cannot leave
-
-    @property
-    def height(self) -> float:
-        return 2.9 + _legend_height([(one.label, "") for one in self.curves] + [(one.label, "") for one in self.levels])
-
-    def draw(self, canvas: Any) -> None:
+    def draw(canvas: Any) -> None:
         axes = canvas.subplots()
-        marks = _marks([curve.colour for curve in self.curves])
-        for curve, mark in zip(self.curves, marks, strict=True):
+        marks = _marks([curve.colour for curve in lines])
+        for curve, mark in zip(lines, marks, strict=True):
             axes.plot([x for x, _ in curve.points], [y.value for _, y in curve.points], color=curve.colour)
             for x, y in curve.points:
                 axes.plot([x, x], y.ends, color=curve.colour, alpha=0.4, linewidth=1.5)
                 axes.plot(x, y.value, mark, color=curve.colour, gid=f"tip-{curve.label}, {x:g}: {y.text}")
-        for level in self.levels:
-            if level.span is not None:
-                axes.axhline(level.span.value, color=level.colour, linestyle="--")
-        xs = {x for curve in self.curves for x, _ in curve.points}
+        for _, span, colour in levels:
+            axes.axhline(span.value, color=colour, linestyle="--")
+        xs = {x for curve in lines for x, _ in curve.points}
         if len(xs) <= 12:
             axes.set_xticks(sorted(xs))
         else:
             axes.xaxis.get_major_locator().set_params(integer=all(x == int(x) for x in xs))
-        axes.set(xlabel=self.x_axis, ylabel=self.y_axis)
-        _bound(axes, self.bounds)
-        named = [(curve.label, curve.colour, mark) for curve, mark in zip(self.curves, marks, strict=True)]
-        _legend(canvas, [*named, *((level.label, level.colour, "--") for level in self.levels if level.span)])
+        axes.set(xlabel=x_axis, ylabel=y_axis)
+        _bound(axes, bounds)
+        named = [(curve.label, curve.colour, mark) for curve, mark in zip(lines, marks, strict=True)]
+        _legend(canvas, [*named, *((label, colour, "--") for label, _, colour in levels)])
+
+    return Chart(2.9 + _legend_height([(each[0], "") for each in (*lines, *levels)]), draw)
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
-    """Shares of the bins first, first + 1, ... of a histogram."""
+def histograms(axis: str, series: Sequence[tuple[str, Sequence[float], str]], first: int = 0) -> Chart:
+    """A small histogram for each (label, shares of the bins first, first + 1, ..., colour), on common axes."""
 
-    label: str
-    values: Sequence[float]
-    colour: str
-
-
-@dataclass(frozen=True, slots=True)
-class Histograms:
-    """One small histogram for each series, on common axes."""
-
-    axis: str
-    series: Sequence[Series]
-    first: int = 0
-
-    @property
-    def height(self) -> float:
-        return 0.5 + 1.15 * math.ceil(len(self.series) / 2)
-
-    def draw(self, canvas: Any) -> None:
-        rows = math.ceil(len(self.series) / 2)
-        grid = canvas.subplots(rows, min(2, len(self.series)), sharex=True, sharey=True, squeeze=False).flat
-        for axes in grid[len(self.series) :]:
+    def draw(canvas: Any) -> None:
+        rows = math.ceil(len(series) / 2)
+        grid = canvas.subplots(rows, min(2, len(series)), sharex=True, sharey=True, squeeze=False).flat
+        for axes in grid[len(series) :]:
             axes.set_visible(False)
-        for axes, one in zip(grid, self.series, strict=False):
+        for axes, (label, shares, colour) in zip(grid, series, strict=False):
             axes.grid(visible=False, axis="x")
-            for place, share in enumerate(one.values, self.first):
-                bar = axes.bar(place, share, 0.8, color=one.colour)[0]
-                bar.set_gid(f"tip-{one.label}, {place}: {share:.1%}")
-            axes.set_title(one.label if len(one.label) <= 36 else one.label[:35] + "…", fontsize=NUMBER)
+            for place, share in enumerate(shares, first):
+                axes.bar(place, share, 0.8, color=colour)[0].set_gid(f"tip-{label}, {place}: {share:.1%}")
+            axes.set_title(label if len(label) <= 36 else label[:35] + "…", fontsize=NUMBER)
             axes.xaxis.get_major_locator().set_params(integer=True)
             axes.yaxis.set_major_formatter("{x:.0%}")
-        canvas.supxlabel(self.axis, fontsize=9, color=FAINT)
+        canvas.supxlabel(axis, fontsize=9, color=FAINT)
+
+    return Chart(0.5 + 1.15 * math.ceil(len(series) / 2), draw)
 
 
-def _marks(colours: Iterable[str]) -> list[str]:
+def _marks(colours: Sequence[str]) -> list[str]:
     """A marker for each colour; where a colour comes again, the next one."""
-    seen: list[str] = []
-    for colour in colours:
-        seen.append(colour)
-    return [MARKERS[seen[:place].count(colour) % len(MARKERS)] for place, colour in enumerate(seen)]
+    return [MARKERS[colours[:place].count(colour) % len(MARKERS)] for place, colour in enumerate(colours)]
 
 
 def _bound(axes: Any, bounds: tuple[float, float]) -> None:
@@ -411,7 +301,7 @@ def _bound(axes: Any, bounds: tuple[float, float]) -> None:
 
 
 def _legend(canvas: Any, entries: Sequence[tuple[str, str, str]]) -> None:
-    """Names with colours and markers, below the axes."""
+    """(name, colour, marker), below the axes."""
     if not entries:
         return
     axes = canvas.axes[0]
@@ -419,17 +309,16 @@ def _legend(canvas: Any, entries: Sequence[tuple[str, str, str]]) -> None:
         axes.plot([], [], mark, color=colour, label=name, markeredgecolor=PAGE, markeredgewidth=0.6)[0]
         for name, colour, mark in entries
     ]
-    canvas.legend(
-        handles=handles, loc="outside lower left", ncols=_columns([name for name, _, _ in entries]), fontsize=8
-    )
+    columns = _columns([name for name, _, _ in entries])
+    canvas.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=8)
 
 
 def _columns(names: Sequence[str]) -> int:
     return max(1, min(len(names), 4, 60 // (max(map(len, names)) + 5)))
 
 
-def _legend_height(parts: Sequence[tuple[str, str]]) -> float:
-    names = [name for name, _ in parts if name]
+def _legend_height(parts: Names) -> float:
+    names = [name for name, _ in parts]
     return 0.1 + 0.19 * math.ceil(len(names) / _columns(names)) if names else 0.0
 
 

@@ -1,7 +1,4 @@
-"""Which figures a summary has, and what each of them says to somebody who was not there.
-
-Knows the rows of summary.json.
-"""
+"""Which figures a summary has, and what each of them says to somebody who was not there."""
 
 from __future__ import annotations
 
@@ -10,36 +7,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from draftwood.eval.report.charts import (
-    Bar,
-    Bars,
+    Chart,
     Curve,
-    Curves,
     Dot,
     Figure,
-    Histograms,
-    Scatter,
-    Series,
     Span,
-    Stack,
-    Stacks,
+    bars,
     colours,
+    curves,
+    front,
+    histograms,
+    scatter,
+    stacks,
 )
+from draftwood.eval.report.measures import RATE, SCORE, SHARES, Row, energies, span
 from draftwood.eval.report.naming import LOWER_IS_BETTER, score_bounds, score_name
 from draftwood.plots import SHADES
 
-Row = Mapping[str, Any]
 FEWEST = 5  # times that a position was reached, or its share is left out
-PARTS = tuple(
-    zip(("drafting", "target forwards", "sampling and judging", "bookkeeping", "outside rounds"), SHADES, strict=True)
-)
-SHARES = ("draft", "verify", "sampling", "other")
-
-
-def span(interval: Mapping[str, Any] | None) -> Span | None:
-    """An interval of the summary; None where nothing was measured."""
-    if interval is None or interval["value"] is None:
-        return None
-    return Span(interval["value"], interval["low"], interval["high"])
 
 
 def file_name(task: str, kind: str) -> str:
@@ -60,31 +45,20 @@ class Task:
 
     def figures(self) -> list[Figure]:
         """All figures that there is something for."""
-        made = (
-            self._front(),
-            self._speed_up(),
-            self._acceptance(),
-            self._time(),
-            self._depths(),
-            self._widths(),
-            *self._energy(),
-        )
-        return [figure for figure in made if figure is not None]
+        made = [self._front(), self._speed_up(), self._acceptance(), self._time(), self._depths(), self._widths()]
+        counters = dict.fromkeys(name for row in self.rows for name in energies(row))
+        return [figure for figure in (*made, *map(self._energy, counters)) if figure is not None]
 
-    def _figure(self, kind: str, title: str, about: str, chart: Any, *notes: str) -> Figure:
+    def _figure(self, kind: str, title: str, about: str, chart: Chart, *notes: str) -> Figure:
         return Figure(file_name(self.name, kind), title, about, chart, notes)
 
     def _front(self) -> Figure | None:
         dots = [
-            Dot(label, x, y, colour)
-            for row, label, colour in self
-            if (x := span(row["timing"]["tokens_per_second"])) and (y := span(row["quality"].get(self.metric)))
+            Dot(label, x, y, colour) for row, label, colour in self if (x := RATE.span(row)) and (y := SCORE.span(row))
         ]
         if not dots:
             return None
         higher = self.metric not in LOWER_IS_BETTER
-        chart = Scatter("tokens per second", score_name(self.metric), dots, higher, bounds=score_bounds(self.metric))
-        best = ", ".join(dot.label for dot in chart.front)
         return self._figure(
             "front",
             "Quality beside speed",
@@ -92,39 +66,44 @@ class Task:
             f"{'higher' if higher else 'lower'} is better. The dashed line joins the Pareto front: methods that no "
             "other beats on both axes. Pale crosses are 95% intervals; where they overlap, a difference may be "
             "chance.",
-            chart,
-            f"On the front: {best}.",
+            scatter("tokens per second", score_name(self.metric), dots, higher, bounds=score_bounds(self.metric)),
+            f"On the front: {', '.join(dot.label for dot in front(dots, higher))}.",
         )
 
+    def _bars(self, measured: Sequence[tuple[str, Any, str]], axis: str, reference: float | None = None) -> Chart:
+        rows = [(label, [(at, colour, "")] if (at := span(found)) else []) for label, found, colour in measured]
+        return bars(axis, rows, reference)
+
     def _speed_up(self) -> Figure | None:
-        rows = [
-            Bar(label, span(row["paired"]["speed_up"]), colour)
-            for row, label, colour in self
-            if row["paired"] is not None
-        ]
-        if not any(row.span for row in rows):
+        found = [(label, row["paired"]["speed_up"], colour) for row, label, colour in self if row["paired"] is not None]
+        if not any(span(each) for _, each, _ in found):
             return None
         return self._figure(
             "speed-up",
             "Speed-up",
             "Tokens per second over those of plain decoding (the dashed line at 1) on the same items and seeds. The "
             "thin line is the 95% interval; a bar whose interval spans 1 shows no difference.",
-            Bars("times plain decoding", rows, 1.0),
+            self._bars(found, "times plain decoding", 1.0),
+        )
+
+    def _energy(self, counter: str) -> Figure:
+        found = [(label, energies(row).get(counter, {}).get("joules_per_token"), colour) for row, label, colour in self]
+        return self._figure(
+            f"energy-{counter}",
+            f"Energy, {counter}",
+            "Joules for each token of the answer, as the device's own counter tells (the whole device, idle power "
+            "included). The thin line is the 95% interval. Shorter is better.",
+            self._bars(found, "joules per token"),
         )
 
     def _acceptance(self) -> Figure | None:
-        series = []
+        lines = []
         for row, label, colour in self:
-            reached = row["decoding"]["attempted_at"]
-            shares = row["decoding"]["acceptance_by_position"]
-            points = [
-                (float(place), Span(share))
-                for place, (share, n) in enumerate(zip(shares, reached, strict=True), 1)
-                if n >= FEWEST
-            ]
-            if points:
-                series.append(Curve(label, points, colour))
-        if not series:
+            shares, reached = (row["decoding"][name] for name in ("acceptance_by_position", "attempted_at"))
+            places = enumerate(zip(shares, reached, strict=True), 1)
+            if points := [(float(place), Span(share)) for place, (share, n) in places if n >= FEWEST]:
+                lines.append(Curve(label, points, colour))
+        if not lines:
             return None
         return self._figure(
             "acceptance",
@@ -132,19 +111,12 @@ class Task:
             "Of the rounds that came as far as the 1st, 2nd, ... drafted position: the share in which a draft was "
             "accepted there. A curve that falls says that deeper drafts are worth less; for beams, acceptance means "
             "that a whole layer stands.",
-            Curves("drafted position in a round", "share accepted", series, bounds=(0, 1)),
+            curves("drafted position in a round", "share accepted", lines, bounds=(0, 1)),
             f"Positions that were reached fewer than {FEWEST} times are left out.",
         )
 
     def _time(self) -> Figure | None:
-        rows = []
-        for row, label, _ in self:
-            tokens, seconds = row["decoding"]["tokens"], row["timing"]["seconds"]
-            if not tokens:
-                continue
-            inside = [row["timing"]["time_shares"][part] * row["timing"]["round_seconds"] for part in SHARES]
-            amounts = [*inside, max(0.0, seconds - sum(inside))]
-            rows.append(Stack(label, [1000 * amount / tokens for amount in amounts]))
+        rows = [(label, row) for row, label, _ in self if row["decoding"]["tokens"]]
         if not rows:
             return None
         return self._figure(
@@ -153,12 +125,12 @@ class Task:
             "Milliseconds for each token of the answer, split into forwards of the draft, forwards of the target (the "
             "prompt's among them), sampling with accepting and rejecting, and bookkeeping. Shorter is faster. Drafting "
             "pays where it shortens the target's part by more than it adds.",
-            Stacks("milliseconds per token", PARTS, rows),
+            times(rows, True),
         )
 
     def _depths(self) -> Figure | None:
         series = [
-            Series(label, _shares(counts), colour)
+            (label, _shares(counts), colour)
             for row, label, colour in self
             if row["decoding"]["drafted"] and sum(counts := _depth_counts(row["decoding"]))
         ]
@@ -170,12 +142,12 @@ class Task:
             "How many drafts in a row a round had accepted: share of rounds. A round gives one token more than that, "
             "which the target chooses itself. Much at 0 means drafts that miss; much at the far right means that "
             "longer drafts may pay.",
-            Histograms("drafts accepted in a round", series),
+            histograms("drafts accepted in a round", series),
         )
 
     def _widths(self) -> Figure | None:
         series = [
-            Series(label, _shares(counts)[1:], colour)
+            (label, _shares(counts)[1:], colour)
             for row, label, colour in self
             if sum(counts := row["decoding"].get("width_counts", []))
         ]
@@ -186,29 +158,20 @@ class Task:
             "Width of beams",
             "How many hypotheses a layer of beams held: share of layers. A method with an adaptive width (DSBD) "
             "narrows its beams where drafts are unlikely to be accepted; a fixed width is a single column.",
-            Histograms("beams in a layer", series, 1),
+            histograms("beams in a layer", series, 1),
         )
 
-    def _energy(self) -> list[Figure]:
-        counters = dict.fromkeys(
-            name for row, _, _ in self if isinstance(row["energy"], Mapping) for name in row["energy"]
-        )
-        return [
-            self._figure(
-                f"energy-{counter}",
-                f"Energy, {counter}",
-                "Joules for each token of the answer, as the device's own counter tells (the whole device, idle power "
-                "included). The thin line is the 95% interval. Shorter is better.",
-                Bars(
-                    "joules per token",
-                    [
-                        Bar(label, span(row["energy"].get(counter, {}).get("joules_per_token")), colour)
-                        for row, label, colour in self
-                    ],
-                ),
-            )
-            for counter in counters
-        ]
+
+def times(rows: Sequence[tuple[str, Row]], outside: bool = False) -> Chart:
+    """Milliseconds for each token by what they were spent on; with `outside` the time between rounds, too."""
+    found = []
+    for label, row in rows:
+        timing, tokens = row["timing"], row["decoding"]["tokens"]
+        spent = [timing["time_shares"][part] * timing["round_seconds"] for part in SHARES]
+        spent += [max(0.0, timing["seconds"] - sum(spent))] * outside
+        found.append((label, [1000 * seconds / tokens for seconds in spent]))
+    names = [*SHARES.values(), *["outside rounds"] * outside]
+    return stacks("milliseconds per token", list(zip(names, SHADES, strict=False)), found)
 
 
 def _depth_counts(decoding: Mapping[str, Any]) -> list[int]:

@@ -1,12 +1,8 @@
-"""The page: the paper's exhibits beside ours, and behind them the ordinary report of the evaluations.
-
-Knows the order of things on the page. Nothing in it is fetched.
-"""
+"""The page: the paper's exhibits beside ours, and behind them the ordinary report of the evaluations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,48 +11,77 @@ from markupsafe import Markup
 from draftwood.eval.experiments import execute
 from draftwood.eval.experiments.execute import SCHEMA
 from draftwood.eval.experiments.experiment import Rows
-from draftwood.eval.experiments.learned import Places
 from draftwood.eval.report import page as report
 from draftwood.eval.report.charts import Figure
 from draftwood.eval.report.figures import file_name
 from draftwood.eval.report.naming import grown_line, models_line
-from draftwood.eval.reproduce.comparison import Comparison, Order
-from draftwood.eval.reproduce.experiment import Experiment, Shown, Size
-from draftwood.eval.reproduce.paper import Exhibit, Paper
+from draftwood.eval.reproduce.exhibits import Shown, main_findings
+from draftwood.eval.reproduce.paper import Paper
 from draftwood.eval.reproduce.results import Results
 
 PAGE, FIGURES, RESULTS = "reproduction.html", "figures", "results.json"
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """An exhibit of the paper and ours."""
+def write(
+    paper: Paper,
+    name: str,
+    exhibits: Sequence[Shown],
+    results: Results,
+    out: Path,
+    scale: str,
+    told: Callable[[str], None] = lambda what: None,
+) -> tuple[Path, list[Path]]:
+    """The page, its figures and results.json: (page, figure files)."""
+    sections = [report.Section(each, found.summary) for each, found in results.items()]
+    figures = {(section.name, task.name): task.figures() for section in sections for task in section.tasks}
+    stems = {figure.name: figure for each in exhibits for figure in (*each.paper.figures(), *each.figures)}
+    stems |= {file_name(part, figure.name): figure for (part, _), drawn in figures.items() for figure in drawn}
+    files = report.save(stems, out / FIGURES, told)
+    summaries = [found.summary for found in results.values()]
+    models = summaries[0]["configuration"]["models"] if summaries else None
+    session: dict[str, Any] = next((each for summary in summaries[:1] for each in summary["sessions"][-1:]), {})
+    complete = bool(summaries) and all(summary["complete"] for summary in summaries)
+    findings = main_findings(exhibits)
+    text = report.html(
+        sections,
+        figures,
+        ("draftwood.eval.reproduce", "reproduction.html"),
+        paper=paper,
+        scale=scale,
+        models=models_line(models) if models else "",
+        grown=grown_line(models) if models else None,
+        machine=f"{session.get('processor', '')}, {session.get('device', '')}" if session else "",
+        complete=complete,
+        shown=[_exhibit(each) for each in exhibits],
+        main=findings,
+    )
+    compared = [
+        {"exhibit": source, "what": one.what, "paper": one.theirs, "here": one.here, "verdict": one.verdict}
+        for source, one in findings
+    ]
+    document = {  # as the experiments' result files
+        "schema": SCHEMA,
+        "experiment": "reproductions",
+        "run": name,
+        "complete": complete,
+        "made_by": f"draftwood reproduce {name} --scale {scale}",
+        "environment": dict(session),
+        "models": {"pair": models_line(models) if models else ""},
+        "settings": {"scale": scale},
+        "tables": {"comparisons": compared, "methods": _rows(results)},
+    }
+    execute.write(out / RESULTS, document)
+    page = out / PAGE
+    page.write_text(text, "utf-8", errors="replace")
+    return page, files
 
-    paper: Exhibit
-    ours: Shown
 
-
-def exhibits(paper: Paper, experiment: Experiment, results: Results, size: Size, made: Places) -> list[Beside]:
-    """All exhibits in the paper's order; ours are empty where nothing has been measured yet."""
-    return [Beside(each, experiment.exhibits[each.id](each, results, size, made)) for each in paper.exhibits]
-
-
-def comparisons(shown: Sequence[Beside]) -> list[tuple[str, Comparison | Order]]:
-    """(source, comparison) of all exhibits, the main ones."""
-    return [(each.paper.source.partition(",")[0], one) for each in shown for one in each.ours.comparisons if one.main]
-
-
-def document(
-    paper: str, scale: str, compared: Rows, measured: Mapping[str, tuple[Sequence[str], Mapping[str, Any]]]
-) -> dict[str, Any]:
-    """A result file as the experiments': comparisons, and a row for each method on each task.
-
-    `measured` has for each evaluation the names of its methods and its summary.
-    """
+def _rows(results: Results) -> Rows:
+    """A row for each method on each task of each evaluation."""
     rows: Rows = []
-    first: Mapping[str, Any] = next((summary for _, summary in measured.values()), {})
-    for name, (methods, summary) in measured.items():
-        for number, row in enumerate(summary["rows"]):
+    for name, found in results.items():
+        labels = list(found.settings)
+        for number, row in enumerate(found.summary["rows"]):
             quality, counts, paired = row["quality"], row["decoding"], row["paired"] or {}
             known = {
                 "score": quality.get(quality["metric"]),
@@ -65,73 +90,19 @@ def document(
                 "speed_up": paired.get("speed_up"),
                 **{key: counts[key] for key in ("tau", "acceptance_rate", "alpha", "harmonic_mean", "mean_width")},
             }
-            head = {"evaluation": name, "task": row["task"], "method": methods[number % len(methods)]}
+            head = {"evaluation": name, "task": row["task"], "method": labels[number % len(labels)]}
             rows.append({**head, "lossy": not row["lossless"], **{key: each for key, each in known.items() if each}})
-    return {
-        "schema": SCHEMA,
-        "experiment": "reproductions",
-        "run": paper,
-        "complete": bool(measured) and all(summary["complete"] for _, summary in measured.values()),
-        "made_by": f"draftwood reproduce {paper} --scale {scale}",
-        "environment": dict(first["sessions"][-1]) if first and first["sessions"] else {},
-        "models": {"pair": models_line(first["configuration"]["models"]) if first else ""},
-        "settings": {"scale": scale},
-        "tables": {"comparisons": compared, "methods": rows},
-    }
+    return rows
 
 
-def write(
-    paper: Paper,
-    shown: Sequence[Beside],
-    results: Results,
-    out: Path,
-    scale: str,
-    told: Callable[[str], None] = lambda what: None,
-) -> tuple[Path, list[Path]]:
-    """The page and its figures: (page, figure files)."""
-    sections = [report.Section(name, found.summary) for name, found in results.measured.items()]
-    figures = {(section.name, task.name): task.figures() for section in sections for task in section.tasks}
-    stems: dict[str, Figure] = {}
-    for each in shown:
-        stems |= {figure.name: figure for figure in (*each.paper.figures(), *each.ours.figures)}
-    for (name, _), drawn in figures.items():
-        stems |= {file_name(name, figure.name): figure for figure in drawn}
-    files = report.save(stems, out / FIGURES, told)
-    first = next(iter(results.measured.values()), None)
-    configuration: Mapping[str, Any] = first.summary["configuration"] if first else {}
-    session = first.summary["sessions"][-1] if first and first.summary["sessions"] else {}
-    text = report.html(
-        sections,
-        figures,
-        ("draftwood.eval.reproduce", "reproduction.html"),
-        paper=paper,
-        scale=scale,
-        models=models_line(configuration["models"]) if first else "",
-        grown=grown_line(configuration["models"]) if first else None,
-        machine=f"{session.get('processor', '')}, {session.get('device', '')}" if session else "",
-        complete=bool(sections) and all(section.summary["complete"] for section in sections),
-        shown=[_exhibit(each) for each in shown],
-        main=comparisons(shown),
-    )
-    compared = [
-        {"exhibit": source, "what": one.what, "paper": one.theirs, "here": one.here, "verdict": one.verdict}
-        for source, one in comparisons(shown)
-    ]
-    measured = {name: (found.methods, found.summary) for name, found in results.measured.items()}
-    execute.write(out / RESULTS, document(paper.name.lower(), scale, compared, measured))
-    page = out / PAGE
-    page.write_text(text, "utf-8", errors="replace")
-    return page, files
-
-
-def _exhibit(each: Beside) -> dict[str, Any]:
+def _exhibit(each: Shown) -> dict[str, Any]:
     return {
         "paper": each.paper,
         "table": each.paper.table,
         "theirs": [_drawn(figure) for figure in each.paper.figures()],
-        "ours": each.ours,
-        "drawn": [_drawn(figure) for figure in each.ours.figures],
-        "measured": bool(each.ours.figures or each.ours.tables),
+        "ours": each,
+        "drawn": [_drawn(figure) for figure in each.figures],
+        "measured": bool(each.figures or each.tables),
     }
 
 

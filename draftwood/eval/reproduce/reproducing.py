@@ -1,4 +1,4 @@
-"""Runs a paper's evaluations into a directory that belongs to that reproduction alone, and reads what is there.
+"""Runs a paper's evaluations into a directory that belongs to that reproduction alone.
 
 The evaluations are those of `draftwood eval`: each is a directory that can be resumed, and reported by itself.
 """
@@ -6,34 +6,61 @@ The evaluations are those of `draftwood eval`: each is a directory that can be r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from draftwood.depth.decision import load_decision
 from draftwood.engine import Engine
-from draftwood.errors import ConfigurationError, ModelError, did_you_mean
+from draftwood.errors import ConfigurationError, ModelError
 from draftwood.eval.evaluation import evaluate
 from draftwood.eval.experiments.learned import Places, learn_for
-from draftwood.eval.reproduce.experiment import Evaluation, Experiment, Size
-from draftwood.eval.reproduce.results import Results
-from draftwood.eval.running import Job
+from draftwood.eval.experiments.methods import Setting, expanded
+from draftwood.eval.reproduce.paper import Declared, Paper, Scale
+from draftwood.eval.running import Job, Plan
 from draftwood.eval.store import write_json
+from draftwood.eval.tasks import parse
+from draftwood.methods import Method
 from draftwood.models import exit as exits
 from draftwood.models import heads
 from draftwood.models.artifact import fingerprints
+from draftwood.params import SamplingParams
 from draftwood.reading import parse_json, read_text
 
-PAPERS = ("dsbd", "mcsd", "eesd")
 ABOUT, TRAINED = "reproduction.json", "trained"
 
 
-def experiment(name: str) -> Experiment:
-    """A paper's, by its short name."""
-    if name not in PAPERS:
-        raise ConfigurationError(f"there is no paper {name!r} to reproduce" + did_you_mean(name, PAPERS))
-    found: Experiment = import_module(f"draftwood.eval.reproduce.{name}").EXPERIMENT
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One run of `draftwood eval`."""
+
+    settings: Mapping[str, Setting]  # by label; the first is plain decoding
+    declared: Declared
+    tasks: tuple[str, ...]
+    scale: Scale
+
+    def plan(self, engine: Engine) -> Plan:
+        """What is to be measured."""
+        chat = engine.tokenizer is not None and bool(engine.tokenizer.templates)
+        tokens = {} if self.scale.tokens is None else {"max_new_tokens": self.scale.tokens}
+        tasks = [parse(name, tokens) for name in self.tasks]
+        asked = [(task, task.instances(self.scale.items, chat)) for task in tasks]
+        methods = [Method.parse(dict(setting.method)) for setting in self.settings.values()]
+        return Plan(methods, asked, SamplingParams(**self.declared.sampling), range(self.scale.seeds))
+
+
+Evaluations = Mapping[str, Evaluation]
+
+
+def evaluations(paper: Paper, scale: str, made: Places) -> dict[str, Evaluation]:
+    """A paper's by name, with the methods that this pair can have; none that plain decoding would have to itself."""
+    found = {}
+    for name, each in paper.evaluations.items():
+        entries = [entry for entry in each.methods if entry.scale in ("", scale)]
+        settings = {setting.label: setting for setting in expanded(entries, made)}
+        if len(settings) > 1:
+            found[name] = Evaluation(settings, each, each.tasks or tuple(paper.tasks), paper.scales[scale])
     return found
 
 
@@ -59,51 +86,44 @@ def claim(out: Path, about: Mapping[str, Any]) -> None:
 
 
 def prepare(
-    engine: Engine, paper: str, size: Size, out: Path, decision: Path | None, told: Callable[[str], None]
+    engine: Engine, paper: Paper, scale: str, out: Path, decision: Path | None, told: Callable[[str], None]
 ) -> Places:
-    """Train what the paper's experiment needs for this pair, below `out`, once; and say what the pair lacks."""
+    """Train what the paper's evaluations need for this pair, below `out`, once; and say what the pair lacks."""
     folder = out / TRAINED
     if any(sign in str(folder) for sign in ",=:"):
         raise ConfigurationError(f"--out is {out}, but methods name files below it; choose one without commas, = and :")
     if decision is not None:
         load_decision(decision, fingerprints(engine.drafts))
         return Places({"decision": str(decision)})
-    found = learn_for(engine, experiment(paper).learn(size), folder, told)
-    if paper != "eesd":
-        return found
-    exits.find(engine.target, None)  # raises where there is none, and says how to train one
+    found = learn_for(engine, paper.scales[scale].learn, folder, told)
     if not engine.drafts:
         found.missing["draft"] = "No draft model was given, so vanilla speculative decoding is left out."
+    if any(entry.method == "eesd" for each in paper.evaluations.values() for entry in each.methods):
+        exits.find(engine.target, None)  # raises where there is none, and says how to train one
     try:
         heads.find(engine.target, None)
     except ModelError as error:
-        found.missing["medusa"] = f"Medusa is left out: {error}."
-    if not size.whole:
-        found.missing["exits"] = "Not measured: exits would have to be trained, which --scale full does."
+        found.missing["heads"] = f"Medusa is left out: {error}."
+    if not found.exits:
+        found.missing.setdefault("exits", "Not measured: exits would have to be trained, which --scale full does.")
     return found
 
 
 def run(
     engine: Engine,
-    evaluations: Sequence[Evaluation],
+    evaluations: Evaluations,
     out: Path,
     begun: Callable[[int, int], None] = lambda made, expected: None,
     told: Callable[[Job], None] = lambda job: None,
 ) -> None:
     """Make the runs that are missing. `begun` and `told` count over all evaluations."""
-    plans = {each.name: each.plan(engine) for each in evaluations}
+    plans = {name: each.plan(engine) for name, each in evaluations.items()}
     counts = {name: len(plan.jobs()) for name, plan in plans.items()}
-    total, before = sum(counts.values()), 0
+    before, total = 0, sum(counts.values())
     for name, plan in plans.items():
-        done = before
 
-        def counted(made: int, expected: int, done: int = done) -> None:
-            begun(done + made, total)
+        def counted(made: int, expected: int, before: int = before) -> None:
+            begun(before + made, total)
 
         evaluate(engine, plan, out / name, counted, told)
         before += counts[name]
-
-
-def read(evaluations: Sequence[Evaluation], out: Path) -> Results:
-    """What is there so far."""
-    return Results.read(out, {each.name: list(each.methods) for each in evaluations})

@@ -1,27 +1,27 @@
-"""What the evaluations of a reproduction say, by the names that methods have on its page.
-
-Reads summaries and records.
-"""
+"""What the evaluations of a reproduction gave, by the labels that methods have on its page."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from draftwood.eval.experiments.methods import Setting, together
 from draftwood.eval.intervals import Interval
-from draftwood.eval.report.figures import Row
+from draftwood.eval.report.measures import RATE, Measure, Row
 from draftwood.eval.report.reading import records_of, summary_of
+from draftwood.eval.reproduce.paper import Chosen
 from draftwood.eval.store import CONFIGURATION, ITEMS, Record
 from draftwood.eval.summary import paired, speed_ratio
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One evaluation's results."""
+    """One evaluation's results; settings stand in the order of its methods."""
 
-    methods: Sequence[str]  # names, in the evaluation's order
+    settings: Mapping[str, Setting]  # by label
     summary: Mapping[str, Any]
     records: Mapping[str, Record]
 
@@ -29,54 +29,72 @@ class Measured:
     def tasks(self) -> list[str]:
         return [task["name"] for task in self.summary["configuration"]["tasks"]]
 
-    @property
-    def energy(self) -> str:
-        """The first counter of energy; empty where the machine has none."""
-        energy = self.summary["energy"]
-        return "" if isinstance(energy, str) else next(iter(energy["idle_watts"]), "")
+    def metric(self, task: str) -> str:
+        """The score that stands for a task."""
+        tasks = self.summary["configuration"]["tasks"]
+        return next(str(each["metric"]) for each in tasks if each["name"] == task)
 
-    def row(self, task: str, method: str) -> Row | None:
+    def choose(self, chosen: Chosen) -> list[str]:
+        """Labels of the methods that are meant, pattern by pattern."""
+        patterns = [chosen.match] if isinstance(chosen.match, str) else chosen.match
+        found = [label for pattern in patterns for label in self.settings if fnmatchcase(label, pattern)]
+        return [
+            label
+            for label in dict.fromkeys(found)
+            if all(self.options(label).get(name) == value for name, value in chosen.where.items())
+        ]
+
+    def options(self, label: str) -> dict[str, Any]:
+        """The options of a method, and its label."""
+        setting = self.settings[label]
+        return {**setting.method, **setting.about, "label": label}
+
+    def row(self, task: str, label: str) -> Row | None:
         """The summary's row; None where the evaluation has no such method. The task must be one of its own."""
-        if method not in self.methods:
+        if label not in self.settings:
             return None
-        wanted = self.summary["configuration"]["methods"][self.methods.index(method)]
-        rows = self.summary["rows"]
-        found: Row = next(row for row in rows if row["task"] == task and row["method"] == wanted)
+        wanted = self.summary["configuration"]["methods"][list(self.settings).index(label)]
+        found: Row = next(row for row in self.summary["rows"] if row["task"] == task and row["method"] == wanted)
         return found
 
-    def faster(self, method: str, other: str, tasks: Sequence[str] | None = None) -> Interval | None:
+    def interval(self, task: str, label: str, measure: Measure) -> Interval | None:
+        """A measure of a method on a task."""
+        row = self.row(task, label)
+        return None if row is None else measure.of(row)
+
+    def value(self, task: str, label: str, measure: Measure = RATE) -> float | None:
+        """Its value alone."""
+        return measure.value(self.row(task, label))
+
+    def fastest(self, labels: Sequence[str], task: str) -> str | None:
+        """The method with most tokens per second on a task."""
+        return max(labels, key=lambda label: self.value(task, label) or 0.0, default=None)
+
+    def faster(self, label: str, other: str, tasks: Sequence[str] | None = None) -> Interval | None:
         """Tokens per second of a method over another's on the same items and seeds, tasks together."""
-        if method not in self.methods or other not in self.methods:
+        if label not in self.settings or other not in self.settings:
             return None
-        numbers = self.methods.index(method), self.methods.index(other)
-        pairs = []
-        for place, task in enumerate(tasks or self.tasks):
-            runs = [
-                [each for each in self.records.values() if each["task"] == task and each["method"] == number]
-                for number in numbers
-            ]
-            # items of different tasks are different items
-            pairs += [
-                tuple({**each, "place": (place, each["place"])} for each in pair) for pair in paired(runs[0], runs[1])
-            ]
-        return speed_ratio([(a, b) for a, b in pairs])
+        numbers = [list(self.settings).index(each) for each in (label, other)]
+        both = [
+            together(
+                [
+                    [each for each in self.records.values() if (each["task"], each["method"]) == (task, number)]
+                    for task in tasks or self.tasks
+                ]
+            )
+            for number in numbers
+        ]
+        return speed_ratio(paired(*both))
 
 
-@dataclass(frozen=True, slots=True)
-class Results:
-    """All evaluations that have begun, by name."""
+Results = Mapping[str, Measured]  # evaluations that have begun, by name
 
-    measured: Mapping[str, Measured]
 
-    @classmethod
-    def read(cls, out: Path, methods: Mapping[str, Sequence[str]]) -> Results:
-        """Those of a directory; `methods` are the names of each evaluation's methods."""
-        found = {}
-        for name, labels in methods.items():
-            place = out / name
-            if (place / CONFIGURATION).is_file() and (place / ITEMS).is_file() and (place / ITEMS).stat().st_size:
-                found[name] = Measured(labels, summary_of(place), records_of(place))
-        return cls(found)
-
-    def __getitem__(self, name: str) -> Measured | None:
-        return self.measured.get(name)
+def read(out: Path, settings: Mapping[str, Mapping[str, Setting]]) -> Results:
+    """The evaluations of a directory; `settings` are those of each evaluation."""
+    found = {}
+    for name, each in settings.items():
+        place = out / name
+        if (place / CONFIGURATION).is_file() and (place / ITEMS).is_file() and (place / ITEMS).stat().st_size:
+            found[name] = Measured(each, summary_of(place), records_of(place))
+    return found

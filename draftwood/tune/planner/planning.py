@@ -15,7 +15,8 @@ from draftwood.errors import ConfigurationError, DraftwoodError, RequestError
 from draftwood.methods import METHODS, Method
 from draftwood.params import SamplingParams
 from draftwood.tune.measuring import forward_seconds
-from draftwood.tune.planner.prediction import Observation, Prediction, Predictor, by_depth, interval, rate
+from draftwood.tune.observation import Observation, rate, total
+from draftwood.tune.planner.prediction import Prediction, Predictor, by_depth, interval
 from draftwood.tune.shapes import Cost, rising
 
 COSTS, PILOTS = 0.12, 0.6  # shares of the time that costs, and costs and pilots, may take
@@ -316,8 +317,7 @@ def _ratio(own: Sequence[Observation], without: Sequence[Observation], prompts: 
 
 
 def _c(pilot: Sequence[Observation]) -> float | None:
-    forwards, rounds = sum(one.forwards for one in pilot), sum(one.rounds for one in pilot)
-    verify = sum(one.verify for one in pilot)
-    if not forwards or not verify:
+    sums = total(pilot)
+    if not sums.forwards or not sums.verify:
         return None
-    return (sum(one.draft for one in pilot) / forwards) / (verify / rounds)
+    return (sums.draft / sums.forwards) / (sums.verify / sums.rounds)

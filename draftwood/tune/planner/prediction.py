@@ -5,73 +5,25 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from draftwood.core.shape import Shape
-from draftwood.results import GenerationResult
-from draftwood.tune.shapes import Acceptance, Cost, best_shapes, expected_tokens
+from draftwood.tune.observation import Observation, total
+from draftwood.tune.shapes import Acceptance, Cost, best_shapes, expected_tokens, round_seconds
 
 RESAMPLES = 200
 MIDDLE = 0.95  # share of resamples inside an interval
 
 
-@dataclass(slots=True)
-class Observation:
-    """One generation. Figures of rounds leave out the first, which contains the prompt."""
-
-    seconds: float = 0.0  # wall time, the prompt included
-    first: float = 0.0  # of which before the later rounds
-    steps: int = 0  # tokens; of beams layers
-    rounds: int = 0
-    later_steps: int = 0
-    draft: float = 0.0  # seconds in forwards of the draft
-    forwards: int = 0  # of the draft
-    verify: float = 0.0  # seconds in forwards of the target
-    overhead: float = 0.0  # all other seconds: sampling, bookkeeping, the interpreter
-    nodes: int = 0  # drafted
-    rows: float = 0.0  # of the target
-    met: list[list[int]] = field(default_factory=list)  # [layer][place], see `Metrics`
-    taken: list[list[int]] = field(default_factory=list)
-    attempted: list[int] = field(default_factory=list)  # by layer
-    accepted: list[int] = field(default_factory=list)
-    width: float = 0.0  # of beams, the mean
-
-    @classmethod
-    def of(cls, result: GenerationResult) -> Observation:
-        """What counts of a result."""
-        metrics, later = result.metrics, result.rounds[1:]
-        beams = bool(metrics.layers)
-        spent = math.fsum(round_.draft_seconds + round_.verify_seconds for round_ in later)
-        whole = math.fsum(round_.seconds for round_ in later)
-        return cls(
-            metrics.seconds,
-            metrics.seconds - whole,
-            metrics.layers if beams else metrics.emitted,
-            len(later),
-            sum(len(round_.layers) if beams else len(round_.tokens) for round_ in later),
-            math.fsum(round_.draft_seconds for round_ in later),
-            sum(round_.draft_forwards for round_ in later),
-            math.fsum(round_.verify_seconds for round_ in later),
-            whole - spent,
-            sum(round_.drafted for round_ in later),
-            math.fsum(round_.target_rows for round_ in later),
-            metrics.met_at,
-            metrics.taken_at,
-            metrics.attempted_at,
-            metrics.accepted_at,
-            metrics.mean_width,
-        )
-
-
 Observations: TypeAlias = Sequence[Observation]
+PER_ROUND = ("draft", "forwards", "verify", "overhead", "nodes", "rows")
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Per later round, of many observations; `opening` is the time before the later rounds, per generation."""
+    """Per later round, of many observations; `opening` is the time before these, per generation, `steps` as well."""
 
-    rounds: int
     draft: float
     forwards: float
     verify: float
@@ -79,22 +31,13 @@ class Means:
     nodes: float
     rows: float
     opening: float
-    steps: float  # per generation
+    steps: float
 
     @classmethod
     def of(cls, found: Observations) -> Means:
-        rounds = max(1, sum(one.rounds for one in found))
-        return cls(
-            rounds,
-            math.fsum(one.draft for one in found) / rounds,
-            sum(one.forwards for one in found) / rounds,
-            math.fsum(one.verify for one in found) / rounds,
-            math.fsum(one.overhead for one in found) / rounds,
-            sum(one.nodes for one in found) / rounds,
-            math.fsum(one.rows for one in found) / rounds,
-            math.fsum(one.first for one in found) / len(found),
-            sum(one.steps for one in found) / len(found),
-        )
+        sums, count = total(found), len(found)
+        each = {name: getattr(sums, name) / max(1, sums.rounds) for name in PER_ROUND}
+        return cls(**each, opening=sums.first / count, steps=sums.steps / count)
 
     @property
     def seconds(self) -> float:
@@ -112,12 +55,8 @@ class Prediction:
 
 def by_depth(found: Observations) -> list[float]:
     """Chance that verification goes on at the first, second, ... layer, given that it came so far."""
-    table: list[float] = []
-    for layer in range(max((len(one.attempted) for one in found), default=0)):
-        n = sum(one.attempted[layer] for one in found if layer < len(one.attempted))
-        a = sum(one.accepted[layer] for one in found if layer < len(one.accepted))
-        table.append(a / n if n else 0.0)
-    return table
+    sums = total(found)
+    return [a / n if n else 0.0 for a, n in zip(sums.accepted, sums.attempted, strict=True)]
 
 
 def chain_steps(chances: Sequence[float], gamma: int) -> float:
@@ -133,16 +72,9 @@ def chain_steps(chances: Sequence[float], gamma: int) -> float:
 
 def by_place(found: Observations) -> Acceptance:
     """Acceptance [layer][place among siblings] for `tuning`, one success and one failure added: beta(1, 1)."""
-    table: list[list[float]] = []
-    for layer in range(max((len(one.met) for one in found), default=0)):
-        here = [(one.met[layer], one.taken[layer]) for one in found if layer < len(one.met)]
-        row = []
-        for place in range(max(len(met) for met, _ in here)):
-            n = sum(met[place] for met, _ in here if place < len(met))
-            a = sum(taken[place] for _, taken in here if place < len(taken))
-            row.append((a + 1) / (n + 2))
-        table.append(row)
-    return table or [[0.5]]
+    sums = total(found)
+    tables = zip(sums.taken, sums.met, strict=True)
+    return [[(a + 1) / (n + 2) for a, n in zip(*rows, strict=True)] for rows in tables] or [[0.5]]
 
 
 def whole(steps: float, opening: float, per_round: float, per_step: float) -> float:
@@ -205,10 +137,9 @@ class Predictor:
             verify = found.verify * self.verified(rows, anchors) / self.verified(found.rows, anchors)
         else:
             verify = self.verified(rows, [plain, found])
-        seconds = gamma * found.draft / layers + verify + plain.overhead + gamma * per_layer
-        before = plain.opening + (plain.steps - 1) * plain.seconds
-        opening = found.opening + (seconds - found.seconds)
-        return Prediction(before / whole(plain.steps, opening, seconds, steps), steps, seconds)
+        return _predicted(
+            plain, found, steps, gamma * found.draft / layers + verify + plain.overhead + gamma * per_layer
+        )
 
     def costs(self) -> tuple[Cost, Cost]:
         """Seconds per row count of a target forward and of a drafted layer, overhead included, for `tuning`."""
@@ -235,13 +166,8 @@ class Predictor:
     def shape(self, shape: Shape) -> Prediction:
         """A tree."""
         target, draft = self.costs()
-        plain, tree = Means.of(self.plain), Means.of(self.tree)
         steps = expected_tokens(shape, by_place(self.tree))
-        layers = shape.layers
-        seconds = target(sum(layers)) + math.fsum(draft(rows) for rows in layers[:-1])
-        before = plain.opening + (plain.steps - 1) * plain.seconds
-        opening = tree.opening + (seconds - tree.seconds)
-        return Prediction(before / whole(plain.steps, opening, seconds, steps), steps, seconds)
+        return _predicted(Means.of(self.plain), Means.of(self.tree), steps, round_seconds(shape, target, draft))
 
     def best_shape(self, row_limit: int, max_depth: int) -> Shape:
         """The tree of the best predicted speed of rounds."""
@@ -256,18 +182,16 @@ class Predictor:
     def resampled(self, prompts: Sequence[int]) -> Predictor:
         """The same with other prompts, by number and with repetition."""
 
-        def pick(found: Observations) -> Observations:
-            return [found[i] for i in prompts] if found else found
+        pilots = {name: getattr(self, name) for name in ("plain", "chain", "tree", "beams", "drafted_beams")}
+        some: dict[str, Any] = {name: [found[i] for i in prompts] for name, found in pilots.items() if found}
+        return replace(self, **some)
 
-        return Predictor(
-            self.target,
-            self.draft,
-            pick(self.plain),
-            pick(self.chain),
-            pick(self.tree),
-            pick(self.beams),
-            pick(self.drafted_beams),
-        )
+
+def _predicted(plain: Means, pilot: Means, steps: float, seconds: float) -> Prediction:
+    """Rounds of so many steps and seconds, with the opening that the pilot shows, against plain decoding."""
+    before = plain.opening + (plain.steps - 1) * plain.seconds
+    opening = pilot.opening + (seconds - pilot.seconds)
+    return Prediction(before / whole(plain.steps, opening, seconds, steps), steps, seconds)
 
 
 def interval(count: int, value: Callable[[Sequence[int]], float], seed: int = 0) -> tuple[float, float]:
@@ -276,8 +200,3 @@ def interval(count: int, value: Callable[[Sequence[int]], float], seed: int = 0)
     values = sorted(value([rng.randrange(count) for _ in range(count)]) for _ in range(RESAMPLES))
     cut = int((1 - MIDDLE) / 2 * RESAMPLES)
     return values[cut], values[-1 - cut]
-
-
-def rate(found: Observations) -> float:
-    """Steps per second of wall time."""
-    return sum(one.steps for one in found) / math.fsum(one.seconds for one in found)

@@ -1,0 +1,109 @@
+"""`draftwood train eesd` and `draftwood train medusa`: an exit layer, or heads, for a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftwood.cli.groups import OUTPUT, OutputOptions, TargetOptions
+from draftwood.cli.options import flag
+from draftwood.cli.progress import progress
+from draftwood.errors import ConfigurationError
+from draftwood.train.settings import ExitSettings, HeadSettings, Saving, Settings, TextSource
+
+if TYPE_CHECKING:
+    from draftwood.train.exit_layer import ExitRun
+
+OUT: Path = flag(..., "Where what is trained goes.", "DIR", panel=OUTPUT)
+
+
+def eesd(
+    *,
+    source: TextSource,
+    settings: ExitSettings,
+    saving: Saving,
+    out: Path = OUT,
+    model: TargetOptions,
+    output: OutputOptions,
+) -> None:
+    """Train an exit layer, with which a target drafts for itself (method eesd).
+
+    The target's first layers are frozen; a layer, norm and head above them learn
+    to say what comes next. Killed at any time, the same command goes on from the
+    last save. torchrun runs it on several devices.
+    """
+    from draftwood.train.exit_layer import ExitRun
+
+    def told(run: ExitRun, found: dict[str, Any]) -> tuple[str, str]:
+        return f"an exit behind layer {found['layers']} of {run.target.n_layers}", (
+            f"acceptance {found['acceptance']:.3f}, same best token {found['agreement']:.3f}, loss {found['loss']:.3f}"
+        )
+
+    _train(ExitRun, source, settings, saving, out, model, output, told)
+
+
+def medusa(
+    *,
+    source: TextSource,
+    settings: HeadSettings,
+    saving: Saving,
+    out: Path = OUT,
+    model: TargetOptions,
+    output: OutputOptions,
+) -> None:
+    """Train heads that predict several tokens at once (method medusa).
+
+    The target is frozen; heads on its last hidden state learn what comes after the
+    next token. Killed at any time, the same command goes on from the last save.
+    torchrun runs it on several devices.
+    """
+    from draftwood.train.heads import HeadRun
+
+    def told(run: ExitRun, found: dict[str, Any]) -> tuple[str, str]:
+        each = ", ".join(f"{found[f'acceptance_{k}']:.3f}" for k in range(1, settings.heads + 1))
+        return f"{settings.heads} heads", f"acceptance head by head {each}"
+
+    _train(HeadRun, source, settings, saving, out, model, output, told)
+
+
+def _train(
+    kind: type[ExitRun],
+    source: TextSource,
+    settings: Settings,
+    saving: Saving,
+    out: Path,
+    model: TargetOptions,
+    output: OutputOptions,
+    told: Callable[[ExitRun, dict[str, Any]], tuple[str, str]],
+) -> None:
+    """Prepare and carry out a run with a bar, and a line for each measurement; `told` says what came out of it."""
+    from draftwood.train.runs import prepare, train
+
+    if out.exists() and not out.is_dir():
+        raise ConfigurationError(f"--out is {out}, which is a file; name a directory")
+    run = prepare(kind, settings, out, source, model.target, model.device, model.dtype)
+    with progress(output.color, "training", settings.steps) as update:
+        update(completed=run.progress.step)
+
+        def step(figures: dict[str, float]) -> None:
+            if run.rank.number:
+                return
+            last, number = run.progress.curve[-1], run.progress.step
+            shown = f"loss {figures['loss']:.3f}, held-out acceptance {last['acceptance']:.3f}"
+            update(completed=number, description=shown)
+            if "held_out/loss" in figures:
+                held = f"held out: acceptance {last['acceptance']:.4f}, same best token {last['agreement']:.4f}"
+                output.say(f"step {number}: loss {figures['loss']:.4f}, {held}, loss {last['loss']:.4f}", stderr=True)
+
+        document = train(run, saving, step)
+    if document is None:
+        return
+    made, held = told(run, document)
+    no_plot = "" if document["plot"] else "; no plot without matplotlib: pip install 'draftwood[plots]'"
+    output.give(
+        document,
+        f"{out}: {made}, {document['parameters']:,} parameters, {document['steps']} steps, "
+        f"{document['tokens']:,} tokens, {document['seconds']:.0f} s",
+        f"held out: {held}{no_plot}",
+    )

@@ -1,0 +1,80 @@
+"""What a generation shows of a method: tokens and seconds, and how often drafts were met and accepted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import zip_longest
+from typing import Any
+
+from draftwood.results import GenerationResult
+
+
+@dataclass(slots=True)
+class Observation:
+    """One generation, or the sums of several. Figures of rounds leave out the first, which contains the prompt."""
+
+    seconds: float = 0.0  # wall time, the prompt included
+    first: float = 0.0  # of which before the later rounds
+    tokens: int = 0
+    steps: int = 0  # tokens; of beams layers
+    verifications: int = 0  # rounds, the first one included
+    rounds: int = 0
+    draft: float = 0.0  # seconds in forwards of the draft
+    forwards: int = 0  # of the draft
+    verify: float = 0.0  # seconds in forwards of the target
+    overhead: float = 0.0  # all other seconds: sampling, bookkeeping, the interpreter
+    nodes: int = 0  # drafted
+    rows: float = 0.0  # of the target
+    met: list[list[int]] = field(default_factory=list)  # [layer][place], see `Metrics`
+    taken: list[list[int]] = field(default_factory=list)
+    attempted: list[int] = field(default_factory=list)  # by layer
+    accepted: list[int] = field(default_factory=list)
+    width: float = 0.0  # of beams, the mean
+
+    @classmethod
+    def of(cls, result: GenerationResult) -> Observation:
+        """What counts of a result."""
+        metrics, later = result.metrics, result.rounds[1:]
+        draft = math.fsum(round_.draft_seconds for round_ in later)
+        verify = math.fsum(round_.verify_seconds for round_ in later)
+        whole = math.fsum(round_.seconds for round_ in later)
+        return cls(
+            seconds=metrics.seconds,
+            first=metrics.seconds - whole,
+            tokens=len(result.tokens),
+            steps=metrics.layers or metrics.emitted,
+            verifications=metrics.rounds,
+            rounds=len(later),
+            draft=draft,
+            forwards=sum(round_.draft_forwards for round_ in later),
+            verify=verify,
+            overhead=whole - draft - verify,
+            nodes=sum(round_.drafted for round_ in later),
+            rows=math.fsum(round_.target_rows for round_ in later),
+            met=metrics.met_at,
+            taken=metrics.taken_at,
+            attempted=metrics.attempted_at,
+            accepted=metrics.accepted_at,
+            width=metrics.mean_width,
+        )
+
+
+def added(values: Sequence[Any]) -> Any:
+    """The sum of numbers, or of lists place by place; lists may differ in length and hold lists."""
+    if values and isinstance(values[0], list):
+        return [added([each for each in column if each is not None]) for column in zip_longest(*values)]
+    return sum(values)
+
+
+def total(found: Iterable[Observation]) -> Observation:
+    """The sums of all figures."""
+    each = list(found) or [Observation()]
+    return Observation(**{key.name: added([getattr(one, key.name) for one in each]) for key in fields(Observation)})
+
+
+def rate(found: Iterable[Observation]) -> float:
+    """Steps per second of wall time."""
+    whole = total(found)
+    return whole.steps / whole.seconds
