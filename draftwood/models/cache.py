@@ -42,9 +42,13 @@ class Budget:
     limit: int | None = None
     used: int = 0
 
+    def allows(self, count: int) -> bool:
+        """Whether so many more bytes may be held."""
+        return self.limit is None or count <= 0 or self.used + count <= self.limit
+
     def take(self, count: int) -> None:
         """Count bytes that are about to be held, or given back where negative; raises OutOfMemory."""
-        if self.limit is not None and count > 0 and self.used + count > self.limit:
+        if not self.allows(count):
             raise OutOfMemory(
                 f"{self.used + count:,} bytes of keys and values are needed, the budget is {self.limit:,}"
             )
@@ -123,11 +127,15 @@ class Cache:
         return extent
 
     def reserve(self, extent: Extent, slots: int) -> None:
-        """Make sure that an extent has room for so many slots; what it holds is kept, it may move."""
+        """Make sure that an extent has room for so many slots; what it holds is kept, it may move.
+
+        Raises OutOfMemory where the budget is too small; nothing has changed then.
+        """
+        if slots > extent.capacity:
+            self._enlarge(extent, self.capacity(slots))
         extent.used = slots
-        if slots <= extent.capacity:
-            return
-        capacity = self.capacity(slots)
+
+    def _enlarge(self, extent: Extent, capacity: int) -> None:
         place, before = self._gap(capacity), Extent(extent.base, extent.capacity)
         if place is None:
             self._move(self.lent - extent.capacity + capacity, {extent: capacity})
@@ -194,14 +202,17 @@ class Cache:
     def _move(self, slots: int, wanted: dict[Extent, int] | None = None) -> None:
         """Lay all extents side by side, those of one capacity together, in memory for so many slots and a little more.
 
-        Extents that are nearly full grow at once, and `wanted` ones as they must.
+        Extents that are nearly full grow at once if the budget allows it, and `wanted` ones as they must.
         """
-        grown = dict(wanted or {})
+        must = wanted or {}
+        grown = dict(must)
         for extent in self._lent:
-            if slots and extent not in grown and self.fixed is None and extent.used + STEP // 2 > extent.capacity:
+            if slots and extent not in must and self.fixed is None and extent.used + STEP // 2 > extent.capacity:
                 grown[extent] = self.capacity(extent.used + STEP // 2)
-                slots += grown[extent] - extent.capacity
-        room = slots + slots // 16 if slots else 0
+        more = sum(grown[extent] - extent.capacity for extent in grown if extent not in must)
+        room = (slots + more) * 17 // 16
+        if not self.budget.allows((room - self.slots) * self.slot_bytes):
+            grown, room = dict(must), slots
         self.budget.take((room - self.slots) * self.slot_bytes)
         order = sorted(self._lent, key=lambda extent: (grown.get(extent, extent.capacity), extent.base))
         before = [Extent(extent.base, extent.capacity) for extent in order]

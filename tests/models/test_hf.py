@@ -21,7 +21,7 @@ from draftwood.core.forest import TRUNK, Forest
 from draftwood.errors import ConfigurationError, ModelError, RequestError
 from draftwood.integrations.transformers import custom_generate
 from draftwood.models import checkpoint
-from draftwood.models.base import Batch, CausalModel
+from draftwood.models.base import Batch, CausalModel, Segment
 from draftwood.models.hf import HuggingFaceModel
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
@@ -85,12 +85,12 @@ def forest(prompt: list[int], nodes: list[tuple[int, int]]) -> Forest:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_transformers(family: str) -> None:
-    """Prompt, tree, commit, reused slots and a padded batch, through the sessions that decoding uses."""
+    """Prompt, tree, commit, reused slots and a batch, through the sessions that decoding uses."""
     model = build(family)
     adapter = HuggingFaceModel(model)
     assert isinstance(adapter, CausalModel)
     assert (adapter.vocab_size, adapter.context, adapter.n_layers) == (VOCAB, 96, model.config.num_hidden_layers)
-    cache = adapter.new_cache(1, 16)  # grows in rows and in slots on the way
+    cache = adapter.new_cache()  # grows on the way
     one, two = Session(adapter, cache), Session(adapter, cache)
     nodes = [(7, TRUNK), (30, TRUNK), (41, 0), (50, 1), (66, 1), (11, 4)]
     grown, other = forest(PROMPT, nodes), forest(PROMPT[:4], [(3, TRUNK)])
@@ -146,7 +146,7 @@ def test_eager_attention_and_bfloat16() -> None:
     model.set_attn_implementation("eager")
     HuggingFaceModel(model)
     adapter = HuggingFaceModel(build("GPTNeoX").to(torch.bfloat16))
-    session = Session(adapter, adapter.new_cache(1, 32))
+    session = Session(adapter, adapter.new_cache())
     logits = execute([Run(session, forest(PROMPT, [(7, TRUNK)]), [0])])[0].logits
     expected = truth(adapter.model, [*PROMPT, 7])[-1].float()
     assert logits.dtype == torch.float32
@@ -193,11 +193,10 @@ def test_a_wrong_window_is_caught() -> None:
 
 def test_layer_ranges_are_refused() -> None:
     adapter = HuggingFaceModel(build("GPTNeoX"))
-    cache = adapter.new_cache(1, 16)
-    tokens = torch.tensor([[5]])
-    batch = Batch(tokens, tokens * 0, tokens * 0, slice(0, 1), 1, None, slice(None))
+    cache = adapter.new_cache()
+    extent = cache.lend(4)
     for start, stop in ((0, 1), (1, None)):
-        batch.start, batch.stop = start, stop
+        batch = Batch.of(adapter, [5], [0], [Segment(extent, [0], 1, None)], start=start, stop=stop)
         with pytest.raises(ModelError, match="computes all of its layers at once; methods that need layer ranges"):
             adapter.forward(batch, cache)
 

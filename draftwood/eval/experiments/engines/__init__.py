@@ -62,6 +62,7 @@ class Output:
 
 
 Generate: TypeAlias = Callable[[list[int], int], Output]
+Batched: TypeAlias = Callable[[Sequence[list[int]], int], None]  # decodes all prompts at once, greedily
 
 
 def runner(peer: str) -> Any:
