@@ -88,17 +88,15 @@ def reproduce(
 
 def summary(shown: Sequence[Shown], say: Callable[..., Any]) -> None:
     """The main comparisons as a table."""
-    from rich.text import Text
-
     from draftwood.eval.reproduce.comparison import Order
     from draftwood.eval.reproduce.exhibits import main_findings
     from draftwood.explain.terminal import simple_table
 
-    table = simple_table("", "the paper", "here", "verdict", first=24)
+    rows = []
     for source, one in main_findings(shown):
         ranks = isinstance(one, Order)  # too long for a table; the page has them
         cells = ("order", "order") if ranks else (one.theirs, one.here)
-        table.add_row(*map(Text, (f"{source}, {one.what}", *cells, one.short)))
-    if table.row_count:
-        say(table)
+        rows.append((f"{source}, {one.what}", *cells, one.short))
+    if rows:
+        say(simple_table("", "the paper", "here", "verdict", rows=rows))
         say("intervals that reach 1 (of differences 0) leave the direction open; the page has all comparisons")
