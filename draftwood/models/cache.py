@@ -20,13 +20,13 @@ from torch import Tensor
 from draftwood.errors import OutOfMemory
 
 GRAIN = 32  # capacities are multiples of this many slots, so that a span can be rounded up to whole vectors
-STEP = 64  # slots by which short extents grow: extents of one capacity are read in one product
+STEP = 32  # slots by which short extents grow: extents of one capacity are read in one product
 
 Plane: TypeAlias = tuple[int, int, torch.dtype]  # (heads, width, dtype) of what a slot holds
 
 
 def roomy(slots: int) -> int:
-    """The capacity of an extent for so many slots: an eighth more for long ones, in whole steps."""
+    """The capacity of an extent for so many slots: a sixteenth more for long ones, in whole steps."""
     return whole(slots + slots // 16)
 
 
@@ -207,26 +207,36 @@ class Cache:
         must = wanted or {}
         grown = dict(must)
         for extent in self._lent:
-            if slots and extent not in must and self.fixed is None and extent.used + STEP // 2 > extent.capacity:
-                grown[extent] = self.capacity(extent.used + STEP // 2)
+            if slots and extent not in must and self.fixed is None and extent.used + STEP // 4 > extent.capacity:
+                grown[extent] = self.capacity(extent.used + STEP // 4)
         more = sum(grown[extent] - extent.capacity for extent in grown if extent not in must)
-        room = (slots + more) * 17 // 16
+        room = (slots + more) * 33 // 32
         if not self.budget.allows((room - self.slots) * self.slot_bytes):
             grown, room = dict(must), slots
         self.budget.take((room - self.slots) * self.slot_bytes)
         order = sorted(self._lent, key=lambda extent: (grown.get(extent, extent.capacity), extent.base))
         before = [Extent(extent.base, extent.capacity) for extent in order]
         base = 0
-        for extent in order:
+        runs: list[tuple[int, int, int]] = []  # (from, to, slots) of neighbours that stay neighbours
+        grew: list[tuple[Extent, Extent]] = []
+        for extent, was in zip(order, before, strict=True):
             extent.base, extent.capacity = base, grown.get(extent, extent.capacity)
             base += extent.capacity
+            if extent.capacity != was.capacity:
+                grew.append((extent, was))
+            elif runs and (runs[-1][0] + runs[-1][2], runs[-1][1] + runs[-1][2]) == (was.base, extent.base):
+                runs[-1] = *runs[-1][:2], runs[-1][2] + was.capacity
+            else:
+                runs.append((was.base, extent.base, was.capacity))
         for plane, (heads, width, dtype) in enumerate(self.layout):
             old = self.planes[plane]
             with torch.inference_mode(False):  # so that it may be written in any mode
-                self.planes[plane] = torch.zeros(room * heads, width, dtype=dtype, device=self.device)
-            for extent, was in zip(order, before, strict=True):
-                source = old[was.base * heads : (was.base + was.capacity) * heads].view(heads, was.capacity, width)
-                self.read(plane, extent, was.capacity)[0] = source
+                new = self.planes[plane] = torch.zeros(room * heads, width, dtype=dtype, device=self.device)
+            for source, goal, count in runs:
+                new[goal * heads : (goal + count) * heads] = old[source * heads : (source + count) * heads]
+            for extent, was in grew:
+                part = old[was.base * heads : (was.base + was.capacity) * heads].view(heads, was.capacity, width)
+                self.read(plane, extent, was.capacity)[0] = part
         self.slots, self._lent = room, order
 
 
