@@ -25,7 +25,8 @@ from draftwood.models.tokenizer import INCOMPLETE, Tokenizer, TokenStream
 from draftwood.params import SamplingParams
 from draftwood.request import Limits, MethodSpec, Options, Prompt, Request
 from draftwood.results import GenerationResult
-from draftwood.runtime.scheduler import SHORT, Scheduler, Task
+from draftwood.runtime.policy import SHORT
+from draftwood.runtime.scheduler import Scheduler, Task
 from draftwood.runtime.session import Session
 from draftwood.text import Ending, StopStrings
 

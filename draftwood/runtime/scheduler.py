@@ -18,13 +18,9 @@ import torch
 from draftwood.errors import OutOfMemory, Overloaded, RequestError
 from draftwood.models.base import CausalModel
 from draftwood.runtime.executor import Pending, sweep
+from draftwood.runtime.policy import SHORT, Policy
 from draftwood.runtime.prefix import PrefixCache
 from draftwood.runtime.session import Answer, Decoding, Event, Run, Session
-
-PATIENCE = 0.15  # of a target pass: how long a request that has not drafted waits for others that do, at most
-TOGETHER = 2.0  # the same where all have drafted: a pass for them all saves one
-SHORT = 128  # rows of a run that is never computed in pieces
-RECENT = 0.2  # weight of the newest target pass in the mean of their seconds
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +104,7 @@ class Scheduler:
         memory: int | None = None,
     ) -> None:
         self.prefixes = prefixes or PrefixCache()
-        self.running, self.queue, self.chunk, self.memory = running, queue, chunk, memory
+        self.running, self.queue, self.memory, self.policy = running, queue, memory, Policy(chunk)
         self.active: list[Task[Any]] = []
         self.waiting: deque[Task[Any]] = deque()
         self.steps = self.passes = 0  # passes of targets
@@ -116,8 +112,6 @@ class Scheduler:
         self._lock = RLock()
         self._stepping = False
         self._dropped = False  # whether anyone was cancelled
-        self._target_seconds = 0.0  # of a target pass, a moving mean
-        self._drafted = 0.0  # seconds of draft passes since the last target pass
 
     def submit(self, task: Task[Event]) -> Task[Event]:
         """Queue a request. Raises RequestError where it cannot ever fit, Overloaded where the queue is full."""
@@ -180,27 +174,28 @@ class Scheduler:
             try:
                 self._admit()
                 self.steps += 1
-                if drafting := [task for task in self.active if task.run is not None and task.run.drafts]:
+                policy, (drafting, ready) = self.policy, self._wishes()
+                if drafting and policy.may_draft([task.drafted for task in ready]):
                     began = perf_counter()
                     self._pass(drafting)
-                    self._drafted += perf_counter() - began
-                if (ready := [task for task in self.active if task.run is not None and not task.run.drafts]) and (
-                    self._due(ready)
-                ):
+                    policy.draft_pass(perf_counter() - began)
+                    drafting, ready = self._wishes()
+                if ready and policy.due([task.drafted for task in ready], len(drafting)):
                     began = perf_counter()
                     self.passes += 1
                     self._pass(ready)
-                    seconds = perf_counter() - began
-                    self._target_seconds += (RECENT if self._target_seconds else 1) * (seconds - self._target_seconds)
-                    self._drafted = 0.0
+                    policy.target_pass(perf_counter() - began)
             finally:
                 self._stepping = False
                 self._drop_cancelled()
 
-    def _due(self, ready: Sequence[Task[Any]]) -> bool:
-        """Whether the target runs now, or waits for those that draft still."""
-        patience = TOGETHER if all(task.drafted for task in ready) else PATIENCE
-        return len(ready) == len(self.active) or self._drafted >= patience * self._target_seconds
+    def _wishes(self) -> tuple[list[Task[Any]], list[Task[Any]]]:
+        """Those that draft, and those that wait for the target."""
+        wishing = [task for task in self.active if task.run is not None]
+        return (
+            [task for task in wishing if task.run is not None and task.run.drafts],
+            [task for task in wishing if task.run is not None and not task.run.drafts],
+        )
 
     def _admit(self) -> None:
         """Let the first of those that wait begin, or go on, while there is room."""
@@ -226,19 +221,14 @@ class Scheduler:
             if task.run is not None:
                 groups.setdefault(task.run.session.model, []).append(task)
         for members in groups.values():
-            room, limits = self.chunk, []
-            chosen: list[Task[Any]] = []
             for task in members:
-                if self._prepare(task):
-                    assert task.pending is not None
-                    rows = len(task.pending.rows)
-                    limit = rows if rows <= SHORT else min(rows, room)
-                    room -= limit if rows > SHORT else 0
-                    if limit or not rows:
-                        chosen.append(task)
-                        limits.append(limit)
-            held = [(task, limit) for task, limit in zip(chosen, limits, strict=True) if task.pending is not None]
-            self._sweep([task for task, _ in held], [limit for _, limit in held])
+                self._prepare(task)
+            held = [(task, task.pending) for task in members if task.pending is not None]  # some may be put back
+            limits = self.policy.limits([len(pending.rows) for _, pending in held])
+            chosen = [
+                (task, limit) for (task, pending), limit in zip(held, limits, strict=True) if limit or not pending.rows
+            ]
+            self._sweep([task for task, _ in chosen], [limit for _, limit in chosen])
 
     def _prepare(self, task: Task[Any]) -> bool:
         """Allot slots to a task's run; where memory is short, the youngest task is put back until there is enough."""

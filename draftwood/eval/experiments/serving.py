@@ -77,8 +77,8 @@ class Serving(Kind):
         beside: dict[str, list[float]] = {}
         for repeat in range(self.repeats):
             for name, method in self.neighbours.items():
-                make = partial(self.beside, engine, prompts[:2], method)
-                beside.setdefault(name, []).append(bench.once(["beside", repeat, name], make))
+                rate = partial(self.beside, engine, prompts[:2], method)
+                beside.setdefault(name, []).append(bench.once(["beside", repeat, name], rate))
         base = beside.get(self.baseline, [])
         neighbours: Rows = [
             {
