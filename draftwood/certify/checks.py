@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 Verdict: TypeAlias = Literal["PASS", "FAIL", "LOSSY", "N/A"]
@@ -22,4 +22,4 @@ class Check:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        return {"name": self.name, "verdict": self.verdict, "reason": self.reason, "figures": self.figures}
+        return asdict(self)

@@ -114,43 +114,37 @@ def certify(
             raise Cancelled
         watch.advance()
 
-    def check(name: str, steps: int | None, run: Callable[[], Check], pair: bool = False) -> None:
+    seed = budget.seed
+    work: list[tuple[str, int | None, Callable[[], Check]]] = [
+        ("small cases, exact", None, lambda: rule_check(method, seed, budget.replays, budget.identities, advance)),
+        ("whole outputs, sampled", len(CELLS) * budget.runs, lambda: sampled_check(method, seed, budget.runs, advance)),
+    ]
+    if engine is not None and prompts:
+        pair, runs = engine, budget.pair_runs
+        work += [
+            (
+                "greedy text of the pair",
+                len(prompts),
+                lambda: greedy_check(pair, method, prompts, budget.max_new_tokens, advance),
+            ),
+            (
+                "sampled tokens of the pair",
+                runs,
+                lambda: position_check(
+                    pair, method, uncertain(pair, prompts, params, runs), budget.position, runs, params, advance
+                ),
+            ),
+        ]
+    for number, (name, steps, run) in enumerate(work):
         watch.begin(method, name, steps)
         try:
             checks.append(run())
         except Cancelled:
-            raise
+            return Certificate(method.as_dict(), method.lossless, checks, complete=False)
         except Exception as error:
-            fitting = not (pair and isinstance(error, DraftwoodError))
-            checks.append(
-                Check(name, "FAIL", f"{type(error).__name__}: {error}") if fitting else Check(name, "N/A", str(error))
-            )
-
-    def sampled_pair(engine: Engine) -> Check:
-        prompt = uncertain(engine, prompts, params, budget.pair_runs)
-        return position_check(engine, method, prompt, budget.position, budget.pair_runs, params, advance)
-
-    try:
-        check(
-            "small cases, exact",
-            None,
-            lambda: rule_check(method, budget.seed, budget.replays, budget.identities, advance),
-        )
-        check(
-            "whole outputs, sampled",
-            len(CELLS) * budget.runs,
-            lambda: sampled_check(method, budget.seed, budget.runs, advance),
-        )
-        if engine is not None and prompts:
-            check(
-                "greedy text of the pair",
-                len(prompts),
-                lambda: greedy_check(engine, method, prompts, budget.max_new_tokens, advance),
-                pair=True,
-            )
-            check("sampled tokens of the pair", budget.pair_runs, lambda: sampled_pair(engine), pair=True)
-    except Cancelled:
-        return Certificate(method.as_dict(), method.lossless, checks, complete=False)
+            fitting = number < 2 or not isinstance(error, DraftwoodError)
+            failed = Check(name, "FAIL", f"{type(error).__name__}: {error}")
+            checks.append(failed if fitting else Check(name, "N/A", str(error)))
     return Certificate(method.as_dict(), method.lossless, checks)
 
 
