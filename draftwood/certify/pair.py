@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -119,11 +119,8 @@ def greedy_check(
         "bugs": bugs,
         "divergences": [
             {
-                "prompt": one.prompt,
-                "place": one.place,
-                "tokens": list(one.tokens),
+                **asdict(one),
                 "margin": one.margin if math.isfinite(one.margin) else None,
-                "bound": one.bound,
                 "kind": "numeric tie" if one.tie else "bug",
             }
             for one in found
