@@ -107,6 +107,7 @@ def test_no_layer_of_the_target_is_computed_twice_and_none_is_missed(
     """Prompts, accepted and rejected drafts, leaves, rounds without drafts, ends of texts; alone and in a batch."""
     target, ledger = decoder(3), Ledger(monkeypatch)
     engine = Engine(target, end_tokens=frozenset({5}))
+    engine.scheduler.prefixes.enabled = False
     method = {**METHODS[name], "exit": places(target, layers)}
     for depth in ("fixed", "speedup-ts:cost=0.4"):
         requests = [{"prompt": prompt_of(1 + 13 * i), "seed": i} for i in range(3)]

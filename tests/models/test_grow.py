@@ -129,7 +129,7 @@ def test_early_layers_give_the_same_hidden_states() -> None:
     grown = grow(model, 9, 72, keep_first=2)
     x, y = model.embed(TOKENS), grown.embed(TOKENS)
     cos, sin = model.rotary.tables(20, x.device, x.dtype)
-    view = View(cos[:20], sin[:20], None, fused)
+    view = View(cos[:20], sin[:20], fused)
     for layer, wide in zip(model.layers[:2], grown.layers[:2], strict=True):
         x = layer(x, view, None)
         y = wide(y, view, None)
