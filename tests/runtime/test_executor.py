@@ -124,7 +124,7 @@ def test_the_seconds_of_a_forward_are_shared() -> None:
 
 
 def test_one_target_forward_serves_all_requests() -> None:
-    """Drafts first, then one target forward per round for everyone, different methods included."""
+    """Those that draft equally far are served together, whatever they draft: as many target forwards as rounds."""
     target, draft = TabularModel.random(4, seed=1), TabularModel.random(4, seed=2)
     forwards = []
     forward = target.forward
@@ -136,13 +136,13 @@ def test_one_target_forward_serves_all_requests() -> None:
     target.forward = counted  # type: ignore[assignment]
     engine = Engine(target, [draft])
     requests = [
-        {"prompt": [1], "method": "speculative"},
-        {"prompt": [1, 2, 3], "method": "autoregressive"},
+        {"prompt": [1], "method": {"name": "speculative", "gamma": 2}},
+        {"prompt": [1, 2, 3], "method": {"name": "specinfer", "expansion": [2, 2]}},
         {"prompt": [2, 2], "method": {"name": "mcsd", "tree": [3, 2]}},
-        {"prompt": [3], "method": {"name": "lookup", "min_ngram": 1}},
+        {"prompt": [3], "method": {"name": "mcsd", "tree": [2, 1]}},
     ]
     results = engine.batch(requests, max_new_tokens=10, concurrency=4)
-    assert len(forwards) == max(result.metrics.rounds for result in results) == 10
+    assert len(forwards) == max(result.metrics.rounds for result in results) < 10
     alone = [engine.generate(**request, max_new_tokens=10) for request in requests]  # type: ignore[arg-type]
     assert [result.tokens for result in alone] == [result.tokens for result in results]
 

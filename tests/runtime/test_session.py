@@ -305,10 +305,10 @@ def test_a_closed_session_gives_its_extent_back() -> None:
     for session in (first, second):
         forest = Forest.from_prompt([1, 2])
         check(session, forest, [0], answer(session, forest, [0]))
-    assert first.extent is not None and first.extent is not second.extent and cache.lent == 128
+    assert first.extent is not None and first.extent is not second.extent and cache.lent == 64
     first.close()
     first.close()
-    assert first.extent is None and cache.lent == 64
+    assert first.extent is None and cache.lent == 32
     second.close()
     assert cache.slots == 0
     check(second, forest, [0], answer(second, forest, [0]))  # what it needs is computed anew
