@@ -11,6 +11,7 @@ from draftwood import Engine, TabularModel
 from draftwood.core.forest import Forest, advance
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache
+from draftwood.runtime import policy
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
 
@@ -123,8 +124,9 @@ def test_the_seconds_of_a_forward_are_shared() -> None:
     assert (first.rows, second.rows) == (2, 1)
 
 
-def test_one_target_forward_serves_all_requests() -> None:
-    """Those that draft equally far are served together, whatever they draft: as many target forwards as rounds."""
+def test_one_target_forward_serves_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that draft are served together, whatever they draft: as many target forwards as rounds."""
+    monkeypatch.setattr(policy, "TOGETHER", 1e9)  # however long a pass took by the clock
     target, draft = TabularModel.random(4, seed=1), TabularModel.random(4, seed=2)
     forwards = []
     forward = target.forward
