@@ -125,7 +125,7 @@ def test_the_seconds_of_a_forward_are_shared() -> None:
 
 
 def test_one_target_forward_serves_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that draft are served together, whatever they draft: as many target forwards as rounds."""
+    """Those that draft are served together, whatever they draft: no more target forwards than rounds."""
     monkeypatch.setattr(policy, "TOGETHER", 1e9)  # however long a pass took by the clock
     target, draft = TabularModel.random(4, seed=1), TabularModel.random(4, seed=2)
     forwards = []
@@ -144,7 +144,8 @@ def test_one_target_forward_serves_all_requests(monkeypatch: pytest.MonkeyPatch)
         {"prompt": [3], "method": {"name": "mcsd", "tree": [2, 1]}},
     ]
     results = engine.batch(requests, max_new_tokens=10, concurrency=4)
-    assert len(forwards) == max(result.metrics.rounds for result in results) < 10
+    rounds = [result.metrics.rounds for result in results]
+    assert max(rounds) <= len(forwards) <= max(rounds) + 1 < sum(rounds) / 2  # who has no room for drafts does not wait
     alone = [engine.generate(**request, max_new_tokens=10) for request in requests]  # type: ignore[arg-type]
     assert [result.tokens for result in alone] == [result.tokens for result in results]
 
