@@ -122,8 +122,8 @@ class _Rounds:
         # in a thread, since parts of the method may have to be read from a disk first
         self.generation = await asyncio.to_thread(self._make)
         self.task = self._engine.engine.task(self.generation, self._told)
-        self.begun = True
         self._engine.submit(self.task)
+        self.begun = True
 
     def _told(self) -> None:
         """From the thread that steps: there is a round, or the end."""

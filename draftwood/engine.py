@@ -24,7 +24,7 @@ from draftwood.methods import Method
 from draftwood.models.base import CausalModel
 from draftwood.models.cache import Budget, Cache, free_bytes
 from draftwood.models.tokenizer import INCOMPLETE, Tokenizer, TokenStream
-from draftwood.params import SamplingParams
+from draftwood.params import RuntimeParams, SamplingParams
 from draftwood.request import Limits, MethodSpec, Options, Prompt, Request
 from draftwood.results import GenerationResult
 from draftwood.runtime.prefix import PrefixCache
@@ -83,19 +83,29 @@ class Engine:
         max_queued: int | None = None,
         reuse_prefixes: bool = True,
     ) -> None:
-        """`kv_cache_bytes` is the budget of all models' keys and values: by default half of the memory that is free.
-
-        At most `max_running` requests share the forwards, at most `max_queued` wait (None: any number). With
-        `reuse_prefixes` what requests have computed of their prompts and texts serves others that begin alike.
-        """
+        """See `draftwood.params.RuntimeParams` for the last four."""
+        runtime = config.parse(
+            RuntimeParams,
+            {
+                "kv_cache_bytes": kv_cache_bytes,
+                "max_running": max_running,
+                "max_queued": max_queued,
+                "reuse_prefixes": reuse_prefixes,
+            },
+            "engine",
+        )
         self.target = target
         self.drafts = list(drafts)
         self.tokenizer = tokenizer
         self.end_tokens = end_tokens
         self.names = dict(names or {})
-        self._budget = Budget(free_bytes(target.device) // 2 if kv_cache_bytes is None else kv_cache_bytes)
-        prefixes = PrefixCache(reuse_prefixes)
-        self.scheduler = Scheduler(prefixes, running=max_running, queue=max_queued, memory=self._budget.limit)
+        self._budget = Budget(runtime.kv_cache_bytes or free_bytes(target.device) // 2)
+        self.scheduler = Scheduler(
+            PrefixCache(runtime.reuse_prefixes),
+            running=runtime.max_running,
+            queue=runtime.max_queued,
+            memory=self._budget.limit,
+        )
         self._building = RLock()
         self._caches: WeakKeyDictionary[CausalModel, Cache] = WeakKeyDictionary()
         self._models: dict[object, Sequence[CausalModel]] = {}  # what methods draft with; see Method.drafts_from
@@ -158,8 +168,11 @@ class Engine:
 
     def _rounds(self, generation: Generation) -> Generator[Round, None, None]:
         """A request's rounds as they come; others go on meanwhile. Closing the iterator cancels the request."""
-        task = self.task(generation)
-        yield from self.scheduler.events(self.scheduler.submit(task))
+        yield from self.scheduler.events(self.submit(generation))
+
+    def submit(self, generation: Generation) -> Task[Round]:
+        """Queue a request. Raises RequestError where it can never fit, Overloaded where the queue is full."""
+        return self.scheduler.submit(self.task(generation))
 
     def task(self, generation: Generation, notify: Callable[[], object] | None = None) -> Task[Round]:
         """A request as the engine's scheduler takes it; `notify` is called when there is a round, and at the end.

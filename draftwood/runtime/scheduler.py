@@ -301,7 +301,7 @@ class Scheduler:
         while self._cancelled:
             task, error = self._cancelled.popleft()
             if not task.done:
-                if not task.running:
+                if not task.running and task in self.waiting:
                     self.waiting.remove(task)
                 self._end(task, error)
 

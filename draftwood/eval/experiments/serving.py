@@ -17,7 +17,7 @@ from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.experiments.requests import hugging_face
 from draftwood.eval.intervals import median
-from draftwood.runtime.scheduler import Task
+from draftwood.runtime.task import Task
 
 PEER = "Hugging Face, batched"
 
