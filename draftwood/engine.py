@@ -27,8 +27,9 @@ from draftwood.models.tokenizer import INCOMPLETE, Tokenizer, TokenStream
 from draftwood.params import RuntimeParams, SamplingParams
 from draftwood.request import Limits, MethodSpec, Options, Prompt, Request
 from draftwood.results import GenerationResult
+from draftwood.runtime.policy import SHORT
 from draftwood.runtime.prefix import PrefixCache
-from draftwood.runtime.scheduler import SHORT, Scheduler
+from draftwood.runtime.scheduler import Scheduler
 from draftwood.runtime.session import Session
 from draftwood.runtime.task import Task
 from draftwood.text import Ending, StopStrings

@@ -37,10 +37,7 @@ Rows = np.ndarray[tuple[int, int], np.dtype[np.uint16]]  # packed tokens [rows, 
 
 def shape(role: str, vocab_size: int) -> DecoderConfig:
     """Return the configuration of the target or the draft."""
-    layers, width, inner, heads, kv_heads = {
-        "target": (12, 192, 512, 6, 2),
-        "draft": (2, 128, 352, 4, 2),
-    }[role]
+    layers, width, inner, heads, kv_heads = {"target": (12, 192, 512, 6, 2), "draft": (2, 128, 352, 4, 2)}[role]
     return DecoderConfig(
         vocab_size=vocab_size,
         hidden_size=width,

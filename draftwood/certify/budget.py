@@ -15,10 +15,10 @@ class Budget(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", title=CHECKS)
 
-    runs: Annotated[Count, Field(description="Generations per combination of warp and batch on tabular models.")] = 1000
-    replays: Annotated[Count, Field(description="Most outcomes of an enumerated case.")] = 1000
-    identities: Annotated[Count, Field(description="Texts that are compared with those of a reference.")] = 200
-    pair_runs: Annotated[Count, Field(description="Sampled generations of the pair.")] = 600
-    max_new_tokens: Annotated[Count, Field(description="Tokens of the pair's greedy text.")] = 64
-    position: Annotated[int, Field(ge=0, description="The law of the pair is checked up to this token, from 0.")] = 2
-    seed: Annotated[int, Field(description="Of tabular models and runs.")] = 1
+    runs: Count = Field(default=1000, description="Generations per combination of warp and batch on tabular models.")
+    replays: Count = Field(default=1000, description="Most outcomes of an enumerated case.")
+    identities: Count = Field(default=200, description="Texts that are compared with those of a reference.")
+    pair_runs: Count = Field(default=600, description="Sampled generations of the pair.")
+    max_new_tokens: Count = Field(default=64, description="Tokens of the pair's greedy text.")
+    position: int = Field(default=2, ge=0, description="The law of the pair is checked up to this token, from 0.")
+    seed: int = Field(default=1, description="Of tabular models and runs.")

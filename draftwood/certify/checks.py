@@ -19,7 +19,3 @@ class Check:
     verdict: Verdict
     reason: str
     figures: dict[str, Any] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return {"name": self.name, "verdict": self.verdict, "reason": self.reason, "figures": self.figures}

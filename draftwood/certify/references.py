@@ -73,11 +73,7 @@ def step_law(model: TabularModel, prompt: Sequence[int], output: Sequence[int], 
 
 
 def exact_law(
-    model: TabularModel,
-    prompt: Sequence[int],
-    params: SamplingParams,
-    max_new_tokens: int,
-    end: Iterable[int] = (),
+    model: TabularModel, prompt: Sequence[int], params: SamplingParams, max_new_tokens: int, end: Iterable[int] = ()
 ) -> dict[Output, float]:
     """Every possible output of plain decoding and its probability."""
     ends = frozenset(end)

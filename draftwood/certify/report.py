@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import draftwood
@@ -16,19 +16,7 @@ from draftwood.errors import ConfigurationError, DraftwoodError
 from draftwood.methods import Method
 from draftwood.params import SamplingParams
 
-
-class Watch:
-    """Whoever looks on: told of every check and step, and asked at each step whether to stop."""
-
-    def begin(self, method: Method, check: str, steps: int | None) -> None:
-        """A check begins; its number of steps, None where that is not known."""
-
-    def advance(self) -> None:
-        """A step is done."""
-
-    def cancelled(self) -> bool:
-        """Whether to stop here; what was finished is kept."""
-        return False
+Watch = Callable[[str, int, int | None], bool]  # (method and check, steps done, of how many) -> whether to go on
 
 
 class Cancelled(Exception):
@@ -56,13 +44,7 @@ class Certificate:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        return {
-            "method": self.method,
-            "lossless": self.lossless,
-            "verdict": self.verdict,
-            "complete": self.complete,
-            "checks": [check.as_dict() for check in self.checks],
-        }
+        return {**asdict(self), "verdict": self.verdict}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,51 +88,48 @@ def certify(
     """
     budget = budget or Budget()
     params = params or SamplingParams()
-    watch = watch or Watch()
     checks: list[Check] = []
+    done = 0
 
-    def advance() -> None:
-        if watch.cancelled():
+    def advance(count: int = 1) -> None:
+        nonlocal done
+        done += count
+        if watch is not None and not watch(f"{method.name}: {name}", done, steps):
             raise Cancelled
-        watch.advance()
 
-    def check(name: str, steps: int | None, run: Callable[[], Check], pair: bool = False) -> None:
-        watch.begin(method, name, steps)
-        try:
-            checks.append(run())
-        except Cancelled:
-            raise
-        except Exception as error:
-            fitting = not (pair and isinstance(error, DraftwoodError))
-            checks.append(
-                Check(name, "FAIL", f"{type(error).__name__}: {error}") if fitting else Check(name, "N/A", str(error))
-            )
-
-    def sampled_pair(engine: Engine) -> Check:
-        prompt = uncertain(engine, prompts, params, budget.pair_runs)
-        return position_check(engine, method, prompt, budget.position, budget.pair_runs, params, advance)
-
-    try:
-        check(
-            "small cases, exact",
-            None,
-            lambda: rule_check(method, budget.seed, budget.replays, budget.identities, advance),
-        )
-        check(
-            "whole outputs, sampled",
-            len(CELLS) * budget.runs,
-            lambda: sampled_check(method, budget.seed, budget.runs, advance),
-        )
-        if engine is not None and prompts:
-            check(
+    seed = budget.seed
+    work: list[tuple[str, int | None, Callable[[], Check]]] = [
+        ("small cases, exact", None, lambda: rule_check(method, seed, budget.replays, budget.identities, advance)),
+        ("whole outputs, sampled", len(CELLS) * budget.runs, lambda: sampled_check(method, seed, budget.runs, advance)),
+    ]
+    if engine is not None and prompts:
+        pair, runs = engine, budget.pair_runs
+        work += [
+            (
                 "greedy text of the pair",
                 len(prompts),
-                lambda: greedy_check(engine, method, prompts, budget.max_new_tokens, advance),
-                pair=True,
-            )
-            check("sampled tokens of the pair", budget.pair_runs, lambda: sampled_pair(engine), pair=True)
-    except Cancelled:
-        return Certificate(method.as_dict(), method.lossless, checks, complete=False)
+                lambda: greedy_check(pair, method, prompts, budget.max_new_tokens, advance),
+            ),
+            (
+                "sampled tokens of the pair",
+                runs,
+                lambda: position_check(
+                    pair, method, uncertain(pair, prompts, params, runs), budget.position, runs, params, advance
+                ),
+            ),
+        ]
+    for number, one in enumerate(work):
+        name, steps, run = one
+        done = 0
+        try:
+            advance(0)
+            checks.append(run())
+        except Cancelled:
+            return Certificate(method.as_dict(), method.lossless, checks, complete=False)
+        except Exception as error:
+            fitting = number < 2 or not isinstance(error, DraftwoodError)
+            failed = Check(name, "FAIL", f"{type(error).__name__}: {error}")
+            checks.append(failed if fitting else Check(name, "N/A", str(error)))
     return Certificate(method.as_dict(), method.lossless, checks)
 
 
@@ -164,7 +143,7 @@ def certify_each(
 ) -> Report:
     """`certify` of several methods; those that need other draft models than the engine has are checked without it.
 
-    Where `watch` stops it, the report holds what was finished.
+    `watch` is told of every step; where it stops the work, the report holds what was finished.
     """
     found: list[Certificate] = []
     for method in methods:

@@ -19,11 +19,22 @@ from draftwood.cli.groups import (
 )
 from draftwood.cli.options import flag
 from draftwood.errors import ConfigurationError
+from draftwood.explain.terminal import (
+    Painter,
+    as_json,
+    beams,
+    colourful,
+    compiled,
+    flow,
+    grown,
+    legend,
+    summary,
+    terminal_width,
+)
 from draftwood.params import SamplingParams
 
 if TYPE_CHECKING:
     from draftwood.engine import Engine, StreamEvent
-    from draftwood.explain.terminal import Painter
     from draftwood.results import GenerationResult
 
 
@@ -55,7 +66,6 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
     Ctrl-C keeps what was generated so far.
     """
     from draftwood.cli.interrupt import Interrupt
-    from draftwood.explain.terminal import as_json
 
     asked = prompt.conversation()
     if top_logprobs and not output.json_:
@@ -108,18 +118,6 @@ def _show(
     engine: Engine, prompt: list[int], events: Iterator[StreamEvent], color: bool | None, explained: bool
 ) -> GenerationResult:
     """The text on stdout; legend and summary on stderr, so that a pipe carries the text alone."""
-    from draftwood.explain.terminal import (
-        Painter,
-        beams,
-        colourful,
-        compiled,
-        flow,
-        grown,
-        legend,
-        summary,
-        terminal_width,
-    )
-
     assert engine.tokenizer is not None  # every checkpoint directory has one
     painter = Painter(sys.stdout, engine.tokenizer.stream(prompt), colourful(sys.stdout, color))
     result: GenerationResult | None = None
@@ -145,7 +143,6 @@ def _show(
 
 def _explain(engine: Engine, result: GenerationResult, painter: Painter) -> None:
     """Every round on stdout, below the text."""
-    from draftwood.explain.terminal import terminal_width
     from draftwood.explain.text import lines, spelling
     from draftwood.explain.tree import trees_of
 

@@ -17,6 +17,7 @@ from draftwood.cli.groups import (
 )
 from draftwood.cli.options import flag
 from draftwood.cli.output_file import check_writable, write_text
+from draftwood.explain.terminal import colourful, terminal_width, visible
 from draftwood.params import SamplingParams
 
 
@@ -41,8 +42,6 @@ def explain(
     Each draft comes with p and q, the target's and the draft's probability, and
     its fate: accepted, rejected, discarded; after them what the target chose.
     """
-    from draftwood.explain.terminal import colourful, terminal_width, visible
-
     asked = prompt.conversation()
     method = decoding.chosen(models.drafts)
     method.check(sampling)

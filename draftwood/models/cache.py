@@ -21,13 +21,13 @@ from torch import Tensor
 from draftwood.errors import OutOfMemory
 
 GRAIN = 32  # capacities are multiples of this many slots, so that a span can be rounded up to whole vectors
-STEP = 64  # slots by which short extents grow: extents of one capacity are read in one product
+STEP = 32  # slots by which short extents grow: extents of one capacity are read in one product
 
 Plane: TypeAlias = tuple[int, int, torch.dtype]  # (heads, width, dtype) of what a slot holds
 
 
 def roomy(slots: int) -> int:
-    """The capacity of an extent for so many slots: an eighth more for long ones, in whole steps."""
+    """The capacity of an extent for so many slots: a sixteenth more for long ones, in whole steps."""
     return whole(slots + slots // 16)
 
 
@@ -213,10 +213,10 @@ class Cache:
         must = wanted or {}
         grown = dict(must)
         for extent in self._lent:
-            if slots and extent not in must and self.fixed is None and extent.used + STEP // 2 > extent.capacity:
-                grown[extent] = self.capacity(extent.used + STEP // 2)
+            if slots and extent not in must and self.fixed is None and extent.used + STEP // 4 > extent.capacity:
+                grown[extent] = self.capacity(extent.used + STEP // 4)
         more = sum(grown[extent] - extent.capacity for extent in grown if extent not in must)
-        room = (slots + more) * 17 // 16
+        room = (slots + more) * 33 // 32
         if not self.budget.allows(self, room * self.slot_bytes):
             grown, room = dict(must), slots
         held = self.bytes
@@ -228,13 +228,13 @@ class Cache:
         for extent in order:
             after.append(Extent(base, grown.get(extent, extent.capacity)))
             base += after[-1].capacity
-        done = 0
+        moves, done = _moves(before, after), 0
         try:
             for done in range(len(self.layout)):
-                self.planes[done] = self._laid(done, room, before, after)
+                self.planes[done] = self._laid(done, room, moves)
         except (RuntimeError, MemoryError) as error:
             for plane in range(done):
-                self.planes[plane] = self._laid(plane, self.slots, after, before)
+                self.planes[plane] = self._laid(plane, self.slots, _moves(after, before))
             self.budget.take(self, held)
             raise OutOfMemory(
                 f"this machine has no memory for {room * self.slot_bytes:,} bytes of keys and values; lower "
@@ -244,23 +244,42 @@ class Cache:
             extent.base, extent.capacity = now.base, now.capacity
         self.slots, self._lent = room, order
 
-    def _laid(self, plane: int, room: int, before: Sequence[Extent], after: Sequence[Extent]) -> Tensor:
+    def _laid(self, plane: int, room: int, moves: Sequence[tuple[Extent, Extent]]) -> Tensor:
         """A plane for so many slots, with the extents copied from where they are to where they go."""
         heads, width, dtype = self.layout[plane]
         with torch.inference_mode(False):  # so that it may be written in any mode
             made = torch.zeros(room * heads, width, dtype=dtype, device=self.device)
         old = self.planes[plane]
-        for was, now in zip(before, after, strict=True):
+        for was, now in moves:
             count = min(was.capacity, now.capacity)
-            source = old[was.base * heads : (was.base + was.capacity) * heads].view(heads, was.capacity, width)
-            target = made[now.base * heads : (now.base + now.capacity) * heads].view(heads, now.capacity, width)
-            target[:, :count] = source[:, :count]
+            source, goal = (
+                part[at.base * heads : (at.base + at.capacity) * heads].view(heads, at.capacity, width)
+                for part, at in ((old, was), (made, now))
+            )
+            goal[:, :count] = source[:, :count]
         return made
 
     def trim(self) -> None:
         """Give back what is not lent."""
         if self.slots > self.lent:
             self._move(self.lent)
+
+
+def _moves(before: Sequence[Extent], after: Sequence[Extent]) -> list[tuple[Extent, Extent]]:
+    """(from, to) of what is copied: neighbours that stay neighbours, and do not grow, together."""
+    found: list[tuple[Extent, Extent]] = []
+    whole = False
+    for was, now in zip(before, after, strict=True):
+        same = was.capacity == now.capacity
+        if whole and same:
+            last, there = found[-1]
+            if (last.base + last.capacity, there.base + there.capacity) == (was.base, now.base):
+                last.capacity += was.capacity
+                there.capacity += was.capacity
+                continue
+        found.append((Extent(was.base, was.capacity), Extent(now.base, now.capacity)))
+        whole = same
+    return found
 
 
 def free_bytes(device: torch.device) -> int:

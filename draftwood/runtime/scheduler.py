@@ -20,14 +20,10 @@ import torch
 from draftwood.errors import DraftwoodError, OutOfMemory, Overloaded, RequestError
 from draftwood.models.base import CausalModel
 from draftwood.runtime.executor import Pending, sweep
+from draftwood.runtime.policy import SHORT, Policy
 from draftwood.runtime.prefix import PrefixCache
 from draftwood.runtime.session import LOST, Answer, Event
 from draftwood.runtime.task import Task
-
-PATIENCE = 0.15  # of a target pass: how long a request that has not drafted waits for others that do, at most
-TOGETHER = 2.0  # the same where all have drafted: a pass for them all saves one
-SHORT = 128  # rows of a run that is never computed in pieces
-RECENT = 0.2  # weight of the newest target pass in the mean of their seconds
 
 
 class Scheduler:
@@ -46,7 +42,7 @@ class Scheduler:
         memory: int | None = None,
     ) -> None:
         self.prefixes = prefixes or PrefixCache()
-        self.running, self.queue, self.chunk, self.memory = running, queue, chunk, memory
+        self.running, self.queue, self.memory, self.policy = running, queue, memory, Policy(chunk)
         self.active: list[Task[Any]] = []  # in the order of their admission; belongs to the thread that steps
         self.waiting: deque[Task[Any]] = deque()  # the front belongs to the thread that steps
         self.steps = self.passes = 0  # passes of targets
@@ -57,8 +53,6 @@ class Scheduler:
         self._changed = threading.Condition()  # something happened, or nobody steps
         self._asleep = 0  # threads that wait for it
         self._cancelled: deque[tuple[Task[Any], BaseException | None]] = deque()
-        self._target_seconds = 0.0  # of a target pass, a moving mean
-        self._drafted = 0.0  # seconds of draft passes since the last target pass
 
     def check(self, task: Task[Any]) -> None:
         """Raise RequestError where a request cannot ever fit into the memory."""
@@ -179,23 +173,26 @@ class Scheduler:
             self._leader = None
 
     def _passes(self) -> None:
-        if drafting := [task for task in self.active if task.run is not None and task.run.drafts]:
+        policy, (drafting, ready) = self.policy, self._wishes()
+        if drafting and policy.may_draft([task.drafted for task in ready]):
             began = perf_counter()
             self._pass(drafting)
-            self._drafted += perf_counter() - began
-        ready = [task for task in self.active if task.run is not None and not task.run.drafts]
-        if ready and self._due(ready):
+            policy.draft_pass(perf_counter() - began)
+            drafting, ready = self._wishes()
+        if ready and policy.due([task.drafted for task in ready], len(drafting)):
             began = perf_counter()
             self.passes += 1
             self._pass(ready)
-            seconds = perf_counter() - began
-            self._target_seconds += (RECENT if self._target_seconds else 1) * (seconds - self._target_seconds)
-            self._drafted = 0.0
+            policy.target_pass(perf_counter() - began)
 
-    def _due(self, ready: Sequence[Task[Any]]) -> bool:
-        """Whether the target runs now, or waits for those that draft still."""
-        patience = TOGETHER if all(task.drafted for task in ready) else PATIENCE
-        return len(ready) == len(self.active) or self._drafted >= patience * self._target_seconds
+    def _wishes(self) -> tuple[list[Task[Any]], list[Task[Any]]]:
+        """Those that draft, and those that wait for the target."""
+        drafting: list[Task[Any]] = []
+        ready: list[Task[Any]] = []
+        for task in self.active:
+            if task.run is not None:
+                (drafting if task.run.drafts else ready).append(task)
+        return drafting, ready
 
     def _admit(self) -> None:
         """Let the first of those that wait begin, or go on, while there is room."""
@@ -222,17 +219,12 @@ class Scheduler:
             if task.run is not None:
                 groups.setdefault(task.run.session.model, []).append(task)
         for members in groups.values():
-            room = self.chunk
-            limits: dict[Task[Any], int] = {}  # rows that are computed now
             for task in members:
-                if self._prepare(task):
-                    assert task.pending is not None
-                    rows = len(task.pending.rows)
-                    limit = rows if rows <= SHORT else min(rows, room)
-                    room -= limit if rows > SHORT else 0
-                    if limit or not rows:
-                        limits[task] = limit
-            self._sweep({task: limit for task, limit in limits.items() if task.running})  # some may wait again
+                self._prepare(task)
+            held = [(task, task.pending) for task in members if task.pending is not None]  # some may wait again
+            limits = self.policy.limits([len(pending.rows) for _, pending in held])
+            chosen = zip(held, limits, strict=True)
+            self._sweep({task: limit for (task, pending), limit in chosen if limit or not pending.rows})
 
     def _prepare(self, task: Task[Any]) -> bool:
         """Allot slots to a task's run; where memory is short, the youngest task is put back until there is enough."""
@@ -273,7 +265,7 @@ class Scheduler:
                 task.pending = None
             for task in limits:
                 if self._prepare(task) and task.pending is not None:
-                    self._sweep({task: min(len(task.pending.rows), self.chunk)})
+                    self._sweep({task: min(len(task.pending.rows), self.policy.chunk)})
             return
         for task in limits:
             if task.pending is not None and not task.pending.rows:

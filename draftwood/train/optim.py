@@ -64,12 +64,7 @@ class Optimizers:
         if matrices:
             self._both = (
                 torch.optim.Muon(
-                    matrices,
-                    lr=0.0,
-                    momentum=0.95,
-                    nesterov=True,
-                    weight_decay=0.05,
-                    adjust_lr_fn="match_rms_adamw",
+                    matrices, lr=0.0, momentum=0.95, nesterov=True, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
                 ),
                 adam,
             )

@@ -203,13 +203,7 @@ class Guided:
         found = [shape for shape in self.runs if self.allows(shape)]
         for count in self.initial:
             ranked = best_shapes(
-                self._acceptance,
-                *self._costs,
-                self.row_limit,
-                self.max_depth,
-                (count,),
-                len(found) + 2,
-                self.widths,
+                self._acceptance, *self._costs, self.row_limit, self.max_depth, (count,), len(found) + 2, self.widths
             )
             fresh = [shape for _, shape in ranked if shape.tree and shape not in self.runs]
             found += fresh[:1]

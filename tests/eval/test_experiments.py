@@ -328,7 +328,7 @@ def test_a_converted_model_has_every_weight_once_and_tokens_pass_through_text() 
     directory = EMBEDDED / "draft"
     read = weights.Weights(directory)
     tensors = dict(gguf_file._tensors(read))
-    head = read.shape.vocabulary * read.shape.width
+    head = read.shape.vocab_size * read.shape.hidden_size
     assert sum(array.size for array in tensors.values()) == count_weights(directory) + head
     np.testing.assert_array_equal(tensors["output.weight"], tensors["token_embd.weight"])  # tied in the checkpoint
     assert peers.read_weights(directory) == count_weights(directory)

@@ -217,9 +217,10 @@ def _train(model: Decoder, home: Path, shape: Exit, out: Path, spec: Exits, told
 
     from draftwood.models import checkpoint
     from draftwood.models.tokenizer import Tokenizer
+    from draftwood.prompts import CORPUS
     from draftwood.train.exit_layer import ExitRun
     from draftwood.train.settings import ExitSettings
-    from draftwood.train.texts import CORPUS, read_texts
+    from draftwood.train.texts import read_texts
 
     end = min(checkpoint.end_tokens(home), default=0)
     context, rows = min(CONTEXT, model.context), min(ROWS, spec.steps * spec.batch)
