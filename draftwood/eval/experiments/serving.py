@@ -20,7 +20,7 @@ from draftwood.eval.experiments.engines.cell import reason
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.intervals import Interval, median
 from draftwood.request import Request
-from draftwood.runtime.scheduler import Task
+from draftwood.runtime.task import Task
 
 
 class Serving(Kind):
