@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import draftwood
-from draftwood.certify.budget import Budget
-from draftwood.certify.checks import Check, Verdict
+from draftwood.certify.checks import Budget, Check, Verdict
 from draftwood.certify.exactness import CELLS, rule_check, sampled_check
 from draftwood.certify.pair import greedy_check, position_check, uncertain
 from draftwood.engine import Engine
