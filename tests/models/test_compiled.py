@@ -67,18 +67,26 @@ def test_logits_are_the_eager_ones_for_chains_and_trees(knobs: dict[str, Any]) -
     assert model.compile_seconds > 0
 
 
-def test_text_is_the_eager_one_alone_and_beside_others(tmp_path: Path) -> None:
+CHAIN, TREE = {"name": "speculative", "gamma": 4}, {"name": "mcsd", "tree": [2, 2, 1]}
+
+
+@pytest.mark.parametrize(
+    ("methods", "beside"),
+    [([TREE], 0), pytest.param(["autoregressive", CHAIN, TREE], 3, marks=pytest.mark.slow)],
+    ids=["tree", "all"],
+)
+def test_text_is_the_eager_one_alone_and_beside_others(methods: list[Any], beside: int) -> None:
     target, draft = tiny(1), tiny(2)
     options: dict[str, Any] = {"sampling": {"temperature": 0}, "max_new_tokens": 30}
     eager = draftwood.Engine(target, [draft])
     engine = draftwood.Engine(Compiled(target), [draft])
     prompt = [5, 6, 7, 8]
     expected = eager.generate(prompt, "autoregressive", **options)
-    for method in ("autoregressive", {"name": "speculative", "gamma": 4}, {"name": "mcsd", "tree": [2, 2, 1]}):
+    for method in methods:
         result = engine.generate(prompt, method, **options)
         assert result.tokens == expected.tokens, method
         torch.testing.assert_close(torch.tensor(result.logprobs), torch.tensor(expected.logprobs), atol=1e-4, rtol=0)
-    for result in engine.batch([prompt] * 3, concurrency=3, method="speculative", **options):
+    for result in engine.batch([prompt] * beside, concurrency=3, method="speculative", **options):
         assert result.tokens == expected.tokens
 
 
