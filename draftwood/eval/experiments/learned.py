@@ -234,7 +234,7 @@ def _train(home: Path, shape: Exit, out: Path, spec: Exits, told: Told) -> None:
     for _ in run.train(50, spec.steps, torch.bfloat16):
         told(f"training {shape.label}: {run.progress.step} of {spec.steps} steps")
     seconds = {"seconds_per_step": run.progress.seconds / max(1, run.progress.step)}
-    (out / SECONDS).write_text(json.dumps(seconds), "utf-8")
+    (out.parent / SECONDS).write_text(json.dumps(seconds), "utf-8")
 
 
 def sizes(chosen: Pair) -> dict[str, int]:
