@@ -254,7 +254,7 @@ def test_idle_memory_of_one_model_serves_another() -> None:
     assert budget.used == caches[0].bytes
 
 
-@pytest.mark.parametrize("moment", range(1, 40, 6))
+@pytest.mark.parametrize("moment", (1, 8, 21))
 def test_ctrl_c_leaves_the_engine_usable(moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At any moment of a step, and in others' callbacks: who is interrupted ends, the others have their text."""
     forward, calls = Decoder.forward, []
@@ -266,7 +266,7 @@ def test_ctrl_c_leaves_the_engine_usable(moment: int, monkeypatch: pytest.Monkey
         return forward(model, batch, cache)
 
     ours = engine()
-    other = ours.generation([3, 4], seed=1)
+    other = ours.generation([3, 4], seed=1, max_new_tokens=40)
     task = ours.submit(other)
     monkeypatch.setattr(Decoder, "forward", interrupting)
     with pytest.raises(KeyboardInterrupt):
@@ -277,7 +277,7 @@ def test_ctrl_c_leaves_the_engine_usable(moment: int, monkeypatch: pytest.Monkey
     monkeypatch.undo()
     for round_ in ours.scheduler.events(task):
         other.note(round_)
-    assert other.result().tokens == engine().generate([3, 4], seed=1).tokens
+    assert other.result().tokens == engine().generate([3, 4], seed=1, max_new_tokens=40).tokens
     settle(ours)
 
 
@@ -320,17 +320,16 @@ def test_eight_threads() -> None:
 def test_nobody_starves() -> None:
     """A short request of one thread ends soon though another thread's long one is stepped without a pause."""
     ours = Engine(TabularModel.random(5, seed=1))
-    long = ours.stream([1], max_new_tokens=3000)
+    long = ours.stream([1], max_new_tokens=1500)
     next(long)
     rounds: list[int] = []
     worker = threading.Thread(target=lambda: rounds.extend(1 for _ in long))
     worker.start()
     for _ in range(20):
         ours.generate([2], max_new_tokens=2)
-    left = len(rounds)
-    ours.generate([2], max_new_tokens=1, cancelled=lambda: True)
+    done = len(rounds)
     worker.join(120)
-    assert left < 2900 and ours.scheduler.passes < 3200
+    assert done < 1400 and len(rounds) == 1499
     settle(ours)
 
 
