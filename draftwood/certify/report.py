@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import draftwood
-from draftwood.certify.budget import Budget
-from draftwood.certify.checks import Check, Verdict
+import torch
+
+from draftwood.certify.checks import Budget, Check, Verdict
 from draftwood.certify.exactness import CELLS, rule_check, sampled_check
 from draftwood.certify.pair import greedy_check, position_check, uncertain
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, DraftwoodError
+from draftwood.eval import provenance
 from draftwood.methods import Method
 from draftwood.params import SamplingParams
 
@@ -53,6 +54,7 @@ class Report:
 
     certificates: Sequence[Certificate]
     models: dict[str, Any] | None
+    environment: dict[str, Any]  # program, machine and moment
     complete: bool
 
     @property
@@ -65,7 +67,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return {
-            "draftwood": draftwood.__version__,
+            "environment": self.environment,
             "models": self.models,
             "verdict": self.verdict,
             "complete": self.complete,
@@ -145,12 +147,14 @@ def certify_each(
 
     `watch` is told of every step; where it stops the work, the report holds what was finished.
     """
+    environment = provenance.session(torch.device("cpu") if engine is None else engine.target.device)
     found: list[Certificate] = []
     for method in methods:
         found.append(certify(method, engine if _fits(engine, method) else None, prompts, budget, params, watch))
         if not found[-1].complete:
             break
-    return Report(found, None if engine is None else engine.names, all(one.complete for one in found))
+    models = None if engine is None else engine.names
+    return Report(found, models, environment, all(one.complete for one in found))
 
 
 def _fits(engine: Engine | None, method: Method) -> bool:

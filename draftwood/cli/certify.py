@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftwood.certify.budget import CHECKS, Budget
+from draftwood.certify.checks import CHECKS, Budget
 from draftwood.cli.groups import METHOD, OUTPUT, MethodOptions, ModelOptions, OutputOptions
 from draftwood.cli.options import flag
 from draftwood.cli.output_file import check_writable, write_text

@@ -32,7 +32,9 @@ class Policy:
         """Whether those that wait for the target are served now, while so many others draft still."""
         if not drafting:
             return True
-        return self.drafted >= TOGETHER * self.seconds if all(ready) else self.credit <= 0
+        if all(ready):
+            return 0 < TOGETHER * self.seconds <= self.drafted
+        return self.credit <= 0
 
     def draft_pass(self, seconds: float) -> None:
         """Count a draft pass."""

@@ -24,7 +24,7 @@ from draftwood.models.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.exit import ExitLayer, check_depth, save, share
 from draftwood.models.heads import RANKS
-from draftwood.train.optim import Cosine
+from draftwood.train.optim import Schedule
 from draftwood.train.resumable import Run
 from draftwood.train.settings import Settings
 from draftwood.train.texts import Texts, Tokens
@@ -73,7 +73,7 @@ class ExitRun(Run):
             raise ConfigurationError("there is nothing to train on, or nothing is held out; give more text")
         self.target, self.texts, self.settings, self.out, self.rank = target, texts, settings, out, rank
         self.exit = self.made().train()
-        self.schedule = Cosine(settings.rate, settings.warmup, settings.steps)
+        self.schedule = Schedule(settings.rate, settings.warmup, settings.steps)
         whose = {"target": fingerprint(target), "data": texts.digest, "context": texts.train.shape[1]}
         super().__init__(self.exit, out / STATE, {**settings.model_dump(), **whose})
         self._forward: Any = _Trained(self.exit)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-import draftwood
 from draftwood import METHODS, Engine, Method, SamplingParams, TabularModel
 from draftwood.certify import Budget, Certificate, Watch, certify, certify_each, exactness
 from draftwood.certify.distances import Sample, chi_square_tail, fit
@@ -20,6 +19,7 @@ from draftwood.certify.exactness import rule_check, sampled_check
 from draftwood.certify.pair import divergence, greedy_check, logits_after, position_check
 from draftwood.certify.small import Case
 from draftwood.cli.main import run
+from draftwood.eval.provenance import session
 from draftwood.sampling import Streams
 from draftwood.verify import tree
 
@@ -236,7 +236,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     monkeypatch.chdir(tmp_path)
     out, flags = Path("certificate.json"), ("--method", "speculative", "--set", "gamma=2")
     code, shown, document = certified(out, capsys, *flags)
-    assert code == 0 and document["verdict"] == "PASS" and document["draftwood"] == draftwood.__version__
+    assert code == 0 and document["verdict"] == "PASS" and next(iter(document)) == "environment"
+    now, then = session(torch.device("cpu")), document["environment"]
+    assert then.keys() == now.keys() and all(then[key] == now[key] for key in ("draftwood", "git_commit", "processor"))
     assert max(map(len, shown.splitlines())) <= 80 and "verdict: PASS" in shown
     assert document["certificates"][0]["method"]["gamma"] == 2
     monkeypatch.setattr(tree, "acceptance", wrong_way)

@@ -98,7 +98,7 @@ def test_moving_lays_those_of_one_capacity_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slots", "capacity"), [(0, 64), (1, 64), (61, 64), (64, 128), (120, 128), (1000, 1088), (1024, 1088)]
+    ("slots", "capacity"), [(0, 32), (1, 32), (31, 32), (32, 64), (60, 64), (1000, 1088), (1024, 1088)]
 )
 def test_capacities_are_whole_steps_with_room_to_grow(slots: int, capacity: int) -> None:
     extent = cache().lend(slots)
@@ -122,11 +122,12 @@ def test_growth_keeps_contents_and_gives_zeros() -> None:
     values = [fill(c, extent, [0, 9], seed) for seed, extent in enumerate((first, last))]
     before = c.slots
     c.release(gap)
-    assert c.slots == before  # not worth a move
+    assert c.slots < before  # most of it was idle
+    before = c.slots
     c.reserve(last, 200)
-    assert c.slots == before and last.base < 300 and last.capacity >= 200 and apart(c)
+    assert c.slots > before and last.capacity >= 200 and apart(c)
     c.reserve(first, 400)
-    assert c.slots > before and apart(c)
+    assert apart(c)
     for extent, expected in zip((first, last), values, strict=True):
         assert torch.equal(stored(c, extent, [0, 9]), expected)
         assert not c.read(0, extent)[:, :, 10:].any() and not c.read(0, extent)[:, :, 1:9].any()
@@ -164,10 +165,10 @@ def test_short_extents_that_are_nearly_full_grow_with_the_others() -> None:
     moves = []
     move = c._move
     c._move = lambda *args: (moves.append(1), move(*args))[1]  # type: ignore[assignment, method-assign]
-    for slots in range(61, 80):
+    for slots in range(61, 75):
         for extent in extents:
             c.reserve(extent, slots)
-    assert len(moves) == 1 and {extent.capacity for extent in extents} == {128}
+    assert len(moves) == 1 and {extent.capacity for extent in extents} == {96}
 
 
 def test_a_budget_refuses_and_nothing_is_lost() -> None:

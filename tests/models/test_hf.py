@@ -153,6 +153,37 @@ def test_eager_attention_and_bfloat16() -> None:
     assert float((logits[0] - expected).abs().max()) < 0.15 * float(expected.std())
 
 
+@pytest.mark.parametrize(("family", "together"), [("GPTNeoX", True), ("Cohere2", True), ("Falcon", False)])
+def test_requests_share_a_forward_and_nobody_attends_to_others_keys(family: str, together: bool) -> None:
+    """Rows go through the linear layers in one line; a group's attention reads its own span only."""
+    model = build(family)
+    adapter = HuggingFaceModel(model)
+    cache, shapes, spans = adapter.new_cache(), [], []
+    lengths = [3, 70, 3]
+    forward, read = model.forward, cache.read
+    model.forward = lambda **options: (shapes.append(tuple(options["input_ids"].shape)), forward(**options))[1]  # type: ignore[assignment]
+    cache.read = lambda *args: (spans.append(args[2]) if len(args) == 4 else None, read(*args))[1]  # type: ignore[method-assign]
+    forests = [Forest.from_prompt([5 + i] * length) for i, length in enumerate(lengths)]
+    execute([Run(Session(adapter, cache), each, [0]) for each in forests])
+    assert (shapes == [(1, 76)]) == together and sum(rows * width for rows, width in shapes) == 76
+    assert set(spans) == {32, 96}  # in whole grains
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_the_attention_function_is_restored_after_an_error() -> None:
+    model = build("GPTNeoX")
+    adapter = HuggingFaceModel(model)
+    runs = [Run(Session(adapter, adapter.new_cache()), Forest.from_prompt(PROMPT[:n]), [0]) for n in (3, 6)]
+    runs[1].session.cache = runs[0].session.cache
+    last = model.get_output_embeddings()
+    handle = last.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        execute(runs)
+    handle.remove()
+    assert model.config._attn_implementation == "sdpa"
+    torch.testing.assert_close(execute(runs)[1].logits[0], truth(model, PROMPT[:6])[-1], atol=1e-4, rtol=0)
+
+
 class SlotOrder(GPTNeoXForCausalLM):
     """Takes positions and does not use them, as a model does whose positions follow the order of slots."""
 

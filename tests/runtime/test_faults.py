@@ -139,9 +139,7 @@ MOVES = st.lists(st.tuples(st.sampled_from(["submit", "step", "step", "cancel"])
 
 @settings(max_examples=60, deadline=None)
 @given(moves=MOVES, seed=st.integers(0, 10**6), short=st.sampled_from([0.0, 0.1]), reuse=st.booleans())
-def test_requests_come_and_go_at_any_moment(
-    moves: list[tuple[str, int]], seed: int, short: float, reuse: bool
-) -> None:
+def test_requests_come_and_go_at_any_moment(moves: list[tuple[str, int]], seed: int, short: float, reuse: bool) -> None:
     """Those that nobody cancelled have their text; all memory comes back."""
     ours = engine(reuse_prefixes=reuse, max_running=4)
     ours.scheduler.policy.chunk = 7
@@ -196,7 +194,9 @@ def test_memory_for_one_request_only() -> None:
 def test_a_budget_too_small_for_any() -> None:
     ours = engine(kv_cache_bytes=100 * SLOT)
     for call in (ours.generate, ours.stream, lambda prompt: ours.batch([prompt])):
-        with pytest.raises(RequestError, match=r"needs up to [\d,]+ bytes .* but the budget is 38,400; .* kv_cache_bytes"):
+        with pytest.raises(
+            RequestError, match=r"needs up to [\d,]+ bytes .* but the budget is 38,400; .* kv_cache_bytes"
+        ):
             call([1] * 50)
     settle(ours)
 
@@ -236,7 +236,9 @@ def test_an_allocation_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatc
     monkeypatch.undo()
     assert (budget.used, cache.slots, (first.base, first.capacity)) == before
     for plane in (0, 1):
-        assert bool((cache.read(plane, first) == plane + 1).all()) and bool((cache.read(plane, second) == plane + 3).all())
+        assert bool((cache.read(plane, first) == plane + 1).all()) and bool(
+            (cache.read(plane, second) == plane + 3).all()
+        )
     cache.reserve(first, 900)
     assert bool((cache.read(0, first)[:, :, :40] == 1).all()) and bool((cache.read(0, second) == 3).all())
 

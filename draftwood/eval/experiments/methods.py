@@ -28,6 +28,7 @@ from draftwood.eval.summary import (
     RATIOS,
     SECONDS,
     TOKENS,
+    decode_seconds,
     decoding,
     mean,
     over,
@@ -253,14 +254,6 @@ def _truncation(sampling: Mapping[str, Any]) -> dict[str, str]:
 def together(groups: Sequence[Sequence[Record]]) -> list[Record]:
     """Records of several tasks as of one: items of different tasks are different items."""
     return [{**record, "place": (task, record["place"])} for task, group in enumerate(groups) for record in group]
-
-
-def decode_seconds(record: Record) -> float:
-    """Seconds as if the prompt had been in the cache: the first round counts as the mean of the others."""
-    rounds = record["rounds"]
-    later = rounds["rounds"] - 1
-    rest = record["seconds"] - rounds["first_round_seconds"]
-    return float(rest + rest / later if later else record["seconds"])
 
 
 def speed(group: Sequence[Record], base: Sequence[Record]) -> dict[str, Any]:
