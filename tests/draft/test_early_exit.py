@@ -192,7 +192,7 @@ def test_drafting_requests_share_their_forwards(places: Any) -> None:
     forward = target.forward
 
     def counted(batch: Batch, cache: Any) -> Tensor:
-        calls.append((batch.start, batch.stop, len(batch.tokens)))
+        calls.append((batch.start, batch.stop, len(batch.segments)))
         return forward(batch, cache)
 
     target.forward = counted  # type: ignore[method-assign]

@@ -74,9 +74,9 @@ def test_with_memory_for_few() -> None:
     """All of them fit when they begin, and no more when they have grown."""
     names = ("chain", "tree", "plain", "exit", "self", "coupled")
     requests = [{"prompt": [i], "method": FAMILIES[name], "seed": i} for i, name in enumerate(names)]
-    ours = engine(kv_cache_bytes=1300 * SLOT)
+    ours = engine(kv_cache_bytes=700 * SLOT)
     results = ours.batch(requests, 6, max_new_tokens=150)
-    assert ours.scheduler.preempted > 0 and ours._budget.used <= 1300 * SLOT
+    assert ours.scheduler.preempted > 0 and ours._budget.used <= 700 * SLOT
     for result, request in zip(results, requests, strict=True):
         same(result, engine(reuse_prefixes=False).generate(**request, max_new_tokens=150))  # type: ignore[arg-type]
     settle(ours)
