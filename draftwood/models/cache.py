@@ -259,6 +259,11 @@ class Cache:
             goal[:, :count] = source[:, :count]
         return made
 
+    def drop(self) -> None:
+        """Give back everything, whoever it was lent to."""
+        self._lent = []
+        self._move(0)
+
     def trim(self) -> None:
         """Give back what is not lent."""
         if self.slots > self.lent:

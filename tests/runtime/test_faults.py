@@ -22,7 +22,6 @@ from draftwood.engine import BatchFailed, BatchInterrupted
 from draftwood.models.base import Batch
 from draftwood.models.cache import Budget, Cache
 from draftwood.models.decoder import Decoder
-from draftwood.runtime.scheduler import uninterrupted
 
 POISON = VOCAB - 1
 
@@ -256,9 +255,18 @@ def test_idle_memory_of_one_model_serves_another() -> None:
     assert budget.used == caches[0].bytes
 
 
+@pytest.fixture
+def python_handles_ctrl_c() -> Iterator[None]:
+    """Also where the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_handles_ctrl_c")
 @pytest.mark.parametrize("moment", (1, 8, 21))
 def test_ctrl_c_leaves_the_engine_usable(moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At any moment of a step, and in others' callbacks: who is interrupted ends, the others have their text."""
+    """In the middle of any forward: who is interrupted ends, the others have their text."""
     forward, calls = Decoder.forward, []
 
     def interrupting(model: Decoder, batch: Batch, cache: Cache) -> Tensor:
@@ -283,17 +291,45 @@ def test_ctrl_c_leaves_the_engine_usable(moment: int, monkeypatch: pytest.Monkey
     settle(ours)
 
 
-def test_ctrl_c_waits_for_the_end_of_a_step_but_a_second_one_does_not() -> None:
-    steps = []
-    with pytest.raises(KeyboardInterrupt), uninterrupted():
-        signal.raise_signal(signal.SIGINT)
-        steps.append(1)
-    with pytest.raises(KeyboardInterrupt), uninterrupted():
-        signal.raise_signal(signal.SIGINT)
-        steps.append(2)
-        signal.raise_signal(signal.SIGINT)
-        steps.append(3)
-    assert steps == [1, 2] and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+@pytest.mark.parametrize("seed", range(3))
+def test_ctrl_c_at_any_call(seed: int) -> None:
+    """Between any two calls of the scheduler's own code, wherever that may be."""
+    import sys
+
+    rng = random.Random(seed)
+    methods = list(FAMILIES.values())
+    expected = [engine().generate([i], method, max_new_tokens=6).tokens for i, method in enumerate(methods)]
+    ours = engine(kv_cache_bytes=2500 * SLOT)
+    left = 0
+
+    def tracer(frame: Any, event: str, argument: object) -> None:
+        nonlocal left
+        if event == "call" and "draftwood" in frame.f_code.co_filename:
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+
+    for _ in range(12):
+        made = [ours.generation([i], method=method, max_new_tokens=6) for i, method in enumerate(methods)]
+        tasks = [(i, generation, ours.submit(generation)) for i, generation in enumerate(made)]
+        left = rng.randrange(1, 3000)
+        sys.setprofile(tracer)
+        try:
+            while ours.scheduler.busy:
+                ours.scheduler.step()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        for i, generation, task in tasks:
+            try:
+                for round_ in ours.scheduler.events(task):
+                    generation.note(round_)
+            except DraftwoodError as error:
+                assert "Ctrl-C" in str(error)
+            else:
+                assert generation.result().tokens == expected[i]
+    settle(ours)
 
 
 def test_eight_threads() -> None:
