@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from draftwood import config
 from draftwood.core.records import Kind, Round
 from draftwood.decode import rounds
-from draftwood.depth import Learner
+from draftwood.depth import LOAD, Auto, Learner
 from draftwood.draft import SharedSession
 from draftwood.errors import ConfigurationError, DraftwoodError, RequestError, did_you_mean
 from draftwood.generation import Generation
@@ -77,16 +77,21 @@ class Engine:
         kv_cache_bytes: int | None = None,
         max_running: int = 64,
         max_queued: int | None = None,
+        load_aware: bool = False,
     ) -> None:
         """`kv_cache_bytes` is the budget of all models' keys and values: by default half of the memory that is free.
 
         At most `max_running` requests share the forwards, at most `max_queued` wait (None: any number).
+
+        `load_aware` has depth=auto follow the load in all requests; by default only in those whose text does not
+        depend on drafts (greedy, verify=coupled, beam search), since others would say something else under load.
         """
         self.target = target
         self.drafts = list(drafts)
         self.tokenizer = tokenizer
         self.end_tokens = end_tokens
         self.names = dict(names or {})
+        self.load_aware = load_aware
         self._budget = Budget(free_bytes(target.device) // 2 if kv_cache_bytes is None else kv_cache_bytes)
         self.scheduler = Scheduler(running=max_running, queue=max_queued, memory=self._budget.limit)
         self._caches: WeakKeyDictionary[CausalModel, Cache] = WeakKeyDictionary()
@@ -148,7 +153,9 @@ class Engine:
         """
         prompt, sessions = len(generation.request.prompt), (generation.target, *generation.drafts)
         most = prompt + generation.request.max_new_tokens + SHORT
-        return self.scheduler.submit(Task(partial(rounds, generation), sessions, prompt, most, notify))
+        return self.scheduler.submit(
+            Task(partial(rounds, generation), sessions, prompt, most, generation.depth.needs >= LOAD, notify)
+        )
 
     def explain(self, prompt: Prompt, **options: Unpack[Options]) -> Explanation:
         """As `generate`, and keep what became of every draft.
@@ -360,6 +367,8 @@ class Engine:
         target = Session(self.target, self._cache(self.target), prefixes=self.scheduler.prefixes)
         drafts = [self._drafting(model, target) for model in models]
         drafter, verify, depth, ranking = request.method.build(drafts, target)
+        if isinstance(depth, Auto) and not (self.load_aware or request.method.repeats(request.params.greedy)):
+            depth = depth.repeatable()
         if isinstance(depth, Learner) and depth.shared:
             depth = self._learners.setdefault(request.method, depth).for_request()
         return Generation(
@@ -373,6 +382,8 @@ class Engine:
             ending=self._ending(request),
             stop=self._stop(request),
             new_ending=partial(self._ending, request),
+            costs=self.scheduler.costs,
+            running=lambda: self.scheduler.load,
         )
 
     def _drafting(self, model: CausalModel, target: Session) -> Session:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from draftwood.depth import DepthController, depth_text, parse_depth
+from draftwood.depth import Auto, DepthController, depth_text, parse_depth
 from draftwood.errors import ConfigurationError
 from draftwood.models.artifact import fingerprint, fingerprints
 from draftwood.runtime.session import Session
@@ -36,7 +36,7 @@ Depth = Annotated[
     str,
     BeforeValidator(depth_text),
     Field(
-        description="who ends drafting early: fixed, confidence:0.4, adaptive-confidence, entropy, "
+        description="who ends drafting early: auto, fixed, confidence:0.4, adaptive-confidence, entropy, "
         "decision:PATH, beta-ts, speedup-ts, optimal-stopping"
     ),
 ]
@@ -53,12 +53,24 @@ def check_rows(rows: int, what: str, fix: str = "make it narrower or shallower")
 
 
 def controller(
-    depth: str, most: int, drafts: Sequence[Session], target: Session, hidden: bool = True
+    depth: str,
+    most: int,
+    drafts: Sequence[Session],
+    target: Session,
+    widths: Sequence[int] = (1,),
+    roots: int = 1,
+    hidden: bool = True,
 ) -> DepthController:
-    """Who decides whether to draft a layer more, at most `most` of them; `hidden`: whether hidden states are given."""
+    """Who decides whether to draft a layer more, at most `most` of them; `hidden`: whether hidden states are given.
+
+    A layer has `widths` children per node of the one before, the last width again and again, the first one `roots`
+    times as many.
+    """
     made = parse_depth(depth).build(
         most, lambda: fingerprints([session.model for session in drafts]), lambda: fingerprint(target.model)
     )
+    if isinstance(made, Auto):
+        made.widths, made.roots = tuple(widths), roots
     if not hidden and "hidden" in made.needs:
         raise ConfigurationError(
             f"depth {depth} reads the draft's hidden states, which beams do not give; use "

@@ -81,7 +81,7 @@ class SpecInfer(SequenceMethod):
     depth: Depth = "fixed"
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
-        depth = controller(self.depth, len(self.expansion), drafts, target)
+        depth = controller(self.depth, len(self.expansion), drafts, target, self.expansion, len(drafts))
         return Parts(ModelDrafter(drafts, self.expansion), self.verifier(), depth)
 
 
@@ -117,7 +117,7 @@ class MultiCandidate(Sourced, SequenceMethod):
         def make(source: Source) -> ModelDrafter:
             return ModelDrafter([source], self.tree, self.replacement)
 
-        depth = controller(self.depth, len(self.tree), drafts, target)
+        depth = controller(self.depth, len(self.tree), drafts, target, self.tree, self.initial)
         return Parts(self.drafting(make, drafts, target), self.verifier(), depth)
 
 
@@ -156,7 +156,7 @@ class Fork(OneHypothesis):
     def build(self, drafts: list[Session], target: Session) -> Parts:
         first = 1 if self.verify == "longest" else self.width
         widths = (first, *(1,) * (self.gamma - 1))
-        depth = controller(self.depth, self.gamma, drafts, target)
+        depth = controller(self.depth, self.gamma, drafts, target, widths)
         return Parts(ModelDrafter(drafts, widths, self.replacement), self.verifier(), depth)
 
 

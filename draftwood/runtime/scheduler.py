@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from threading import RLock
 from time import perf_counter
 from typing import Any, Generic
@@ -17,12 +18,14 @@ import torch
 
 from draftwood.errors import OutOfMemory, Overloaded, RequestError
 from draftwood.models.base import CausalModel
+from draftwood.runtime.cost import Costs
 from draftwood.runtime.executor import Pending, sweep
 from draftwood.runtime.prefix import PrefixCache
 from draftwood.runtime.session import Answer, Decoding, Event, Run, Session
 
 SLACK = 0.15  # of a target pass: how long one request waits, at most, for another one that drafts
 SHORT = 128  # rows of a run that is never computed in pieces
+CAUGHT_UP = 2  # rows that a run may have beside those asked for and still tell what such a run costs
 RECENT = 0.2  # weight of the newest target pass in the mean of their seconds
 
 
@@ -34,6 +37,7 @@ class Task(Generic[Event]):
     sessions: Sequence[Session]
     prompt: int  # tokens
     most: int  # slots that it may hold at once in the end
+    adapts: bool = False  # whether it drafts by the load
     notify: Callable[[], object] | None = None  # told of each event and of the end, from the thread that steps
     events: deque[Event] = field(default_factory=deque)
     error: BaseException | None = None
@@ -41,6 +45,7 @@ class Task(Generic[Event]):
     cancelled: bool = False
     run: Run | None = None
     pending: Pending | None = None
+    verified: int = 1  # rows of its last target run
     preempted: int = 0  # times that it was put back
     _decoding: Decoding[Event] | None = None
 
@@ -63,6 +68,8 @@ class Task(Generic[Event]):
                 wish = next(self._decoding, None)
         self.run = wish
         self.done = wish is None
+        if wish is not None and not wish.drafts:
+            self.verified = len(wish.nodes)
 
     def close(self) -> None:
         """End it where it stands; its sessions give back what they hold."""
@@ -109,9 +116,11 @@ class Scheduler:
         self.running, self.queue, self.chunk, self.memory = running, queue, chunk, memory
         self.active: list[Task[Any]] = []
         self.waiting: deque[Task[Any]] = deque()
+        self.costs = Costs()  # of passes, measured as they run
         self.steps = 0
         self.preempted = 0
         self._lock = RLock()
+        self.load = (1, 0, 0)  # see `_count`
         self._stepping = False
         self._dropped = False  # whether anyone was cancelled
         self._target_seconds = 0.0  # of a target pass, a moving mean
@@ -176,6 +185,7 @@ class Scheduler:
                 raise RuntimeError("a step is under way in this thread: a callback must not wait for other requests")
             self._stepping = True
             try:
+                self._count()
                 self._admit()
                 self.steps += 1
                 if drafting := [task for task in self.active if task.run is not None and task.run.drafts]:
@@ -198,6 +208,12 @@ class Scheduler:
         """Whether the target runs now, or waits for those that draft still: the fewer wait for the more."""
         drafting = len(self.active) - len(ready)
         return not drafting or self._drafted >= SLACK * self._target_seconds * drafting / len(ready)
+
+    def _count(self) -> None:
+        """How many requests run, or are about to, that draft by the load, how many that do not, and rows of those."""
+        running = [*self.active, *islice(self.waiting, self.running - len(self.active))]
+        rows = [task.verified for task in running if not task.adapts]
+        self.load = max(1, len(running) - len(rows)), len(rows), sum(rows)
 
     def _admit(self) -> None:
         """Let the first of those that wait begin, or go on, while there is room."""
@@ -222,7 +238,8 @@ class Scheduler:
         for task in tasks:
             if task.run is not None:
                 groups.setdefault(task.run.session.model, []).append(task)
-        for members in groups.values():
+        for model, members in groups.items():
+            began = perf_counter()
             room, limits = self.chunk, []
             chosen: list[Task[Any]] = []
             for task in members:
@@ -235,7 +252,13 @@ class Scheduler:
                         chosen.append(task)
                         limits.append(limit)
             held = [(task, limit) for task, limit in zip(chosen, limits, strict=True) if task.pending is not None]
+            runs = [task.pending for task, _ in held if task.pending is not None]
+            rows = sum(limit for _, limit in held)
+            before = sum(run.answer.rows for run in runs)
             self._sweep([task for task, _ in held], [limit for _, limit in held])
+            if all(len(run.rows) == 0 for run in runs) and rows <= sum(len(run.run.nodes) + CAUGHT_UP for run in runs):
+                full = sum(run.answer.rows for run in runs) - before
+                self.costs.add(model, rows, full, perf_counter() - began)
 
     def _prepare(self, task: Task[Any]) -> bool:
         """Allot slots to a task's run; where memory is short, the youngest task is put back until there is enough."""

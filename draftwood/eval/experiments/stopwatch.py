@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from draftwood.core.records import Round
-from draftwood.depth import DepthController, Growth
+from draftwood.depth import ALONE, DepthController, Growth, Load
 from draftwood.engine import Engine
 from draftwood.generation import Generation
 from draftwood.sampling import Streams
@@ -17,7 +17,7 @@ from draftwood.train.recording import Recording
 
 
 @dataclass(slots=True)
-class Timed:
+class Timed(DepthController):
     """A controller whose answers are timed; as everywhere the first round, which reads the prompt, does not count."""
 
     inner: DepthController
@@ -28,10 +28,10 @@ class Timed:
     def __post_init__(self) -> None:
         self.needs = self.inner.needs
 
-    def start(self, streams: Streams) -> None:
+    def start(self, streams: Streams, load: Load = ALONE) -> None:
         self.rounds += 1
         began = perf_counter()
-        self.inner.start(streams)
+        self.inner.start(streams, load)
         self._count(began)
 
     def deeper(self, growth: Growth) -> bool:
@@ -39,6 +39,9 @@ class Timed:
         decided = self.inner.deeper(growth)
         self._count(began)
         return decided
+
+    def width(self, most: int) -> int:
+        return self.inner.width(most)
 
     def observe(self, round_: Round, state: Tensor | None = None) -> None:
         began = perf_counter()
