@@ -5,6 +5,7 @@ Learns from rounds: of all requests of an engine and method, or of its own where
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -16,7 +17,8 @@ from draftwood.depth.stopping import PRIOR, PRIOR_WEIGHT, WEIGHT, Experience, Pa
 from draftwood.sampling import Streams
 
 TRIED = 0.01  # share of the time that drafting is tried with where it does not pay
-LEAST, MOST = 8, 4096  # rounds between two such trials
+EAGER = 0.3  # the same before any trial
+AGE, STEPS = 16, 4  # rounds that a plan is good for at least, and rounds of each request: those at once draft alike
 
 
 @dataclass(slots=True)
@@ -25,7 +27,6 @@ class Places:
 
     taken: list[float] = field(default_factory=list)
     met: list[float] = field(default_factory=list)
-    idle: int = 0  # rounds without drafts since the last one with drafts
 
     def add(self, round_: Round, discount: float) -> None:
         """Add a round's layers; those of beams, whose siblings are not told, count as one draw each."""
@@ -52,17 +53,74 @@ class Places:
 
 
 @dataclass(slots=True)
-class Auto(DepthController):
-    """Draft on while that raises the tokens per second of the machine (runtime.md §3).
+class Plan:
+    """How rounds draft at a load: the fastest of some trees with at most so many children per node, and of all depths.
 
-    A round is planned before it begins: of all trees `widths` with at most so many children per node, and all depths,
-    the one with the most tokens per second, lambda, if all requests that decide like this one choose the same and
-    layers are accepted as they were before. Then, before each layer, go on if some number of layers more yields more
-    than lambda for its time: (reach of the path so far) x (chances of the next layers) > lambda x (their seconds),
-    where reach and the next layer's chance follow from the draft's probabilities of what was drafted (`Path`).
+    Tokens per second of all requests are compared, where all that decide by this plan draft alike and their layers are
+    accepted as they were before.
+    """
+
+    load: tuple[int, int, int]  # that it was made for
+    own: list[float]  # chances of layers, see `Path`
+    next: list[float]
+    chances: list[float]  # of a layer, by its width
+    price: float = math.inf  # of a trial in rounds without drafts: of one draft by one request, if any can ever pay
+    widths: list[int] = field(init=False, default_factory=list)
+    seconds: list[float] = field(init=False, default_factory=list)  # of a step with 0, 1, ... layers
+    rate: float = field(init=False, default=0.0)  # lambda, tokens per second
+    rounds: int = field(init=False, default=0)  # that began by it
+
+    def consider(self, widths: list[int], roots: int, load: Load) -> None:
+        """Take a tree where one of its depths is faster than what was found before."""
+        layers, rows = [], roots
+        for width in widths:
+            rows *= width
+            layers.append(rows)
+        seconds, tokens, reach = load.seconds(layers), load.tokens + 1, 1.0
+        for depth, spent in enumerate(seconds):
+            if depth:
+                reach *= self.chances[widths[depth - 1]]
+                tokens += reach
+            if tokens > self.rate * spent:
+                self.rate, self.widths, self.seconds = tokens / spent, widths, seconds
+        plain = (load.tokens + 1) / seconds[0]
+        if any(load.tokens + 1 + depth > plain * spent for depth, spent in enumerate(seconds[1:], 1)):
+            self.price = load.one / seconds[0]
+
+    def pays(self, depth: int, reach: float) -> bool:
+        """Whether some number of layers more is worth its time; `reach`: the chance that the next one is accepted."""
+        seconds, widths, gain = self.seconds, self.widths, 0.0
+        for layer in range(depth, len(widths)):
+            if layer > depth:
+                reach *= self.chances[widths[layer]]
+            gain += reach
+            if gain > self.rate * (seconds[layer + 1] - seconds[depth]):
+                return True
+        return False
+
+
+@dataclass(slots=True)
+class Known:
+    """What the requests that learn together know."""
+
+    places: Places = field(default_factory=Places)
+    paths: Experience = field(default_factory=Experience)
+    drafted: int = 0  # rounds with drafts
+    idle: int = 0  # rounds since one last drafted
+    plan: Plan | None = None
+
+
+@dataclass(slots=True)
+class Auto(DepthController):
+    """Draft on while that raises the tokens per second of the machine.
+
+    With `Plan`'s rate lambda for what a second is worth, before each layer go on if some number of layers more yields
+    more: (reach of the path so far) x (chances of the next layers) > lambda x (their seconds at the load), where reach
+    and the next layer's chance follow from the draft's probabilities of what was drafted (`Path`). That finds
+    B* = argmax (R + sum of the chances of B drafts) / (C_draft + C_verify(B)) layer by layer.
 
     Nothing depends on tokens that are not drawn yet, so the law of the output stays as it is at any load. Where
-    drafting does not pay it is tried now and then, with a hundredth of the time.
+    drafting does not pay it is tried now and then, with a hundredth of the time; more often while little is known.
     """
 
     most: int
@@ -70,14 +128,10 @@ class Auto(DepthController):
     roots: int = 1  # nodes that the first layer hangs on, or beams
     discount: float = 0.99
     shared: bool = True
-    places: Places = field(default_factory=Places)
-    seen: Experience = field(default_factory=Experience)
+    known: Known = field(default_factory=Known)
     needs: frozenset[str] = LOGITS | LOAD
     _path: Path = field(init=False, default_factory=Path)
-    _widths: list[int] = field(init=False, default_factory=list)  # of the round's plan
-    _seconds: list[float] = field(init=False, default_factory=list)  # of a step with 0, 1, ... layers
-    _chances: list[float] = field(init=False, default_factory=list)  # of a layer, by its width
-    _rate: float = field(init=False, default=0.0)  # lambda
+    _plan: Plan = field(init=False)
     _tries: bool = field(init=False, default=False)
 
     def for_request(self) -> Auto:
@@ -88,53 +142,40 @@ class Auto(DepthController):
         return replace(self, shared=False, needs=self.needs - LOAD)
 
     def start(self, streams: Streams, load: Load = ALONE) -> None:
-        self._path = Path.begin(self.seen)
-        self._chances = chances = self.places.chances(max(self.widths))
+        known, plan = self.known, self.known.plan
+        age = min(known.drafted, max(AGE, STEPS * load.drafting))
+        if plan is None or plan.rounds > age or plan.load != load.counts:
+            plan = known.plan = self._planned(load)
+        plan.rounds += 1
+        self._plan, self._path = plan, Path(plan.own, plan.next)
+        self._tries = known.idle >= plan.price / (TRIED + EAGER / (1 + known.drafted) ** 2)
+        if self._tries:
+            known.idle = 0  # others need not try now
+
+    def _planned(self, load: Load) -> Plan:
+        own, after = self.known.paths.own.chances(), self.known.paths.next.chances()
+        plan = Plan(load.counts, own, after, self.known.places.chances(max(self.widths)))
         full = [self.widths[min(layer, len(self.widths) - 1)] for layer in range(self.most)]
-        self._rate = 0.0
-        for cap in sorted(set(self.widths)):
-            widths = [min(cap, width) for width in full]
-            layers, rows = [], self.roots
-            for width in widths:
-                rows *= width
-                layers.append(rows)
-            seconds = load.seconds(layers)
-            tokens, reach = load.tokens + 1, 1.0
-            for depth in range(self.most + 1):
-                if depth:
-                    reach *= chances[widths[depth - 1]]
-                    tokens += reach
-                if tokens > self._rate * seconds[depth]:
-                    self._rate = tokens / seconds[depth]
-                    self._widths, self._seconds = widths, seconds
-        price = (load.draft(1) + self._seconds[min(1, self.most)] - self._seconds[0]) / self._seconds[0]
-        self._tries = self.places.idle >= min(MOST, max(LEAST, price / TRIED))
+        for cap in sorted(set(self.widths), reverse=True):
+            plan.consider([min(cap, width) for width in full], self.roots, load)
+        return plan
 
     def deeper(self, growth: Growth) -> bool:
         path, depth = self._path, growth.depth
         chance = path.follow(growth)
-        if depth >= self.most or not ((self._tries and not depth) or self._pays(depth, path.reach * chance)):
+        if depth >= self.most or not ((self._tries and not depth) or self._plan.pays(depth, path.reach * chance)):
             return False
         path.asked = depth + 1
         return True
 
-    def _pays(self, depth: int, reach: float) -> bool:
-        """Whether some number of layers more is worth its time; `reach`: the chance that the next one is accepted."""
-        seconds, gain = self._seconds, 0.0
-        for layer in range(depth, self.most):
-            gain += reach
-            if gain > self._rate * (seconds[layer + 1] - seconds[depth]):
-                return True
-            reach *= self._chances[self._widths[min(layer + 1, self.most - 1)]]
-        return False
-
     def width(self, most: int) -> int:
-        return min(most, self._widths[self._path.asked - 1])
+        return min(most, self._plan.widths[self._path.asked - 1])
 
     def observe(self, round_: Round, state: Tensor | None = None) -> None:
         if not round_.attempted:
-            self.places.idle += 1
+            self.known.idle += 1
             return
-        self.places.idle = 0
-        self.places.add(round_, self.discount)
-        self._path.learn(round_, self.seen, self.discount)
+        self.known.idle = 0
+        self.known.drafted += 1
+        self.known.places.add(round_, self.discount)
+        self._path.learn(round_, self.known.paths, self.discount)

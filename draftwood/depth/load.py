@@ -26,6 +26,11 @@ class Load:
     rows: int = 0
 
     @property
+    def counts(self) -> tuple[int, int, int]:
+        """Requests that draft, others, and their rows."""
+        return self.drafting, self.others, self.rows
+
+    @property
     def tokens(self) -> float:
         """Tokens that a target pass yields for others, per request that drafts: at least one each."""
         return self.others / self.drafting
@@ -44,6 +49,12 @@ class Load:
             verified += before
             found.append((drafted + self.verify(verified)) / n)
         return found
+
+    @property
+    def one(self) -> float:
+        """Seconds that a single draft of a single request adds to a step without drafts."""
+        rows = self.drafting + self.rows
+        return self.draft(1) + self.verify(rows + 1) - self.verify(rows)
 
     def ratio(self, layers: Sequence[int]) -> float:
         """c: the marginal time of a layer, the mean of some, in times that a request without drafts takes of a step."""

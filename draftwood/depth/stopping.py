@@ -5,6 +5,7 @@ Learns from rounds: its own request's, or all where shared.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -61,16 +62,11 @@ class Path:
     confidence is not known yet, gets the chance that layers had behind one of the last layer's confidence.
     """
 
+    own: Sequence[float] = ()  # chances by confidence
+    next: Sequence[float] = ()
     asked: int = 0  # layers that were agreed to
     reach: float = 1.0  # chance that all drafted layers are accepted
-    _own: list[float] = field(default_factory=list)  # the chances, made once per round
-    _next: list[float] = field(default_factory=list)
     _bins: list[int] = field(default_factory=list)  # of the round's layers so far
-
-    @classmethod
-    def begin(cls, seen: Experience) -> Path:
-        """Before a round's first layer."""
-        return cls(_own=seen.own.chances(), _next=seen.next.chances())
 
     def follow(self, growth: Growth) -> float:
         """Note the layer that was drafted last, if any; the chance of the next one where all before it are accepted."""
@@ -79,8 +75,8 @@ class Path:
             confidences = growth.confidences()
             last = min(BINS - 1, int(max(confidences) * BINS)) if confidences else UNKNOWN
             self._bins.append(last)
-            self.reach *= self._own[last]
-        return self._next[last]
+            self.reach *= self.own[last]
+        return self.next[last]
 
     def learn(self, round_: Round, seen: Experience, discount: float) -> None:
         """Add what became of the round."""
@@ -121,7 +117,7 @@ class OptimalStopping(DepthController):
 
     def start(self, streams: Streams, load: Load = ALONE) -> None:
         self.cost.start(load)
-        self._path = Path.begin(self.seen)
+        self._path = Path(self.seen.own.chances(), self.seen.next.chances())
 
     def deeper(self, growth: Growth) -> bool:
         path = self._path

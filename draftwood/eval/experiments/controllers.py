@@ -28,6 +28,7 @@ from draftwood.depth import (
     Entropy,
     Fixed,
     Growth,
+    Load,
     OptimalStopping,
     SpeedupThompson,
 )
@@ -151,7 +152,7 @@ def simulate(make: Make, text: Text, c: float, tokens: int, seed: int) -> tuple[
     while made < tokens:
         streams.at(made)
         predict.place = made
-        controller.start(streams)
+        controller.start(streams, Load(lambda rows: c, lambda rows: 1.0))
         growth, depth = Growth(0), 0
         while controller.deeper(growth):
             depth += 1
