@@ -131,7 +131,7 @@ class Auto(DepthController):
     known: Known = field(default_factory=Known)
     needs: frozenset[str] = LOGITS | LOAD
     _path: Path = field(init=False, default_factory=Path)
-    _plan: Plan = field(init=False)
+    _plan: Plan = field(init=False, repr=False, compare=False)
     _tries: bool = field(init=False, default=False)
 
     def for_request(self) -> Auto:
