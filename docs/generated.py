@@ -15,7 +15,7 @@ from typer.cli import get_docs_for_click
 
 from draftwood import Metrics, SamplingParams, load
 from draftwood.cli.listings import kind
-from draftwood.cli.main import COMMANDS, GROUP, GROUPS, made
+from draftwood.cli.main import COMMANDS, made
 from draftwood.depth import CONTROLLERS
 from draftwood.eval.tasks import TASKS
 from draftwood.explain.tree import FATES
@@ -107,14 +107,11 @@ def tasks() -> str:
 def commands() -> str:
     """Every command with its flags, as typer documents them."""
     parts = []
-    for name, home in COMMANDS.items():
-        group = f" {name}" if home == GROUP else ""
-        for each, place in (GROUPS[name][1] if group else {name: home}).items():
-            command = made(each, place)
-            context = typer.Context(command, info_name=each)
-            parts.append(
-                get_docs_for_click(obj=command, ctx=context, indent=1, name=each, call_prefix=f"draftwood{group}")
-            )
+    for name in COMMANDS:
+        group, _, each = f" {name}".rpartition(" ")
+        command = made(name)
+        context = typer.Context(command, info_name=each)
+        parts.append(get_docs_for_click(obj=command, ctx=context, indent=1, name=each, call_prefix=f"draftwood{group}"))
     return re.sub(r"\[/?[a-z][a-z ]*\]", "", "\n\n".join(parts))  # without rich's colours
 
 

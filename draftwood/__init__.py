@@ -6,9 +6,18 @@ from typing import TYPE_CHECKING, Any
 from draftwood.models.backend import mkl as kernels
 
 if TYPE_CHECKING:
+    from draftwood.async_engine import AsyncEngine
     from draftwood.core.records import Round
     from draftwood.engine import Engine, StreamEvent
-    from draftwood.errors import ConfigurationError, DraftwoodError, ModelError, NonFiniteError, RequestError
+    from draftwood.errors import (
+        ConfigurationError,
+        DraftwoodError,
+        ModelError,
+        NonFiniteError,
+        OutOfMemory,
+        Overloaded,
+        RequestError,
+    )
     from draftwood.loading import load
     from draftwood.methods import METHODS, Method
     from draftwood.metrics import Metrics
@@ -22,6 +31,7 @@ kernels.choose()
 
 __all__ = [
     "METHODS",
+    "AsyncEngine",
     "ConfigurationError",
     "DraftwoodError",
     "Engine",
@@ -30,6 +40,8 @@ __all__ = [
     "Metrics",
     "ModelError",
     "NonFiniteError",
+    "OutOfMemory",
+    "Overloaded",
     "RequestError",
     "Round",
     "SamplingParams",
@@ -39,8 +51,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "async_engine": ("AsyncEngine",),
     "engine": ("Engine", "StreamEvent"),
-    "errors": ("ConfigurationError", "DraftwoodError", "ModelError", "NonFiniteError", "RequestError"),
+    "errors": (
+        *("ConfigurationError", "DraftwoodError", "ModelError", "NonFiniteError"),
+        *("OutOfMemory", "Overloaded", "RequestError"),
+    ),
     "loading": ("load",),
     "methods": ("METHODS", "Method"),
     "models.tabular": ("TabularModel",),

@@ -20,18 +20,15 @@ def rounds(generation: Generation) -> Decoding[Round]:
     After a round the next roots are chosen but not forwarded (pending): one target forward per round serves both.
     """
     forest, recorder = generation.begin(), generation.recorder()
-    try:
-        while not recorder.over:
-            verdict, target = yield from recorder.watch(_round(generation, forest))
-            trunk, kept, grown = advance(forest, verdict)
-            generation.target.commit(trunk, kept, grown)
-            generation.drafter.commit(trunk, kept, grown, target)
-            record = recorder.round(forest, verdict, target, trunk, kept, grown)
-            generation.depth.observe(record, target.hidden(verdict.parent[0]))
-            forest = grown
-            yield record
-    finally:
-        generation.close()
+    while not recorder.over:
+        verdict, target = yield from recorder.watch(_round(generation, forest))
+        trunk, kept, grown = advance(forest, verdict)
+        generation.target.commit(trunk, kept, grown)
+        generation.drafter.commit(trunk, kept, grown, target)
+        record = recorder.round(forest, verdict, target, trunk, kept, grown)
+        generation.depth.observe(record, target.hidden(verdict.parent[0]))
+        forest = grown
+        yield record
 
 
 def _round(generation: Generation, forest: Forest) -> Generator[Run, Answer, tuple[Verdict, Distributions]]:

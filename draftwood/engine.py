@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from threading import RLock
 from typing import TYPE_CHECKING, Any, SupportsIndex, Unpack
 from weakref import WeakKeyDictionary
 
@@ -16,17 +18,20 @@ from draftwood.core.records import Kind, Round
 from draftwood.decode import rounds
 from draftwood.depth import LOAD, Auto, Learner
 from draftwood.draft import SharedSession
-from draftwood.errors import ConfigurationError, DraftwoodError, RequestError, did_you_mean
+from draftwood.errors import ConfigurationError, DraftwoodError, Overloaded, RequestError, did_you_mean
 from draftwood.generation import Generation
 from draftwood.methods import Method
 from draftwood.models.base import CausalModel
 from draftwood.models.cache import Budget, Cache, free_bytes
 from draftwood.models.tokenizer import INCOMPLETE, Tokenizer, TokenStream
-from draftwood.params import SamplingParams
+from draftwood.params import RuntimeParams, SamplingParams
 from draftwood.request import Limits, MethodSpec, Options, Prompt, Request
 from draftwood.results import GenerationResult
-from draftwood.runtime.scheduler import SHORT, Scheduler, Task
+from draftwood.runtime.policy import SHORT
+from draftwood.runtime.prefix import PrefixCache
+from draftwood.runtime.scheduler import Scheduler
 from draftwood.runtime.session import Session
+from draftwood.runtime.task import Task
 from draftwood.text import Ending, StopStrings
 
 if TYPE_CHECKING:
@@ -77,23 +82,35 @@ class Engine:
         kv_cache_bytes: int | None = None,
         max_running: int = 64,
         max_queued: int | None = None,
+        reuse_prefixes: bool = True,
         load_aware: bool = False,
     ) -> None:
-        """`kv_cache_bytes` is the budget of all models' keys and values: by default half of the memory that is free.
-
-        At most `max_running` requests share the forwards, at most `max_queued` wait (None: any number).
-
-        `load_aware` has depth=auto follow the load in all requests; by default only in those whose text does not
-        depend on drafts (greedy, verify=coupled, beam search), since others would say something else under load.
-        """
+        """See `draftwood.params.RuntimeParams` for the last five."""
+        runtime = config.parse(
+            RuntimeParams,
+            {
+                "kv_cache_bytes": kv_cache_bytes,
+                "max_running": max_running,
+                "max_queued": max_queued,
+                "reuse_prefixes": reuse_prefixes,
+                "load_aware": load_aware,
+            },
+            "engine",
+        )
         self.target = target
         self.drafts = list(drafts)
         self.tokenizer = tokenizer
         self.end_tokens = end_tokens
         self.names = dict(names or {})
-        self.load_aware = load_aware
-        self._budget = Budget(free_bytes(target.device) // 2 if kv_cache_bytes is None else kv_cache_bytes)
-        self.scheduler = Scheduler(running=max_running, queue=max_queued, memory=self._budget.limit)
+        self._budget = Budget(runtime.kv_cache_bytes or free_bytes(target.device) // 2)
+        self.scheduler = Scheduler(
+            PrefixCache(runtime.reuse_prefixes),
+            running=runtime.max_running,
+            queue=runtime.max_queued,
+            memory=self._budget.limit,
+        )
+        self.load_aware = runtime.load_aware
+        self._building = RLock()
         self._caches: WeakKeyDictionary[CausalModel, Cache] = WeakKeyDictionary()
         self._models: dict[object, Sequence[CausalModel]] = {}  # what methods draft with; see Method.drafts_from
         self._learners: dict[Method, Learner] = {}  # controllers whose requests learn together
@@ -106,6 +123,16 @@ class Engine:
     def compile_seconds(self) -> float:
         """What torch.compile took so far, all models together; a part of the time of the requests that met it."""
         return float(sum(getattr(model, "compile_seconds", 0.0) for model in (self.target, *self.drafts)))
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Share of all prompt tokens, of all models, that was not computed since others had begun alike."""
+        prefixes = self.scheduler.prefixes
+        return prefixes.hits / prefixes.asked if prefixes.asked else 0.0
+
+    def reset_prefix_cache(self) -> None:
+        """Give back the keys and values that finished requests left for others."""
+        self.scheduler.exclusively(self.scheduler.prefixes.reset)
 
     def draft_with(self, method: MethodSpec, models: Sequence[CausalModel]) -> None:
         """Have a method draft with `models` in place of what it makes or loads for the target.
@@ -135,27 +162,32 @@ class Engine:
         `max_new_tokens` or where the context ends. Raises RequestError or ConfigurationError where something asked for
         is wrong, before any work is done.
         """
-        generation = self._generation(
-            self.request(prompt, method=method, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, **limits)
+        generation = self.generation(
+            prompt, method=method, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, **limits
         )
-        for round_ in self._rounds(generation):
-            generation.note(round_)
+        with closing(self._rounds(generation)) as rounds:
+            for round_ in rounds:
+                generation.note(round_)
         return generation.result()
 
-    def _rounds(self, generation: Generation) -> Iterator[Round]:
+    def _rounds(self, generation: Generation) -> Generator[Round, None, None]:
         """A request's rounds as they come; others go on meanwhile. Closing the iterator cancels the request."""
-        return self.scheduler.events(self.submit(generation))
+        yield from self.scheduler.events(self.submit(generation))
 
-    def submit(self, generation: Generation, notify: Callable[[], object] | None = None) -> Task[Round]:
-        """Queue a request with the engine's scheduler; `notify` is called when there is a round, and at the end.
+    def submit(self, generation: Generation) -> Task[Round]:
+        """Queue a request. Raises RequestError where it can never fit, Overloaded where the queue is full."""
+        return self.scheduler.submit(self.task(generation))
 
-        Raises RequestError where its keys and values can never fit, Overloaded where the queue is full.
+    def task(self, generation: Generation, notify: Callable[[], object] | None = None) -> Task[Round]:
+        """A request as the engine's scheduler takes it; `notify` is called when there is a round, and at the end.
+
+        Raises RequestError where its keys and values can never fit into the memory.
         """
         prompt, sessions = len(generation.request.prompt), (generation.target, *generation.drafts)
         most = prompt + generation.request.max_new_tokens + SHORT
-        return self.scheduler.submit(
-            Task(partial(rounds, generation), sessions, prompt, most, generation.depth.needs >= LOAD, notify)
-        )
+        task = Task(partial(rounds, generation), sessions, prompt, most, notify, generation.depth.needs >= LOAD)
+        self.scheduler.check(task)
+        return task
 
     def explain(self, prompt: Prompt, **options: Unpack[Options]) -> Explanation:
         """As `generate`, and keep what became of every draft.
@@ -165,21 +197,28 @@ class Engine:
         """
         from draftwood.explain.explanation import Explanation
 
-        generation = self._generation(self.request(prompt, **options))
+        generation = self.generation(prompt, **options)
         return Explanation.of(
             generation, self._rounds, self.tokenizer, {**self.names, "device": str(self.target.device)}
         )
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Iterator[StreamEvent]:
         """As `generate`, round by round; bad input is refused at once. Closing the iterator cancels the request."""
-        return self._stream(self._generation(self.request(prompt, **options)))
+        generation = self.generation(prompt, **options)
+        return self._stream(generation, self.task(generation))
 
-    def _stream(self, generation: Generation) -> Iterator[StreamEvent]:
+    def _stream(self, generation: Generation, task: Task[Round]) -> Iterator[StreamEvent]:
+        with closing(self.scheduler.events(self.scheduler.submit(task))) as rounds:
+            for round_ in rounds:
+                yield self.event(generation, round_)
+
+    @staticmethod
+    def event(generation: Generation, round_: Round) -> StreamEvent:
+        """What a stream shows of a round."""
+        generation.note(round_)
         ending = generation.ending
-        for round_ in self._rounds(generation):
-            generation.note(round_)
-            result = None if ending.reason is None else generation.result()
-            yield StreamEvent(ending.new_text(), round_.tokens, round_.kinds, round_.logprobs, round_, result)
+        result = None if ending.reason is None else generation.result()
+        return StreamEvent(ending.new_text(), round_.tokens, round_.kinds, round_.logprobs, round_, result)
 
     def batch(
         self,
@@ -198,10 +237,11 @@ class Engine:
         results: dict[int, GenerationResult] = {}
         prompts = prompts if isinstance(prompts, str | bytes | Mapping) else list(prompts)
         try:
-            for index, result in self.as_completed(prompts, concurrency, **options):
-                results[index] = result
-                if progress is not None:
-                    progress(len(results), len(prompts))
+            with closing(self.as_completed(prompts, concurrency, **options)) as completed:
+                for index, result in completed:
+                    results[index] = result
+                    if progress is not None:
+                        progress(len(results), len(prompts))
         except KeyboardInterrupt:
             raise BatchInterrupted(results) from None
         except BatchFailed as failed:
@@ -211,7 +251,7 @@ class Engine:
 
     def as_completed(
         self, prompts: Sequence[Prompt | Mapping[str, Any]], concurrency: int = 8, **options: Unpack[Options]
-    ) -> Iterator[tuple[int, GenerationResult]]:
+    ) -> Generator[tuple[int, GenerationResult], None, None]:
         """As `batch`, but (place among the prompts, result) as each request ends; bad input is refused at once."""
         _whole("concurrency", concurrency, 1)
         if isinstance(prompts, str | bytes | Mapping):
@@ -228,32 +268,43 @@ class Engine:
             self.request(**{**options, **(entry if isinstance(entry, Mapping) else {"prompt": entry})})
             for entry in entries
         ]
-        return self._completed(dict(enumerate(map(self._generation, requests))), concurrency)
+        queue = deque(
+            (index, generation, self.task(generation))
+            for index, generation in enumerate(map(self._generation, requests))
+        )
+        return self._completed(queue, concurrency)
 
-    def _completed(self, generations: dict[int, Generation], limit: int) -> Iterator[tuple[int, GenerationResult]]:
-        tasks: dict[int, Task[Round]] = {}
+    def _completed(
+        self, queue: deque[tuple[int, Generation, Task[Round]]], limit: int
+    ) -> Generator[tuple[int, GenerationResult], None, None]:
+        tasks: dict[int, tuple[Generation, Task[Round]]] = {}
         errors: dict[int, BaseException] = {}
-        waiting = iter(list(generations.items()))
         try:
-            while True:
-                for index, generation in islice(waiting, limit - len(tasks)):
-                    tasks[index] = self.submit(generation)
-                if not tasks:
-                    break
-                self.scheduler.wait(tasks.values())
-                for index, task in list(tasks.items()):
+            while queue or tasks:
+                while queue and len(tasks) < limit:
+                    index, generation, task = queue[0]
+                    try:
+                        self.scheduler.submit(task)
+                    except Overloaded:
+                        if not tasks:
+                            raise
+                        break  # it waits here until one of the others has ended
+                    tasks[index] = generation, task
+                    queue.popleft()
+                self.scheduler.wait([task for _, task in tasks.values()])
+                for index, (generation, task) in list(tasks.items()):
+                    done = task.done
                     while task.events:
-                        generations[index].note(task.events.popleft())
-                    if not task.done:
+                        generation.note(task.events.popleft())
+                    if not done:
                         continue
-                    del tasks[index]
-                    generation = generations.pop(index)  # nothing is kept of what has ended
+                    del tasks[index]  # nothing is kept of what has ended
                     if task.error is None:
                         yield index, generation.result()
                     else:
                         errors[index] = task.error
         finally:
-            for task in tasks.values():
+            for _, task in tasks.values():
                 self.scheduler.cancel(task)
         if errors:
             raise BatchFailed(errors) from next(iter(errors.values()))
@@ -359,8 +410,16 @@ class Engine:
         if len(bias) == vocab and all(value == -math.inf for value in bias.values()):
             raise ConfigurationError("sampling: logit_bias forbids every token; leave at least one")
 
+    def generation(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
+        """What carries a request out: checked, its parts made, no memory taken."""
+        return self._generation(self.request(prompt, **options))
+
     def _generation(self, request: Request) -> Generation:
         """Build the method's parts; memory is taken when it first runs."""
+        with self._building:
+            return self._built(request)
+
+    def _built(self, request: Request) -> Generation:
         models = self._models.get(request.method.drafts_from)
         if models is None:
             models = self._models[request.method.drafts_from] = request.method.models(self.target, self.drafts)

@@ -24,7 +24,7 @@ from draftwood.verify import Verifier
 
 @dataclass(slots=True, kw_only=True)
 class Generation:
-    """One request under way. It takes memory of the caches when it first runs, and gives it back with `close`."""
+    """One request under way. Its sessions take memory when they first run; whoever carries it out closes them."""
 
     request: Request
     target: Session
@@ -92,15 +92,11 @@ class Generation:
         self.rounds.append(round_)
         self.metrics.add(round_)
 
-    def close(self) -> None:
-        """Give all cache rows back."""
-        for session in (self.target, *self.drafts):
-            session.close()
-
     def result(self) -> GenerationResult:
         """What the rounds so far come to."""
         self.metrics.seconds = perf_counter() - self.began if self.began else 0.0
         self.metrics.peak_slots = self.target.peak
+        self.metrics.reused_tokens = self.target.reused
         rounds, ending, request = self.rounds, self.ending, self.request
         beams = rounds[-1].beams if rounds else []
         for beam in beams:

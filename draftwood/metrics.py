@@ -39,6 +39,7 @@ class Metrics:
     met_at: list[list[int]] = field(default_factory=list)  # [layer][place]: how often a sibling drawn there was met
     taken_at: list[list[int]] = field(default_factory=list)  # and accepted
     peak_slots: int = 0  # most cache slots that the target held at once
+    reused_tokens: int = 0  # of the prompt, whose keys and values another request had left behind
     layers: int = 0  # of beams: all that rounds gave, accepted ones and the one that ended the round
     widths: int = 0  # beams in these layers, with multiplicity
     widths_accepted: int = 0  # those of them that were drafts

@@ -52,3 +52,26 @@ class SamplingParams(BaseModel):
             or self.frequency_penalty != 0
             or bool(self.logit_bias)
         )
+
+
+class RuntimeParams(BaseModel):
+    """How requests share an engine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kv_cache_bytes: Annotated[
+        int | None,
+        Field(ge=1, description="bytes of keys and values of all models; by default half of the memory that is free"),
+    ] = None
+    max_running: Annotated[int, Field(ge=1, description="requests that share the forwards at most")] = 64
+    max_queued: Annotated[int | None, Field(ge=0, description="requests that may wait; by default any number")] = None
+    reuse_prefixes: Annotated[
+        bool, Field(description="take what requests that began alike have computed of their prompts and texts")
+    ] = True
+    load_aware: Annotated[
+        bool,
+        Field(
+            description="depth=auto follows the load in every request; by default only where the text cannot depend on "
+            "it: greedy, verify=coupled, beam search"
+        ),
+    ] = False

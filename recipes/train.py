@@ -37,10 +37,7 @@ Rows = np.ndarray[tuple[int, int], np.dtype[np.uint16]]  # packed tokens [rows, 
 
 def shape(role: str, vocab_size: int) -> DecoderConfig:
     """Return the configuration of the target or the draft."""
-    layers, width, inner, heads, kv_heads = {
-        "target": (12, 192, 512, 6, 2),
-        "draft": (2, 128, 352, 4, 2),
-    }[role]
+    layers, width, inner, heads, kv_heads = {"target": (12, 192, 512, 6, 2), "draft": (2, 128, 352, 4, 2)}[role]
     return DecoderConfig(
         vocab_size=vocab_size,
         hidden_size=width,
@@ -169,7 +166,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     tokenizer = shared_tokenizer(options.work)
     decay_from = int(0.7 * options.steps) if options.decay_from is None else options.decay_from
-    schedule = Schedule(options.rate, options.warmup, decay_from, options.steps)
+    schedule = Schedule(options.rate, options.warmup, options.steps, decay_from)
     long_from = decay_from if options.long_from is None else options.long_from
     short, seed = options.work, options.seed
     saved = options.work / f"{options.role}-{seed}.safetensors"

@@ -235,13 +235,13 @@ WIDE: Options = {"width": 2, "draft_width": 2, "gamma": 1}
 def test_check_finds_the_ratio_the_wrong_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spec §9.1."""
     monkeypatch.setattr("draftwood.verify.beam.acceptance", lambda p, q: min(1.0, q / p) if p > 0 else 1.0)
-    assert distance(Enumerated(monkeypatch, 3), SHARP, {}, 3) > 0.02
+    assert distance(Enumerated(monkeypatch, 2), SHARP, {}, 3) > 0.2
 
 
 def test_check_finds_a_draft_joint_that_was_not_restricted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spec §9.2."""
     monkeypatch.setattr(Joint, "restrict", lambda joint, beams: joint)
-    assert distance(Enumerated(monkeypatch, 3), SHARP, {}, 3) > 0.005
+    assert distance(Enumerated(monkeypatch, 2), SHARP, {}, 3) > 0.02
 
 
 def test_check_finds_forgotten_likelihoods_of_beams(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_check_finds_forgotten_likelihoods_of_beams(monkeypatch: pytest.MonkeyPa
         return over(nodes, dict.fromkeys(nodes, 0.0), *rest)
 
     monkeypatch.setattr(layers, "joint_over", forgetful)
-    assert distance(Enumerated(monkeypatch, 2), WIDE, {}, 3) > 0.02
+    assert distance(Enumerated(monkeypatch, 2), WIDE, {}, 2) > 0.05
 
 
 def test_check_finds_the_wrong_kind_of_draws(monkeypatch: pytest.MonkeyPatch) -> None:

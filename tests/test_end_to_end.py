@@ -22,7 +22,7 @@ from draftwood.verify import Rejection, tree
 
 PROMPT = [1, 2, 1, 2]
 VOCAB, LENGTH, END = 4, 4, frozenset({0})
-COUNT, FEW = 20_000, 5_000  # generations where the check must pass, and where it must fail
+COUNT, FEW = 20_000, 2_000  # generations where the check must pass, and where it must fail
 TARGET = TabularModel.random(VOCAB, seed=11, order=4)
 DRAFTS = [TabularModel.random(VOCAB, seed=12, order=3), TabularModel.random(VOCAB, seed=13, order=2)]
 
@@ -100,7 +100,7 @@ def plain_runs(warped: str) -> list[dict[Output, float]]:
 
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if cell in EVERYDAY], ids=str)
 def test_generations_follow_plain_decoding(cell: tuple[str, str, str, int]) -> None:
-    """5,000 generations against the exact law, by chi-square and by total variation."""
+    """2,000 generations against the exact law, by chi-square and by total variation."""
     follows_plain_decoding(cell, FEW)
 
 
@@ -183,14 +183,14 @@ def test_check_finds_drafts_that_were_not_warped(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Proposer, "__call__", unwarped)
     samples = biased_samples(monkeypatch, Rejection(), WARPS["top_k"])
-    assert surplus(samples, plain_law("top_k")) > 15
+    assert surplus(samples, plain_law("top_k")) > 6  # right methods stay below 5
 
 
 def test_check_finds_a_baseline_warped_unlike_the_method() -> None:
     """Temperature applied twice, and a warp that only one side has."""
     options, drafts = METHOD_CELLS["speculative"]
     samples = generations(options, drafts, {"temperature": 1.3 * 1.3, "top_k": 3}, count=FEW)
-    assert surplus(samples, plain_law("top_k")) > 15
+    assert surplus(samples, plain_law("top_k")) > 6  # right methods stay below 5
 
 
 # -- exact: the engine under enumerated randomness -------------------------------------------------------------------
@@ -211,9 +211,22 @@ ENUMERATED = [  # method, its options, draft models, vocabulary, tokens
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "drafts", "vocab", "length"), ENUMERATED, ids=str)
+LONG = [  # without truncation these have thousands of replays
+    ("speculative", {"gamma": 2}, 1, 4, 4),
+    ("specinfer", {"expansion": [2, 2]}, 1, 3, 4),
+    ("specinfer", {"expansion": [2, 1]}, 2, 3, 3),
+]
+WARPED: dict[str, Any] = {"temperature": 1.5, "top_k": 2, "presence_penalty": 0.5}
+
+
 @pytest.mark.parametrize(
-    "sampling", [{}, {"temperature": 1.5, "top_k": 2, "presence_penalty": 0.5}], ids=["plain", "warped"]
+    ("name", "options", "drafts", "vocab", "length", "sampling"),
+    [
+        pytest.param(*case, sampling, marks=[pytest.mark.slow] if case in LONG and not sampling else [])
+        for case in ENUMERATED
+        for sampling in ({}, WARPED)
+    ],
+    ids=str,
 )
 def test_engine_law_is_exact(
     name: str,

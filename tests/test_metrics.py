@@ -7,7 +7,12 @@ import pytest
 
 from draftwood import Engine, Metrics, Round, TabularModel
 from draftwood.core.records import Judged, Layer
-from draftwood.verify.width import expected_layers
+
+
+def expected_layers(threshold: float, beta: float, gamma: int) -> float:
+    """Theorem 3.2: at least (1 - a^(gamma+1))/(1 - a) layers per round are expected, a = min(t, beta) (spec §9.7)."""
+    a = min(threshold, beta)
+    return float(gamma + 1) if a >= 1 else (1 - a ** (gamma + 1)) / (1 - a)
 
 
 def round_(tokens: list[int], drafted: int, depth: int, attempted: int, **given: Any) -> Round:

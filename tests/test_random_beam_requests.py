@@ -6,16 +6,17 @@ Deterministic beams are compared with the naive search of beam_reference.py, tok
 import math
 from typing import Any
 
+import pytest
 from beam_reference import BeamLaw, beam_search, log_softmax
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pytest import approx
-from test_random_requests import LETTERS, all_rows_are_free, engines
+from test_random_requests import LETTERS, all_rows_are_free, engines, examples
 from test_random_requests import requests as plain_requests
 
 from draftwood import Engine, GenerationResult, SamplingParams, TabularModel
 
-ALONE, GROUP_SIZE = 350, 60
+ALONE, BATCHES = (150, 350), (25, 60)  # examples by default and in slow tests
 
 ANSWERS = {"n_best": st.integers(1, 4), "length_penalty": st.sampled_from([0.0, 1.0, 1.0, -0.5, 2.0])}
 SAMPLED = {
@@ -178,9 +179,33 @@ def check_search(engine: Engine, request: dict[str, Any], result: GenerationResu
         assert result.metrics.rounds <= same.metrics.rounds
 
 
-@settings(max_examples=ALONE, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@examples(ALONE[0])
 @given(st.data())
 def test_a_request_with_beams_alone(data: st.DataObject) -> None:
+    alone(data)
+
+
+@pytest.mark.slow
+@examples(ALONE[1])
+@given(st.data())
+def test_many_requests_with_beams_alone(data: st.DataObject) -> None:
+    alone(data)
+
+
+@examples(BATCHES[0])
+@given(st.data())
+def test_mixed_requests_in_a_batch(data: st.DataObject) -> None:
+    mixed(data)
+
+
+@pytest.mark.slow
+@examples(BATCHES[1])
+@given(st.data())
+def test_mixed_requests_in_many_batches(data: st.DataObject) -> None:
+    mixed(data)
+
+
+def alone(data: st.DataObject) -> None:
     engine = one_draft(data.draw(engines()))
     request = data.draw(beam_requests(engine))
     result = engine.generate(**request)
@@ -195,20 +220,16 @@ def test_a_request_with_beams_alone(data: st.DataObject) -> None:
     assert all_rows_are_free(engine)
 
 
-@settings(
-    max_examples=GROUP_SIZE, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
-@given(st.data())
-def test_mixed_requests_in_a_batch(data: st.DataObject) -> None:
+def mixed(data: st.DataObject) -> None:
     """With and without beams, at once: each is what it is alone."""
     engine = one_draft(data.draw(engines()))
     batch = data.draw(st.lists(st.one_of(beam_requests(engine), plain_requests(engine)), min_size=2, max_size=5))
     results = engine.batch(batch, concurrency=data.draw(st.integers(1, 5)))
     for request, result in zip(batch, results, strict=True):
-        alone = engine.generate(**request)
-        assert (result.tokens, result.kinds, result.text) == (alone.tokens, alone.kinds, alone.text)
-        assert result.logprobs == alone.logprobs and result.finish_reason == alone.finish_reason
+        single = engine.generate(**request)
+        assert (result.tokens, result.kinds, result.text) == (single.tokens, single.kinds, single.text)
+        assert result.logprobs == single.logprobs and result.finish_reason == single.finish_reason
         assert [(beam.tokens, beam.text, beam.score) for beam in result.beams] == [
-            (beam.tokens, beam.text, beam.score) for beam in alone.beams
+            (beam.tokens, beam.text, beam.score) for beam in single.beams
         ]
     assert all_rows_are_free(engine)

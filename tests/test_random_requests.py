@@ -4,6 +4,7 @@ import math
 import random
 from typing import Any
 
+import pytest
 from enumeration import slow_penalties, slow_warp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from pytest import approx
 from draftwood import Engine, GenerationResult, SamplingParams, TabularModel
 
 LETTERS = "abcdef"
-ALONE, GROUP_SIZE = 700, 130  # examples; a batch has one to five requests
+ALONE, BATCHES = (300, 700), (60, 130)  # examples by default and in slow tests; a batch has two to five requests
 
 
 class LetterTokenizer:
@@ -207,9 +208,39 @@ def all_rows_are_free(engine: Engine) -> bool:
     return all(sorted(cache._free_rows) == list(range(cache.rows)) for cache in engine._caches.values())
 
 
-@settings(max_examples=ALONE, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+def examples(count: int) -> settings:
+    return settings(
+        max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    )
+
+
+@examples(ALONE[0])
 @given(st.data())
 def test_a_request_alone(data: st.DataObject) -> None:
+    alone(data)
+
+
+@pytest.mark.slow
+@examples(ALONE[1])
+@given(st.data())
+def test_many_requests_alone(data: st.DataObject) -> None:
+    alone(data)
+
+
+@examples(BATCHES[0])
+@given(st.data())
+def test_requests_in_a_batch(data: st.DataObject) -> None:
+    together(data)
+
+
+@pytest.mark.slow
+@examples(BATCHES[1])
+@given(st.data())
+def test_requests_in_many_batches(data: st.DataObject) -> None:
+    together(data)
+
+
+def alone(data: st.DataObject) -> None:
     engine = data.draw(engines())
     request = data.draw(requests(engine))
     result = engine.generate(**request)
@@ -224,11 +255,7 @@ def test_a_request_alone(data: st.DataObject) -> None:
     assert all_rows_are_free(engine)
 
 
-@settings(
-    max_examples=GROUP_SIZE, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
-@given(st.data())
-def test_requests_in_a_batch(data: st.DataObject) -> None:
+def together(data: st.DataObject) -> None:
     """Each request of a batch is what it is alone, whatever the others are and however many run at once."""
     engine = data.draw(engines())
     batch = data.draw(st.lists(requests(engine), min_size=2, max_size=5))
@@ -236,7 +263,7 @@ def test_requests_in_a_batch(data: st.DataObject) -> None:
     assert len(results) == len(batch)
     for request, result in zip(batch, results, strict=True):
         check(engine, request, result)
-        alone = engine.generate(**request)
-        assert (result.tokens, result.kinds, result.text) == (alone.tokens, alone.kinds, alone.text)
-        assert result.logprobs == alone.logprobs and result.seed == request["seed"]
+        single = engine.generate(**request)
+        assert (result.tokens, result.kinds, result.text) == (single.tokens, single.kinds, single.text)
+        assert result.logprobs == single.logprobs and result.seed == request["seed"]
     assert all_rows_are_free(engine)

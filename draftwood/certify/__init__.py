@@ -4,8 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from draftwood.certify.budget import Budget
-    from draftwood.certify.checks import Check
+    from draftwood.certify.checks import Budget, Check
     from draftwood.certify.report import Certificate, Report, Watch, certify, certify_each
 
 __all__ = ["Budget", "Certificate", "Check", "Report", "Watch", "certify", "certify_each"]
@@ -14,6 +13,6 @@ __all__ = ["Budget", "Certificate", "Check", "Report", "Watch", "certify", "cert
 def __getattr__(name: str) -> Any:
     """A public name, imported when it is first used: budgets are read without torch."""
     if name in __all__:
-        home = {"Budget": "budget", "Check": "checks"}.get(name, "report")
+        home = "checks" if name in ("Budget", "Check") else "report"
         return getattr(import_module(f"draftwood.certify.{home}"), name)
     raise AttributeError(f"module 'draftwood.certify' has no attribute {name!r}")

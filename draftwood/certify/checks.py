@@ -1,9 +1,29 @@
-"""What one check of a certificate says."""
+"""How much a certificate checks, and what one check says. Imports no torch: `Budget` gives the command its options."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+CHECKS = "Checks"
+Count = Annotated[int, Field(ge=1)]
+
+
+class Budget(BaseModel):
+    """How much each check does."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title=CHECKS)
+
+    runs: Count = Field(default=1000, description="Generations per combination of warp and batch on tabular models.")
+    replays: Count = Field(default=1000, description="Most outcomes of an enumerated case.")
+    identities: Count = Field(default=200, description="Texts that are compared with those of a reference.")
+    pair_runs: Count = Field(default=600, description="Sampled generations of the pair.")
+    max_new_tokens: Count = Field(default=64, description="Tokens of the pair's greedy text.")
+    position: int = Field(default=2, ge=0, description="The law of the pair is checked up to this token, from 0.")
+    seed: int = Field(default=1, description="Of tabular models and runs.")
+
 
 Verdict: TypeAlias = Literal["PASS", "FAIL", "LOSSY", "N/A"]
 
@@ -19,7 +39,3 @@ class Check:
     verdict: Verdict
     reason: str
     figures: dict[str, Any] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
-        return {"name": self.name, "verdict": self.verdict, "reason": self.reason, "figures": self.figures}

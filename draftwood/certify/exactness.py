@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,47 +124,52 @@ def rule_check(method: Method, seed: int, most: int, identities: int, advance: A
     return Check(name, "FAIL" if worst.wrong else "PASS" if method.lossless else "LOSSY", text, figures)
 
 
+def _same(
+    name: str, what: str, sizes: Sequence[tuple[int, int, str]], runs: int, alike: Callable[[int, int], bool]
+) -> Check:
+    """Whether all of about `runs` outputs are those of a reference: `alike(which of the sizes, which run)`."""
+    found = [alike(number, i) for number in range(len(sizes)) for i in range(max(1, runs // len(sizes)))]
+    reason = f"{sum(found)} of {len(found)} {what}"
+    figures = {"outputs": len(found), "different": len(found) - sum(found)}
+    return Check(name, "PASS" if all(found) else "FAIL", reason, figures)
+
+
 def _repeats(method: Method, reference: Method, seed: int, seeds: int, advance: Advance) -> Check:
     """Every text is that of the method without drafts under the same seed."""
-    off, done = 0, 0
-    for number, (vocab, tokens, warp) in enumerate(
-        ((3, 6, "plain"), (4, 8, "top-k"), (4, 6, "top-p"), (3, 8, "penalties"))
-    ):
-        case = Case(method, vocab, tokens, warp, seed + 10 * number, order=3)
-        for i in range(max(1, seeds // 4)):
-            off += case.run(seed=i).tokens != case.run(reference, seed=i).tokens
-            done += 1
-            advance()
-    reason = f"{done - off} of {done} texts are those of {reference.name} under the same seed"
-    return Check("same text as without drafts", "FAIL" if off else "PASS", reason, {"texts": done, "different": off})
+    sizes = ((3, 6, "plain"), (4, 8, "top-k"), (4, 6, "top-p"), (3, 8, "penalties"))
+    cases = [Case(method, *size, seed + 10 * number, order=3) for number, size in enumerate(sizes)]
+
+    def alike(number: int, i: int) -> bool:
+        advance()
+        return cases[number].run(seed=i).tokens == cases[number].run(reference, seed=i).tokens
+
+    what = f"texts are those of {reference.name} under the same seed"
+    return _same("same text as without drafts", what, sizes, seeds, alike)
 
 
 def _searches(method: PlainBeamSearch, seed: int, runs: int, advance: Advance) -> Check:
     """All hypotheses, in order, are those of beam search written out, ties included."""
-    off, done = 0, 0
-    values = {**method.as_dict(), "n_best": method.width}
-    for number, (vocab, tokens, warp) in enumerate(
-        ((3, 6, "plain"), (4, 5, "penalties"), (4, 5, "plain"), (5, 4, "plain"))
-    ):
-        for i in range(max(1, runs // 4)):
-            tied = 2 if number > 1 else None  # so many values of every token, all as probable
-            case = Case(Method.parse(values), vocab, tokens, warp, seed + 10 * number + 100 * i, tied=tied)
-            wanted, _ = slow_beam_search(
-                case.target,
-                PROMPT,
-                method.width,
-                tokens,
-                lambda output: output[-1] in END,
-                method.length_penalty,
-                method.early_stopping,
-                case.params,
-            )
-            found = [tuple(beam.tokens) for beam in case.run().beams]
-            off += found != [output for output, _, _ in wanted]
-            done += 1
-            advance()
-    reason = f"{done - off} of {done} sets of hypotheses are those of beam search, written out"
-    return Check("same hypotheses as beam search", "FAIL" if off else "PASS", reason, {"sets": done, "different": off})
+    every = Method.parse({**method.as_dict(), "n_best": method.width})
+    sizes = ((3, 6, "plain"), (4, 5, "penalties"), (4, 5, "plain"), (5, 4, "plain"))
+
+    def alike(number: int, i: int) -> bool:
+        advance()
+        tied = 2 if number > 1 else None  # so many values of every token, all as probable
+        case = Case(every, *sizes[number], seed + 10 * number + 100 * i, tied=tied)
+        wanted, _ = slow_beam_search(
+            case.target,
+            PROMPT,
+            method.width,
+            case.tokens,
+            lambda output: output[-1] in END,
+            method.length_penalty,
+            method.early_stopping,
+            case.params,
+        )
+        return [tuple(beam.tokens) for beam in case.run().beams] == [output for output, _, _ in wanted]
+
+    what = "sets of hypotheses are those of beam search, written out"
+    return _same("same hypotheses as beam search", what, sizes, runs, alike)
 
 
 def sampled_check(method: Method, seed: int, runs: int, advance: Advance) -> Check:

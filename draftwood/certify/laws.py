@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeAlias
 
 from draftwood.certify.distances import Sample, total_variation
 from draftwood.certify.references import BeamLaw, Beams, Output, slow_width
-from draftwood.core.forest import FINISHED, TRUNK
 from draftwood.core.records import Round
 from draftwood.methods.beams import DynamicWidth
 from draftwood.results import GenerationResult
@@ -176,11 +175,7 @@ def _above(output: Output, parents: Collection[Output]) -> Output:
 
 def _output(round_: Round, node: int, token: int) -> Output:
     """The tokens of a first round's node and the one after it; node 0 is the end of the prompt."""
-    path = [] if token == FINISHED else [token]
-    while round_.forest_parent[node] != TRUNK:
-        path.append(round_.forest_token[node])
-        node = round_.forest_parent[node]
-    return tuple(reversed(path))
+    return tuple(round_.path(node, token)[1:])
 
 
 def layers_of(result: Found) -> History:
@@ -190,13 +185,7 @@ def layers_of(result: Found) -> History:
     found: list[tuple[int, Beams]] = []
     for round_ in result.rounds:
         for layer in round_.layers:
-            beams = []
-            for node, token in layer.beams:
-                path = [] if token == FINISHED else [token]
-                while node != TRUNK:
-                    path.append(round_.forest_token[node])
-                    node = round_.forest_parent[node]
-                beams.append(tuple([*trunk, *reversed(path)][start:]))
+            beams = (tuple([*trunk, *round_.path(*beam)][start:]) for beam in layer.beams)
             found.append((layer.width, tuple(beams)))
         trunk += [round_.forest_token[node] for node in round_.forest_path]
     return tuple(found)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -118,11 +119,8 @@ def greedy_check(
         "bugs": bugs,
         "divergences": [
             {
-                "prompt": one.prompt,
-                "place": one.place,
-                "tokens": list(one.tokens),
+                **asdict(one),
                 "margin": one.margin if math.isfinite(one.margin) else None,
-                "bound": one.bound,
                 "kind": "numeric tie" if one.tie else "bug",
             }
             for one in found
@@ -173,25 +171,16 @@ def position_check(
         for result in results:
             outcomes.append(_first_layer(method, result) if beams else result.tokens[: position + 1])
             advance()
-    samples: list[dict[tuple[int, ...], list[int]]] = [{} for _ in range(position + 1)]
+    samples: dict[tuple[int, ...], Counter[int]] = {}  # after each prefix
     for tokens in outcomes:
-        if beams:
-            samples[0].setdefault((), []).extend(tokens)
-            continue
         for i, token in enumerate(tokens):
-            samples[i].setdefault(tuple(tokens[:i]), []).append(token)
-    fits = []
-    for i, groups in enumerate(samples):
-        taken = []
-        for prefix, drawn in groups.items():
-            if len(drawn) < FEWEST:
-                continue
+            samples.setdefault(() if beams else tuple(tokens[:i]), Counter())[token] += 1
+    taken: list[list[Sample[int]]] = [[] for _ in range(position + 1)]
+    for prefix, counts in samples.items():
+        if counts.total() >= FEWEST:
             probs = slow_warp(logits_after(engine, [*prompt, *prefix]).double().tolist(), params)
-            sample: Sample[int] = Sample({token: p for token, p in enumerate(probs) if p > 0})
-            sample.counts.update(drawn)
-            taken.append(sample)
-        if taken:
-            fits.append((i, fit(taken, RISK / len(samples))))
+            taken[len(prefix)].append(Sample({token: p for token, p in enumerate(probs) if p > 0}, counts))
+    fits = [(i, fit(some, RISK / len(taken))) for i, some in enumerate(taken) if some]
     if not fits:
         return Check(name, "N/A", f"needs at least {FEWEST} runs; raise --runs")
     failed = [i for i, each in fits if not each.holds]

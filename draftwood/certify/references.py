@@ -73,11 +73,7 @@ def step_law(model: TabularModel, prompt: Sequence[int], output: Sequence[int], 
 
 
 def exact_law(
-    model: TabularModel,
-    prompt: Sequence[int],
-    params: SamplingParams,
-    max_new_tokens: int,
-    end: Iterable[int] = (),
+    model: TabularModel, prompt: Sequence[int], params: SamplingParams, max_new_tokens: int, end: Iterable[int] = ()
 ) -> dict[Output, float]:
     """Every possible output of plain decoding and its probability."""
     ends = frozenset(end)
@@ -162,18 +158,11 @@ class BeamLaw:
 
     def next_sets(self, beams: Beams, width: int, replacement: bool) -> dict[Beams, float]:
         """Law of the set that `width` draws make."""
-        p = self.layer(beams)
-        law: dict[frozenset[Output], float] = {frozenset(): 1.0}
-        for _ in range(width if replacement else min(width, len(p))):
-            grown: dict[frozenset[Output], float] = {}
-            for drawn, chance in law.items():
-                left = 1.0 if replacement else math.fsum(v for name, v in p.items() if name not in drawn)
-                for name, value in p.items():
-                    if replacement or name not in drawn:
-                        new = drawn | {name}
-                        grown[new] = grown.get(new, 0.0) + chance * value / left
-            law = grown
-        return {tuple(sorted(drawn)): chance for drawn, chance in law.items()}
+        law: dict[Beams, float] = {}
+        for drawn, chance in self.draws(beams, width, replacement).items():
+            together = tuple(sorted(set(drawn)))
+            law[together] = law.get(together, 0.0) + chance
+        return law
 
     def law(self, width: int, replacement: bool, tokens: int) -> dict[Beams, float]:
         """Law of the final set of beams after `tokens` layers."""

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-import draftwood
-from draftwood.certify.budget import Budget
-from draftwood.certify.checks import Check, Verdict
+import torch
+
+from draftwood.certify.checks import Budget, Check, Verdict
 from draftwood.certify.exactness import CELLS, rule_check, sampled_check
 from draftwood.certify.pair import greedy_check, position_check, uncertain
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, DraftwoodError
+from draftwood.eval import provenance
 from draftwood.methods import Method
 from draftwood.params import SamplingParams
 
-
-class Watch:
-    """Whoever looks on: told of every check and step, and asked at each step whether to stop."""
-
-    def begin(self, method: Method, check: str, steps: int | None) -> None:
-        """A check begins; its number of steps, None where that is not known."""
-
-    def advance(self) -> None:
-        """A step is done."""
-
-    def cancelled(self) -> bool:
-        """Whether to stop here; what was finished is kept."""
-        return False
+Watch = Callable[[str, int, int | None], bool]  # (method and check, steps done, of how many) -> whether to go on
 
 
 class Cancelled(Exception):
@@ -56,13 +45,7 @@ class Certificate:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        return {
-            "method": self.method,
-            "lossless": self.lossless,
-            "verdict": self.verdict,
-            "complete": self.complete,
-            "checks": [check.as_dict() for check in self.checks],
-        }
+        return {**asdict(self), "verdict": self.verdict}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +54,7 @@ class Report:
 
     certificates: Sequence[Certificate]
     models: dict[str, Any] | None
+    environment: dict[str, Any]  # program, machine and moment
     complete: bool
 
     @property
@@ -83,7 +67,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return {
-            "draftwood": draftwood.__version__,
+            "environment": self.environment,
             "models": self.models,
             "verdict": self.verdict,
             "complete": self.complete,
@@ -106,51 +90,48 @@ def certify(
     """
     budget = budget or Budget()
     params = params or SamplingParams()
-    watch = watch or Watch()
     checks: list[Check] = []
+    done = 0
 
-    def advance() -> None:
-        if watch.cancelled():
+    def advance(count: int = 1) -> None:
+        nonlocal done
+        done += count
+        if watch is not None and not watch(f"{method.name}: {name}", done, steps):
             raise Cancelled
-        watch.advance()
 
-    def check(name: str, steps: int | None, run: Callable[[], Check], pair: bool = False) -> None:
-        watch.begin(method, name, steps)
-        try:
-            checks.append(run())
-        except Cancelled:
-            raise
-        except Exception as error:
-            fitting = not (pair and isinstance(error, DraftwoodError))
-            checks.append(
-                Check(name, "FAIL", f"{type(error).__name__}: {error}") if fitting else Check(name, "N/A", str(error))
-            )
-
-    def sampled_pair(engine: Engine) -> Check:
-        prompt = uncertain(engine, prompts, params, budget.pair_runs)
-        return position_check(engine, method, prompt, budget.position, budget.pair_runs, params, advance)
-
-    try:
-        check(
-            "small cases, exact",
-            None,
-            lambda: rule_check(method, budget.seed, budget.replays, budget.identities, advance),
-        )
-        check(
-            "whole outputs, sampled",
-            len(CELLS) * budget.runs,
-            lambda: sampled_check(method, budget.seed, budget.runs, advance),
-        )
-        if engine is not None and prompts:
-            check(
+    seed = budget.seed
+    work: list[tuple[str, int | None, Callable[[], Check]]] = [
+        ("small cases, exact", None, lambda: rule_check(method, seed, budget.replays, budget.identities, advance)),
+        ("whole outputs, sampled", len(CELLS) * budget.runs, lambda: sampled_check(method, seed, budget.runs, advance)),
+    ]
+    if engine is not None and prompts:
+        pair, runs = engine, budget.pair_runs
+        work += [
+            (
                 "greedy text of the pair",
                 len(prompts),
-                lambda: greedy_check(engine, method, prompts, budget.max_new_tokens, advance),
-                pair=True,
-            )
-            check("sampled tokens of the pair", budget.pair_runs, lambda: sampled_pair(engine), pair=True)
-    except Cancelled:
-        return Certificate(method.as_dict(), method.lossless, checks, complete=False)
+                lambda: greedy_check(pair, method, prompts, budget.max_new_tokens, advance),
+            ),
+            (
+                "sampled tokens of the pair",
+                runs,
+                lambda: position_check(
+                    pair, method, uncertain(pair, prompts, params, runs), budget.position, runs, params, advance
+                ),
+            ),
+        ]
+    for number, one in enumerate(work):
+        name, steps, run = one
+        done = 0
+        try:
+            advance(0)
+            checks.append(run())
+        except Cancelled:
+            return Certificate(method.as_dict(), method.lossless, checks, complete=False)
+        except Exception as error:
+            fitting = number < 2 or not isinstance(error, DraftwoodError)
+            failed = Check(name, "FAIL", f"{type(error).__name__}: {error}")
+            checks.append(failed if fitting else Check(name, "N/A", str(error)))
     return Certificate(method.as_dict(), method.lossless, checks)
 
 
@@ -164,14 +145,16 @@ def certify_each(
 ) -> Report:
     """`certify` of several methods; those that need other draft models than the engine has are checked without it.
 
-    Where `watch` stops it, the report holds what was finished.
+    `watch` is told of every step; where it stops the work, the report holds what was finished.
     """
+    environment = provenance.session(torch.device("cpu") if engine is None else engine.target.device)
     found: list[Certificate] = []
     for method in methods:
         found.append(certify(method, engine if _fits(engine, method) else None, prompts, budget, params, watch))
         if not found[-1].complete:
             break
-    return Report(found, None if engine is None else engine.names, all(one.complete for one in found))
+    models = None if engine is None else engine.names
+    return Report(found, models, environment, all(one.complete for one in found))
 
 
 def _fits(engine: Engine | None, method: Method) -> bool:

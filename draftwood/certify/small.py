@@ -320,30 +320,21 @@ def shrunk(method: Method, beams_only: bool = False) -> Method:
     With `beams_only` just the number of beams becomes small, so that the law of their sets can be written down.
     """
     values = method.as_dict()
-    beams = isinstance(method, BeamMethod)
     if not beams_only:
-        if "gamma" in values:
-            values["gamma"] = min(values["gamma"], 2)
-        for name in ("tree", "expansion"):
-            if values.get(name):
-                values[name] = [min(wide, most) for wide, most in zip(values[name], (2, 2), strict=False)]
+        values = _capped(values, 2, 2)
         if "heads" in values:
-            values |= {"tree": [2, 1], "paths": None}
-        if "min_ngram" in values:
-            values["min_ngram"] = 1
+            values["tree"] = [2, 1]
         if values.get("initial", 1) > 1:
             values |= {"initial": 2, "tree": [1]}
+    elif isinstance(method, BeamMethod):
+        few = {name: min(values[name], 2) for name in ("width", "min_width") if values.get(name)}
+        if values.get("draft_width"):
+            most = 4 if values.get("width") else 3
+            few["draft_width"] = max(min(values["draft_width"], most), few.get("width") or few.get("min_width", 2))
+        values |= few
     if values.get("depth"):
         values["depth"] = _repeatable(values["depth"])
-    if values.get("width") and (beams or not beams_only):
-        values["width"] = min(values["width"], 2)
-    if beams:
-        if "min_width" in values:
-            values["min_width"] = min(values["min_width"], 2)
-        if values.get("draft_width"):
-            least = values.get("width") or values.get("min_width") or 2
-            most = (4 if values.get("width") else 3) if beams_only else 2
-            values["draft_width"] = max(min(values["draft_width"], most), least)
+    if isinstance(method, BeamMethod):
         values["n_best"] = 1
         values["n_best"] = Method.parse(values).widest  # type: ignore[attr-defined]
     return Method.parse(values)

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftwood.certify.budget import CHECKS, Budget
+from draftwood.certify.checks import CHECKS, Budget
 from draftwood.cli.groups import METHOD, OUTPUT, MethodOptions, ModelOptions, OutputOptions
 from draftwood.cli.options import flag
 from draftwood.cli.output_file import check_writable, write_text
+from draftwood.cli.progress import progress
 from draftwood.errors import ConfigurationError
-from draftwood.explain.terminal import as_json, console, method_label, simple_table
+from draftwood.explain.terminal import as_json, method_label, simple_table
 from draftwood.params import SamplingParams
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from draftwood.certify import Certificate, Watch
-    from draftwood.cli.interrupt import Interrupt
-    from draftwood.methods import Method
+    from draftwood.certify import Certificate
 
 STYLES = {"PASS": "green", "FAIL": "bold red", "LOSSY": "yellow", "N/A": "dim"}
 INTERRUPTED = 130
@@ -66,7 +64,12 @@ def certify(
         engine.method(chosen[0])  # refused before anything runs
     asked = [] if engine is None else fitted(engine, texts, checks.max_new_tokens)
     params = SamplingParams(temperature=temperature)
-    with Interrupt() as interrupt, _watch(interrupt, output.color) as watch:
+    with Interrupt() as interrupt, progress(output.color) as update:
+
+        def watch(what: str, done: int, steps: int | None) -> bool:
+            update(completed=done, total=steps, description=what)
+            return not interrupt.wanted()
+
         report = certify_each(chosen, engine, asked, checks, params, watch)
     document = report.as_dict()
     partial = "" if report.complete else f"; interrupted, {len(report.certificates)} of {len(chosen)} methods begun"
@@ -100,28 +103,3 @@ def table(found: Sequence[Certificate]) -> Table:
             words = Text.assemble((check.name, "bold"), f": {check.reason}")
             made.add_row("", Text(check.verdict, STYLES[check.verdict]), words)
     return made
-
-
-@contextmanager
-def _watch(interrupt: Interrupt, color: bool | None) -> Iterator[Watch]:
-    """A bar on stderr per check, where stderr is a terminal; Ctrl-C stops after the present step."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    from draftwood.certify import Watch
-
-    err = console(color, stderr=True)
-    columns = (BarColumn(24), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-
-        class Bar(Watch):
-            def begin(self, method: Method, check: str, steps: int | None) -> None:
-                bar.reset(task, total=steps, description=f"{method.name}: {check}")
-
-            def advance(self) -> None:
-                bar.advance(task)
-
-            def cancelled(self) -> bool:
-                return interrupt.wanted()
-
-        yield Bar()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from draftwood.cli.groups import OutputOptions
 
 if TYPE_CHECKING:
     import torch
+    from rich.table import Table
 
 PACKAGES = (
     "torch",
@@ -30,13 +31,8 @@ PACKAGES = (
 
 def env(*, output: OutputOptions) -> None:
     """Show versions, devices and the embedded pair, for bug reports."""
-    from draftwood.explain.terminal import as_json, console
-
     facts = collect()
-    if output.json_:
-        print(as_json(facts))
-    else:
-        _show(facts, console(output.color).print)
+    output.give(facts, _table(facts))
 
 
 def collect() -> dict[str, Any]:
@@ -114,35 +110,32 @@ def _embedded() -> dict[str, Any]:
         parameters = 0
         for file in files:
             with safe_open(str(file), "pt") as tensors:
-                for key in tensors.keys():  # noqa: SIM118 - not a dictionary
-                    size = 1
-                    for extent in tensors.get_slice(key).get_shape():
-                        size *= extent
-                    parameters += size
+                names = tensors.keys()  # not a dictionary
+                parameters += sum(math.prod(tensors.get_slice(name).get_shape()) for name in names)
         size = sum(file.stat().st_size for file in files)
         sizes[role] = {"parameters": parameters, "bytes": size} if files else None
     return sizes
 
 
-def _show(facts: dict[str, Any], show: Callable[..., Any]) -> None:
+def _table(facts: dict[str, Any]) -> Table:
     from rich.table import Table
 
-    made = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    made.add_column(style="cyan", no_wrap=True)
-    made.add_column(overflow="fold")
-    made.add_row("draftwood", facts["draftwood"])
-    made.add_row("python", f"{facts['python']} ({sys.implementation.name})")
-    for package, found in facts["packages"].items():
-        made.add_row(package, found or "not installed")
-    made.add_row("system", facts["system"])
-    made.add_row("processor", f"{facts['cpu']}, {facts['cores']} cores, {facts['torch_threads']} torch threads")
+    cores = f"{facts['cpu']}, {facts['cores']} cores, {facts['torch_threads']} torch threads"
+    rows = {"draftwood": facts["draftwood"], "python": f"{facts['python']} ({sys.implementation.name})"}
+    rows |= {package: found or "not installed" for package, found in facts["packages"].items()}
+    rows |= {"system": facts["system"], "processor": cores}
     if facts["memory_gib"] is not None:
-        made.add_row("memory", f"{facts['memory_gib']:g} GiB")
+        rows["memory"] = f"{facts['memory_gib']:g} GiB"
     for device in facts["devices"]:
         name = f"{device['name']}: " if device["name"] else ""
-        made.add_row(f"device {device['device']}", name + ", ".join(device["dtypes"]))
+        rows[f"device {device['device']}"] = name + ", ".join(device["dtypes"])
     for role, size in facts["embedded"].items():
         text = f"{size['parameters']:,} parameters, {size['bytes'] / 2**20:.1f} MiB" if size else "not there"
-        made.add_row(f"embedded {role}", text)
-    made.add_row("settings", ", ".join(facts["settings"]) or "no draftwood.toml, neither here nor of the user")
-    show(made)
+        rows[f"embedded {role}"] = text
+    rows["settings"] = ", ".join(facts["settings"]) or "no draftwood.toml, neither here nor of the user"
+    made = Table.grid(padding=(0, 2, 0, 0))
+    made.add_column(style="cyan", no_wrap=True)
+    made.add_column(overflow="fold")
+    for row in rows.items():
+        made.add_row(*row)
+    return made

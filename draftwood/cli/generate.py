@@ -1,15 +1,17 @@
-"""`draftwood generate`: decode one prompt, and show which tokens were drafted, corrected or a bonus."""
+"""`draftwood generate` and `draftwood explain`: decode one prompt, and show where its tokens come from."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftwood.cli.groups import (
     OUTPUT,
     ChatOptions,
+    ColorOptions,
     LimitOptions,
     MethodOptions,
     ModelOptions,
@@ -18,12 +20,25 @@ from draftwood.cli.groups import (
     warn_if_foreign,
 )
 from draftwood.cli.options import flag
+from draftwood.cli.output_file import check_writable, write_text
 from draftwood.errors import ConfigurationError
+from draftwood.explain.terminal import (
+    Painter,
+    as_json,
+    beams,
+    colourful,
+    compiled,
+    flow,
+    grown,
+    legend,
+    summary,
+    terminal_width,
+    visible,
+)
 from draftwood.params import SamplingParams
 
 if TYPE_CHECKING:
     from draftwood.engine import Engine, StreamEvent
-    from draftwood.explain.terminal import Painter
     from draftwood.results import GenerationResult
 
 
@@ -55,7 +70,6 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
     Ctrl-C keeps what was generated so far.
     """
     from draftwood.cli.interrupt import Interrupt
-    from draftwood.explain.terminal import as_json
 
     asked = prompt.conversation()
     if top_logprobs and not output.json_:
@@ -108,18 +122,6 @@ def _show(
     engine: Engine, prompt: list[int], events: Iterator[StreamEvent], color: bool | None, explained: bool
 ) -> GenerationResult:
     """The text on stdout; legend and summary on stderr, so that a pipe carries the text alone."""
-    from draftwood.explain.terminal import (
-        Painter,
-        beams,
-        colourful,
-        compiled,
-        flow,
-        grown,
-        legend,
-        summary,
-        terminal_width,
-    )
-
     assert engine.tokenizer is not None  # every checkpoint directory has one
     painter = Painter(sys.stdout, engine.tokenizer.stream(prompt), colourful(sys.stdout, color))
     result: GenerationResult | None = None
@@ -145,7 +147,6 @@ def _show(
 
 def _explain(engine: Engine, result: GenerationResult, painter: Painter) -> None:
     """Every round on stdout, below the text."""
-    from draftwood.explain.terminal import terminal_width
     from draftwood.explain.text import lines, spelling
     from draftwood.explain.tree import trees_of
 
@@ -153,3 +154,42 @@ def _explain(engine: Engine, result: GenerationResult, painter: Painter) -> None
     painter.end_line()
     for line in ["", *lines(trees_of(result.rounds, prompt), prompt, words, ends, terminal_width(), painter.colour)]:
         print(line)
+
+
+def explain(
+    *,
+    prompt: ChatOptions,
+    limits: LimitOptions = LimitOptions(max_new_tokens=48),
+    models: ModelOptions,
+    decoding: MethodOptions,
+    seed: int = seed(),
+    sampling: SamplingParams,
+    html: Path | None = flag(
+        None,
+        "Print the answer and write a page that steps through its rounds, offline. Default: draw them here.",
+        "FILE",
+        panel=OUTPUT,
+    ),
+    output: ColorOptions,
+) -> None:
+    """Show every round of an answer: what was drafted, and what became of it.
+
+    Each draft comes with p and q, the target's and the draft's probability, and
+    its fate: accepted, rejected, discarded; after them what the target chose.
+    """
+    asked = prompt.conversation()
+    method = decoding.chosen(models.drafts)
+    method.check(sampling)
+    if html is not None:
+        check_writable(html, "--html")
+    engine = models.load()
+    warn_if_foreign(engine, asked)
+    found = engine.explain(asked, method=method, sampling=sampling, seed=seed, **limits.model_dump())
+    if html is None:
+        for line in found.lines(terminal_width(), colourful(sys.stdout, output.color)):
+            print(line)
+        return
+    text = found.result.text  # printed first: a full disk loses the page, not the answer
+    print(visible(text) if sys.stdout.isatty() else text, flush=True)
+    write_text(html, found.html, "--html")
+    print(html, file=sys.stderr)

@@ -15,6 +15,7 @@ from pydantic import ConfigDict
 
 from draftwood.cli.options import OptionGroup, flag
 from draftwood.errors import RequestError
+from draftwood.params import RuntimeParams
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -64,6 +65,10 @@ class _Quantize(OptionGroup):
     )
 
 
+class _Runtime(OptionGroup, RuntimeParams):
+    """How requests share the engine."""
+
+
 class _Compile(OptionGroup):
     compile: bool = flag(False, "torch.compile for small models; slow to start, needs a C++ compiler.")
 
@@ -83,7 +88,7 @@ class QuantizedOptions(TargetOptions, ThreadOptions, _Quantize, _Place, _Target)
     """One model that is not trained."""
 
 
-class PairOptions(ThreadOptions, _Place, _Drafts):
+class PairOptions(ThreadOptions, _Runtime, _Place, _Drafts):
     """A target with its draft models."""
 
     @property
@@ -95,11 +100,11 @@ class PairOptions(ThreadOptions, _Place, _Drafts):
         """The engine."""
         from draftwood.loading import load
 
-        how = self.model_dump(include={"dtype", "device", "quantize", "compile"})
+        how = self.model_dump(include={"dtype", "device", "quantize", "compile", *RuntimeParams.model_fields})
         return load(self.target, self.draft or None, **how)
 
 
-class ModelOptions(PairOptions, ThreadOptions, _Compile, _Quantize, _Place, _Drafts):
+class ModelOptions(PairOptions, ThreadOptions, _Runtime, _Compile, _Quantize, _Place, _Drafts):
     """A target with its draft models, and how their weights are held."""
 
 

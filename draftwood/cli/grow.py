@@ -31,10 +31,7 @@ def grow(
     layers: int | None = flag(None, "Layers.", panel=PANEL, usual="as the source"),
     width: int | None = flag(None, "Width of the residual stream.", panel=PANEL, usual="as the source"),
     like: str | None = flag(
-        None,
-        "Both at once: 12x768 (as GPT-2), 22x2048 (as TinyLlama), 32x4096 (as Llama 7B).",
-        "LxD",
-        panel=PANEL,
+        None, "Both at once: 12x768 (as GPT-2), 22x2048 (as TinyLlama), 32x4096 (as Llama 7B).", "LxD", panel=PANEL
     ),
     heads: int | None = flag(None, "Attention heads; their dimension stays.", panel=PANEL, usual="as the width grows"),
     kv_heads: int | None = flag(None, "Key/value heads.", panel=PANEL, usual="in groups as the source's"),

@@ -29,38 +29,31 @@ from draftwood.errors import ConfigurationError, DraftwoodError, did_you_mean
 
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 1
 
-GROUP = "group"
-COMMANDS = {  # name -> module:function, in the order of the help page
-    "generate": "draftwood.cli.generate:generate",
-    "compare": "draftwood.cli.compare:compare",
-    "explain": "draftwood.cli.viewer:explain",
-    "eval": "draftwood.cli.evaluate:evaluate",
-    "report": "draftwood.cli.report:report",
-    "reproduce": "draftwood.cli.reproduce:reproduce",
-    "methods": "draftwood.cli.listings:methods",
-    "tasks": "draftwood.cli.listings:tasks",
-    "grow": "draftwood.cli.grow:grow",
-    "tune": GROUP,
-    "train": GROUP,
-    "certify": "draftwood.cli.certify:certify",
-    "plan": "draftwood.cli.plan:plan",
-    "env": "draftwood.cli.env:env",
+HOME = "draftwood.cli."
+COMMANDS = {  # name -> module:function below HOME, in the order of the help page
+    "generate": "generate:generate",
+    "compare": "compare:compare",
+    "explain": "generate:explain",
+    "eval": "evaluate:evaluate",
+    "report": "reproduce:report",
+    "reproduce": "reproduce:reproduce",
+    "methods": "listings:methods",
+    "tasks": "listings:tasks",
+    "grow": "grow:grow",
+    "tune method": "tune:tune",
+    "tune skip": "tune:skip",
+    "train decision": "train_drafts:decision",
+    "train calibration": "train_drafts:calibration",
+    "train corpus": "train_corpus:corpus",
+    "train eesd": "train_layers:eesd",
+    "train medusa": "train_layers:medusa",
+    "certify": "certify:certify",
+    "plan": "plan:plan",
+    "env": "env:env",
 }
-GROUPS = {  # name -> (one line of help, commands as above)
-    "tune": (
-        "Find settings that are fastest on this machine.",
-        {"method": "draftwood.cli.tune:tune", "skip": "draftwood.cli.tune_skip:skip"},
-    ),
-    "train": (
-        "Train what makes drafts better: decision models, exit layers, heads.",
-        {
-            "decision": "draftwood.cli.train_drafts:decision",
-            "calibration": "draftwood.cli.train_drafts:calibration",
-            "corpus": "draftwood.cli.train_corpus:corpus",
-            "eesd": "draftwood.cli.train_layers:eesd",
-            "medusa": "draftwood.cli.train_layers:medusa",
-        },
-    ),
+GROUPS = {
+    "tune": "Find settings that are fastest on this machine.",
+    "train": "Train what makes drafts better: decision models, exit layers, heads.",
 }
 DEFAULTS = {"tune": "method"}  # group -> its command when none is named
 
@@ -99,56 +92,53 @@ class Command(TyperCommand):
 class LazyCommands(TyperGroup):
     """Sub-commands that are imported when they are run; a list of them takes their first lines from their source."""
 
-    commands_of = COMMANDS
+    prefix = ""  # "train " in the group of that name
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(self.commands_of)
+        mine = (name.removeprefix(self.prefix) for name in COMMANDS if name.startswith(self.prefix))
+        return list(dict.fromkeys(name.split()[0] for name in mine))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """A command's name and first line, for lists; `resolve_command` gives one that runs."""
-        if cmd_name not in self.commands_of:
+        if cmd_name not in self.list_commands(ctx):
             return None
-        home = self.commands_of[cmd_name]
-        return TyperCommand(cmd_name, help=GROUPS[cmd_name][0] if home == GROUP else _first_line(home))
+        return TyperCommand(cmd_name, help=GROUPS.get(cmd_name) or _first_line(self.prefix + cmd_name))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        known = self.commands_of
+        known = self.list_commands(ctx)
         if args and args[0] not in known:
             if args[0].startswith("-"):
                 return super().resolve_command(ctx, args)
             raise ConfigurationError(f"there is no command {args[0]!r}" + did_you_mean(args[0], known))
-        return args[0], made(args[0], known[args[0]]), args[1:]
+        return args[0], _group(args[0]) if args[0] in GROUPS else made(self.prefix + args[0]), args[1:]
 
 
-def made(name: str, home: str) -> Any:
-    """The command that is at module:function, or the group of that name."""
-    if home == GROUP:
-        return _group(name)
+def made(name: str) -> Any:
+    """The command of a name in COMMANDS."""
     from draftwood.cli.groups import LogOptions
     from draftwood.cli.options import expanded
 
-    module, _, attribute = home.partition(":")
+    module, _, attribute = (HOME + COMMANDS[name]).partition(":")
     function: Callable[..., Any] = getattr(import_module(module), attribute)
     alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
     about = "\n\n".join(part.replace("\n", " ") for part in str(inspect.getdoc(function)).split("\n\n"))
-    alone.command(name, cls=Command, context_settings=HELP_FLAGS, help=about)(expanded(function, {"log": LogOptions}))
+    settings: Any = {"cls": Command, "context_settings": HELP_FLAGS, "help": about}
+    alone.command(name.split()[-1], **settings)(expanded(function, {"log": LogOptions}))
     return typer.main.get_command(alone)
 
 
 def _options() -> dict[str, dict[str, Any]]:
     """Command -> name of an option -> its parameter, of all commands."""
-    homes = {name: home for name, home in COMMANDS.items() if home != GROUP}
-    homes |= {f"{group} {name}": home for group, (_, inner) in GROUPS.items() for name, home in inner.items()}
     return {
         name: {
             option.opts[0].removeprefix("--"): option
-            for option in made(name.split()[-1], home).params
+            for option in made(name).params
             if option.param_type_name == "option"
         }
-        for name, home in homes.items()
+        for name in COMMANDS
     }
 
 
@@ -159,9 +149,9 @@ def _defaults(arguments: Sequence[str]) -> Defaults:
     return read(paths, _options()) if paths and not asked else Defaults()
 
 
-def _first_line(home: str) -> str:
-    """The first line of a function's docstring, without importing its module."""
-    module, _, name = home.partition(":")
+def _first_line(command: str) -> str:
+    """The first line of a command's docstring, without importing its module."""
+    module, _, name = (HOME + COMMANDS[command]).partition(":")
     spec = find_spec(module)
     assert spec is not None and spec.origin is not None
     body = ast.parse(Path(spec.origin).read_text("utf-8")).body
@@ -171,22 +161,19 @@ def _first_line(home: str) -> str:
 
 def _group(name: str) -> Any:
     """A group of commands, such as `train`; the first flag of one with a default names no command."""
-    about, commands = GROUPS[name]
-    default = DEFAULTS.get(name)
 
     class Group(LazyCommands):
-        commands_of = commands
+        prefix = f"{name} "
 
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            if default is not None and args and args[0].startswith("-") and args[0] not in ("-h", "--help"):
-                args = [default, *args]
+            if name in DEFAULTS and args and args[0].startswith("-") and args[0] not in ("-h", "--help"):
+                args = [DEFAULTS[name], *args]
             parsed: list[str] = super().parse_args(ctx, args)
             return parsed
 
-    alone = typer.Typer(
-        cls=Group, add_completion=False, rich_markup_mode="rich", context_settings=HELP_FLAGS, no_args_is_help=True
-    )
-    alone.callback(help=about)(lambda: None)
+    settings: Any = {"add_completion": False, "rich_markup_mode": "rich", "context_settings": HELP_FLAGS}
+    alone = typer.Typer(cls=Group, no_args_is_help=True, **settings)
+    alone.callback(help=GROUPS[name])(lambda: None)
     group = typer.main.get_command(alone)
     group.name = name  # or the help page lists it without one
     return group

@@ -94,16 +94,16 @@ def _with_interval(value: float, between: tuple[float, float] | None) -> str:
 
 def _footnotes(found: Plan) -> Iterator[str]:
     rows = ", ".join(
-        f"{count}: {seconds / found.target_seconds[1]:.2f}"
-        for count, seconds in found.target_seconds.items()
+        f"{count}: {seconds / found.target_seconds_by_rows[1]:.2f}"
+        for count, seconds in found.target_seconds_by_rows.items()
         if count in (4, 8, 16, 32)
     )
     c = "" if found.c is None else f", c {found.c:.2f}"
-    depths = " ".join(f"{a:.2f}" for a in found.alpha)
+    depths = " ".join(f"{a:.2f}" for a in found.acceptance_by_depth)
     yield f"plain decoding {found.plain_tokens_per_second:.1f} tokens/s{c}, acceptance by depth {depths}"
     yield f"cost of K tokens at once, in forwards of one: {rows}"
     yield (
-        f"{found.prompts} prompts in pilots, {found.checked} in the check, {found.seconds:.0f} s; "
+        f"{found.prompts} prompts in pilots, {found.checked_prompts} in the check, {found.seconds:.0f} s; "
         "per round: tokens, of beams layers"
     )
     best = found.best

@@ -1,4 +1,4 @@
-"""`draftwood reproduce`: a paper's tables and figures, measured anew, as a page with the paper's beside ours."""
+"""`draftwood reproduce` and `draftwood report`: a paper's tables and figures measured anew; pages of evaluations."""
 
 from __future__ import annotations
 
@@ -88,17 +88,42 @@ def reproduce(
 
 def summary(shown: Sequence[Shown], say: Callable[..., Any]) -> None:
     """The main comparisons as a table."""
-    from rich.text import Text
-
     from draftwood.eval.reproduce.comparison import Order
     from draftwood.eval.reproduce.exhibits import main_findings
     from draftwood.explain.terminal import simple_table
 
-    table = simple_table("", "the paper", "here", "verdict", first=24)
+    rows = []
     for source, one in main_findings(shown):
         ranks = isinstance(one, Order)  # too long for a table; the page has them
         cells = ("order", "order") if ranks else (one.theirs, one.here)
-        table.add_row(*map(Text, (f"{source}, {one.what}", *cells, one.short)))
-    if table.row_count:
-        say(table)
+        rows.append((f"{source}, {one.what}", *cells, one.short))
+    if rows:
+        say(simple_table("", "the paper", "here", "verdict", rows=rows))
         say("intervals that reach 1 (of differences 0) leave the direction open; the page has all comparisons")
+
+
+def report(
+    *,
+    directory: Path = flag(
+        ..., "What `draftwood eval --out` wrote, or a directory that holds several of these.", "DIR", argument=True
+    ),
+    out: Path | None = flag(None, "Page and figures go here.", "DIR", panel=OUTPUT, usual="DIR itself"),
+    figures: str = flag("svg", "Kind of the figures' files.", "svg|png|pdf", panel=OUTPUT),
+    output: ColorOptions,
+) -> None:
+    """Write a page of tables and figures about an evaluation.
+
+    One self-contained HTML file, which works offline, and its figures as files
+    of their own. An evaluation that still runs, or was stopped, is reported as
+    far as it came.
+    """
+    from draftwood.eval.report import page
+    from draftwood.explain.terminal import console
+
+    err = console(output.color, stderr=True)
+    with err.status("reading") as status:
+        written, files = page.write(directory, out, status.update, figures)
+    folder = files[0].parent if files else None
+    print(written)
+    if folder is not None:
+        print(f"{len(files)} figures in {folder}")

@@ -99,15 +99,7 @@ def decision(
     limit, seed = recording.max_new_tokens, recording.seed
     with progress(output.color, "recording", len(texts) * len(temperatures)) as update:
         examples = record(
-            engine,
-            texts,
-            kind,
-            chosen,
-            temperatures,
-            limit,
-            top,
-            seed,
-            lambda done, of: update(completed=done),
+            engine, texts, kind, chosen, temperatures, limit, top, seed, lambda done, of: update(completed=done)
         )
     if len(examples) < FEWEST:
         raise RequestError(
@@ -178,13 +170,7 @@ def calibration(
     limit = recording.max_new_tokens
     with progress(output.color, "recording", len(texts)) as update:
         drafts = record(
-            engine,
-            chosen,
-            texts,
-            temperature or (0.0, 1.0),
-            limit,
-            seed,
-            lambda done, of: update(completed=done),
+            engine, chosen, texts, temperature or (0.0, 1.0), limit, seed, lambda done, of: update(completed=done)
         )
     trained, judgement = train_calibration(drafts, epochs=recording.epochs, seed=seed)
     recorded = {"models": engine.names, "method": chosen.as_dict(), "prompts": len(texts), "drafts": len(drafts)}

@@ -130,6 +130,14 @@ class Round:
             f"Round(position={self.position}, {self.accepted} of {self.drafted} drafts accepted, tokens={self.tokens})"
         )
 
+    def path(self, node: int, *after: int) -> list[int]:
+        """Tokens from the first node behind the trunk to `node`, then `after`; FINISHED is none."""
+        tokens = [token for token in reversed(after) if token >= 0]
+        while node >= 0:  # parents of the first are TRUNK
+            tokens.append(self.forest_token[node])
+            node = self.forest_parent[node]
+        return tokens[::-1]
+
     @property
     def seconds(self) -> float:
         """Wall time of the round that is accounted for."""

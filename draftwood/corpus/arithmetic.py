@@ -26,11 +26,7 @@ def _loss(rng: random.Random, who: str, goods: str, have: int) -> tuple[str, str
     less = rng.randint(1, min(9, have - 1))
     friend = others(rng, PEOPLE, 1, who)[0]
     said = rng.choice(
-        (
-            f"{who} loses {less} of them.",
-            f"{who} gives {less} to {friend}.",
-            f"{friend} takes {less} {goods}.",
-        )
+        (f"{who} loses {less} of them.", f"{who} gives {less} to {friend}.", f"{friend} takes {less} {goods}.")
     )
     return said, f"{have} - {less} = {have - less}", have - less
 

@@ -63,10 +63,7 @@ _SHAPES = (
     _Shape(
         "count_over",
         "Count the {a} greater than {k}.",
-        (
-            "return len([x for x in {a} if x > {k}])",
-            "return sum(1 for x in {a} if x > {k})",
-        ),
+        ("return len([x for x in {a} if x > {k}])", "return sum(1 for x in {a} if x > {k})"),
         lambda a, k: sum(1 for x in a if x > k),
         "l",
     ),
@@ -80,20 +77,8 @@ _SHAPES = (
         lambda a, k: [x + k for x in a],
         "l",
     ),
-    _Shape(
-        "first",
-        "Return the first {k} of the {a}.",
-        ("return {a}[:{k}]",),
-        lambda a, k: a[:k],
-        "l",
-    ),
-    _Shape(
-        "last",
-        "Return the last {k} of the {a}.",
-        ("return {a}[-{k}:]",),
-        lambda a, k: a[-k:],
-        "l",
-    ),
+    _Shape("first", "Return the first {k} of the {a}.", ("return {a}[:{k}]",), lambda a, k: a[:k], "l"),
+    _Shape("last", "Return the last {k} of the {a}.", ("return {a}[-{k}:]",), lambda a, k: a[-k:], "l"),
     _Shape(
         "sort_first",
         "Return the {k} smallest of the {a}, in order.",

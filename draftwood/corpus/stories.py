@@ -6,19 +6,7 @@ import random
 from collections.abc import Iterator
 
 from draftwood.corpus.document import Document, Split, article, lead, others, stream
-from draftwood.corpus.names import (
-    COLOURS,
-    DAYS,
-    FEELINGS,
-    GOODS,
-    JOBS,
-    MONTHS,
-    PEOPLE,
-    PLACES,
-    SPOTS,
-    THINGS,
-    WEATHER,
-)
+from draftwood.corpus.names import COLOURS, DAYS, FEELINGS, GOODS, JOBS, MONTHS, PEOPLE, PLACES, SPOTS, THINGS, WEATHER
 
 
 def _openings(rng: random.Random, who: str, place: str) -> str:

@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from draftwood.corpus.document import Document, Split, article, lead, others, stream
-from draftwood.corpus.names import (
-    COLOURS,
-    DAYS,
-    EVENTS,
-    FEELINGS,
-    GOODS,
-    JOBS,
-    MONTHS,
-    PEOPLE,
-    PLACES,
-    SPOTS,
-    WEATHER,
-)
+from draftwood.corpus.names import COLOURS, DAYS, EVENTS, FEELINGS, GOODS, JOBS, MONTHS, PEOPLE, PLACES, SPOTS, WEATHER
 
 
 def summaries(split: Split, seed: int) -> Iterator[Document]:
@@ -67,9 +55,4 @@ def summaries(split: Split, seed: int) -> Iterator[Document]:
                 f"{who} told of the {event} in {place}.",
             )
         )
-        yield Document(
-            "summaries",
-            f"Report: {' '.join(lines)}\nSummary:",
-            " " + short,
-            {"summary": short},
-        )
+        yield Document("summaries", f"Report: {' '.join(lines)}\nSummary:", " " + short, {"summary": short})

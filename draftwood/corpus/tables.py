@@ -172,10 +172,5 @@ def tables(split: Split, seed: int, name: str = "sql", slips: float = 0.0) -> It
             name,
             f"{head}{body}{earlier}\nQuestion: {question}\nSQL:",
             f" {written};",
-            {
-                "table": schema.table,
-                "columns": schema.columns,
-                "rows": tuple(rows),
-                "sql": reference,
-            },
+            {"table": schema.table, "columns": schema.columns, "rows": tuple(rows), "sql": reference},
         )

@@ -77,7 +77,7 @@ class FixedDepth(DepthSettings):
 class ConfidenceDepth(DepthSettings):
     name = "confidence"
 
-    threshold: Annotated[Share, Field(description="least probability that the draft gave its last token")] = 0.4
+    threshold: Share = Field(default=0.4, description="least probability that the draft gave its last token")
 
     def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
         return Confidence(most, self.threshold)
@@ -86,11 +86,11 @@ class ConfidenceDepth(DepthSettings):
 class AdaptiveDepth(DepthSettings):
     name = "adaptive-confidence"
 
-    threshold: Annotated[Share, Field(description="where it starts")] = 0.6
-    target: Annotated[Share, Field(description="share of drafts that are to be accepted")] = 0.9
-    step: Annotated[Share, Field(description="how far the threshold wants to move after a round")] = 0.01
-    rate_memory: Annotated[Share, Field(description="what the rate so far counts for")] = 0.5
-    memory: Annotated[Share, Field(description="what the threshold so far counts for")] = 0.9
+    threshold: Share = Field(default=0.6, description="where it starts")
+    target: Share = Field(default=0.9, description="share of drafts that are to be accepted")
+    step: Share = Field(default=0.01, description="how far the threshold wants to move after a round")
+    rate_memory: Share = Field(default=0.5, description="what the rate so far counts for")
+    memory: Share = Field(default=0.9, description="what the threshold so far counts for")
 
     def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
         return AdaptiveConfidence(most, self.threshold, self.target, self.step, self.rate_memory, self.memory)
@@ -99,9 +99,9 @@ class AdaptiveDepth(DepthSettings):
 class EntropyDepth(DepthSettings):
     name = "entropy"
 
-    limit: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="most nats that the draft's distribution may have")
-    ] = 2.0
+    limit: float = Field(
+        default=2.0, ge=0, allow_inf_nan=False, description="most nats that the draft's distribution may have"
+    )
 
     def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
         return Entropy(most, self.limit)
@@ -111,7 +111,7 @@ class DecisionDepth(DepthSettings):
     name = "decision"
 
     path: Annotated[Learned, Field(description="what `draftwood train decision` wrote")]
-    threshold: Annotated[Share, Field(description="least chance that drafting goes on for, MCSD's beta")] = 0.4
+    threshold: Share = Field(default=0.4, description="least chance that drafting goes on for, MCSD's beta")
 
     def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
         if draft is None:
@@ -138,7 +138,7 @@ class CalibratedDepth(DepthSettings):
     path: Annotated[Learned, Field(description="what `draftwood train calibration` wrote")]
     model_deviation: Deviation = None
     sample_deviation: Deviation = None
-    theta0: Annotated[float | None, Field(gt=0, le=1, description="guess, counted once; null: training's share")] = None
+    theta0: float | None = Field(default=None, gt=0, le=1, description="guess, counted once; null: training's share")
     zero: Zero = False
     shared: Shared = False
 

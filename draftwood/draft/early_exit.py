@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from draftwood.core.forest import TRUNK, Forest
-from draftwood.core.topology import trunk_node
+from draftwood.core.topology import trunk_node, trunk_position
 from draftwood.depth import DepthController
 from draftwood.draft.base import Drafter, Proposer
-from draftwood.runtime.session import Answer, Run, Session
+from draftwood.runtime.session import LOST, Answer, Run, Session
 from draftwood.sampling import Distributions
 
 
@@ -30,41 +30,51 @@ class ExitSource:
     exit: Session
     layers: int
     _state: dict[int, Tensor] = field(init=False, default_factory=dict)  # node -> [D] after N layers
-    _seen: int = field(init=False, default=0)  # leading tokens of the trunk whose states were taken
-    _held: int = field(init=False, default=0)  # the first of them whose state is still there
+    _read: int = field(init=False, default=0)  # leading tokens of the trunk that the exit has read
 
     @property
     def context(self) -> int:
         return min(self.target.context, self.exit.context)
 
     def answer(self, forest: Forest, nodes: Sequence[int], hidden: bool = False) -> Generator[Run, Answer, Answer]:
-        """Logits [len(nodes), V] of the exit after each node: a run of the first layers, then one of the exit."""
-        yield from self.read(forest, nodes)
-        while self.exit.cached < self._held:  # it was put back: what it is to read is gone, and read again
+        """Logits [len(nodes), V] of the exit after each node: a run of the first layers, then one of the exit.
+
+        At first, and after the request was put back, the exit takes what others with the same tokens left.
+        """
+        run = Run(
+            self.exit,
+            forest,
+            nodes,
+            given=self._state,
+            hidden=(self.exit.model.n_layers,) if hidden else (),
+            leans=True,
+        )
+        answer = LOST
+        while answer is LOST:
+            if not self.exit.begun:
+                yield Run(self.exit, forest, nodes, upto=0)
+                self._read = self.exit.reused
             yield from self.read(forest, nodes)
-        states = (self.exit.model.n_layers,) if hidden else ()
-        answer = yield Run(self.exit, forest, nodes, given=self._state, hidden=states)
+            if self.exit.begun:
+                answer = yield run
         last = max(0, len(forest.trunk) - 1)  # beams may ask for the end of the trunk once more
-        for position in range(self._held, last):
-            del self._state[trunk_node(position)]
-        self._held = last
+        self._state = {
+            node: state for node, state in self._state.items() if node > TRUNK or trunk_position(node) >= last
+        }
+        self._read = last
         return answer
 
     def read(self, forest: Forest, nodes: Sequence[int]) -> Generator[Run, Answer, None]:
         """Run the first layers over the trunk, `nodes` and what lies between, as far as that was not done before."""
-        trunk = len(forest.trunk)
-        if self.exit.cached < self._held:
-            self._seen = self._held = 0
         wanted = {node for node in nodes if node >= 0}
         for node in tuple(wanted):
             while (node := forest.parent[node]) != TRUNK and node not in wanted and node not in self._state:
                 wanted.add(node)
-        cells = [trunk_node(position) for position in range(self._seen, trunk)]
-        cells += sorted(wanted - self._state.keys())
+        trunk = [trunk_node(position) for position in range(self._read, len(forest.trunk))]
+        cells = [node for node in (*trunk, *sorted(wanted)) if node not in self._state]
         if cells:
             answer = yield Run(self.target, forest, cells, upto=self.layers, logits=False)
             self._state.update(zip(cells, answer.hidden[self.layers], strict=True))
-        self._seen = trunk
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
         """Follow `advance`. What joins the trunk waits there: the exit, which never saw the leaves, lags behind."""
@@ -73,7 +83,6 @@ class ExitSource:
         first = len(forest.trunk) - len(trunk)
         self._state.update((trunk_node(first + place), before[node]) for place, node in enumerate(trunk))
         self._state.update((new, before[node]) for new, node in enumerate(kept) if node in before)  # none: it had ended
-        self._seen = len(forest.trunk)
         self.exit.commit(trunk, kept, forest)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from draftwood.core.forest import Forest
-from draftwood.runtime.session import Job, Row, Run, Session
+from draftwood.core.topology import trunk_node
+from draftwood.runtime.session import LOST, Answer, Job, Row, Run, Session
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +26,13 @@ class SharedSession(Session):
     def context(self) -> int:
         """As of any session, but 0 before the target has read the prompt: there is nothing to draft from."""
         return self.model.context if self.target.cached else 0
+
+    def answer(self, forest: Forest, nodes: Sequence[int], hidden: bool = False) -> Generator[Run, Answer, Answer]:
+        """As any session's; after the request was put back the target reads the verified tokens again first."""
+        run = Run(self, forest, nodes, hidden=(self.model.n_layers,) if hidden else (), leans=True)
+        while (answer := (yield run)) is LOST:
+            yield Run(self.target, forest, [trunk_node(len(forest.trunk) - 1)], logits=False)
+        return answer
 
     def rows(self, run: Run) -> list[Row]:
         """The asked nodes and those of their ancestors without slots."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from time import perf_counter
 from typing import Any
 
@@ -159,8 +160,7 @@ class Runner:
             "nats": -sum(sum(result.logprobs) for result in results),  # under the target's untouched softmax
             "seconds": seconds,
             "rounds": rounds_of([result.metrics for result in results])
-            | histograms([round_ for result in results for round_ in result.rounds])
-            | accepted_shares([round_ for result in results for round_ in result.rounds]),
+            | by_round([round_ for result in results for round_ in result.rounds]),
         }
         try:
             scores = job.task.score(instance, answers)
@@ -206,19 +206,20 @@ def rounds_of(metrics: Sequence[Metrics]) -> dict[str, Any]:
     return found
 
 
-def histograms(rounds: Sequence[Round]) -> dict[str, list[int]]:
-    """Entry n of `width_counts`: layers of n beams, all hypotheses counted; of `depth_counts`: rounds n drafts deep."""
+def by_round(rounds: Sequence[Round]) -> dict[str, Any]:
+    """What only single rounds tell.
+
+    Entry n of `width_counts`: layers of n beams, all hypotheses counted; of `depth_counts`: rounds n drafts deep.
+    `accepted_shares`: accepted depth over the longest drafted path, summed over rounds that drafted (alpha, MCSD §1).
+    """
+    drafting = [(round_.depth_accepted, length) for round_ in rounds if (length := drafted_length(round_))]
+    alpha = sequence_alpha([accepted for accepted, _ in drafting], [length for _, length in drafting])
     return {
         "width_counts": counted([layer.width for round_ in rounds for layer in round_.layers]),
         "depth_counts": counted([round_.depth_accepted for round_ in rounds]),
+        "accepted_shares": alpha * len(drafting),
+        "drafting_rounds": len(drafting),
     }
-
-
-def accepted_shares(rounds: Sequence[Round]) -> dict[str, float]:
-    """Accepted depth over the longest drafted path, summed over the rounds that drafted (alpha of MCSD §1)."""
-    drafting = [(round_.depth_accepted, length) for round_ in rounds if (length := drafted_length(round_))]
-    alpha = sequence_alpha([accepted for accepted, _ in drafting], [length for _, length in drafting])
-    return {"accepted_shares": alpha * len(drafting), "drafting_rounds": len(drafting)}
 
 
 def drafted_length(round_: Round) -> int:
@@ -236,7 +237,7 @@ def counted(values: Sequence[int]) -> list[int]:
 
 def added(lists: Sequence[Sequence[int]]) -> list[int]:
     """Sums by place of lists of different lengths."""
-    return [sum(row[i] for row in lists if i < len(row)) for i in range(max(map(len, lists), default=0))]
+    return [sum(column) for column in zip_longest(*lists, fillvalue=0)]
 
 
 def grouped(records: Mapping[str, Record]) -> Iterator[tuple[tuple[str, int], list[Record]]]:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from draftwood.errors import ConfigurationError
 from draftwood.eval.tasks.base import digest
@@ -113,12 +113,7 @@ class Store:
         """Read the lines that are whole, and cut off what is not."""
         assert self._file is not None
         self._file.seek(0)
-        whole = 0
-        for number, line in enumerate(self._file, 1):
-            if not line.endswith(b"\n"):
-                break
-            add_record(self.records, line, f"line {number} of {self.directory / ITEMS}")
-            whole += len(line)
+        self.records, whole = read_records(self._file, self.directory / ITEMS)
         self._file.truncate(whole)
         self._file.seek(0, os.SEEK_END)
 
@@ -136,20 +131,29 @@ def read_run(path: Path) -> dict[str, Any]:
     return found
 
 
-def add_record(records: dict[str, Record], line: bytes, where: str) -> None:
-    """Add the run in a line of items.jsonl; ConfigurationError where it is damaged or there already."""
-    try:
-        record = parse_json(line)
-        key = record["key"]
-    except (ValueError, KeyError, TypeError):
-        key = None
-    if not isinstance(key, str):
-        raise ConfigurationError(f"{where} is damaged; remove it, or choose another --out")
-    if key in records:
-        raise ConfigurationError(
-            f"{where} holds a run that is there already; remove one of them, or choose another --out"
-        )
-    records[key] = record
+def read_records(file: IO[bytes], path: Path) -> tuple[dict[str, Record], int]:
+    """The runs in items.jsonl by key, and the bytes of its whole lines: the last one may be cut, or under way.
+
+    Raises ConfigurationError where a line is damaged or a run is there twice.
+    """
+    records: dict[str, Record] = {}
+    whole = 0
+    for number, line in enumerate(file, 1):
+        if not line.endswith(b"\n"):
+            break
+        whole += len(line)
+        try:
+            record = parse_json(line)
+            key = record["key"]
+        except (ValueError, KeyError, TypeError):
+            key = None
+        if not isinstance(key, str):
+            raise ConfigurationError(f"line {number} of {path} is damaged; remove it, or choose another --out")
+        if key in records:
+            again = f"line {number} of {path} holds a run that is there already"
+            raise ConfigurationError(f"{again}; remove one of them, or choose another --out")
+        records[key] = record
+    return records, whole
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:

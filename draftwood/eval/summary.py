@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 
@@ -24,8 +25,17 @@ from draftwood.reading import shown
 SCHEMA = 1
 PASSED, PERPLEXITY = "passed", "perplexity"
 PASS_AT = (1, 5, 10, 100)
+RATIOS = {
+    "tau": ("emitted", "rounds"),
+    "acceptance_rate": ("accepted", "drafted"),
+    "draft_share": ("accepted", "emitted"),
+    "alpha": ("accepted_shares", "drafting_rounds"),
+    "mean_width": ("widths", "layers"),
+    "layers_per_round": ("layers", "rounds"),
+}
 PARTS = ("draft", "verify", "sampling", "other")
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 @contextmanager
@@ -108,7 +118,7 @@ def _row(
             "failed_to_decode": sum(_failed(record) and record["stage"] == "decode" for record in group),
             "failed_to_score": sum(_failed(record) and record["stage"] == "score" for record in group),
         },
-        "errors": _errors(group),
+        "errors": dict(Counter(record["error"] for record in filter(_failed, group))),
         "quality": quality(group, task["metric"]),
         "decoding": decoding(made),
         "timing": timing(made),
@@ -121,32 +131,62 @@ def _failed(record: Record) -> bool:
     return bool(record["status"] == "failed")
 
 
-def _errors(group: Sequence[Record]) -> dict[str, int]:
-    """How often each error happened."""
-    found: dict[str, int] = {}
-    for record in filter(_failed, group):
-        found[record["error"]] = found.get(record["error"], 0) + 1
-    return found
+def field(*path: str) -> Callable[[Record], float]:
+    """Reads a number of a record; 0 where older results lack it."""
+
+    def read(record: Record) -> float:
+        found: Any = record
+        for name in path:
+            found = found.get(name, 0)
+        return float(found)
+
+    return read
 
 
-def _by_item(group: Sequence[Record]) -> dict[int, list[Record]]:
-    found: dict[int, list[Record]] = {}
-    for record in group:
-        found.setdefault(record["place"], []).append(record)
-    return found
+TOKENS, SECONDS, NATS = field("tokens"), field("seconds"), field("nats")
+
+
+def decode_seconds(record: Record) -> float:
+    """Seconds as if the prompt had been in the cache: the first round counts as the mean of the others."""
+    rounds = record["rounds"]
+    later = rounds["rounds"] - 1
+    rest = record["seconds"] - rounds["first_round_seconds"]
+    return float(rest + rest / later if later else record["seconds"])
 
 
 def per_item(group: Sequence[Record], value: Callable[[Record], float]) -> list[float]:
     """Sums of a value over each item's runs."""
-    return [math.fsum(map(value, runs)) for runs in _by_item(group).values()]
+    return [math.fsum(each) for each in by_item((record, value(record)) for record in group)]
+
+
+def by_item(values: Iterable[tuple[Record, T]]) -> list[list[T]]:
+    """The values of each item's runs."""
+    found: dict[Any, list[T]] = {}
+    for record, value in values:
+        found.setdefault(record["place"], []).append(value)
+    return list(found.values())
+
+
+def over(group: Sequence[Record], above: Callable[[Record], float], below: Callable[[Record], float]) -> Interval:
+    """The sum of one value over that of another."""
+    return ratio(per_item(group, above), per_item(group, below))
+
+
+def versus(
+    pairs: Sequence[tuple[Record, Record]],
+    above: Callable[[Record], float],
+    below: Callable[[Record], float],
+    of: Callable[..., Interval] = quotient,
+) -> Interval:
+    """`over` of the first of each pair against that of the second."""
+    sides = [a for a, _ in pairs], [b for _, b in pairs]
+    return of(*(per_item(side, value) for side in sides for value in (above, below)))
 
 
 def mean(values: Sequence[tuple[Record, float]]) -> Interval:
     """The mean of a value over runs, with the interval over items."""
-    sums: dict[int, list[float]] = {}
-    for record, value in values:
-        sums.setdefault(record["place"], []).append(value)
-    return ratio([math.fsum(each) for each in sums.values()], [len(each) for each in sums.values()])
+    found = by_item(values)
+    return ratio([math.fsum(each) for each in found], [len(each) for each in found])
 
 
 def scored(record: Record, name: str) -> float | None:
@@ -169,19 +209,15 @@ def quality(group: Sequence[Record], metric: str) -> dict[str, Any]:
     if PASSED in names:
         found |= _pass_at(group)
     made = [record for record in group if record.get("tokens")]
-    found[PERPLEXITY] = exponential(
-        ratio(per_item(made, lambda record: record["nats"]), per_item(made, lambda record: record["tokens"]))
-    )
+    found[PERPLEXITY] = exponential(over(made, NATS, TOKENS))
     found["metric"] = metric
     return found
 
 
 def _pass_at(group: Sequence[Record]) -> dict[str, Interval]:
     """pass@k over the seeds of each item, for all k that there are seeds for."""
-    runs = [
-        [value for value in (scored(record, PASSED) for record in each) if value is not None]
-        for each in _by_item(group).values()
-    ]
+    scores = by_item((record, scored(record, PASSED)) for record in group)
+    runs = [[value for value in each if value is not None] for each in scores]
     least = min((len(each) for each in runs), default=0)
     return {
         f"pass@{k}": ratio([pass_at(len(each), int(sum(each)), k) for each in runs], [1.0] * len(runs))
@@ -210,35 +246,15 @@ def decoding(made: Sequence[Record]) -> dict[str, Any]:
         **sums,
         "attempted_at": attempted,
         "accepted_at": accepted,
-        "tau": ratio(per_item(made, _of("emitted")), per_item(made, _of("rounds"))),
-        "acceptance_rate": ratio(per_item(made, _of("accepted")), per_item(made, _of("drafted"))),
-        "draft_share": ratio(per_item(made, _of("accepted")), per_item(made, _of("emitted"))),
-        "harmonic_mean": _harmonic_mean(made),
-        "alpha": ratio(per_item(made, _of("accepted_shares")), per_item(made, _of("drafting_rounds"))),
-        "mean_width": ratio(per_item(made, _of("widths")), per_item(made, _of("layers"))),
-        "layers_per_round": ratio(per_item(made, _of("layers")), per_item(made, _of("rounds"))),
+        **{name: over(made, field("rounds", above), field("rounds", below)) for name, (above, below) in RATIOS.items()},
+        # HM of accepted/drafted and accepted/emitted (EESD App. D): 2 accepted / (drafted + emitted)
+        "harmonic_mean": over(
+            made, lambda r: 2 * r["rounds"]["accepted"], lambda r: r["rounds"]["drafted"] + r["rounds"]["emitted"]
+        ),
         "peak_slots": max((record["rounds"].get("peak_slots", 0) for record in made), default=0),
         "acceptance_by_position": [a / n for a, n in zip(accepted, attempted, strict=True)],
         **{name: added([record["rounds"].get(name, []) for record in made]) for name in HISTOGRAMS},
     }
-
-
-def _harmonic_mean(made: Sequence[Record]) -> Interval:
-    """HM of accepted/drafted and accepted/emitted (EESD App. D): 2 accepted / (drafted + emitted)."""
-    accepted, drafted, emitted = (per_item(made, _of(name)) for name in ("accepted", "drafted", "emitted"))
-    return ratio([2 * each for each in accepted], [a + b for a, b in zip(drafted, emitted, strict=True)])
-
-
-def _of(name: str) -> Callable[[Record], float]:
-    return lambda record: float(record["rounds"].get(name, 0))  # older results lack some
-
-
-def _seconds(record: Record) -> float:
-    return float(record["seconds"])
-
-
-def _tokens(record: Record) -> float:
-    return float(record["tokens"])
 
 
 def timing(made: Sequence[Record]) -> dict[str, Any]:
@@ -248,10 +264,10 @@ def timing(made: Sequence[Record]) -> dict[str, Any]:
     rounds, drafts = (sum(record["rounds"][name] for record in made) for name in ("rounds", "draft_forwards"))
     verify = parts["verify"] / rounds if rounds else 0.0
     return {
-        "seconds": math.fsum(map(_seconds, made)),
+        "seconds": math.fsum(map(SECONDS, made)),
         "round_seconds": total,
         "first_round_seconds": math.fsum(record["rounds"]["first_round_seconds"] for record in made),
-        "tokens_per_second": ratio(per_item(made, _tokens), per_item(made, _seconds)),
+        "tokens_per_second": over(made, TOKENS, SECONDS),
         "time_shares": {part: seconds / total if total else 0.0 for part, seconds in parts.items()},
         "draft_cost_ratio": parts["draft"] / drafts / verify if drafts and verify else None,
     }
@@ -262,12 +278,12 @@ def _energy(made: Sequence[Record], idle: Mapping[str, float]) -> dict[str, Any]
     found: dict[str, Any] = {}
     shares = timing(made)["time_shares"]
     for name, watts in idle.items():
-        known = [record for record in made if name in record["joules"]]
-        raw = math.fsum(map(_joules(name), known))
+        known, joules = [record for record in made if name in record["joules"]], field("joules", name)
+        raw = math.fsum(map(joules, known))
         found[name] = {
             "joules": raw,
-            "joules_without_idle": raw - watts * math.fsum(map(_seconds, known)),
-            "joules_per_token": ratio(per_item(known, _joules(name)), per_item(known, _tokens)),
+            "joules_without_idle": raw - watts * math.fsum(map(SECONDS, known)),
+            "joules_per_token": over(known, joules, TOKENS),
             "split_by_time": {part: share * raw for part, share in shares.items()},
         }
     return found
@@ -280,12 +296,17 @@ def _paired(
     pairs = paired(group, baseline)
     values = [(a, scored(a, metric), scored(b, metric)) for a, b in pairs]
     found: dict[str, Any] = {
-        "speed_up": speed_ratio(pairs),
+        "speed_up": versus(pairs, TOKENS, SECONDS),
         "same_tokens": mean([(a, float(a["token_hash"] == b["token_hash"])) for a, b in pairs]),
         "score_difference": mean([(a, x - y) for a, x, y in values if x is not None and y is not None]),
     }
     if idle:
-        found["joules_per_token"] = {name: _paired_joules(pairs, name) for name in idle}
+        found["joules_per_token"] = {
+            name: versus(
+                [pair for pair in pairs if all(name in r["joules"] for r in pair)], field("joules", name), TOKENS
+            )
+            for name in idle
+        }
     return found
 
 
@@ -297,20 +318,3 @@ def paired(group: Sequence[Record], others: Sequence[Record]) -> list[tuple[Reco
         for record in group
         if "tokens" in record and (record["place"], record["seed"]) in theirs
     ]
-
-
-def speed_ratio(pairs: Sequence[tuple[Record, Record]]) -> Interval:
-    """Tokens per second of the first of each pair over those of the second."""
-    sides = [a for a, _ in pairs], [b for _, b in pairs]
-    return quotient(*(per_item(each, value) for each in sides for value in (_tokens, _seconds)))
-
-
-def _paired_joules(pairs: Sequence[tuple[Record, Record]], name: str) -> Interval:
-    """Joules per token over the baseline's, of the pairs that were both read."""
-    read = [(a, b) for a, b in pairs if name in a["joules"] and name in b["joules"]]
-    sides = [a for a, _ in read], [b for _, b in read]
-    return quotient(*(per_item(each, value) for each in sides for value in (_joules(name), _tokens)))
-
-
-def _joules(name: str) -> Callable[[Record], float]:
-    return lambda record: float(record["joules"][name])

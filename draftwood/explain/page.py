@@ -74,11 +74,7 @@ def _round(
         }
 
     def root(one: TreeNode) -> dict[str, Any]:
-        path: list[int] = []
-        place = places[id(one)]
-        while place != TRUNK:
-            path.insert(0, round_.forest_token[place])
-            place = round_.forest_parent[place]
+        path = round_.path(places[id(one)])
         shared = before if len(tree.roots) > 1 else before[:-1]
         return {**node(one), "text": last_words(words([*shared[-ROOT:], *path]))}
 

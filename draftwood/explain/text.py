@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from rich.style import Style
 
-from draftwood.core.forest import FINISHED, TRUNK
+from draftwood.core.forest import FINISHED
 from draftwood.core.records import Layer
 from draftwood.explain.terminal import SEPARATOR, paint, percent, shortened
 from draftwood.explain.tree import FATES, RoundTree, TreeNode, completions, numbers
@@ -124,10 +124,7 @@ class Drawing:
     def _root(self, tree: RoundTree, root: TreeNode, place: int) -> str:
         """A hypothesis that the round began with, by what it has beyond the others' common text."""
         node = next(place for place, found in tree.nodes.items() if found is root)
-        tokens: list[int] = []
-        while node != TRUNK:
-            tokens.insert(0, tree.round_.forest_token[node])
-            node = tree.round_.forest_parent[node]
+        tokens = tree.round_.path(node)
         label = f"  beam {place}  "
         over = (
             " (has ended)" if tokens[-1] in self.ends or any(child.token == FINISHED for child in root.children) else ""

@@ -131,14 +131,8 @@ def trees_of(rounds: Sequence[Round], prompt: Sequence[int], judgements: Sequenc
 
 def hypotheses_after(round_: Round) -> Sequences:
     """The hypotheses that a round ends with, after its trunk has advanced."""
-    found = []
-    for token, node in zip(round_.roots, round_.root_parents, strict=True):
-        path = [] if token == FINISHED else [token]
-        while node != TRUNK:
-            path.append(round_.forest_token[node])
-            node = round_.forest_parent[node]
-        found.append(tuple(reversed(path))[len(round_.forest_path) :])
-    return found
+    paths = (round_.path(node, token) for token, node in zip(round_.roots, round_.root_parents, strict=True))
+    return [tuple(path[len(round_.forest_path) :]) for path in paths]
 
 
 def tree_of(round_: Round, hypotheses: Sequences) -> RoundTree:

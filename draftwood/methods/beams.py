@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -25,11 +25,12 @@ from draftwood.verify.width import WidthRule
 class BeamMethod(Method):
     """A method with several hypotheses."""
 
-    n_best: Annotated[int, Field(ge=1, description="how many beams the result holds, best first")] = 1
-    length_penalty: Annotated[
-        float,
-        Field(allow_inf_nan=False, description="ranks by log-likelihood / length^this; 1: perplexity, 0: likelihood"),
-    ] = 1.0
+    n_best: int = Field(default=1, ge=1, description="how many beams the result holds, best first")
+    length_penalty: float = Field(
+        default=1.0,
+        allow_inf_nan=False,
+        description="ranks by log-likelihood / length^this; 1: perplexity, 0: likelihood",
+    )
 
     @property
     @abstractmethod
@@ -50,11 +51,11 @@ class BeamMethod(Method):
 class BeamSamplingMethod(BeamMethod):
     """What beam sampling and DSBD have in common."""
 
-    warp: Annotated[
-        Literal["joint", "token"],
-        Field(description="temperature and truncation on the joint of beam and token, or on each beam's tokens first"),
-    ] = "joint"
-    replacement: Annotated[bool, Field(description="draw beams independently; false: distinct beams")] = True
+    warp: Literal["joint", "token"] = Field(
+        default="joint",
+        description="temperature and truncation on the joint of beam and token, or on each beam's tokens first",
+    )
+    replacement: bool = Field(default=True, description="draw beams independently; false: distinct beams")
 
 
 class PlainBeamSampling(BeamSamplingMethod):
@@ -63,7 +64,7 @@ class PlainBeamSampling(BeamSamplingMethod):
     name = "beam-sampling"
     summary = "beams drawn from the joint of beam and token, one layer per target forward"
 
-    width: Annotated[int, Field(ge=1, description="draws per layer; distinct beams without replacement")] = 4
+    width: int = Field(default=4, ge=1, description="draws per layer; distinct beams without replacement")
 
     @property
     def widest(self) -> int:
@@ -83,19 +84,19 @@ class DynamicWidth(Sourced, BeamSamplingMethod):
     summary = "beam sampling with drafted layers of beams; the width of each layer adapts"
     draft_models = (1, 1)
 
-    draft_width: Annotated[int, Field(ge=1, le=256, description="draws per drafted layer, W_S")] = 6
-    gamma: Annotated[int, Field(ge=0, le=64, description="layers drafted per round")] = 3
-    width: Annotated[int | None, Field(ge=1, description="a fixed width W_L; null: dynamic")] = None
-    threshold: Annotated[
-        float, Field(ge=0, le=1, description="t: keep as many beams as are accepted with this chance")
-    ] = 0.9
-    min_width: Annotated[int, Field(ge=1, description="least dynamic width, W_min")] = 1
-    root_weights: Annotated[
-        Literal["draft", "target"], Field(description="whose joint weighs the beams that a round begins with")
-    ] = "draft"
-    one_cache: Annotated[
-        bool, Field(description="go on from the output beam of lowest perplexity alone; lossy, by design")
-    ] = False
+    draft_width: int = Field(default=6, ge=1, le=256, description="draws per drafted layer, W_S")
+    gamma: int = Field(default=3, ge=0, le=64, description="layers drafted per round")
+    width: int | None = Field(default=None, ge=1, description="a fixed width W_L; null: dynamic")
+    threshold: float = Field(
+        default=0.9, ge=0, le=1, description="t: keep as many beams as are accepted with this chance"
+    )
+    min_width: int = Field(default=1, ge=1, description="least dynamic width, W_min")
+    root_weights: Literal["draft", "target"] = Field(
+        default="draft", description="whose joint weighs the beams that a round begins with"
+    )
+    one_cache: bool = Field(
+        default=False, description="go on from the output beam of lowest perplexity alone; lossy, by design"
+    )
     depth: Depth = "fixed"
 
     @model_validator(mode="after")
@@ -133,11 +134,11 @@ class PlainBeamSearch(BeamMethod):
     name = "beam-search"
     summary = "the best beams, deterministic, one layer per target forward"
 
-    width: Annotated[int, Field(ge=1, description="beams")] = 4
-    early_stopping: Annotated[
-        bool | Literal["never"],
-        Field(description="end with `width` finished beams; false: when no live one looks better; never: can be"),
-    ] = False
+    width: int = Field(default=4, ge=1, description="beams")
+    early_stopping: bool | Literal["never"] = Field(
+        default=False,
+        description="end with `width` finished beams; false: when no live one looks better; never: can be",
+    )
 
     @property
     def widest(self) -> int:
@@ -170,10 +171,10 @@ class SpeculativeBeamSearch(PlainBeamSearch):
     summary = "beam search with drafted layers of beams; the same output"
     draft_models = (1, 1)
 
-    draft_width: Annotated[
-        int | None, Field(ge=1, le=256, description="beams per drafted layer; null: as many as width")
-    ] = None
-    gamma: Annotated[int, Field(ge=0, le=64, description="layers drafted per round")] = 2
+    draft_width: int | None = Field(
+        default=None, ge=1, le=256, description="beams per drafted layer; null: as many as width"
+    )
+    gamma: int = Field(default=2, ge=0, le=64, description="layers drafted per round")
     depth: Depth = "fixed"
 
     @model_validator(mode="after")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -31,10 +31,10 @@ class EarlyExit(SequenceMethod):
     summary = "a chain or tree from an exit of the target itself; needs no draft model"
 
     gamma: Gamma = 4
-    tree: Annotated[
-        Widths | None, Field(description="children per node, layer by layer, in place of a chain of gamma tokens")
-    ] = None
-    replacement: Annotated[bool, Field(description="draw siblings independently; false: distinct siblings")] = False
+    tree: Widths | None = Field(
+        default=None, description="children per node, layer by layer, in place of a chain of gamma tokens"
+    )
+    replacement: bool = Field(default=False, description="draw siblings independently; false: distinct siblings")
     depth: Depth = "fixed"
     exit: Exit = None
 

@@ -41,32 +41,30 @@ class Medusa(OneHypothesis):
     name = "medusa"
     summary = "a tree of candidates from trained heads on the target's last hidden state"
 
-    heads: Annotated[
-        str | None,
-        Field(min_length=1, description="directory of the target's heads; null: the one beside its weights"),
-    ] = None
-    tree: Annotated[
-        Widths | None, Field(description="children per node, layer by layer; layer k draws from head k")
-    ] = None
+    heads: str | None = Field(
+        default=None, min_length=1, description="directory of the target's heads; null: the one beside its weights"
+    )
+    tree: Widths | None = Field(
+        default=None, description="children per node, layer by layer; layer k draws from head k"
+    )
     paths: Annotated[
         tuple[tuple[int, ...], ...] | None,
         BeforeValidator(_paths),
         Field(description="a sparse tree in place of `tree`: ranks along each path, such as 0,1,0.0"),
     ] = None
-    nodes: Annotated[
-        int,
-        Field(ge=1, lt=MOST_ROWS, description="without tree and paths: the drafts that are most often right"),
-    ] = 15
-    drafts: Annotated[
-        Literal["drawn", "best"],
-        Field(description="siblings: distinct draws from a head, or its most probable tokens, in sampling too"),
-    ] = "drawn"
-    verify: Annotated[
-        Literal["rejection", "coupled", "typical", "greedy"],
-        Field(description="lossless: rejection, coupled; lossy: typical acceptance, greedy (greedy text in sampling)"),
-    ] = "rejection"
-    epsilon: Annotated[float, Field(gt=0, le=1, description="typical: what is likelier than this is accepted")] = 0.09
-    delta: Annotated[float, Field(gt=0, le=1, description="typical: or likelier than delta exp(-entropy)")] = 0.3
+    nodes: int = Field(
+        default=15, ge=1, lt=MOST_ROWS, description="without tree and paths: the drafts that are most often right"
+    )
+    drafts: Literal["drawn", "best"] = Field(
+        default="drawn",
+        description="siblings: distinct draws from a head, or its most probable tokens, in sampling too",
+    )
+    verify: Literal["rejection", "coupled", "typical", "greedy"] = Field(
+        default="rejection",
+        description="lossless: rejection, coupled; lossy: typical acceptance, greedy (greedy text in sampling)",
+    )
+    epsilon: float = Field(default=0.09, gt=0, le=1, description="typical: what is likelier than this is accepted")
+    delta: float = Field(default=0.3, gt=0, le=1, description="typical: or likelier than delta exp(-entropy)")
     depth: Depth = "fixed"
 
     def choices(self, ranks: Sequence[Sequence[float]] = ()) -> Choices:

@@ -28,8 +28,7 @@ def listed(value: object) -> object:
 MOST_ROWS = 1024  # tokens that one forward verifies
 
 Initial = Annotated[
-    int,
-    Field(ge=1, le=256, description="tokens of the target that a round begins with; more than 1: lossy"),
+    int, Field(ge=1, le=256, description="tokens of the target that a round begins with; more than 1: lossy")
 ]
 Gamma = Annotated[int, Field(ge=0, le=64, description="draft tokens per round")]
 Depth = Annotated[

@@ -37,12 +37,12 @@ class SelfSpeculative(SequenceMethod):
     name = "self-spec"
     summary = "the target drafts for itself with some of its sublayers skipped"
 
-    skip: Annotated[
-        str | None,
-        Field(description="file of `draftwood tune skip`; null: the one beside the weights, else every other layer"),
-    ] = None
-    attention: Annotated[Layers, Field(description="layers whose attention is skipped, from 0, such as 3,5,7")] = None
-    mlp: Annotated[Layers, Field(description="layers whose MLP is skipped")] = None
+    skip: str | None = Field(
+        default=None,
+        description="file of `draftwood tune skip`; null: the one beside the weights, else every other layer",
+    )
+    attention: Layers = Field(default=None, description="layers whose attention is skipped, from 0, such as 3,5,7")
+    mlp: Layers = Field(default=None, description="layers whose MLP is skipped")
     gamma: Gamma = 8
     depth: Depth = "adaptive-confidence"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -34,10 +34,10 @@ class OneHypothesis(Method):
 class SequenceMethod(OneHypothesis):
     """One whose verification is lossless, by rejection or coupled."""
 
-    verify: Annotated[
-        Literal["rejection", "coupled"],
-        Field(description="rejection sampling, or Gumbel-coupled: the same text under a seed with and without drafts"),
-    ] = "rejection"
+    verify: Literal["rejection", "coupled"] = Field(
+        default="rejection",
+        description="rejection sampling, or Gumbel-coupled: the same text under a seed with and without drafts",
+    )
 
     def verifier(self) -> Verifier:
         return rule(self.verify)
@@ -94,7 +94,7 @@ class MultiCandidate(Sourced, SequenceMethod):
 
     tree: Widths = (4, 2, 2, 1)
     initial: Initial = 1
-    replacement: Annotated[bool, Field(description="draw siblings independently; false: distinct siblings")] = False
+    replacement: bool = Field(default=False, description="draw siblings independently; false: distinct siblings")
     depth: Depth = "fixed"
 
     @model_validator(mode="after")
@@ -133,13 +133,13 @@ class Fork(OneHypothesis):
     summary = "W chains of candidates, as deep as a decision model finds worthwhile"
     draft_models = (1, 1)
 
-    width: Annotated[int, Field(ge=1, le=256, description="chains, W")] = 4
-    gamma: Annotated[int, Field(ge=1, le=64, description="drafted tokens of a chain at most, D")] = 4
-    verify: Annotated[
-        Literal["rejection", "coupled", "longest"],
-        Field(description="lossless: rejection, coupled; lossy: longest, the longest chain below the target's draws"),
-    ] = "rejection"
-    replacement: Annotated[bool, Field(description="draw candidates independently; false: distinct candidates")] = False
+    width: int = Field(default=4, ge=1, le=256, description="chains, W")
+    gamma: int = Field(default=4, ge=1, le=64, description="drafted tokens of a chain at most, D")
+    verify: Literal["rejection", "coupled", "longest"] = Field(
+        default="rejection",
+        description="lossless: rejection, coupled; lossy: longest, the longest chain below the target's draws",
+    )
+    replacement: bool = Field(default=False, description="draw candidates independently; false: distinct candidates")
     depth: Depth = "fixed"
 
     @model_validator(mode="after")
@@ -167,8 +167,8 @@ class Lookup(SequenceMethod):
     summary = "n-grams of prompt and output as drafts; needs no draft model"
 
     gamma: Gamma = 6
-    max_ngram: Annotated[int, Field(ge=1, le=16, description="longest match that is looked for, in tokens")] = 4
-    min_ngram: Annotated[int, Field(ge=1, le=16, description="shortest match that is good enough")] = 2
+    max_ngram: int = Field(default=4, ge=1, le=16, description="longest match that is looked for, in tokens")
+    min_ngram: int = Field(default=2, ge=1, le=16, description="shortest match that is good enough")
 
     @model_validator(mode="after")
     def _ordered(self) -> Lookup:

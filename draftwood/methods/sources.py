@@ -29,9 +29,9 @@ def from_exit(make: Callable[[Source], Drafter], drafts: Sequence[Session], targ
 class Sourced(Method):
     """A method of one draft model, which an exit of the target may stand for."""
 
-    drafter: Annotated[
-        Literal["model", "exit"], Field(description="who drafts: a draft model, or an exit of the target (EESD)")
-    ] = "model"
+    drafter: Literal["model", "exit"] = Field(
+        default="model", description="who drafts: a draft model, or an exit of the target (EESD)"
+    )
     exit: Exit = None
 
     @model_validator(mode="after")

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -20,13 +21,13 @@ from torch import Tensor
 from draftwood.errors import OutOfMemory
 
 GRAIN = 32  # capacities are multiples of this many slots, so that a span can be rounded up to whole vectors
-STEP = 64  # slots by which short extents grow: extents of one capacity are read in one product
+STEP = 32  # slots by which short extents grow: extents of one capacity are read in one product
 
 Plane: TypeAlias = tuple[int, int, torch.dtype]  # (heads, width, dtype) of what a slot holds
 
 
 def roomy(slots: int) -> int:
-    """The capacity of an extent for so many slots: an eighth more for long ones, in whole steps."""
+    """The capacity of an extent for so many slots: a sixteenth more for long ones, in whole steps."""
     return whole(slots + slots // 16)
 
 
@@ -40,15 +41,28 @@ class Budget:
     """Bytes that all caches together may hold; None: no limit."""
 
     limit: int | None = None
-    used: int = 0
+    held: WeakKeyDictionary[Cache, int] = field(default_factory=WeakKeyDictionary)  # bytes of each
 
-    def take(self, count: int) -> None:
-        """Count bytes that are about to be held, or given back where negative; raises OutOfMemory."""
-        if self.limit is not None and count > 0 and self.used + count > self.limit:
-            raise OutOfMemory(
-                f"{self.used + count:,} bytes of keys and values are needed, the budget is {self.limit:,}"
-            )
-        self.used += count
+    @property
+    def used(self) -> int:
+        """Bytes that all caches hold."""
+        return sum(self.held.values())
+
+    def allows(self, cache: Cache, count: int) -> bool:
+        """Whether a cache may hold so many bytes; if not as it is, others give back what is idle."""
+        if self.limit is None or count <= self.held.get(cache, 0):
+            return True
+        if self.used - self.held.get(cache, 0) + count > self.limit:
+            for other in [other for other in self.held if other is not cache]:
+                other.trim()
+        return self.used - self.held.get(cache, 0) + count <= self.limit
+
+    def take(self, cache: Cache, count: int) -> None:
+        """Note that a cache is about to hold so many bytes; raises OutOfMemory."""
+        if not self.allows(cache, count):
+            need = self.used - self.held.get(cache, 0) + count
+            raise OutOfMemory(f"{need:,} bytes of keys and values are needed, but the budget is {self.limit:,}")
+        self.held[cache] = count
 
 
 @dataclass(slots=True, eq=False)
@@ -80,16 +94,12 @@ class Cache:
         self.device = device
         self.budget = budget or Budget()
         self.fixed = fixed
+        self.slot_bytes = sum(heads * width * dtype.itemsize for heads, width, dtype in self.layout)
         self.planes = [torch.zeros(0, width, dtype=dtype, device=device) for _, width, dtype in planes]
         self.slots = 0
         self._lent: list[Extent] = []  # by base
         if slots:
             self._move(slots)
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of a slot in all planes."""
-        return sum(heads * width * dtype.itemsize for heads, width, dtype in self.layout)
 
     @property
     def bytes(self) -> int:
@@ -100,6 +110,11 @@ class Cache:
     def lent(self) -> int:
         """Slots of all extents that are lent."""
         return sum(extent.capacity for extent in self._lent)
+
+    @property
+    def used(self) -> int:
+        """Slots of all extents that were asked for."""
+        return sum(extent.used for extent in self._lent)
 
     def capacity(self, slots: int) -> int:
         """The capacity of an extent for so many slots."""
@@ -118,11 +133,15 @@ class Cache:
         return extent
 
     def reserve(self, extent: Extent, slots: int) -> None:
-        """Make sure that an extent has room for so many slots; what it holds is kept, it may move."""
+        """Make sure that an extent has room for so many slots; what it holds is kept, it may move.
+
+        Raises OutOfMemory where the budget is too small; nothing has changed then.
+        """
+        if slots > extent.capacity:
+            self._enlarge(extent, self.capacity(slots))
         extent.used = slots
-        if slots <= extent.capacity:
-            return
-        capacity = self.capacity(slots)
+
+    def _enlarge(self, extent: Extent, capacity: int) -> None:
         place, before = self._gap(capacity), Extent(extent.base, extent.capacity)
         if place is None:
             self._move(self.lent - extent.capacity + capacity, {extent: capacity})
@@ -189,28 +208,78 @@ class Cache:
     def _move(self, slots: int, wanted: dict[Extent, int] | None = None) -> None:
         """Lay all extents side by side, those of one capacity together, in memory for so many slots and a little more.
 
-        Extents that are nearly full grow at once, and `wanted` ones as they must.
+        Extents that are nearly full grow at once if the budget allows it, and `wanted` ones as they must.
         """
-        grown = dict(wanted or {})
+        must = wanted or {}
+        grown = dict(must)
         for extent in self._lent:
-            if slots and extent not in grown and self.fixed is None and extent.used + STEP // 4 > extent.capacity:
+            if slots and extent not in must and self.fixed is None and extent.used + STEP // 4 > extent.capacity:
                 grown[extent] = self.capacity(extent.used + STEP // 4)
-                slots += grown[extent] - extent.capacity
-        room = slots + slots // 32 if slots else 0
-        self.budget.take((room - self.slots) * self.slot_bytes)
+        more = sum(grown[extent] - extent.capacity for extent in grown if extent not in must)
+        room = (slots + more) * 33 // 32
+        if not self.budget.allows(self, room * self.slot_bytes):
+            grown, room = dict(must), slots
+        held = self.bytes
+        self.budget.take(self, room * self.slot_bytes)
         order = sorted(self._lent, key=lambda extent: (grown.get(extent, extent.capacity), extent.base))
         before = [Extent(extent.base, extent.capacity) for extent in order]
+        after: list[Extent] = []
         base = 0
         for extent in order:
-            extent.base, extent.capacity = base, grown.get(extent, extent.capacity)
-            base += extent.capacity
-        for plane, (heads, width, dtype) in enumerate(self.layout):
-            old = self.planes[plane]
-            self.planes[plane] = torch.zeros(room * heads, width, dtype=dtype, device=self.device)
-            for extent, was in zip(order, before, strict=True):
-                source = old[was.base * heads : (was.base + was.capacity) * heads].view(heads, was.capacity, width)
-                self.read(plane, extent, was.capacity)[0] = source
+            after.append(Extent(base, grown.get(extent, extent.capacity)))
+            base += after[-1].capacity
+        moves, done = _moves(before, after), 0
+        try:
+            for done in range(len(self.layout)):
+                self.planes[done] = self._laid(done, room, moves)
+        except (RuntimeError, MemoryError) as error:
+            for plane in range(done):
+                self.planes[plane] = self._laid(plane, self.slots, _moves(after, before))
+            self.budget.take(self, held)
+            raise OutOfMemory(
+                f"this machine has no memory for {room * self.slot_bytes:,} bytes of keys and values; lower "
+                f"kv_cache_bytes ({error})"
+            ) from error
+        for extent, now in zip(order, after, strict=True):
+            extent.base, extent.capacity = now.base, now.capacity
         self.slots, self._lent = room, order
+
+    def _laid(self, plane: int, room: int, moves: Sequence[tuple[Extent, Extent]]) -> Tensor:
+        """A plane for so many slots, with the extents copied from where they are to where they go."""
+        heads, width, dtype = self.layout[plane]
+        with torch.inference_mode(False):  # so that it may be written in any mode
+            made = torch.zeros(room * heads, width, dtype=dtype, device=self.device)
+        old = self.planes[plane]
+        for was, now in moves:
+            count = min(was.capacity, now.capacity)
+            source, goal = (
+                part[at.base * heads : (at.base + at.capacity) * heads].view(heads, at.capacity, width)
+                for part, at in ((old, was), (made, now))
+            )
+            goal[:, :count] = source[:, :count]
+        return made
+
+    def trim(self) -> None:
+        """Give back what is not lent."""
+        if self.slots > self.lent:
+            self._move(self.lent)
+
+
+def _moves(before: Sequence[Extent], after: Sequence[Extent]) -> list[tuple[Extent, Extent]]:
+    """(from, to) of what is copied: neighbours that stay neighbours, and do not grow, together."""
+    found: list[tuple[Extent, Extent]] = []
+    whole = False
+    for was, now in zip(before, after, strict=True):
+        same = was.capacity == now.capacity
+        if whole and same:
+            last, there = found[-1]
+            if (last.base + last.capacity, there.base + there.capacity) == (was.base, now.base):
+                last.capacity += was.capacity
+                there.capacity += was.capacity
+                continue
+        found.append((Extent(was.base, was.capacity), Extent(now.base, now.capacity)))
+        whole = same
+    return found
 
 
 def free_bytes(device: torch.device) -> int:

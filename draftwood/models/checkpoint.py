@@ -25,12 +25,7 @@ from draftwood.models.families import FAMILIES, Family
 from draftwood.models.files import read_json
 from draftwood.reading import shown
 
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float64": torch.float64,
-}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 STORED = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes that hold plain weights
 
 

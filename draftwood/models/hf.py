@@ -1,7 +1,8 @@
 """Any causal language model of Hugging Face transformers, through its own forward, as a CausalModel.
 
-Each model is checked once: what cannot see a tree through a mask is refused. There are no layer ranges. Nothing else in
-the package imports transformers (extra hf); no code from a checkpoint runs and nothing is unpickled.
+Each model is checked once: what cannot see a tree through a mask is refused. There are no layer ranges. Requests
+share a forward, save those of models that do not look their attention function up in transformers' table. Nothing but
+this and `groupwise` imports transformers (extra hf); no code from a checkpoint runs and nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -10,95 +11,55 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.cache_utils import Cache as TransformersCache
 
 from draftwood.errors import ModelError, did_you_mean
 from draftwood.models import checkpoint
-from draftwood.models.base import Batch
-from draftwood.models.cache import Cache
+from draftwood.models.base import Batch, Segment
+from draftwood.models.cache import Budget, Cache, Extent, Plane
+from draftwood.models.flat import index
+from draftwood.models.groupwise import ATTENTION, Pass, Reach, Recorder, grouped, groupwise
 from draftwood.models.tokenizer import Tokenizer
 
-ATTENTION = ("eager", "sdpa")  # the implementations that take any mask as a tensor
 UNBOUNDED = 1 << 20  # context of a model that names no limit
 LONGEST_CHECK = 128  # windows up to this length are crossed by the self-check
 SHIFTING_ROPE = "longrope"  # frequencies change at once for all positions past the original context
 
 
-@dataclass(frozen=True)
-class _Attention:
-    """What the layers of one type may look back to: a window or a chunk of `reach` positions, or everything."""
-
-    kind: str
-    reach: int = 0
-
-    def sees(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """[B, Q, span] bool by position, from queries [B, Q] and keys [B, span]; None = everything."""
-        if self.kind == "sliding_attention":
-            return queries[:, :, None] - keys[:, None] < self.reach
-        if self.kind == "chunked_attention":
-            return queries[:, :, None] // self.reach == keys[:, None] // self.reach
-        return None
-
-
 @dataclass
 class _Facts:
-    """What a model's first forward tells: key and value shape of each layer that keeps them, and the vocabulary."""
+    """What a model's first forwards tell, and the lock of what they change."""
 
-    tails: dict[int, tuple[tuple[int, int], tuple[int, int]]] = field(default_factory=dict)
-    vocab_size: int = 0
+    tails: dict[int, list[tuple[int, int]]]  # (heads, width) of a layer's keys, of its values
+    vocab_size: int
+    together: bool = True  # whether groups of requests can share a forward
+    lock: Lock = field(default_factory=Lock)
+
+
+class _Rows(NamedTuple):
+    """What the self-check runs for one request."""
+
+    extent: Extent
+    tokens: list[int]
+    positions: list[int]
+    slots: list[int]
+    seen: list[list[int]]  # the slots that each row sees beside its own
 
 
 _CHECKED: WeakKeyDictionary[PreTrainedModel, tuple[object, _Facts]] = WeakKeyDictionary()  # a check is made once
 
 
-class _Recorder(TransformersCache):
-    """Stands in for a cache in the first forward and notes what each layer would keep."""
-
-    def __init__(self, facts: _Facts) -> None:
-        super().__init__(layers=[])
-        self.facts = facts
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        self.facts.tails[layer_idx] = tuple((x.shape[1], x.shape[3]) for x in (key_states, value_states))  # type: ignore[assignment]
-        return key_states, value_states
-
-
-class _Slots(TransformersCache):
-    """One forward's view of our cache: layers write their cells' slots and read rows and span; nothing is moved."""
-
-    def __init__(self, batch: Batch, cache: Cache, planes: dict[int, int]) -> None:
-        super().__init__(layers=[])
-        self.batch, self.cache, self.planes = batch, cache, planes
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        plane, batch = self.planes[layer_idx], self.batch
-        for offset, states in enumerate((key_states, value_states)):  # [B, heads, Q, head_dim]
-            self.cache.write(plane + offset, batch.rows, batch.slots, states.transpose(1, 2))
-        keys, values = (self.cache.read(plane + offset, batch.rows, batch.span) for offset in range(2))
-        return keys, values
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.batch.span - self.batch.tokens.shape[1]
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return self.batch.span, 0
-
-
 class HuggingFaceModel:
     """A transformers model in evaluation mode, as it is: same object, same weights, same forward.
 
-    On the first wrapping a tree, a padded batch and reused slots are checked against plain forwards of each path; a
-    model that fails (positions bound to the order of slots, such as ALiBi) is refused with a ModelError.
+    On the first wrapping a tree, a batch and reused slots are checked against plain forwards of each path; a model that
+    fails (positions bound to the order of slots, such as ALiBi) is refused with a ModelError.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
@@ -108,6 +69,9 @@ class HuggingFaceModel:
         self.tokenizer = None if tokenizer is None else wrap_tokenizer(tokenizer)
         _refuse_unfit(model, self.kind)
         self._attention = _layer_types(config, self.kind)
+        self._types = (getattr(config, "layer_types", None) if len(self._attention) > 1 else None) or [
+            self._attention[0].kind
+        ]
         self._windowed = any(kind.reach for kind in self._attention)
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.n_layers = int(config.num_hidden_layers)
@@ -117,8 +81,11 @@ class HuggingFaceModel:
         if known is not None and known[0] == state:
             self._learn(known[1])
             return
+        limit = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.15  # half precision rounds logits
         try:
             self._learn(self._probe())
+            if not self._works(limit):
+                self._facts.together = False
             error = self._error()
         except ModelError:
             raise
@@ -128,7 +95,6 @@ class HuggingFaceModel:
                 f"({type(problem).__name__}: {str(problem).splitlines()[0] if str(problem) else 'no message'}); "
                 "use a model with rotary or learned positions and plain attention"
             ) from problem
-        limit = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.15  # half precision rounds logits
         if not error <= limit:  # not a number is no parity either
             raise ModelError(
                 f"model type {self.kind!r} gives other logits for a token tree than for its paths (off by {error:.1e} "
@@ -154,13 +120,12 @@ class HuggingFaceModel:
     def cells(self, count: int) -> int:
         return count
 
-    def new_cache(self, rows: int, capacity: int) -> Cache:
+    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
         """Keys and values of each layer; where layers have windows, the position of each slot as the last plane."""
-        tails = [tail for pair in self._facts.tails.values() for tail in pair]
-        cache = Cache(tails, self.dtype, self.device, rows, capacity)
+        planes: list[Plane] = [(*tail, self.dtype) for pair in self._facts.tails.values() for tail in pair]
         if self._windowed:
-            cache.add((1, 1), torch.int64)
-        return cache
+            planes.append((1, 1, torch.int64))
+        return Cache(planes, self.device, slots, budget)
 
     @torch.no_grad()
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
@@ -171,45 +136,56 @@ class HuggingFaceModel:
             )
         if self.model.training:
             raise ModelError("the transformers model is in training mode; call model.eval() before decoding")
-        if self._windowed:
-            cache.write(-1, batch.rows, batch.slots, batch.positions[:, :, None, None])
         if batch.states:
             raise ModelError(
                 f"a model that runs through transformers ({self.kind}) does not show its last hidden states; methods "
                 "that read them (decision models of kind hidden, Medusa) need a family of draftwood's own decoder"
             )
-        options: dict[str, Any] = {}
-        width, wanted = batch.tokens.shape[1], batch.wanted
-        if isinstance(wanted, slice) and wanted.start:
-            wanted = torch.arange(batch.tokens.numel(), device=self.device)[wanted]
-        if self._selects and isinstance(wanted, Tensor):  # the head is computed for the asked columns only
-            columns, place = torch.unique(wanted % width, return_inverse=True)
-            wanted = torch.div(wanted, width, rounding_mode="floor") * len(columns) + place
-            options["logits_to_keep"] = columns
-        logits = self.model(
-            input_ids=batch.tokens,
-            position_ids=batch.positions,  # left out, they would follow the order of slots
-            attention_mask=self._masks(batch, cache),
-            past_key_values=_Slots(batch, cache, self._planes),
-            use_cache=True,
-            return_dict=True,
-            **options,
-        ).logits.flatten(0, 1)
-        out: Tensor = logits[wanted]
-        return out if out.dtype == torch.float64 else out.float()
+        if self._windowed:
+            cache.planes[-1].index_copy_(0, index(batch, cache, 1), batch.positions[:, None])
+        written = {heads: index(batch, cache, heads) for heads in {heads for heads, _, _ in cache.layout}}
+        groups = grouped(batch, cache, self._attention, self.dtype)
+        wanted = torch.arange(len(batch.tokens), device=self.device)[batch.wanted]
+        if self._facts.together or len(groups) == 1:
+            return self._logits(batch, Pass(cache, self._planes, self._types, groups), written, wanted)
+        logits = torch.empty(len(wanted), self.vocab_size if batch.head else 0, device=self.device)
+        for group in groups:
+            mine = (wanted >= group.rows.start) & (wanted < group.rows.stop)
+            part = Pass(cache, self._planes, self._types, [group])
+            logits[mine] = self._logits(batch, part, written, wanted[mine] - group.rows.start)
+        return logits
 
-    def _masks(self, batch: Batch, cache: Cache) -> Tensor | dict[str, Tensor]:
-        """Additive float masks [B, 1, Q, span], one per layer type: eager attention would misread booleans."""
-        shape = (*batch.tokens.shape, batch.span)
-        seen = torch.ones(shape, dtype=torch.bool, device=self.device) if batch.mask is None else batch.mask
-        places = cache.read(-1, batch.rows, batch.span)[:, 0, :, 0] if self._windowed else batch.positions
-        masks = {}
-        for kind in self._attention:
-            near = kind.sees(batch.positions, places)
-            visible = seen if near is None else seen & near
-            mask = torch.zeros(shape, dtype=self.dtype, device=self.device)
-            masks[kind.kind] = mask.masked_fill_(~visible, torch.finfo(self.dtype).min)[:, None]
-        return masks if len(masks) > 1 else masks[self._attention[0].kind]
+    def _logits(self, batch: Batch, forward: Pass, written: dict[int, Tensor], wanted: Tensor) -> Tensor:
+        """Run the rows of some groups: logits [n, V] of those wanted, counted from the first; [n, 0] without head."""
+        rows, groups, count = forward.rows, forward.groups, 1
+        forward.index = {heads: index[rows.start * heads : rows.stop * heads] for heads, index in written.items()}
+        if len(groups) == 1:
+            count, masks = groups[0].count, groups[0].masks
+        else:  # never read: attention is called with the masks of the groups
+            nothing = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
+            masks = dict.fromkeys(groups[0].masks, nothing.expand(1, 1, rows.stop - rows.start, rows.stop - rows.start))
+        options: dict[str, Any] = {}
+        kept = wanted if batch.head else wanted[:0]
+        if self._selects and count == 1 and len(kept) < rows.stop - rows.start:
+            options["logits_to_keep"], kept = kept, torch.arange(len(kept), device=self.device)
+        inputs = {
+            "input_ids": batch.tokens[rows].view(count, -1),
+            "position_ids": batch.positions[rows].view(count, -1),  # left out, they would follow the order of slots
+            "attention_mask": masks if len(masks) > 1 else next(iter(masks.values())),
+            "past_key_values": forward,
+            "use_cache": True,
+            "return_dict": True,
+            **options,
+        }
+        if len(groups) == 1:
+            out = self.model(**inputs).logits
+        else:
+            with self._facts.lock, groupwise(self.model.config.get_text_config(), forward):
+                out = self.model(**inputs).logits
+        if not batch.head:
+            return torch.empty(len(wanted), 0, device=self.device)
+        logits: Tensor = out.flatten(0, 1)[kept]
+        return logits if logits.dtype == torch.float64 else logits.float()
 
     def _learn(self, facts: _Facts) -> None:
         self._facts = facts
@@ -218,43 +194,60 @@ class HuggingFaceModel:
 
     def _probe(self) -> _Facts:
         """A first forward of two tokens, for the shapes."""
-        facts = _Facts()
+        recorder = Recorder()
         tokens = torch.tensor([[0, 1]], device=self.device)
-        causal = torch.ones(1, 2, 2, device=self.device).tril() > 0
-        batch = Batch(tokens, tokens, tokens, slice(0, 1), 2, causal, slice(None))
-        cache = Cache([(1, 1)], torch.int64, self.device, 1, 4)
         with torch.no_grad():
             out = self.model(
                 input_ids=tokens,
                 position_ids=tokens,
-                attention_mask=self._masks(batch, cache),
-                past_key_values=_Recorder(facts),
+                past_key_values=recorder,
                 use_cache=True,
                 return_dict=True,
             )
-        facts.vocab_size = out.logits.shape[-1]
-        if not facts.tails:
+        if not recorder.tails:
             raise ModelError(
                 f"model type {self.kind!r} keeps no keys and values of its layers, so drafts cannot be taken back; "
                 "use an attention model"
             )
-        return facts
+        return _Facts(recorder.tails, out.logits.shape[-1])
+
+    def _works(self, limit: float) -> bool:
+        """Whether groups of requests can share a forward."""
+        try:
+            return self._error() <= limit
+        except ModelError:
+            raise
+        except Exception:  # foreign code again: the next try tells
+            return False
 
     def _error(self) -> float:
-        """Largest difference from plain forwards, as a part of the logits' spread: padded prompts, a tree, a reuse."""
+        """Largest difference from plain forwards, as a part of the logits' spread: prompts, tree, reuse, batch."""
         length = 6
         for kind in self._attention:
             if kind.reach <= LONGEST_CHECK:
                 length = max(length, kind.reach + 3)
-        length = min(length, self.context - 4)
+        n = length = min(length, self.context - 5)
         if length < 3:
             raise ModelError(f"model type {self.kind!r} has a context of {self.context} tokens, which is too short")
-        cache = self.new_cache(2, length + 8)
+        cache = self.new_cache()
+        one, two = (cache.lend(length + 8) for _ in range(2))
         generator = torch.Generator().manual_seed(0)
         draws = torch.randint(self.vocab_size, (2, length + 6), generator=generator).tolist()
         first, second = draws[0][:length], draws[1][: length - 2]
         a, b, c, d, e, f = draws[0][length:]
         errors = []
+
+        def run(*requests: _Rows, wanted: Sequence[int] | slice = slice(None)) -> Tensor:
+            segments = []
+            for rows in requests:
+                span = 1 + max(*rows.slots, *(slot for seen in rows.seen for slot in seen))
+                mask = torch.zeros(len(rows.slots), span, dtype=torch.bool, device=self.device)
+                for row, slot, seen in zip(mask, rows.slots, rows.seen, strict=True):
+                    row[[slot, *seen]] = True
+                segments.append(Segment(rows.extent, rows.slots, span, mask))
+            tokens = [token for rows in requests for token in rows.tokens]
+            positions = [position for rows in requests for position in rows.positions]
+            return self.forward(Batch.of(self, tokens, positions, segments, wanted), cache)
 
         def compare(got: Tensor, path: Sequence[int]) -> None:
             """The last len(got) logits of a path."""
@@ -262,57 +255,27 @@ class HuggingFaceModel:
             spread = float(expected.std(-1).mean()) + 1e-30
             errors.append(float((got.to(expected.dtype) - expected).abs().max()) / spread)
 
-        scratch = cache.capacity - 1
-        whole = list(range(length))
-        causal = torch.ones(2, length, length).tril() > 0
-        places, slots = [whole, [*whole[:-2], 0, 0]], [whole, [*whole[:-2], scratch, scratch]]
-        out = self._run(cache, [first, [*second, 0, 0]], places, slots, causal)
-        compare(out[:length], first)
-        compare(out[length : 2 * length - 2], second)
-        # two branches of two tokens, siblings in the wrong order of slots, beside a row that waits
-        n = length
-        tree = torch.zeros(2, 4, n + 4) > 0
-        tree[0, :, :n] = True
-        for cell, seen in enumerate(([n + 1], [n], [n + 1, n + 3], [n, n + 2])):
-            tree[0, cell, seen] = True
-        tree[1, :, 0] = True
-        places, slots = [[n, n, n + 1, n + 1], [0] * 4], [[n + 1, n, n + 3, n + 2], [scratch] * 4]
-        out = self._run(cache, [[a, b, c, d], [0] * 4], places, slots, tree)
+        whole = list(range(n))
+        before = [whole[:i] for i in whole]
+        out = run(_Rows(one, first, whole, whole, before), _Rows(two, second, whole[:-2], whole[:-2], before[:-2]))
+        compare(out[:n], first)
+        compare(out[n:], second)
+        # two branches of two tokens, siblings in the wrong order of slots, beside the next token of the other
+        seen = [whole, whole, [*whole, n + 1], [*whole, n]]
+        tree = _Rows(one, [a, b, c, d], [n, n, n + 1, n + 1], [n + 1, n, n + 3, n + 2], seen)
+        out = run(tree, _Rows(two, [e], [n - 2], [n - 2], [whole[:-2]]))
         compare(out[[0, 2]], [*first, a, c])
         compare(out[[1, 3]], [*first, b, d])
+        compare(out[4:], [*second, e])
         # b and d died: their slots hold what follows a and c now, asked for by number
-        later = torch.zeros(1, 2, n + 4) > 0
-        later[0, :, [*range(n), n + 1, n + 3, n]] = True
-        later[0, 1, n + 2] = True
-        out = self._run(cache, [[e, f]], [[n + 2, n + 3]], [[n, n + 2]], later, wanted=[1])
+        path = [*whole, n + 1, n + 3]
+        out = run(_Rows(one, [e, f], [n + 2, n + 3], [n, n + 2], [path, [*path, n]]), wanted=[1])
         compare(out, [*first, a, c, e, f])
-        out = self._run(cache, [[e]], [[n - 2]], [[n - 2]], None, row=1, span=n - 1)
-        compare(out, [*second, e])
+        last = _Rows(one, [b], [n + 4], [n + 4], [[*path, n, n + 2]])  # one row each, in one product
+        out = run(last, _Rows(two, [f], [n - 1], [n - 1], [whole[:-1]]), wanted=[1, 0])
+        compare(out[1:], [*first, a, c, e, f, b])
+        compare(out[:1], [*second, e, f])
         return float(torch.tensor(errors).max())  # not a number if any is
-
-    def _run(
-        self,
-        cache: Cache,
-        tokens: list[list[int]],
-        positions: list[list[int]],
-        slots: list[list[int]],
-        mask: Tensor | None,
-        row: int = 0,
-        span: int = 0,
-        wanted: list[int] | None = None,
-    ) -> Tensor:
-        """A forward of the self-check; slots are counted within each row."""
-        table = torch.tensor([tokens, positions, slots], device=self.device)
-        batch = Batch(
-            table[0],
-            table[1],
-            table[2],
-            slice(row, row + len(tokens)),
-            span if mask is None else mask.shape[-1],
-            None if mask is None else mask.to(self.device),
-            slice(None) if wanted is None else torch.tensor(wanted, device=self.device),
-        )
-        return self.forward(batch, cache)
 
     @torch.no_grad()
     def _plain(self, path: Sequence[int]) -> Tensor:
@@ -343,7 +306,7 @@ def _refuse_unfit(model: PreTrainedModel, kind: str) -> None:
         raise ModelError("the transformers model is spread over several devices; load it on one")
 
 
-def _layer_types(config: Any, kind: str) -> list[_Attention]:
+def _layer_types(config: Any, kind: str) -> list[Reach]:
     """The layer types that need masks of their own, by the rules of transformers' create_masks_for_generate."""
     window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
     reaches = {"full_attention": 0, "sliding_attention": window, "chunked_attention": chunk}
@@ -358,7 +321,7 @@ def _layer_types(config: Any, kind: str) -> list[_Attention]:
                 f"model type {kind!r} has layers of type {name!r}, whose memory cannot branch into a token tree; "
                 "use a model with full, sliding or chunked attention"
             )
-        found.append(_Attention(name, int(reach)))
+        found.append(Reach(name, int(reach)))
     return found
 
 

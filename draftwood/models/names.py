@@ -8,20 +8,27 @@ from __future__ import annotations
 
 Names = dict[str, tuple[str, ...]]
 
+
+def _both(parameter: str, *modules: str) -> Names:
+    """Weight and bias of a linear layer made of the given modules."""
+    return {f"{parameter}.{x}": tuple(f"{module}.{x}" for module in modules) for x in ("weight", "bias")}
+
+
+def _layer_norm(parameter: str, module: str) -> Names:
+    return {parameter: (f"{module}.weight",), f"{parameter}_bias": (f"{module}.bias",)}
+
+
+_LAYER = "model.layers.{i}"
 LLAMA: Names = {
     "embed.weight": ("model.embed_tokens.weight",),
     "norm": ("model.norm.weight",),
     "head.weight": ("lm_head.weight",),
-    "layers.{i}.attention_norm": ("model.layers.{i}.input_layernorm.weight",),
-    "layers.{i}.mlp_norm": ("model.layers.{i}.post_attention_layernorm.weight",),
-    "layers.{i}.qkv.weight": tuple(f"model.layers.{{i}}.self_attn.{x}_proj.weight" for x in "qkv"),
-    "layers.{i}.qkv.bias": tuple(f"model.layers.{{i}}.self_attn.{x}_proj.bias" for x in "qkv"),
-    "layers.{i}.o.weight": ("model.layers.{i}.self_attn.o_proj.weight",),
-    "layers.{i}.o.bias": ("model.layers.{i}.self_attn.o_proj.bias",),
-    "layers.{i}.gate_up.weight": tuple(f"model.layers.{{i}}.mlp.{x}_proj.weight" for x in ("gate", "up")),
-    "layers.{i}.gate_up.bias": tuple(f"model.layers.{{i}}.mlp.{x}_proj.bias" for x in ("gate", "up")),
-    "layers.{i}.down.weight": ("model.layers.{i}.mlp.down_proj.weight",),
-    "layers.{i}.down.bias": ("model.layers.{i}.mlp.down_proj.bias",),
+    "layers.{i}.attention_norm": (f"{_LAYER}.input_layernorm.weight",),
+    "layers.{i}.mlp_norm": (f"{_LAYER}.post_attention_layernorm.weight",),
+    **_both("layers.{i}.qkv", *(f"{_LAYER}.self_attn.{x}_proj" for x in "qkv")),
+    **_both("layers.{i}.o", f"{_LAYER}.self_attn.o_proj"),
+    **_both("layers.{i}.gate_up", *(f"{_LAYER}.mlp.{x}_proj" for x in ("gate", "up"))),
+    **_both("layers.{i}.down", f"{_LAYER}.mlp.down_proj"),
 }
 
 _HEAD_NORMS: Names = {
@@ -33,10 +40,8 @@ QWEN_3: Names = {**LLAMA, **_HEAD_NORMS}
 
 PHI_3: Names = {
     **LLAMA,
-    "layers.{i}.qkv.weight": ("model.layers.{i}.self_attn.qkv_proj.weight",),
-    "layers.{i}.qkv.bias": ("model.layers.{i}.self_attn.qkv_proj.bias",),
-    "layers.{i}.gate_up.weight": ("model.layers.{i}.mlp.gate_up_proj.weight",),
-    "layers.{i}.gate_up.bias": ("model.layers.{i}.mlp.gate_up_proj.bias",),
+    **_both("layers.{i}.qkv", f"{_LAYER}.self_attn.qkv_proj"),
+    **_both("layers.{i}.gate_up", f"{_LAYER}.mlp.gate_up_proj"),
 }
 
 GEMMA_2: Names = {
@@ -47,15 +52,6 @@ GEMMA_2: Names = {
 }
 
 GEMMA_3: Names = {**GEMMA_2, **_HEAD_NORMS}
-
-
-def _both(parameter: str, *modules: str) -> Names:
-    """Weight and bias of a linear layer made of the given modules."""
-    return {f"{parameter}.{x}": tuple(f"{module}.{x}" for module in modules) for x in ("weight", "bias")}
-
-
-def _layer_norm(parameter: str, module: str) -> Names:
-    return {parameter: (f"{module}.weight",), f"{parameter}_bias": (f"{module}.bias",)}
 
 
 _OPT_LAYER = "model.decoder.layers.{i}"

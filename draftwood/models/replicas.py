@@ -155,13 +155,7 @@ def _replicate(known: Tensor, axis: Axis, random: torch.Generator, silenced: boo
 
 
 def _read_replicas(
-    known: Tensor,
-    rows: Tensor,
-    columns: Axis,
-    fresh: bool,
-    silenced: bool,
-    random: torch.Generator,
-    out: Tensor,
+    known: Tensor, rows: Tensor, columns: Axis, fresh: bool, silenced: bool, random: torch.Generator, out: Tensor
 ) -> None:
     """Rows of a matrix that reads `columns`: each replica gets its share of the weight and noise that cancels.
 

@@ -31,7 +31,9 @@ class Pending:
         """Allots slots: raises RequestError beyond the model's context, OutOfMemory beyond the memory's budget."""
         rows = run.session.rows(run) if run.nodes else []
         levels = {row.slot: run.session.level(row.slot) for row in rows}
-        return cls(run, rows, Answer(torch.empty(0, run.session.model.vocab_size)), levels)
+        pending = cls(run, rows, Answer(torch.empty(0, run.session.model.vocab_size)), levels)
+        pending.rows = pending.below(rows)
+        return pending
 
     @property
     def stop(self) -> int:

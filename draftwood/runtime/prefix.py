@@ -53,7 +53,6 @@ class PrefixCache:
 
     def take(self, cache: Cache, tokens: Sequence[int], room: int) -> tuple[Extent, int]:
         """An extent for `room` slots that holds the first n of some tokens, and n."""
-        self.asked += len(tokens)
         best, place, source = 0, -1, None
         if self.enabled and cache.layout:
             for i, entry in enumerate(self.kept):
@@ -63,7 +62,9 @@ class PrefixCache:
                 if holder.cache is cache and holder.extent and (found := common(tokens, holder.prefix)) > best:
                     best, place, source = found, -1, holder.extent
         if best < FEWEST:
-            return cache.lend(room), 0
+            extent = cache.lend(room)
+            self.asked += len(tokens)
+            return extent, 0
         if place >= 0 and best >= len(self.kept[place].tokens) // 2:  # its owner is gone: it is taken as it is
             extent = self.kept[place].extent
             cache.reserve(extent, room)
@@ -76,6 +77,7 @@ class PrefixCache:
                 source = self.kept[-1].extent
             assert source is not None
             cache.copy(source, extent, best)
+        self.asked += len(tokens)
         self.hits += best
         return extent, best
 

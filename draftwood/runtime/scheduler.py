@@ -1,100 +1,32 @@
 """The only driver: carries out many requests at once, a draft pass and a target pass at a time.
 
 Requests are decoding code that yields runs (runtime/session.py). An error ends the request that caused it and no other.
-Every method may be called from any thread: whoever waits for a request lets all of them go on.
+Every method may be called from any thread. One thread steps at a time, which is one of those that wait for a request;
+the others sleep until they have something, or until nobody steps.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
-from threading import RLock
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, Generic
+from typing import Any
 
 import torch
 
-from draftwood.errors import OutOfMemory, Overloaded, RequestError
+from draftwood.errors import DraftwoodError, OutOfMemory, Overloaded, RequestError
 from draftwood.models.base import CausalModel
 from draftwood.runtime.cost import Costs
 from draftwood.runtime.executor import Pending, sweep
+from draftwood.runtime.policy import SHORT, Policy
 from draftwood.runtime.prefix import PrefixCache
-from draftwood.runtime.session import Answer, Decoding, Event, Run, Session
+from draftwood.runtime.session import LOST, Answer, Event
+from draftwood.runtime.task import Task
 
-SLACK = 0.15  # of a target pass: how long one request waits, at most, for another one that drafts
-SHORT = 128  # rows of a run that is never computed in pieces
 CAUGHT_UP = 2  # rows that a run may have beside those asked for and still tell what such a run costs
-RECENT = 0.2  # weight of the newest target pass in the mean of their seconds
-
-
-@dataclass(slots=True, eq=False)
-class Task(Generic[Event]):
-    """One request in the scheduler: what it wishes for, and what came of it that nobody has taken yet."""
-
-    start: Callable[[], Decoding[Event]]
-    sessions: Sequence[Session]
-    prompt: int  # tokens
-    most: int  # slots that it may hold at once in the end
-    adapts: bool = False  # whether it drafts by the load
-    notify: Callable[[], object] | None = None  # told of each event and of the end, from the thread that steps
-    events: deque[Event] = field(default_factory=deque)
-    error: BaseException | None = None
-    done: bool = False
-    cancelled: bool = False
-    run: Run | None = None
-    pending: Pending | None = None
-    verified: int = 1  # rows of its last target run
-    preempted: int = 0  # times that it was put back
-    _decoding: Decoding[Event] | None = None
-
-    def advance(self, answer: Answer | None) -> None:
-        """Go on until the next run or the end; raises what the request raises."""
-        self.run = self.pending = None
-        with torch.inference_mode():
-            if self._decoding is None:
-                self._decoding = self.start()
-                wish = next(self._decoding, None)
-            else:
-                try:
-                    wish = self._decoding.send(answer)
-                except StopIteration:
-                    wish = None
-            while wish is not None and not isinstance(wish, Run):
-                self.events.append(wish)
-                if self.notify is not None:
-                    self.notify()
-                wish = next(self._decoding, None)
-        self.run = wish
-        self.done = wish is None
-        if wish is not None and not wish.drafts:
-            self.verified = len(wish.nodes)
-
-    def close(self) -> None:
-        """End it where it stands; its sessions give back what they hold."""
-        self.run = self.pending = None
-        if self._decoding is not None:
-            self._decoding.close()
-        for session in self.sessions:
-            session.close()
-        self.done = True
-
-    def put_back(self) -> None:
-        """Give all memory back; what the next run needs is computed anew."""
-        self.pending = None
-        self.preempted += 1
-        for session in self.sessions:
-            session.forget()
-
-    @property
-    def held(self) -> int:
-        """Slots that it holds, in the largest of its sessions."""
-        return max((session.live_slots for session in self.sessions), default=0)
-
-    def bytes(self, slots: int) -> int:
-        """What so many slots take in all of its sessions."""
-        return sum(session.slot_bytes * session.cache.capacity(slots) for session in self.sessions)
 
 
 class Scheduler:
@@ -113,61 +45,89 @@ class Scheduler:
         memory: int | None = None,
     ) -> None:
         self.prefixes = prefixes or PrefixCache()
-        self.running, self.queue, self.chunk, self.memory = running, queue, chunk, memory
-        self.active: list[Task[Any]] = []
-        self.waiting: deque[Task[Any]] = deque()
+        self.running, self.queue, self.memory, self.policy = running, queue, memory, Policy(chunk)
+        self.active: list[Task[Any]] = []  # in the order of their admission; belongs to the thread that steps
+        self.waiting: deque[Task[Any]] = deque()  # the front belongs to the thread that steps
         self.costs = Costs()  # of passes, measured as they run
-        self.steps = 0
-        self.preempted = 0
-        self._lock = RLock()
         self.load = (1, 0, 0)  # see `_count`
-        self._stepping = False
-        self._dropped = False  # whether anyone was cancelled
-        self._target_seconds = 0.0  # of a target pass, a moving mean
-        self._drafted = 0.0  # seconds of draft passes since the last target pass
+        self.steps = self.passes = 0  # passes of targets
+        self.preempted = 0
+        self._submitting = threading.Lock()
+        self._leading = threading.Lock()  # held by the thread that steps
+        self._leader: int | None = None
+        self._changed = threading.Condition()  # something happened, or nobody steps
+        self._asleep = 0  # threads that wait for it
+        self._cancelled: deque[tuple[Task[Any], BaseException | None]] = deque()
 
-    def submit(self, task: Task[Event]) -> Task[Event]:
-        """Queue a request. Raises RequestError where it cannot ever fit, Overloaded where the queue is full."""
+    def check(self, task: Task[Any]) -> None:
+        """Raise RequestError where a request cannot ever fit into the memory."""
         if self.memory is not None and (need := task.bytes(task.most)) > self.memory:
             raise RequestError(
                 f"the request needs up to {need:,} bytes of keys and values ({task.most:,} tokens), but the budget is "
-                f"{self.memory:,}; shorten the prompt, lower max_new_tokens or raise the budget"
+                f"{self.memory:,}; shorten the prompt, lower max_new_tokens or raise kv_cache_bytes"
             )
-        with self._lock:
-            if self.queue is not None and len(self.waiting) >= self.queue:
-                raise Overloaded(f"{len(self.waiting)} requests are waiting, which is the limit; ask again later")
+
+    def submit(self, task: Task[Event]) -> Task[Event]:
+        """Queue a request. Raises RequestError where it cannot ever fit, Overloaded where the queue is full."""
+        self.check(task)
+        with self._submitting:
+            if self.queue is not None and len(self.waiting) + len(self.active) >= self.queue + self.running:
+                raise Overloaded(
+                    f"{len(self.active)} requests run and {len(self.waiting)} wait, more than {self.queue} may not; "
+                    "ask again later, or raise max_queued"
+                )
             self.waiting.append(task)
         return task
 
-    def cancel(self, task: Task[Any]) -> None:
-        """End a request wherever it stands; one that has ended stays as it is."""
-        with self._lock:
-            if task.done:
-                return
-            task.cancelled = self._dropped = True
-            if not self._stepping:  # else the step does it when it is through with it
-                self._drop_cancelled()
+    def cancel(self, task: Task[Any], error: BaseException | None = None) -> None:
+        """End a request wherever it stands; one that has ended stays as it is. `error` is what it ends with.
+
+        If another thread steps, it does this when its step is through.
+        """
+        if not task.done:
+            task.cancelled = True
+            self._cancelled.append((task, error))
+            self._drop_cancelled()
 
     def wait(self, tasks: Iterable[Task[Any]]) -> None:
         """Let all requests go on until one of some has an event or has ended."""
         tasks = list(tasks)
-        while not any(task.events or task.done for task in tasks):
-            with self._lock:
-                if not any(task.events or task.done for task in tasks):  # else another thread was faster
-                    self.step()
+        self.until(lambda: any(task.events or task.done for task in tasks))
 
-    def events(self, task: Task[Event]) -> Iterator[Event]:
+    def until(self, ready: Callable[[], bool]) -> None:
+        """Let all requests go on until something is the case, which is asked after each step."""
+        while not ready():
+            if self._leader == threading.get_ident():
+                raise DraftwoodError("a callback must not wait for other requests: it runs in a step of them all")
+            if self._leading.acquire(blocking=False):
+                try:
+                    if not ready():  # else another thread was faster
+                        self._lead()
+                finally:
+                    self._leading.release()
+                    self._wake()
+                    self._drop_cancelled()
+            else:
+                with self._changed:
+                    self._asleep += 1
+                    try:
+                        if self._leading.locked() and not ready():
+                            self._changed.wait()
+                    finally:
+                        self._asleep -= 1
+
+    def events(self, task: Task[Event]) -> Generator[Event, None, None]:
         """A request's events as they come, letting all requests go on while there are none; closing it cancels.
 
         Raises what ended the request.
         """
         try:
-            while True:
+            done = False
+            while not done:
+                self.wait((task,))
+                done = task.done
                 while task.events:
                     yield task.events.popleft()
-                if task.done:
-                    break
-                self.wait((task,))
             if task.error is not None:
                 raise task.error
         finally:
@@ -180,38 +140,69 @@ class Scheduler:
 
     def step(self) -> None:
         """A draft pass for all that draft, and a target pass where it is due."""
-        with self._lock:
-            if self._stepping:
-                raise RuntimeError("a step is under way in this thread: a callback must not wait for other requests")
-            self._stepping = True
-            try:
+        if self._leader == threading.get_ident():
+            raise DraftwoodError("a callback must not wait for other requests: it runs in a step of them all")
+        self.exclusively(self._lead)
+
+    def exclusively(self, work: Callable[[], object]) -> None:
+        """Do some work while no thread steps."""
+        if self._leader == threading.get_ident():
+            work()
+            return
+        try:
+            with self._leading:
+                work()
+        finally:
+            self._wake()
+            self._drop_cancelled()
+
+    def _wake(self) -> None:
+        if self._asleep:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _lead(self) -> None:
+        """A step, by the thread that holds `_leading`. What nobody foresaw ends all requests that run."""
+        self._leader = threading.get_ident()
+        try:
+            with uninterrupted():
+                self._end_cancelled()
                 self._count()
                 self._admit()
                 self.steps += 1
-                if drafting := [task for task in self.active if task.run is not None and task.run.drafts]:
-                    began = perf_counter()
-                    self._pass(drafting)
-                    self._drafted += perf_counter() - began
-                if (ready := [task for task in self.active if task.run is not None and not task.run.drafts]) and (
-                    self._due(ready)
-                ):
-                    began = perf_counter()
-                    self._pass(ready)
-                    seconds = perf_counter() - began
-                    self._target_seconds += (RECENT if self._target_seconds else 1) * (seconds - self._target_seconds)
-                    self._drafted = 0.0
-            finally:
-                self._stepping = False
-                self._drop_cancelled()
+                self._passes()
+                self._end_cancelled()
+        except Exception as error:
+            for task in list(self.active):
+                self._end(task, error)
+        finally:
+            self._leader = None
 
-    def _due(self, ready: Sequence[Task[Any]]) -> bool:
-        """Whether the target runs now, or waits for those that draft still: the fewer wait for the more."""
-        drafting = len(self.active) - len(ready)
-        return not drafting or self._drafted >= SLACK * self._target_seconds * drafting / len(ready)
+    def _passes(self) -> None:
+        policy, (drafting, ready) = self.policy, self._wishes()
+        if drafting and policy.may_draft([task.drafted for task in ready]):
+            began = perf_counter()
+            self._pass(drafting)
+            policy.draft_pass(perf_counter() - began)
+            drafting, ready = self._wishes()
+        if ready and policy.due([task.drafted for task in ready], len(drafting)):
+            began = perf_counter()
+            self.passes += 1
+            self._pass(ready)
+            policy.target_pass(perf_counter() - began)
+
+    def _wishes(self) -> tuple[list[Task[Any]], list[Task[Any]]]:
+        """Those that draft, and those that wait for the target."""
+        drafting: list[Task[Any]] = []
+        ready: list[Task[Any]] = []
+        for task in self.active:
+            if task.run is not None:
+                (drafting if task.run.drafts else ready).append(task)
+        return drafting, ready
 
     def _count(self) -> None:
         """How many requests run, or are about to, that draft by the load, how many that do not, and rows of those."""
-        running = [*self.active, *islice(self.waiting, self.running - len(self.active))]
+        running = [*self.active, *list(self.waiting)[: self.running - len(self.active)]]
         rows = [task.verified for task in running if not task.adapts]
         self.load = max(1, len(running) - len(rows)), len(rows), sum(rows)
 
@@ -222,15 +213,16 @@ class Scheduler:
             if self.active and not self._fits(task):
                 break
             self.active.append(self.waiting.popleft())
-            if task.run is None:
-                self._advance(task, None)
+            task.running = True
+            if task.run is None or task.lost:
+                self._advance(task, LOST if task.lost else None)
 
     def _fits(self, task: Task[Any]) -> bool:
         """Whether a task's prompt, or what it had, has room beside the others."""
         if self.memory is None:
             return True
         held = sum(other.bytes(max(other.held, other.prompt)) for other in self.active)
-        return held + task.bytes(max(task.prompt, task.held) + SHORT) <= self.memory
+        return held + task.bytes(task.prompt + SHORT) <= self.memory
 
     def _pass(self, tasks: Sequence[Task[Any]]) -> None:
         """Answer runs, model by model, and let their tasks go on."""
@@ -240,95 +232,120 @@ class Scheduler:
                 groups.setdefault(task.run.session.model, []).append(task)
         for model, members in groups.items():
             began = perf_counter()
-            room, limits = self.chunk, []
-            chosen: list[Task[Any]] = []
             for task in members:
-                if self._prepare(task):
-                    assert task.pending is not None
-                    rows = len(task.pending.rows)
-                    limit = rows if rows <= SHORT else min(rows, room)
-                    room -= limit if rows > SHORT else 0
-                    if limit or not rows:
-                        chosen.append(task)
-                        limits.append(limit)
-            held = [(task, limit) for task, limit in zip(chosen, limits, strict=True) if task.pending is not None]
-            runs = [task.pending for task, _ in held if task.pending is not None]
-            rows = sum(limit for _, limit in held)
+                self._prepare(task)
+            held = [(task, task.pending) for task in members if task.pending is not None]  # some may wait again
+            limits = self.policy.limits([len(pending.rows) for _, pending in held])
+            chosen = zip(held, limits, strict=True)
+            taken = {task: limit for (task, pending), limit in chosen if limit or not pending.rows}
+            runs = [pending for task, pending in held if task in taken]
             before = sum(run.answer.rows for run in runs)
-            self._sweep([task for task, _ in held], [limit for _, limit in held])
-            if all(len(run.rows) == 0 for run in runs) and rows <= sum(len(run.run.nodes) + CAUGHT_UP for run in runs):
+            self._sweep(taken)
+            rows, asked = sum(taken.values()), sum(len(run.run.nodes) + CAUGHT_UP for run in runs)
+            if rows <= asked and not any(run.rows for run in runs):  # no prompts, which cost something else
                 full = sum(run.answer.rows for run in runs) - before
                 self.costs.add(model, rows, full, perf_counter() - began)
 
     def _prepare(self, task: Task[Any]) -> bool:
         """Allot slots to a task's run; where memory is short, the youngest task is put back until there is enough."""
-        while task.pending is None and task.run is not None:
+        while task.running and task.pending is None and task.run is not None:
             try:
                 task.pending = Pending.of(task.run)
             except OutOfMemory as error:
                 if self.prefixes.forget():
                     continue
-                # states that a run reads of another model's run are lost with that model's keys and values
-                youngest = next((t for t in reversed(self.active) if t.run is None or t.run.given is None), task)
                 if len(self.active) == 1:
                     self._end(task, error)
-                    return False
-                self.active.remove(youngest)
-                youngest.put_back()
-                self.preempted += 1
-                self.waiting.appendleft(youngest)
-                if youngest is task:
-                    return False
+                else:
+                    self._put_back(self.active[-1])
             except Exception as error:
                 self._end(task, error)
         return task.pending is not None
 
-    def _sweep(self, tasks: Sequence[Task[Any]], limits: Sequence[int]) -> None:
-        """Compute rows of runs on one model, and answer those that have none left."""
-        if not tasks:
+    def _put_back(self, task: Task[Any]) -> None:
+        """The youngest waits again, before all others, until there is memory for what it had."""
+        self.active.remove(task)
+        task.put_back()
+        self.preempted += 1
+        self.waiting.appendleft(task)
+
+    def _sweep(self, limits: dict[Task[Any], int]) -> None:
+        """Compute so many rows of the tasks' runs, on one model, and answer those that have none left."""
+        pending = [task.pending for task in limits if task.pending is not None]
+        if not pending:
             return
         try:
             with torch.inference_mode():
-                sweep([task.pending for task in tasks if task.pending is not None], limits)
+                sweep(pending, list(limits.values()))
         except Exception as error:
-            if len(tasks) == 1:
-                self._end(tasks[0], error)
+            if len(limits) == 1:
+                self._end(next(iter(limits)), error)
                 return
-            for task, limit in zip(tasks, limits, strict=True):  # one of them is at fault: each for itself
-                self._sweep([task], [limit])
+            for task in limits:  # one of them is at fault: each for itself, from where it is known to stand
+                task.pending = None
+            for task in limits:
+                if self._prepare(task) and task.pending is not None:
+                    self._sweep({task: min(len(task.pending.rows), self.policy.chunk)})
             return
-        for task in tasks:
+        for task in limits:
             if task.pending is not None and not task.pending.rows:
+                task.drafted = task.pending.run.drafts
                 self._advance(task, task.pending.finish())
 
     def _advance(self, task: Task[Any], answer: Answer | None) -> None:
         try:
-            task.advance(answer)
+            goes_on = task.advance(answer)
         except BaseException as error:
             self._end(task, error)
             if not isinstance(error, Exception):
                 raise
         else:
-            if task.done:
+            if not goes_on:
                 self._end(task)
 
     def _end(self, task: Task[Any], error: BaseException | None = None) -> None:
         """A task is over; what it held is given back."""
-        task.error = error
-        try:
-            task.close()
-        except Exception as problem:
-            task.error = task.error or problem
-        task.done = True
-        self.active = [other for other in self.active if other is not task]
-        if task.notify is not None:
-            task.notify()
+        if task.running:
+            self.active.remove(task)
+        task.end(error)
+
+    def _end_cancelled(self) -> None:
+        while self._cancelled:
+            task, error = self._cancelled.popleft()
+            if not task.done:
+                if not task.running and task in self.waiting:
+                    self.waiting.remove(task)
+                self._end(task, error)
 
     def _drop_cancelled(self) -> None:
-        if not self._dropped:
-            return
-        self._dropped = False
-        for task in [*self.active, *self.waiting]:
-            if task.cancelled and not task.done:
-                self._end(task)
-        self.waiting = deque(task for task in self.waiting if not task.done)
+        """End what was cancelled unless a thread steps, which does it then."""
+        while self._cancelled and self._leading.acquire(blocking=False):
+            try:
+                with uninterrupted():
+                    self._end_cancelled()
+            finally:
+                self._leading.release()
+                self._wake()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until a step is over, which must not be left half done; a second one does not."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    met: list[Any] = []
+
+    def note(number: int, frame: Any) -> None:
+        if met:
+            before(number, frame)
+        met.append((number, frame))
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if met:
+            before(*met[0])

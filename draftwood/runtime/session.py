@@ -7,6 +7,7 @@ copied. Knows nothing of sampling, verification and other requests.
 from __future__ import annotations
 
 import heapq
+from bisect import insort
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -38,7 +39,8 @@ class Run:
     N from what the session kept. N = 0 computes nothing, but gives slots to what has none.
 
     `given` holds the input of models that read another model's hidden states in place of tokens: [D] for each node
-    that such a model has not seen yet.
+    that such a model has not seen yet. A run `leans` where it needs what other runs left behind: if that is gone, since
+    the request was put back for want of memory, the answer is `LOST`, and the run may be asked for once more.
     """
 
     session: Session
@@ -48,6 +50,7 @@ class Run:
     given: Mapping[int, Tensor] | None = None
     logits: bool = True
     hidden: tuple[int, ...] = ()
+    leans: bool = False
 
     @property
     def drafts(self) -> bool:
@@ -68,6 +71,8 @@ class Answer:
     rows: float = 0.0
     forwards: int = 0
 
+
+LOST = Answer(torch.empty(0, 0))
 
 Decoding: TypeAlias = Generator[
     Run | Event, Answer | None, None
@@ -145,6 +150,11 @@ class Session:
             n += 1
         self._ordered = n
         return self._trunk[:n]
+
+    @property
+    def begun(self) -> bool:
+        """Whether it has an extent."""
+        return self.extent is not None
 
     def close(self) -> None:
         """Give the extent back, or leave it to requests with the same prefix; the session is over."""
@@ -272,18 +282,21 @@ class Session:
         cached = len(self._trunk_slot)
         full = self.model.n_layers
         trunk = forest.trunk
+        for node in nodes:
+            if node < TRUNK and (position := trunk_position(node)) < cached:
+                slot = self._trunk_slot[position]
+                if self.level(slot) >= stop:  # asked for once more: its answer was not kept
+                    self._level[slot] = 0
+                    self._hidden.pop(slot, None)
+                    insort(self._partial, position)
         if self._partial:  # trunk tokens that stopped at a lower layer
+            self._partial = list(dict.fromkeys(self._partial))
             self._partial = [position for position in self._partial if self._trunk_slot[position] in self._level]
             for position in self._partial:
                 slot = self._trunk_slot[position]
                 if self._level[slot] < stop:
                     missing.append(Row(trunk_node(position), min(trunk[position], most), slot, position))
         grown = len(trunk) - cached
-        for node in nodes:
-            if node < TRUNK and (position := trunk_position(node)) < cached and position not in self._partial:
-                slot = self._trunk_slot[position]  # asked for once more: its answer was not kept
-                self._level[slot] = 0
-                missing.append(Row(node, min(trunk[position], most), slot, position))
         asked = self._ancestors(forest, [node for node in nodes if node >= 0], stop)
         need = cached + grown + len(asked) + len(self._node_slot)
         assert self.extent is not None

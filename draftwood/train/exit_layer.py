@@ -23,12 +23,15 @@ from draftwood.errors import ConfigurationError
 from draftwood.models.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.exit import ExitLayer, check_depth, save, share
-from draftwood.train.optim import Cosine
+from draftwood.models.heads import RANKS
+from draftwood.train.optim import Schedule
 from draftwood.train.resumable import Run
 from draftwood.train.settings import Settings
 from draftwood.train.texts import Texts, Tokens
 
 STATE = "run.safetensors"
+FIGURES = ("loss", "acceptance", "agreement")
+Place = tuple[Tensor, Tensor, Tensor | None]
 
 
 class _Trained(nn.Module):
@@ -59,6 +62,8 @@ class ExitRun(Run):
     """An exit layer in training: it can be killed at any time and goes on where it was saved, bit for bit on a CPU."""
 
     settings: Any  # ExitSettings
+    numbered = False  # whether figures of a single head are numbered
+    ranked = np.zeros((0, 0))  # [head, rank]: how often its best, second, ... token was right
 
     def __init__(self, target: Decoder, texts: Texts, settings: Settings, out: Path, rank: Rank = Rank()) -> None:
         """Start anew, or go on from `out` where a run with the same settings was saved."""
@@ -68,7 +73,7 @@ class ExitRun(Run):
             raise ConfigurationError("there is nothing to train on, or nothing is held out; give more text")
         self.target, self.texts, self.settings, self.out, self.rank = target, texts, settings, out, rank
         self.exit = self.made().train()
-        self.schedule = Cosine(settings.rate, settings.warmup, settings.steps)
+        self.schedule = Schedule(settings.rate, settings.warmup, settings.steps)
         whose = {"target": fingerprint(target), "data": texts.digest, "context": texts.train.shape[1]}
         super().__init__(self.exit, out / STATE, {**settings.model_dump(), **whose})
         self._forward: Any = _Trained(self.exit)
@@ -150,47 +155,62 @@ class ExitRun(Run):
         rate, tokens = self.schedule.rate(self.progress.step), settings.batch * rows.shape[1]
         return {"loss": total, "norm": self.update(rate, tokens, time.perf_counter() - began)}
 
-    def loss(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> Tensor:
-        """Mean over places that count: (1 - w) * -log q(next token) + w * sum p (log p - log q), in nats.
+    @property
+    def factors(self) -> list[float]:
+        """What the loss of each head weighs; an exit is a single one."""
+        return [1.0]
 
-        logits [B, T, V], tokens [B, T], answer = log p [B, T, V]; w = `distill`.
+    def loss(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> Tensor:
+        """sum_k factor_k L_k, L_k the mean over places of (1 - w) * -log q(token ahead) + w * sum p (log p - log q).
+
+        logits as the module gives them, tokens [B, T], answer = log p [B, T, V] of the next token; w = `distill`.
         """
         weight: float = self.settings.distill
-        counted = self._counted(tokens)
-        log_q = torch.log_softmax(logits[:, :-1], -1)[counted]  # [n, V]
-        loss = (1 - weight) * F.nll_loss(log_q, tokens[:, 1:][counted])
-        if answer is not None:
-            loss = loss + weight * F.kl_div(log_q, answer[:, :-1][counted], reduction="batchmean", log_target=True)
+        loss = logits.new_zeros(())
+        for factor, (log_q, ahead, log_p) in zip(self.factors, self._places(logits, tokens, answer), strict=True):
+            each = (1 - weight) * F.nll_loss(log_q, ahead)
+            if log_p is not None:
+                each = each + weight * F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+            loss = loss + factor * each
         return loss
 
-    def _counted(self, tokens: Tensor) -> Tensor:
-        """Which of the places [B, T - 1] count: not the filling of a row, an end after another."""
-        end = self.texts.end
-        return (tokens[:, 1:] != end) | (tokens[:, :-1] != end)
+    def _places(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> list[Place]:
+        """Of each head log q [n, V], the token predicted [n] and log p of it [n, V], at the places that count.
+
+        These are all but the filling of a row, an end after another.
+        """
+        counted = (tokens[:, 1:] != self.texts.end) | (tokens[:, :-1] != self.texts.end)
+        log_q = torch.log_softmax(logits[:, :-1], -1)[counted]
+        return [(log_q, tokens[:, 1:][counted], None if answer is None else answer[:, :-1][counted])]
 
     @torch.no_grad()
     def measure(self, rows: int = 4) -> dict[str, float]:
-        """Held-out figures, added to the curve; `rows` are computed at a time.
+        """Held-out figures, added to the curve; of heads those of head k as `loss_k`, of head 1 plain too.
 
         loss: cross-entropy in nats; acceptance: mean of sum_x min(p(x), q(x)); agreement: share of places where both
-        have the same most probable token.
+        have the same most probable token. `rows` are computed at a time.
         """
-        sums = dict.fromkeys(("loss", "acceptance", "agreement"), 0.0)
-        places = 0
+        sums, places = np.zeros((len(self.factors), 3)), np.zeros(len(self.factors))
+        self.ranked = np.zeros((len(self.factors), min(RANKS, self.target.vocab_size)))
         for first in range(0, len(self.texts.held_out), rows):
             part = self.texts.held_out[first : first + rows].astype(np.int64)
             tokens = torch.from_numpy(part).to(self.target.device)
             hidden, answer = self._read(tokens, True)
-            assert answer is not None
             with self._autocast():
                 logits = self.exit.train_forward(hidden)
-            counted = self._counted(tokens)
-            log_q, log_p = torch.log_softmax(logits[:, :-1], -1)[counted], answer[:, :-1][counted]
-            sums["loss"] += F.nll_loss(log_q, tokens[:, 1:][counted], reduction="sum").item()
-            sums["acceptance"] += torch.minimum(log_p, log_q).exp().sum().item()
-            sums["agreement"] += (log_p.argmax(-1) == log_q.argmax(-1)).sum().item()
-            places += int(counted.sum())
-        point = {"step": float(self.progress.step), **{name: value / places for name, value in sums.items()}}
+            for k, (log_q, ahead, log_p) in enumerate(self._places(logits, tokens, answer)):
+                assert log_p is not None
+                sums[k, 0] += F.nll_loss(log_q, ahead, reduction="sum").item()
+                sums[k, 1] += torch.minimum(log_p, log_q).exp().sum().item()
+                sums[k, 2] += (log_p.argmax(-1) == log_q.argmax(-1)).sum().item()
+                best = log_q.topk(self.ranked.shape[1], -1).indices == ahead[:, None]
+                self.ranked[k] += best.sum(0).cpu().numpy()
+                places[k] += len(ahead)
+        self.ranked /= places.clip(min=1)[:, None]
+        each = [dict(zip(FIGURES, row.tolist(), strict=True)) for row in sums / places.clip(min=1)[:, None]]
+        point = {"step": float(self.progress.step), **each[0]}
+        if len(each) > 1 or self.numbered:
+            point |= {f"{name}_{k}": value for k, figures in enumerate(each, 1) for name, value in figures.items()}
         self.progress.curve.append(point)
         return point
 

@@ -12,40 +12,24 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Schedule:
-    """Warm-up, a constant rate, then a linear fall to zero.
+    """Warm-up, a constant rate, then a fall to zero: linear from step `decay_from` on, without one half a cosine.
 
-    The constant part lets a run be shortened or lengthened when it is resumed:
-    only the last part depends on where the run ends.
+    The constant part lets a run be shortened or lengthened when it is resumed: only the last part depends on where the
+    run ends.
     """
 
     peak: float
     warmup: int
-    decay_from: int
     steps: int
+    decay_from: int | None = None
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
         if step < self.warmup:
             return self.peak * (step + 1) / self.warmup
-        if step >= self.decay_from:
-            return self.peak * (self.steps - step) / max(1, self.steps - self.decay_from)
-        return self.peak
-
-
-@dataclass(frozen=True)
-class Cosine:
-    """Warm-up, then half a cosine down to zero."""
-
-    peak: float
-    warmup: int
-    steps: int
-
-    def rate(self, step: int) -> float:
-        """Return the learning rate of a step, counted from 0."""
-        if step < self.warmup:
-            return self.peak * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.peak * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+        begin = self.warmup if self.decay_from is None else self.decay_from
+        done = min(1.0, max(0.0, (step - begin) / max(1, self.steps - begin)))
+        return self.peak * (0.5 * (1 + math.cos(math.pi * done)) if self.decay_from is None else 1 - done)
 
 
 class Optimizers:
@@ -64,12 +48,7 @@ class Optimizers:
         if matrices:
             self._both = (
                 torch.optim.Muon(
-                    matrices,
-                    lr=0.0,
-                    momentum=0.95,
-                    nesterov=True,
-                    weight_decay=0.05,
-                    adjust_lr_fn="match_rms_adamw",
+                    matrices, lr=0.0, momentum=0.95, nesterov=True, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
                 ),
                 adam,
             )

@@ -98,12 +98,7 @@ def filled(source: Iterator[list[int]], context: int, eos: int) -> Iterator[list
 
 
 def pack(
-    tokenizer: Tokenizer,
-    split: Split,
-    rows: int,
-    context: int,
-    seed: int,
-    shares: Mapping[str, float] = SHARES,
+    tokenizer: Tokenizer, split: Split, rows: int, context: int, seed: int, shares: Mapping[str, float] = SHARES
 ) -> np.ndarray[tuple[int, int], np.dtype[np.uint16]]:
     """Return ``rows`` rows of ``context`` tokens of the corpus, filled as ``filled`` does."""
 

@@ -56,9 +56,7 @@ def prepare(
 
 
 def train(
-    run: ExitRun,
-    saving: Saving | None = None,
-    told: Callable[[dict[str, float]], None] = lambda figures: None,
+    run: ExitRun, saving: Saving | None = None, told: Callable[[dict[str, float]], None] = lambda figures: None
 ) -> dict[str, Any] | None:
     """Train to the end and draw the curve; what came out, or None in all processes but the first.
 

@@ -19,24 +19,21 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Training")
 
-    steps: Annotated[Count, Field(description="Steps.")] = 1000
-    batch: Annotated[Count, Field(description="Rows of a step.")] = 16
-    accumulate: Annotated[Count, Field(description="Parts that a step is computed in.")] = 1
-    rate: Annotated[float, Field(gt=0, description="Peak learning rate.")] = 1e-3
-    warmup: Annotated[int, Field(ge=0, description="Steps of warm-up.")] = 50
-    distill: Annotated[
-        float,
-        Field(
-            ge=0,
-            le=1,
-            description="Weight of distillation on the target's own distributions; the rest is cross-entropy on the "
-            "text.",
-        ),
-    ] = 0.0
-    precision: Annotated[
-        Precision, Field(description="Of products: bfloat16 or float32.", json_schema_extra={"metavar": "TYPE"})
-    ] = "bfloat16"
-    seed: Annotated[int, Field(description="Of the order of rows, and of the corpus.")] = 0
+    steps: Count = Field(default=1000, description="Steps.")
+    batch: Count = Field(default=16, description="Rows of a step.")
+    accumulate: Count = Field(default=1, description="Parts that a step is computed in.")
+    rate: float = Field(default=1e-3, gt=0, description="Peak learning rate.")
+    warmup: int = Field(default=50, ge=0, description="Steps of warm-up.")
+    distill: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Weight of distillation on the target's own distributions; the rest is cross-entropy on the text.",
+    )
+    precision: Precision = Field(
+        default="bfloat16", description="Of products: bfloat16 or float32.", json_schema_extra={"metavar": "TYPE"}
+    )
+    seed: int = Field(default=0, description="Of the order of rows, and of the corpus.")
 
     def check(self, processes: int) -> None:
         """Raise ConfigurationError where so many processes cannot share a step."""
@@ -48,26 +45,24 @@ class Settings(BaseModel):
 class ExitSettings(Settings):
     """Of an exit layer."""
 
-    layers: Annotated[
-        int | None,
-        Field(
-            description="First layers of the target that the exit is behind.",
-            json_schema_extra={"usual": "a tenth of its depth"},
-        ),
-    ] = None
-    depth: Annotated[
-        int, Field(description="Layers of the exit itself.", json_schema_extra={"names": ("--exit-layers",)})
-    ] = 1
+    layers: int | None = Field(
+        default=None,
+        description="First layers of the target that the exit is behind.",
+        json_schema_extra={"usual": "a tenth of its depth"},
+    )
+    depth: int = Field(
+        default=1, description="Layers of the exit itself.", json_schema_extra={"names": ["--exit-layers"]}
+    )
 
 
 class HeadSettings(Settings):
     """Of Medusa heads."""
 
-    heads: Annotated[int, Field(ge=1, le=MOST_HEADS, description="Heads: tokens that are predicted.")] = 4
-    shared: Annotated[
-        bool, Field(description="Heads end in the target's own head: far fewer parameters, less acceptance.")
-    ] = False
-    decay: Annotated[float, Field(gt=0, le=1, description="Head k's loss weighs X^k.")] = 0.8
+    heads: int = Field(default=4, ge=1, le=MOST_HEADS, description="Heads: tokens that are predicted.")
+    shared: bool = Field(
+        default=False, description="Heads end in the target's own head: far fewer parameters, less acceptance."
+    )
+    decay: float = Field(default=0.8, gt=0, le=1, description="Head k's loss weighs X^k.")
 
 
 class TextSource(BaseModel):
@@ -75,17 +70,15 @@ class TextSource(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Training")
 
-    data: Annotated[
-        str,
-        Field(
-            description="What `draftwood train corpus` wrote, or any text: .jsonl with text or tokens; or the embedded "
-            "pair's corpus.",
-            json_schema_extra={"metavar": "FILE|corpus"},
-        ),
-    ] = CORPUS
-    context: Annotated[int, Field(ge=2, description="Tokens of a row.")] = 256
-    rows: Annotated[Count, Field(description="Rows to train on at most; then they are read again.")] = 20_000
-    held_out: Annotated[Count, Field(description="Rows that are measured and not trained on.")] = 32
+    data: str = Field(
+        default=CORPUS,
+        description="What `draftwood train corpus` wrote, or any text: .jsonl with text or tokens; or the embedded "
+        "pair's corpus.",
+        json_schema_extra={"metavar": "FILE|corpus"},
+    )
+    context: int = Field(default=256, ge=2, description="Tokens of a row.")
+    rows: Count = Field(default=20_000, description="Rows to train on at most; then they are read again.")
+    held_out: Count = Field(default=32, description="Rows that are measured and not trained on.")
 
 
 class Saving(BaseModel):
@@ -93,11 +86,11 @@ class Saving(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Training")
 
-    store: Annotated[
-        Precision, Field(description="Of the file: bfloat16 or float32.", json_schema_extra={"metavar": "TYPE"})
-    ] = "bfloat16"
-    save_every: Annotated[Count, Field(description="Steps between two saves.")] = 100
-    measure_every: Annotated[Count, Field(description="Steps between two measurements.")] = 100
+    store: Precision = Field(
+        default="bfloat16", description="Of the file: bfloat16 or float32.", json_schema_extra={"metavar": "TYPE"}
+    )
+    save_every: Count = Field(default=100, description="Steps between two saves.")
+    measure_every: Count = Field(default=100, description="Steps between two measurements.")
 
 
 class Writing(BaseModel):
@@ -105,34 +98,28 @@ class Writing(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Writing")
 
-    prompts: Annotated[
-        str,
-        Field(
-            description="Prompts, one per line; or those of the embedded pair's corpus.",
-            json_schema_extra={"metavar": "FILE|corpus"},
-        ),
-    ] = CORPUS
-    given: Annotated[
-        str | None,
-        Field(
-            description="Given texts that are mixed in: .jsonl with text, or text.",
-            json_schema_extra={"metavar": "FILE|corpus"},
-        ),
-    ] = None
-    share: Annotated[
-        float | None,
-        Field(description="Share of given texts.", json_schema_extra={"usual": "0.5 with --given, else 0"}),
-    ] = None
-    count: Annotated[Count, Field(description="Texts, given ones included.")] = 1000
-    max_new_tokens: Annotated[Count, Field(description="Most tokens that the target writes at once.")] = 256
-    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False, description="Of all but the first few tokens.")] = (
-        1.0
+    prompts: str = Field(
+        default=CORPUS,
+        description="Prompts, one per line; or those of the embedded pair's corpus.",
+        json_schema_extra={"metavar": "FILE|corpus"},
     )
-    greedy: Annotated[
-        tuple[int, int],
-        Field(description="A to B first tokens are the most probable ones.", json_schema_extra={"metavar": "A B"}),
-    ] = (3, 5)
-    seed: Annotated[int, Field(description="The same seed gives the same texts.")] = 0
+    given: str | None = Field(
+        default=None,
+        description="Given texts that are mixed in: .jsonl with text, or text.",
+        json_schema_extra={"metavar": "FILE|corpus"},
+    )
+    share: float | None = Field(
+        default=None, description="Share of given texts.", json_schema_extra={"usual": "0.5 with --given, else 0"}
+    )
+    count: Count = Field(default=1000, description="Texts, given ones included.")
+    max_new_tokens: Count = Field(default=256, description="Most tokens that the target writes at once.")
+    temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False, description="Of all but the first few tokens.")
+    greedy: tuple[int, int] = Field(
+        default=(3, 5),
+        description="A to B first tokens are the most probable ones.",
+        json_schema_extra={"metavar": "A B"},
+    )
+    seed: int = Field(default=0, description="The same seed gives the same texts.")
 
     @property
     def given_share(self) -> float:

@@ -14,10 +14,10 @@ import numpy as np
 from draftwood.corpus import Split
 from draftwood.errors import ConfigurationError
 from draftwood.models.tokenizer import Tokenizer
+from draftwood.prompts import CORPUS
 from draftwood.reading import parse_json
 from draftwood.train.packing import filled, mixed
 
-CORPUS = "corpus"
 EVERY = 20  # one document of so many is held out
 
 Tokens = np.ndarray[tuple[int, int], np.dtype[np.int32]]

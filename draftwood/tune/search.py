@@ -67,17 +67,17 @@ class Tally:
         return table
 
 
-def overheads(rounds: Sequence[tuple[Shape, float]]) -> tuple[float, float, float]:
+def overheads(rounds: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
     """Seconds of a round beyond its forwards, split: per round, per layer, per row.
 
-    Least squares over (shape, seconds), none below 0; where shapes are few, the smallest that explain them.
+    Least squares over (layers, rows, seconds), none below 0; where rounds are few, the smallest that explain them.
     """
     if not rounds:
         return 0.0, 0.0, 0.0
-    rows = np.array([(1.0, len(shape.tree), shape.rows) for shape, _ in rounds])
+    rows = np.array([(1.0, layers, count) for layers, count, _ in rounds])
     scale = np.maximum(rows.max(0), 1e-9)
     ridge = math.sqrt(1e-3 * len(rounds)) * np.eye(3)
-    a, b = np.vstack((rows / scale, ridge)), np.array([*(seconds for _, seconds in rounds), 0.0, 0.0, 0.0])
+    a, b = np.vstack((rows / scale, ridge)), np.array([*(seconds for *_, seconds in rounds), 0.0, 0.0, 0.0])
     best, least = np.zeros(3), float(b @ b)
     for some in chain.from_iterable(combinations(range(3), count) for count in (1, 2, 3)):  # what is not 0
         found = np.zeros(3)
@@ -166,7 +166,9 @@ class Guided:
         )
         drafted = math.fsum(self.draft(r) for known, _ in self._seconds for r in known.layers[:-1])
         slow_draft = math.fsum(each.draft for _, each in self._seconds) / drafted if drafted else 0.0
-        per_round, per_layer, per_row = overheads([(known, each.rest) for known, each in self._seconds])
+        per_round, per_layer, per_row = overheads(
+            [(len(known.tree), known.rows, each.rest) for known, each in self._seconds]
+        )
         self._costs = (
             self.target.scaled(slow or 1.0).plus(per_round, per_row),
             self.draft.scaled(slow_draft or 1.0).plus(per_layer),
@@ -203,13 +205,7 @@ class Guided:
         found = [shape for shape in self.runs if self.allows(shape)]
         for count in self.initial:
             ranked = best_shapes(
-                self._acceptance,
-                *self._costs,
-                self.row_limit,
-                self.max_depth,
-                (count,),
-                len(found) + 2,
-                self.widths,
+                self._acceptance, *self._costs, self.row_limit, self.max_depth, (count,), len(found) + 2, self.widths
             )
             fresh = [shape for _, shape in ranked if shape.tree and shape not in self.runs]
             found += fresh[:1]

@@ -30,40 +30,31 @@ class TuneSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Search")
 
-    method: Annotated[
-        str,
-        Field(
-            description="mcsd, mcsd-fork, speculative, dsbd, speculative-beam-search or lookup.",
-            json_schema_extra={"metavar": "NAME"},
-        ),
-    ] = TREES
-    budget: Annotated[int, Field(ge=2, description="Measured runs.")] = 20
-    search: Annotated[
-        Literal["guided", "grid"],
-        Field(
-            description="guided: trees by predictions from measured acceptance and costs, others by optuna; grid: all."
-        ),
-    ] = "guided"
-    fixed: Annotated[
-        dict[str, Any], Field(description="An option that is fixed, such as verify=coupled. Repeatable.")
-    ] = Field(default_factory=dict)
-    rows: Annotated[int, Field(ge=1, description="Most tokens that the target verifies at once.")] = 48
-    max_depth: Annotated[int, Field(ge=1, description="mcsd: most layers of drafts.")] = 6
-    widths: Annotated[Counts | None, Field(description="mcsd: children that a node may have. Default: any number.")] = (
-        None
+    method: str = Field(
+        default=TREES,
+        description="mcsd, mcsd-fork, speculative, dsbd, speculative-beam-search or lookup.",
+        json_schema_extra={"metavar": "NAME"},
     )
-    initial: Annotated[
-        Counts,
-        Field(description="mcsd: tokens of the target that a round begins with. More than 1 are lossy."),
-    ] = (1,)
-    beams: Annotated[
-        int, Field(ge=1, description="dsbd: to be no worse than beam-sampling of this width, measured with it.")
-    ] = 4
-    tolerance: Annotated[
-        float,
-        Field(
-            ge=0,
-            description="dsbd: nats per token that the best beam's mean log-likelihood may be lower than that "
-            "(0.02: perplexity 2% higher).",
-        ),
-    ] = 0.02
+    budget: int = Field(default=20, ge=2, description="Measured runs.")
+    search: Literal["guided", "grid"] = Field(
+        default="guided",
+        description="guided: trees by predictions from measured acceptance and costs, others by optuna; grid: all.",
+    )
+    fixed: dict[str, Any] = Field(
+        default_factory=dict, description="An option that is fixed, such as verify=coupled. Repeatable."
+    )
+    rows: int = Field(default=48, ge=1, description="Most tokens that the target verifies at once.")
+    max_depth: int = Field(default=6, ge=1, description="mcsd: most layers of drafts.")
+    widths: Counts | None = Field(default=None, description="mcsd: children that a node may have. Default: any number.")
+    initial: Counts = Field(
+        default=(1,), description="mcsd: tokens of the target that a round begins with. More than 1 are lossy."
+    )
+    beams: int = Field(
+        default=4, ge=1, description="dsbd: to be no worse than beam-sampling of this width, measured with it."
+    )
+    tolerance: float = Field(
+        default=0.02,
+        ge=0,
+        description="dsbd: nats per token that the best beam's mean log-likelihood may be lower than that "
+        "(0.02: perplexity 2% higher).",
+    )

@@ -12,16 +12,7 @@ from draftwood.verify.layers import BeamSampling, BeamSearching
 from draftwood.verify.tree import Rejection
 from draftwood.verify.typical import GreedyText, Typical
 
-__all__ = [
-    "BeamSampling",
-    "BeamSearching",
-    "Coupled",
-    "GreedyText",
-    "Initialised",
-    "Rejection",
-    "Typical",
-    "Verifier",
-]
+__all__ = ["BeamSampling", "BeamSearching", "Coupled", "GreedyText", "Initialised", "Rejection", "Typical", "Verifier"]
 
 
 class Verifier(Protocol):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from draftwood.core.forest import FINISHED, Forest, Verdict
@@ -41,7 +39,7 @@ class Initialised:
 
     Each root's tree is verified as ever (spec §2); the longest accepted path wins, and `initial` tokens drawn from
     what remains at its end are the next roots. One root is exact, the same numbers as `Rejection`. More are lossy: a
-    token is kept the rather, the more of what follows was foreseen (`kept_law`). At temperature 0 all draws are the
+    token is kept the rather, the more of what follows was foreseen. At temperature 0 all draws are the
     argmax, so there is one root and the text is greedy's.
     """
 
@@ -76,34 +74,3 @@ class Initialised:
             kind=verdict.kind * (1 + len(others)),
             warped={**verdict.warped, **more},
         )
-
-
-def kept_law(p: Tensor, lengths: Tensor, count: int, replacement: bool = False) -> Tensor:
-    """P_out(t) = P(t) P_acc(t+1, ... | t) [V], the law of the kept root (MCSD §3.1, the formula before Figure 1).
-
-    P_acc is made exact: the chance, relative to being drawn alone, that t is among `count` draws from p [V] and that no
-    other has a longer accepted path, nor one as long drawn before; lengths[t, l] is the chance that l drafts below t
-    are accepted. Sums over V^count draws, so for small vocabularies.
-    """
-    vocab = p.shape[0]
-    below = torch.nn.functional.pad(lengths.cumsum(-1), (1, 0))  # [V, L + 1], P(length < l)
-    law = torch.zeros_like(p)
-    for draws in itertools.product(range(vocab), repeat=count):
-        chance, left = 1.0, 1.0
-        for i, token in enumerate(draws):
-            if not replacement and token in draws[:i]:
-                chance = 0.0
-                break
-            chance *= float(p[token]) / left if left > 0 else 0.0
-            if not replacement:
-                left -= float(p[token])
-        if chance <= 0:
-            continue
-        roots = list(dict.fromkeys(draws))
-        for i, token in enumerate(roots):
-            wins = lengths[token].clone()
-            for j, other in enumerate(roots):
-                if j != i:
-                    wins *= below[other, :-1] if j < i else below[other, 1:]
-            law[token] += chance * float(wins.sum())
-    return law

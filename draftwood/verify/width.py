@@ -1,4 +1,4 @@
-"""How many beams a layer should keep: DSBD Eq. 2-7 and Theorem 3.2.
+"""How many beams a layer should keep: DSBD Eq. 2-7.
 
 With p_1 = p and p_{j+1} = norm(max(0, p_j - q)) [Eq. 4], induction gives p_j = max(0, p - c_j·q) / N_j with c_1 = 0,
 N_1 = 1, c_{j+1} = c_j + N_j and N_{j+1} = sum max(0, p - c_{j+1}·q). So a chain of residuals is two numbers per
@@ -121,9 +121,3 @@ class WidthRule:
         counts = acceptance_counts(chain.alphas(surviving if draws == "surviving" else drafted))
         width = self.fixed or max(self.minimum, dynamic_width(counts, self.threshold))
         return width, math.fsum(counts[width:]), math.fsum(counts[self.fixed or self.minimum :])
-
-
-def expected_layers(threshold: float, beta: float, gamma: int) -> float:
-    """Theorem 3.2: at least (1 - a^(gamma+1))/(1 - a) layers per round are expected, a = min(t, beta) (spec §9.7)."""
-    a = min(threshold, beta)
-    return float(gamma + 1) if a >= 1 else (1 - a ** (gamma + 1)) / (1 - a)

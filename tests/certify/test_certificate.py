@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-import draftwood
 from draftwood import METHODS, Engine, Method, SamplingParams, TabularModel
 from draftwood.certify import Budget, Certificate, Watch, certify, certify_each, exactness
 from draftwood.certify.distances import Sample, chi_square_tail, fit
@@ -20,6 +19,7 @@ from draftwood.certify.exactness import rule_check, sampled_check
 from draftwood.certify.pair import divergence, greedy_check, logits_after, position_check
 from draftwood.certify.small import Case
 from draftwood.cli.main import run
+from draftwood.eval.provenance import session
 from draftwood.sampling import Streams
 from draftwood.verify import tree
 
@@ -206,24 +206,17 @@ def test_statistics() -> None:
         fit([Sample({"a": 1.0})], 0.01)
 
 
-class Impatient(Watch):
+def impatient(steps: int) -> Watch:
     """Stops after so many steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def advance(self) -> None:
-        self.left -= 1
-
-    def cancelled(self) -> bool:
-        return not self.left
+    left = iter(range(steps))
+    return lambda what, done, of: not done or next(left, None) is not None
 
 
 def test_what_was_finished_is_kept() -> None:
     methods = [Method.parse("autoregressive"), Method.parse("speculative")]
     whole = certify_each(methods[:1], budget=SMALL)
     steps = whole.certificates[0].checks[0].figures["replays"] + 4 * SMALL.runs
-    report = certify_each(methods, budget=SMALL, watch=Impatient(steps + 5))
+    report = certify_each(methods, budget=SMALL, watch=impatient(steps + 5))
     assert whole.complete and not report.complete and report.verdict == "PASS"
     first, second = report.certificates
     assert first == whole.certificates[0] and first.complete
@@ -243,7 +236,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     monkeypatch.chdir(tmp_path)
     out, flags = Path("certificate.json"), ("--method", "speculative", "--set", "gamma=2")
     code, shown, document = certified(out, capsys, *flags)
-    assert code == 0 and document["verdict"] == "PASS" and document["draftwood"] == draftwood.__version__
+    assert code == 0 and document["verdict"] == "PASS" and next(iter(document)) == "environment"
+    now, then = session(torch.device("cpu")), document["environment"]
+    assert then.keys() == now.keys() and all(then[key] == now[key] for key in ("draftwood", "git_commit", "processor"))
     assert max(map(len, shown.splitlines())) <= 80 and "verdict: PASS" in shown
     assert document["certificates"][0]["method"]["gamma"] == 2
     monkeypatch.setattr(tree, "acceptance", wrong_way)

@@ -139,8 +139,8 @@ def test_one_json_document(command: Command, pair: list[str], engine: Engine) ->
 def test_flags_arrive(
     command: Command, pair: list[str], engine: Engine, flags: list[str], options: dict[str, object]
 ) -> None:
-    document = command("generate", PROMPT, *pair, "--json", "--seed", 2, *flags).document
-    expected = engine.generate(PROMPT, seed=2, **options)  # type: ignore[arg-type]
+    document = command("generate", PROMPT, *pair, "--json", "--seed", 2, "--max-new-tokens", 32, *flags).document
+    expected = engine.generate(PROMPT, seed=2, max_new_tokens=32, **options)  # type: ignore[arg-type]
     assert document["tokens"] == expected.tokens
     assert document["sampling"] == json.loads(json.dumps(expected.sampling))
     assert document["method"] == json.loads(json.dumps(expected.method))

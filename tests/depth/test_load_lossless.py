@@ -66,7 +66,7 @@ def by_chance(seed: int) -> Callable[[list[int]], Load]:
 
 def without_the_unlikely(p: Any, proposals: Any, token: Any, accept: Any) -> Any:
     """A biased allocation: drawn tokens that the draft gave little are not verified."""
-    kept = [one for one in proposals if one.q is None or float(one.q[token[one.nodes[0]]]) > 0.3]
+    kept = [one for one in proposals if one.q is None or float(one.q[token[one.nodes[0]]]) > 0.4]
     return RESOLVE(p, kept, token, accept)
 
 
@@ -97,7 +97,7 @@ def test_law_is_exact_at_any_load(method: str, adversary: str, monkeypatch: pyte
 
 def test_law_is_not_exact_if_drawn_tokens_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "resolve", without_the_unlikely)
-    assert enumerated_distance(monkeypatch, "chain", "drafts after odd tokens") > 0.02
+    assert enumerated_distance(monkeypatch, "chain", "drafts after odd tokens") > 0.01
 
 
 def generations(monkeypatch: pytest.MonkeyPatch, method: str, count: int) -> list[Any]:

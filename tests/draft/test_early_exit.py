@@ -107,6 +107,7 @@ def test_no_layer_of_the_target_is_computed_twice_and_none_is_missed(
     """Prompts, accepted and rejected drafts, leaves, rounds without drafts, ends of texts; alone and in a batch."""
     target, ledger = decoder(3), Ledger(monkeypatch)
     engine = Engine(target, end_tokens=frozenset({5}))
+    engine.scheduler.prefixes.enabled = False
     method = {**METHODS[name], "exit": places(target, layers)}
     for depth in ("fixed", "speedup-ts:cost=0.4"):
         requests = [{"prompt": prompt_of(1 + 13 * i), "seed": i} for i in range(3)]
@@ -257,8 +258,10 @@ def tabular(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ({"name": "eesd", "gamma": 2}, 4, 4),
         ({"name": "eesd", "gamma": 3}, 3, 4),
         ({"name": "eesd", "tree": [2, 1]}, 3, 4),
-        ({"name": "eesd", "tree": [2, 2], "replacement": True}, 3, 3),
-        ({"name": "mcsd", "drafter": "exit", "tree": [3, 2]}, 3, 3),
+        ({"name": "eesd", "tree": [2, 1], "replacement": True}, 3, 3),
+        ({"name": "mcsd", "drafter": "exit", "tree": [3, 1]}, 3, 3),
+        pytest.param({"name": "eesd", "tree": [2, 2], "replacement": True}, 3, 3, marks=pytest.mark.slow),
+        pytest.param({"name": "mcsd", "drafter": "exit", "tree": [3, 2]}, 3, 3, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -303,9 +306,10 @@ def test_the_law_is_exact_under_controllers(depth: str, tabular: None, monkeypat
 @pytest.mark.parametrize(
     ("name", "concurrency", "count"),
     [
-        ("chain", 4, 800),
-        ("tree", 1, 800),
+        ("chain", 4, 400),
+        ("tree", 1, 400),
         pytest.param("mcsd", 4, 20_000, marks=pytest.mark.slow),
+        pytest.param("tree", 1, 20_000, marks=pytest.mark.slow),
         pytest.param("tree-iid", 4, 20_000, marks=pytest.mark.slow),
         pytest.param("chain", 1, 20_000, marks=pytest.mark.slow),
     ],
@@ -321,13 +325,14 @@ def test_generations_follow_plain_decoding(name: str, concurrency: int, count: i
     assert follows(samples, law, [sampled(law, count, seed) for seed in (1, 2)])
 
 
+@pytest.mark.parametrize("count", [200, pytest.param(4000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("weights", ["draft", "target"])
-def test_beams_follow_beam_sampling(weights: str, tabular: None) -> None:
+def test_beams_follow_beam_sampling(weights: str, count: int, tabular: None) -> None:
     target = TabularModel.random(3, seed=11, order=4, n_layers=4)
     engine = Engine(target, end_tokens=END)
     law: Any = BeamLaw(target, PROMPT, SamplingParams(), END, "joint").law(2, True, 4)
     method = {**BEAMS, "width": 2, "n_best": 2, "root_weights": weights}
-    requests = [{"prompt": PROMPT, "seed": seed} for seed in range(400)]
+    requests = [{"prompt": PROMPT, "seed": seed} for seed in range(count)]
     samples: Any = [
         tuple(sorted(tuple(beam.tokens) for beam in result.beams))
         for result in engine.batch(requests, 4, method=method, max_new_tokens=4)

@@ -17,10 +17,11 @@ from draftwood.eval.experiments.engines import Output, cell, gguf_file, weights
 from draftwood.eval.experiments.execute import chosen, execute, write
 from draftwood.eval.experiments.experiment import Experiment, Run, Table, load
 from draftwood.eval.experiments.learned import Exit, Places, resolved
-from draftwood.eval.experiments.methods import Entry, Methods, compared, decode_seconds, expanded, speed
+from draftwood.eval.experiments.methods import Entry, Methods, compared, expanded, speed
 from draftwood.eval.experiments.pairs import PAIRS, is_made, make, pair
 from draftwood.eval.experiments.pairs import weights as count_weights
 from draftwood.eval.experiments.tables import CELLS, documents, experiments, markdown, overview, parsed
+from draftwood.eval.summary import decode_seconds
 from draftwood.loading import EMBEDDED
 from draftwood.methods import Method
 from draftwood.params import SamplingParams
@@ -207,8 +208,8 @@ def test_a_front_keeps_what_nothing_beats_and_speed_is_interpolated_along_it() -
     points = [(10.0, 0.5), (8.0, 0.7), (8.0, 0.6), (7.0, 0.7), (5.0, 0.4), (4.0, 0.9), (10.0, 0.3)]
     curve = fronts.front(points)
     assert curve == [(10.0, 0.5), (8.0, 0.7), (4.0, 0.9)]
-    found = [fronts.speed_at(curve, quality) for quality in (0.1, 0.5, 0.6, 0.8, 0.9)]
-    assert found == pytest.approx([10, 10, 9, 6, 4]) and fronts.speed_at(curve, 0.91) is None
+    at = [fronts.at_equal_quality(curve, [(1.0, quality)]) for quality in (0.1, 0.5, 0.6, 0.8, 0.9)]
+    assert at == pytest.approx([10, 10, 9, 6, 4]) and fronts.at_equal_quality(curve, [(1.0, 0.91)]) is None
     ours = [(2 * speed, quality) for speed, quality in curve]
     assert fronts.at_equal_quality([*ours, (1.0, 0.1)], curve) == pytest.approx(2)
     assert fronts.at_equal_quality([(99.0, 0.4)], curve) is None  # worse than their fastest: no flattering figure
@@ -328,7 +329,7 @@ def test_a_converted_model_has_every_weight_once_and_tokens_pass_through_text() 
     directory = EMBEDDED / "draft"
     read = weights.Weights(directory)
     tensors = dict(gguf_file._tensors(read))
-    head = read.shape.vocabulary * read.shape.width
+    head = read.shape.vocab_size * read.shape.hidden_size
     assert sum(array.size for array in tensors.values()) == count_weights(directory) + head
     np.testing.assert_array_equal(tensors["output.weight"], tensors["token_embd.weight"])  # tied in the checkpoint
     assert peers.read_weights(directory) == count_weights(directory)

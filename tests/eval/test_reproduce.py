@@ -24,7 +24,7 @@ from draftwood.eval.reproduce.comparison import Comparison, Order
 from draftwood.eval.reproduce.paper import PAPERS, Paper, Scale
 from draftwood.eval.reproduce.paper import load as paper
 from draftwood.eval.reproduce.reproducing import Evaluation
-from draftwood.eval.running import Job, accepted_shares
+from draftwood.eval.running import Job, by_round
 from draftwood.loading import load
 
 TINY = Scale(items=1, seeds=1, tokens=4)
@@ -288,10 +288,12 @@ def test_a_directory_belongs_to_one_reproduction(tmp_path: Path) -> None:
 
 def test_accepted_shares_are_of_the_longest_drafted_path() -> None:
     def news(accepted: int, parents: list[int]) -> Any:
-        return SimpleNamespace(depth_accepted=accepted, forest_parent=parents)
+        return SimpleNamespace(depth_accepted=accepted, forest_parent=parents, layers=[])
 
     rounds = [news(2, [-1, 0, 1, 2, 0]), news(0, [-1]), news(1, [-1, -1, 0, 1])]
-    assert accepted_shares(rounds) == {"accepted_shares": pytest.approx(2 / 3 + 1), "drafting_rounds": 2}
+    found = by_round(rounds)
+    assert found["accepted_shares"] == pytest.approx(2 / 3 + 1) and found["drafting_rounds"] == 2
+    assert found["depth_counts"] == [1, 1, 1] and found["width_counts"] == []
 
 
 def test_what_was_trained_is_among_the_methods(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.models import checkpoint, saving
 from draftwood.models.backend import compiled
 from draftwood.models.backend.compiled import BUCKETS, Compiled
-from draftwood.models.base import Batch
+from draftwood.models.base import Batch, Segment
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
@@ -67,42 +67,54 @@ def test_logits_are_the_eager_ones_for_chains_and_trees(knobs: dict[str, Any]) -
     assert model.compile_seconds > 0
 
 
-def test_text_is_the_eager_one_alone_and_beside_others(tmp_path: Path) -> None:
+CHAIN, TREE = {"name": "speculative", "gamma": 4}, {"name": "mcsd", "tree": [2, 2, 1]}
+
+
+@pytest.mark.parametrize(
+    ("methods", "beside"),
+    [([TREE], 0), pytest.param(["autoregressive", CHAIN, TREE], 3, marks=pytest.mark.slow)],
+    ids=["tree", "all"],
+)
+def test_text_is_the_eager_one_alone_and_beside_others(methods: list[Any], beside: int) -> None:
     target, draft = tiny(1), tiny(2)
     options: dict[str, Any] = {"sampling": {"temperature": 0}, "max_new_tokens": 30}
     eager = draftwood.Engine(target, [draft])
     engine = draftwood.Engine(Compiled(target), [draft])
     prompt = [5, 6, 7, 8]
     expected = eager.generate(prompt, "autoregressive", **options)
-    for method in ("autoregressive", {"name": "speculative", "gamma": 4}, {"name": "mcsd", "tree": [2, 2, 1]}):
+    for method in methods:
         result = engine.generate(prompt, method, **options)
         assert result.tokens == expected.tokens, method
         torch.testing.assert_close(torch.tensor(result.logprobs), torch.tensor(expected.logprobs), atol=1e-4, rtol=0)
-    for result in engine.batch([prompt] * 3, concurrency=3, method="speculative", **options):
+    for result in engine.batch([prompt] * beside, concurrency=3, method="speculative", **options):
         assert result.tokens == expected.tokens
 
 
 def test_forwards_are_padded_to_few_shapes() -> None:
     model = Compiled(tiny())
     assert [model.cells(n) for n in (1, 2, 3, 8, 9, 32, 33, 500)] == [2, 2, 8, 8, 32, 32, 33, 500]
-    assert model.new_cache(64).capacity >= 256 and BUCKETS[0] == 2
+    assert model.new_cache().lend(3).capacity >= 256 and BUCKETS[0] == 2
 
 
 @pytest.mark.slow
 def test_more_programs_than_pytorch_keeps_by_code() -> None:
-    """Capacities, rows of the cache and spans up to the last slot; a full row runs as the decoder does."""
+    """Capacities, extents and spans up to the last slot; a full extent runs as the decoder does."""
     decoder = tiny(3)
     model = Compiled(decoder)
-    tokens = torch.arange(2)[None] + 5
     with torch.inference_mode():
-        for capacity in range(32, 32 * 11, 32):
-            caches = [decoder.new_cache(capacity) for _ in range(2)]
-            for row, past in ((0, capacity - 2), (0, 1), (1, capacity // 2)):
-                slots = torch.arange(past, past + 2)[None]
-                positions = slots.clamp(max=255)
-                mask = torch.ones(1, 2, past + 2, dtype=torch.bool).tril(past)
-                batch = Batch(tokens, positions, slots, slice(row, row + 1), past + 2, mask, slice(None))
-                got, expected = (m.forward(batch, cache) for m, cache in zip((model, decoder), caches, strict=True))
+        for capacity in range(64, 64 * 11, 64):
+            caches = [decoder.new_cache() for _ in range(2)]
+            for cache in caches:
+                cache.fixed = capacity
+            first, second = ([cache.lend(capacity) for cache in caches] for _ in range(2))
+            for extents, past in ((first, capacity - 2), (first, 1), (second, capacity // 2)):
+                slots = [past, past + 1]
+                mask = torch.ones(2, past + 2, dtype=torch.bool).tril(past)
+                places = [min(slot, 255) for slot in slots]
+                got, expected = (
+                    m.forward(Batch.of(m, [5, 6], places, [Segment(extent, slots, past + 2, mask)]), cache)
+                    for m, cache, extent in zip((model, decoder), caches, extents, strict=True)
+                )
                 torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
 
 

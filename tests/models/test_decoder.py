@@ -12,7 +12,8 @@ from checkpoints import SHAPE, VOCAB, edit_json, ours, reference, theirs, write
 
 from draftwood.core.forest import TRUNK, Forest, Verdict, advance
 from draftwood.models import checkpoint
-from draftwood.models.base import Batch, CausalModel
+from draftwood.models.base import Batch, CausalModel, Segment
+from draftwood.models.cache import Cache
 from draftwood.models.decoder import Decoder
 from draftwood.runtime.session import Session
 
@@ -110,19 +111,10 @@ def test_positions_far_beyond_the_original_context(name: str, tmp_path: Path) ->
     model = write(tmp_path, **changes)
     decoder = checkpoint.load(tmp_path)
     positions = [0, 1, 100, 2047, 8191, 8192, 9000, 20000, 65536, 100000, 131070, 131071]
-    n = len(PROMPT)
-    batch = Batch(
-        torch.tensor([PROMPT]),
-        torch.tensor([positions]),
-        torch.arange(n)[None],
-        slice(0, 1),
-        n,
-        torch.ones(1, n, n, dtype=torch.bool).tril(),
-        slice(None),
-    )
-    decoder.rotary.tables(131072, decoder.device, decoder.dtype)  # else they reach as far as the cache
+    n, cache = len(PROMPT), decoder.new_cache()
+    segment = Segment(cache.lend(n), range(n), n, torch.ones(n, n, dtype=torch.bool).tril())
     with torch.inference_mode():
-        logits = decoder(batch, decoder.new_cache(32))
+        logits = decoder(Batch.of(decoder, PROMPT, positions, [segment]), cache)
     torch.testing.assert_close(logits, theirs(model, PROMPT, positions), atol=1e-4, rtol=0)
 
 
@@ -227,25 +219,17 @@ def test_layer_ranges_compose_to_the_whole(tmp_path: Path) -> None:
     decoder = checkpoint.load(tmp_path)
     n = len(PROMPT)
 
-    def batch(**options: Any) -> Batch:
-        mask = torch.ones(1, n, n, dtype=torch.bool).tril()
-        return Batch(
-            torch.tensor([PROMPT]),
-            torch.arange(n)[None],
-            torch.arange(n)[None],
-            slice(0, 1),
-            n,
-            mask,
-            slice(None),
-            **options,
-        )
+    def batch(cache: Cache, **options: Any) -> Batch:
+        segment = Segment(extents[cache], range(n), n, torch.ones(n, n).tril() > 0)
+        return Batch.of(decoder, PROMPT, range(n), [segment], **options)
 
+    one, two = decoder.new_cache(), decoder.new_cache()
+    extents = {cache: cache.lend(n) for cache in (one, two)}
     with torch.inference_mode():
-        whole = decoder(batch(), decoder.new_cache(32))
-        cache = decoder.new_cache(32)
-        hidden = decoder(batch(stop=1), cache)
-        assert hidden.shape == (1, n, SHAPE["hidden_size"])
-        parts = decoder(batch(start=1, hidden=hidden), cache)
+        whole = decoder(batch(one), one)
+        hidden = decoder(batch(two, stop=1), two)
+        assert hidden.shape == (n, SHAPE["hidden_size"])
+        parts = decoder(batch(two, start=1, hidden=hidden), two)
     torch.testing.assert_close(parts, whole, atol=0, rtol=0)
 
 

@@ -1,4 +1,4 @@
-"""Exit layers as models: their forward with a cache in padded batches, and their files."""
+"""Exit layers as models: their forward with a cache in batches, and their files."""
 
 import random
 from pathlib import Path
@@ -10,38 +10,28 @@ from test_session import VOCAB, decoder
 from draftwood import ModelError
 from draftwood.models import exit as exits
 from draftwood.models.artifact import fingerprint
-from draftwood.models.base import Batch
+from draftwood.models.base import Batch, Segment
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_the_cached_forward_is_the_training_forward(dtype: torch.dtype, tmp_path: Path) -> None:
-    """In padded batches too, where rows have different lengths."""
+    """Of several requests too, of different lengths."""
     target = decoder(3, dtype)
     exits.save(exits.ExitLayer.of(target, 2).weights(), tmp_path, fingerprint(target), 2, dtype)
     layer, plain = exits.load(tmp_path, target), exits.load(tmp_path, target, packed=False)
     rng = random.Random(4)
     texts = [[rng.randrange(VOCAB) for _ in range(n)] for n in (3, 9, 6)]
-    cache, width = layer.new_cache(32), 9
-    hidden = torch.zeros(3, width, 24, dtype=dtype)
-    expected = []
+    cache = layer.new_cache()
+    states, expected, segments = [], [], []
     with torch.no_grad():
-        for row, text in enumerate(texts):
-            x = target.train_layers(target.embedded(torch.tensor([text]), torch.arange(len(text))[None]), 0, 2)
-            hidden[row, : len(text)] = x[0]
+        for text in texts:
+            n = len(text)
+            x = target.train_layers(target.embedded(torch.tensor([text]), torch.arange(n)[None]), 0, 2)
+            states.append(x[0])
             expected.append(plain.train_forward(x)[0])
-        cells = torch.tensor([row * width + i for row, text in enumerate(texts) for i in range(len(text))])
-        mask = torch.ones(width, width, dtype=torch.bool).tril()[None].expand(3, -1, -1)
-        batch = Batch(
-            torch.zeros(3, width, dtype=torch.int64),
-            torch.arange(width).expand(3, -1),
-            torch.arange(width).expand(3, -1),
-            slice(0, 3),
-            width,
-            mask,
-            cells,
-            hidden=hidden,
-            cells=cells,
-        )
+            segments.append(Segment(cache.lend(n), range(n), n, torch.ones(n, n, dtype=torch.bool).tril()))
+        places = [place for text in texts for place in range(len(text))]
+        batch = Batch.of(layer, [0] * len(places), places, segments, hidden=torch.cat(states))
         found = layer.forward(batch, cache)
     close = {torch.float32: 1e-5, torch.bfloat16: 0.05, torch.float64: 1e-12}[dtype]
     torch.testing.assert_close(found, torch.cat(expected), atol=close, rtol=close)

@@ -54,12 +54,6 @@ def differs(ours: list[float], theirs: list[float]) -> float:
     return abs(fmean(gaps)) / (stdev(gaps) / math.sqrt(len(gaps)) + 0.002)
 
 
-@pytest.mark.parametrize("kind", ["bfloat16", pytest.param("int8", marks=pytest.mark.slow)])
-def test_a_grown_pair_accepts_as_the_small_one(grown: Path, kind: str) -> None:
-    small, large = draftwood.load(**TYPES[kind]), draftwood.load(grown / "target", grown / "draft", **TYPES[kind])
-    assert differs(accepted(large, 2, 1.0), accepted(small, 2, 1.0)) < 3
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", TYPES)
@@ -100,7 +94,7 @@ def test_shorter_types_cost_little_perplexity() -> None:
 def test_speculation_in_int8_is_exact_to_the_int8_model(temperature: float) -> None:
     """Whose text is not always the float32 model's."""
     engine, exact = draftwood.load(quantize="int8"), draftwood.load()
-    options: dict[str, Any] = {"sampling": {"temperature": temperature}, "max_new_tokens": 60, "ignore_eos": True}
+    options: dict[str, Any] = {"sampling": {"temperature": temperature}, "max_new_tokens": 24, "ignore_eos": True}
     same = []
     for seed, domain in enumerate(DOMAINS):
         prompt = next(iter(documents(domain, "held-out", seed=8))).prompt

@@ -21,7 +21,7 @@ from draftwood.core.forest import TRUNK, Forest
 from draftwood.errors import ConfigurationError, ModelError, RequestError
 from draftwood.integrations.transformers import custom_generate
 from draftwood.models import checkpoint
-from draftwood.models.base import Batch, CausalModel
+from draftwood.models.base import Batch, CausalModel, Segment
 from draftwood.models.hf import HuggingFaceModel
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
@@ -85,12 +85,12 @@ def forest(prompt: list[int], nodes: list[tuple[int, int]]) -> Forest:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_transformers(family: str) -> None:
-    """Prompt, tree, commit, reused slots and a padded batch, through the sessions that decoding uses."""
+    """Prompt, tree, commit, reused slots and a batch, through the sessions that decoding uses."""
     model = build(family)
     adapter = HuggingFaceModel(model)
     assert isinstance(adapter, CausalModel)
     assert (adapter.vocab_size, adapter.context, adapter.n_layers) == (VOCAB, 96, model.config.num_hidden_layers)
-    cache = adapter.new_cache(1, 16)  # grows in rows and in slots on the way
+    cache = adapter.new_cache()  # grows on the way
     one, two = Session(adapter, cache), Session(adapter, cache)
     nodes = [(7, TRUNK), (30, TRUNK), (41, 0), (50, 1), (66, 1), (11, 4)]
     grown, other = forest(PROMPT, nodes), forest(PROMPT[:4], [(3, TRUNK)])
@@ -146,11 +146,42 @@ def test_eager_attention_and_bfloat16() -> None:
     model.set_attn_implementation("eager")
     HuggingFaceModel(model)
     adapter = HuggingFaceModel(build("GPTNeoX").to(torch.bfloat16))
-    session = Session(adapter, adapter.new_cache(1, 32))
+    session = Session(adapter, adapter.new_cache())
     logits = execute([Run(session, forest(PROMPT, [(7, TRUNK)]), [0])])[0].logits
     expected = truth(adapter.model, [*PROMPT, 7])[-1].float()
     assert logits.dtype == torch.float32
     assert float((logits[0] - expected).abs().max()) < 0.15 * float(expected.std())
+
+
+@pytest.mark.parametrize(("family", "together"), [("GPTNeoX", True), ("Cohere2", True), ("Falcon", False)])
+def test_requests_share_a_forward_and_nobody_attends_to_others_keys(family: str, together: bool) -> None:
+    """Rows go through the linear layers in one line; a group's attention reads its own span only."""
+    model = build(family)
+    adapter = HuggingFaceModel(model)
+    cache, shapes, spans = adapter.new_cache(), [], []
+    lengths = [3, 70, 3]
+    forward, read = model.forward, cache.read
+    model.forward = lambda **options: (shapes.append(tuple(options["input_ids"].shape)), forward(**options))[1]  # type: ignore[assignment]
+    cache.read = lambda *args: (spans.append(args[2]) if len(args) == 4 else None, read(*args))[1]  # type: ignore[method-assign]
+    forests = [Forest.from_prompt([5 + i] * length) for i, length in enumerate(lengths)]
+    execute([Run(Session(adapter, cache), each, [0]) for each in forests])
+    assert (shapes == [(1, 76)]) == together and sum(rows * width for rows, width in shapes) == 76
+    assert set(spans) == {32, 96}  # in whole grains
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_the_attention_function_is_restored_after_an_error() -> None:
+    model = build("GPTNeoX")
+    adapter = HuggingFaceModel(model)
+    runs = [Run(Session(adapter, adapter.new_cache()), Forest.from_prompt(PROMPT[:n]), [0]) for n in (3, 6)]
+    runs[1].session.cache = runs[0].session.cache
+    last = model.get_output_embeddings()
+    handle = last.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        execute(runs)
+    handle.remove()
+    assert model.config._attn_implementation == "sdpa"
+    torch.testing.assert_close(execute(runs)[1].logits[0], truth(model, PROMPT[:6])[-1], atol=1e-4, rtol=0)
 
 
 class SlotOrder(GPTNeoXForCausalLM):
@@ -193,11 +224,10 @@ def test_a_wrong_window_is_caught() -> None:
 
 def test_layer_ranges_are_refused() -> None:
     adapter = HuggingFaceModel(build("GPTNeoX"))
-    cache = adapter.new_cache(1, 16)
-    tokens = torch.tensor([[5]])
-    batch = Batch(tokens, tokens * 0, tokens * 0, slice(0, 1), 1, None, slice(None))
+    cache = adapter.new_cache()
+    extent = cache.lend(4)
     for start, stop in ((0, 1), (1, None)):
-        batch.start, batch.stop = start, stop
+        batch = Batch.of(adapter, [5], [0], [Segment(extent, [0], 1, None)], start=start, stop=stop)
         with pytest.raises(ModelError, match="computes all of its layers at once; methods that need layer ranges"):
             adapter.forward(batch, cache)
 

@@ -67,16 +67,10 @@ def shard(source: Path, directory: Path, count: int) -> Path:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
 @pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16"}, {"quantize": "int8"}], ids=["float32", "bfloat16", "int8"])
-def test_a_checkpoint_is_held_once(models: tuple[Path, Path], how: dict[str, str]) -> None:
-    check(models, how)
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
-def test_a_sharded_checkpoint_is_held_once(models: tuple[Path, Path], tmp_path: Path) -> None:
-    check((shard(models[0], tmp_path / "sharded", 4), models[1]), {})
-
-
-def check(models: tuple[Path, Path], how: dict[str, str]) -> None:
+def test_a_checkpoint_is_held_once(models: tuple[Path, Path], how: dict[str, str], tmp_path: Path) -> None:
+    """From one file, and for float32 from several."""
+    if not how:
+        models = shard(models[0], tmp_path / "sharded", 4), models[1]
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *map(str, models), json.dumps(how)], capture_output=True, text=True, check=True
     )

@@ -51,7 +51,7 @@ def test_padded_vocabularies_of_any_size_decode_as_without_a_draft(target: int, 
         assert result.tokens == plain.tokens and result.text == plain.text
         accepted += sum(round_.accepted for round_ in result.rounds)
     assert accepted > 0
-    for seed in range(4):
+    for seed in range(2):
         for method in METHODS:
             sampled = engine.generate(PROMPT, method, max_new_tokens=24, seed=seed, ignore_eos=True)
             assert len(sampled.tokens) == 24 and all(0 <= token < target for token in sampled.tokens)

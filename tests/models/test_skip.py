@@ -19,7 +19,8 @@ from draftwood.models import artifact
 from draftwood.models.artifact import fingerprint
 from draftwood.models.backend.attention import fused
 from draftwood.models.backend.compiled import Compiled
-from draftwood.models.decoder import Decoder, View
+from draftwood.models.decoder import Decoder
+from draftwood.models.flat import View
 from draftwood.models.skip import (
     Skipped,
     SkippedDecoder,
@@ -93,7 +94,7 @@ def without_a_cache(target: Decoder, skipped: Skipped, verified: list[int], draf
     for layer in range(target.n_layers):
         window = target.windows[target.kinds[layer]]
         near = (places.mT >= places) & (places > places.mT - (window or 64))
-        view = View(cos, sin, torch.zeros(near.shape, dtype=x.dtype).masked_fill(~near, -torch.inf)[None], fused)
+        view = View(cos, sin, fused, torch.zeros(near.shape, dtype=x.dtype).masked_fill(~near, -torch.inf)[None])
         block: Any = target.layers[layer]
         attended = block.attend(x, view, None)
         if layer in skipped.attention:
@@ -130,8 +131,10 @@ def test_drafts_read_what_the_target_left_and_leave_nothing(skipped: Skipped) ->
             fresh = range(forest.fresh, len(forest))
             ours, theirs = (execute([Run(one, forest, fresh)])[0] for one in (session, plain))
             assert torch.equal(ours.logits, theirs.logits) and ours.rows == theirs.rows
-            spans = zip(session.cache.of(slice(0, 1)), plain.cache.of(slice(0, 1)), strict=True)
-            assert all(torch.equal(one[:, :, : session.span], other[:, :, : session.span]) for one, other in spans)
+            assert session.extent and plain.extent
+            for plane in range(len(session.cache.planes)):
+                one, two = (each.cache.read(plane, each.extent, session.span) for each in (session, plain))  # type: ignore[arg-type]
+                assert torch.equal(one, two)
             end = forest.roots[0]
             for _ in range(accepted):
                 end = max(node for node in fresh if forest.parent[node] == end)

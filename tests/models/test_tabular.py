@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from draftwood.core.forest import TRUNK, Forest
-from draftwood.models.base import Batch, CausalModel
+from draftwood.models.base import Batch, CausalModel, Segment
+from draftwood.models.cache import Cache
 from draftwood.models.tabular import TabularModel
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
@@ -38,7 +39,7 @@ def test_each_node_gets_the_law_of_its_own_path() -> None:
     model = TabularModel(counting, 3)
     assert isinstance(model, CausalModel)
     forest = tree()
-    session = Session(model, model.new_cache(4))  # too small: the cache grows on the way
+    session = Session(model, model.new_cache())
     logits = execute([Run(session, forest, range(len(forest)))])[0].logits
     assert logits.dtype == torch.float64 and logits.shape == (len(forest), 3)
     for node, row in enumerate(logits):
@@ -59,12 +60,12 @@ def test_layer_ranges_carry_the_token_through() -> None:
     assert lower.rows + upper.rows == pytest.approx(len(forest.trunk) + len(forest))  # no layer is computed twice
 
 
-def batch(mask: list[list[bool]] | None, positions: list[int], tokens: list[int]) -> Batch:
+def batch(
+    model: TabularModel, cache: Cache, mask: list[list[bool]] | None, positions: list[int], tokens: list[int]
+) -> Batch:
     n = len(tokens)
-    grid = None if mask is None else torch.tensor([mask])
-    return Batch(
-        torch.tensor([tokens]), torch.tensor([positions]), torch.arange(n)[None], slice(0, 1), n, grid, slice(None)
-    )
+    segment = Segment(cache.lend(n), range(n), n, None if mask is None else torch.tensor(mask))
+    return Batch.of(model, tokens, positions, [segment])
 
 
 @pytest.mark.parametrize(
@@ -78,19 +79,22 @@ def batch(mask: list[list[bool]] | None, positions: list[int], tokens: list[int]
 )
 def test_a_wrong_mask_or_position_is_noticed(mask: list[list[bool]], positions: list[int]) -> None:
     model = TabularModel(counting, 3)
+    cache = model.new_cache()
     with pytest.raises(AssertionError, match="masks or slots are wrong"):
-        model.forward(batch(mask, positions, [1, 2]), model.new_cache(8))
+        model.forward(batch(model, cache, mask, positions, [1, 2]), cache)
 
 
 def test_no_mask_means_that_the_whole_span_is_seen() -> None:
     model = TabularModel(counting, 3)
-    logits = model.forward(batch(None, [0], [2]), model.new_cache(8))
+    cache = model.new_cache()
+    logits = model.forward(batch(model, cache, None, [0], [2]), cache)
     assert law_of(logits[0]) == pytest.approx(expected([2]), abs=1e-15)
 
 
 def test_impossible_tokens_have_logit_minus_infinity() -> None:
     model = TabularModel(lambda prefix: [0.0, 1.0, 3.0], 3)
-    logits = model.forward(batch(None, [0], [1]), model.new_cache(8))
+    cache = model.new_cache()
+    logits = model.forward(batch(model, cache, None, [0], [1]), cache)
     assert logits[0, 0] == float("-inf") and law_of(logits[0]) == pytest.approx([0, 0.25, 0.75])
 
 
@@ -112,5 +116,5 @@ def test_options_of_a_random_model() -> None:
     assert (model.vocab_size, model.context, model.n_layers) == (5, 7, 3)
     forest = Forest(trunk=[])
     forest.add(TRUNK, 4)
-    logits = execute([Run(Session(model, model.new_cache(8)), forest, [0])])[0].logits
+    logits = execute([Run(Session(model, model.new_cache()), forest, [0])])[0].logits
     assert logits.dtype == torch.float32

@@ -1,7 +1,6 @@
-"""Batching: padded forwards of many sessions answer as each alone would, and leave idle rows alone."""
+"""Batching: flat forwards of many sessions answer as each alone would, and nobody is padded."""
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,8 +11,9 @@ from draftwood import Engine, TabularModel
 from draftwood.core.forest import Forest, advance
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache
-from draftwood.runtime.executor import LONG, drive, drive_together, execute
-from draftwood.runtime.session import Decoding, Run, Session
+from draftwood.runtime import policy
+from draftwood.runtime.executor import execute
+from draftwood.runtime.session import Run, Session
 
 
 def run(runs: list[Run]) -> list[Tensor]:
@@ -29,19 +29,19 @@ def advanced(session: Session, forest: Forest, rng: random.Random) -> Forest:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_padded_batch_equals_one_by_one(seed: int) -> None:
-    """Sessions of different lengths, prefill beside decoding, trees beside single tokens, rows idle in between."""
+def test_a_flat_batch_equals_one_by_one(seed: int) -> None:
+    """Sessions of different lengths, prompts beside decoding, trees beside single tokens, sessions that wait."""
     rng = random.Random(seed)
-    cache = MODEL.new_cache(32)
+    cache = MODEL.new_cache()
     sessions = [Session(MODEL, cache) for _ in range(6)]
-    alone = [Session(MODEL, MODEL.new_cache(32)) for _ in sessions]
+    alone = [Session(MODEL, MODEL.new_cache()) for _ in sessions]
     forests: list[Forest | None] = [None] * len(sessions)
     for round_ in range(8):
-        chosen = sorted(rng.sample(range(len(sessions)), rng.randrange(1, 6)))
+        chosen = rng.sample(range(len(sessions)), rng.randrange(1, 6))
         runs, singles = [], []
         for i in chosen:
-            if (forest := forests[i]) is None:  # prefill: a long or a short prompt
-                forest = forests[i] = Forest.from_prompt([rng.randrange(VOCAB) for _ in range(rng.choice([1, 5, 40]))])
+            if (forest := forests[i]) is None:  # a long or a short prompt
+                forest = forests[i] = Forest.from_prompt([rng.randrange(VOCAB) for _ in range(rng.choice([1, 5, 90]))])
             grow(forest, rng, rng.choice([0, 0, 3, 8]))
             nodes = range(forest.fresh, len(forest))
             runs.append(Run(sessions[i], forest, nodes))
@@ -58,18 +58,18 @@ def test_a_padded_batch_equals_one_by_one(seed: int) -> None:
             sessions[i].commit(trunk, kept, grown)
             alone[i].commit(trunk, kept, grown)
             forests[i] = grown
-        if round_ % 3 == 2:  # a request ends; the next one takes its row
+        if round_ % 3 == 2:  # a request ends; the next one takes its place in memory
             i = rng.choice(chosen)
-            row = sessions[i].row
             sessions[i].close()
-            sessions[i], alone[i] = Session(MODEL, cache), Session(MODEL, MODEL.new_cache(32))
-            assert sessions[i].row == row
+            sessions[i], alone[i] = Session(MODEL, cache), Session(MODEL, MODEL.new_cache())
             forests[i] = None
-    assert cache.rows == 8
+    for session in sessions:
+        session.close()
+    assert cache.lent == cache.slots == 0
 
 
 def test_layer_ranges_in_one_batch() -> None:
-    """Runs to a lower layer and resumed runs of several sessions, at different levels."""
+    """Runs to a lower layer and resumed runs of several sessions, at different levels, beside a prompt."""
     rng = random.Random(9)
     cache = MODEL.new_cache(64)
     sessions = [Session(MODEL, cache) for _ in range(3)]
@@ -89,6 +89,31 @@ def test_layer_ranges_in_one_batch() -> None:
             forests[i] = advanced(sessions[i], forests[i], rng)
 
 
+def test_a_sweep_serves_runs_of_every_depth() -> None:
+    """Runs to different layers in one sweep: each forward is shared by all that pass through its layers."""
+    rng = random.Random(3)
+    cache, forwards = MODEL.new_cache(), []
+    forward = MODEL.forward
+
+    def noted(batch: Batch, cache: Cache) -> Tensor:
+        forwards.append((batch.start, batch.stop, len(batch.segments)))
+        return forward(batch, cache)
+
+    sessions = [Session(MODEL, cache) for _ in range(3)]
+    forests = [Forest.from_prompt([rng.randrange(VOCAB) for _ in range(length)]) for length in (3, 50, 9)]
+    run([Run(sessions[2], forests[2], [0], 1)])  # resumes from layer 1
+    MODEL.forward = noted  # type: ignore[method-assign]
+    try:
+        answers = run([Run(sessions[i], forests[i], [0], upto) for i, upto in enumerate((None, 2, None))])
+    finally:
+        del MODEL.forward
+    assert forwards == [(0, 1, 2), (1, 2, 3), (2, None, 2)]
+    check(sessions[0], forests[0], [0], answers[0])
+    assert answers[1].shape == (1, 24)
+    check(sessions[2], forests[2], [0], answers[2])
+    check(sessions[1], forests[1], [0], run([Run(sessions[1], forests[1], [0])])[0])
+
+
 def test_the_seconds_of_a_forward_are_shared() -> None:
     cache = MODEL.new_cache(64)
     sessions = [Session(MODEL, cache) for _ in range(2)]
@@ -99,41 +124,9 @@ def test_the_seconds_of_a_forward_are_shared() -> None:
     assert (first.rows, second.rows) == (2, 1)
 
 
-def counting(name: str, rounds: int, log: list[str]) -> Decoding[str]:
-    """Decoding code without any model: only round_."""
-    try:
-        for i in range(rounds):
-            yield f"{name}{i}"
-    finally:
-        log.append(f"closed {name}")
-
-
-def test_requests_make_room_for_the_next() -> None:
-    log: list[str] = []
-
-    def make(name: str, rounds: int) -> Iterator[str]:
-        log.append(f"began {name}")
-        return counting(name, rounds, log)
-
-    round_ = list(drive_together([lambda: make("a", 2), lambda: make("b", 1), lambda: make("c", 0)], 1))
-    assert round_ == [(0, "a0"), (0, "a1"), (1, "b0")]
-    assert log == ["began a", "closed a", "began b", "closed b", "began c", "closed c"]
-
-
-def test_leaving_early_closes_every_request() -> None:
-    log: list[str] = []
-    together = drive_together([lambda: counting("a", 5, log), lambda: counting("b", 5, log)], 2)
-    assert next(together) == (0, "a0")
-    together.close()  # type: ignore[attr-defined]
-    assert log == ["closed a"]
-    alone = drive(counting("c", 5, log))
-    next(alone)
-    alone.close()  # type: ignore[attr-defined]
-    assert log == ["closed a", "closed c"]
-
-
-def test_one_target_forward_serves_all_requests() -> None:
-    """Drafts first, then one padded target forward per round for everyone, different methods included."""
+def test_one_target_forward_serves_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that draft are served together, whatever they draft: no more target forwards than rounds."""
+    monkeypatch.setattr(policy, "TOGETHER", 1e9)  # however long a pass took by the clock
     target, draft = TabularModel.random(4, seed=1), TabularModel.random(4, seed=2)
     forwards = []
     forward = target.forward
@@ -145,28 +138,34 @@ def test_one_target_forward_serves_all_requests() -> None:
     target.forward = counted  # type: ignore[assignment]
     engine = Engine(target, [draft])
     requests = [
-        {"prompt": [1], "method": "speculative"},
-        {"prompt": [1, 2, 3], "method": "autoregressive"},
+        {"prompt": [1], "method": {"name": "speculative", "gamma": 2}},
+        {"prompt": [1, 2, 3], "method": {"name": "specinfer", "expansion": [2, 2]}},
         {"prompt": [2, 2], "method": {"name": "mcsd", "tree": [3, 2]}},
-        {"prompt": [3], "method": {"name": "lookup", "min_ngram": 1}},
+        {"prompt": [3], "method": {"name": "mcsd", "tree": [2, 1]}},
     ]
     results = engine.batch(requests, max_new_tokens=10, concurrency=4)
-    assert len(forwards) == max(result.metrics.rounds for result in results) == 10
+    rounds = [result.metrics.rounds for result in results]
+    assert max(rounds) <= len(forwards) <= max(rounds) + 1 < sum(rounds) / 2  # who has no room for drafts does not wait
     alone = [engine.generate(**request, max_new_tokens=10) for request in requests]  # type: ignore[arg-type]
     assert [result.tokens for result in alone] == [result.tokens for result in results]
 
 
-def test_nobody_is_padded_to_the_length_of_a_prompt() -> None:
+def test_nobody_is_padded() -> None:
+    """A forward has the rows that are asked for, whoever is in it."""
     target = TabularModel.random(4, seed=1)
-    shapes = []
+    counts = []
     forward = target.forward
 
     def noted(batch: Batch, cache: Cache) -> Tensor:
-        shapes.append(tuple(batch.tokens.shape))
+        counts.append((len(batch.tokens), sorted(len(segment) for segment in batch.segments)))
         return forward(batch, cache)
 
     target.forward = noted  # type: ignore[method-assign]
-    requests = [{"prompt": [1] * LONG}, {"prompt": [1, 2] * LONG}, {"prompt": [3]}, {"prompt": [2]}]
-    Engine(target).batch(requests, max_new_tokens=3, concurrency=4)
-    assert shapes[:2] == [(1, 2 * LONG), (3, LONG)]  # the longest alone, the others together
-    assert shapes[2:] == [(4, 1)] * 2
+    cache = target.new_cache()
+    forests = [Forest.from_prompt([1] * length) for length in (1, 90, 7)]
+    for token in (1, 2):
+        forests[2].propose(0, [token], None)
+    sessions = [Session(target, cache) for _ in forests]
+    answers = execute([Run(sessions[i], forest, range(len(forest))) for i, forest in enumerate(forests)])
+    assert counts == [(1 + 90 + 9, [1, 9, 90])]
+    assert [answer.rows for answer in answers] == [1, 90, 9]

@@ -128,7 +128,7 @@ def test_a_long_prompt_grows_the_cache() -> None:
         for _ in range(60):  # a long chain beside a bushy root
             (parent,) = forest.propose(parent, [rng.randrange(VOCAB)], None)
         grow(forest, rng, 5)
-    assert capacities == sorted(capacities) and capacities[0] < 400 < 640 < capacities[-1]
+    assert capacities == sorted(capacities) and capacities[0] < 400 and capacities[-1] > 600
 
 
 @pytest.mark.parametrize("upto", [1, 2, 3])
@@ -298,12 +298,18 @@ def test_the_end_of_the_context_is_said() -> None:
         answer(session, forest, [node])
 
 
-def test_a_closed_session_gives_its_row_back() -> None:
-    cache = MODEL.new_cache(16)
-    first = Session(MODEL, cache)
-    second = Session(MODEL, cache)
-    assert {first.row, second.row} == {0, 1} and cache.rows == 2
+def test_a_closed_session_gives_its_extent_back() -> None:
+    cache = MODEL.new_cache()
+    first, second = Session(MODEL, cache), Session(MODEL, cache)
+    assert first.extent is second.extent is None and cache.lent == 0  # nothing is held before the first run
+    for session in (first, second):
+        forest = Forest.from_prompt([1, 2])
+        check(session, forest, [0], answer(session, forest, [0]))
+    assert first.extent is not None and first.extent is not second.extent and cache.lent == 64
     first.close()
     first.close()
-    assert Session(MODEL, cache).row == 0
+    assert first.extent is None and cache.lent == 32
+    second.close()
+    assert cache.slots == 0
+    check(second, forest, [0], answer(second, forest, [0]))  # what it needs is computed anew
     assert isinstance(MODEL, CausalModel)

@@ -25,7 +25,7 @@ from draftwood.models.checkpoint import load
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.tokenizer import Tokenizer
 from draftwood.train.exit_layer import ExitRun, Rank
-from draftwood.train.optim import Cosine
+from draftwood.train.optim import Schedule
 from draftwood.train.settings import ExitSettings
 from draftwood.train.texts import Texts, read_texts
 
@@ -130,7 +130,7 @@ def test_every_row_is_read_once_in_each_epoch(tmp_path: Path) -> None:
 
 
 def test_the_rate_warms_up_and_falls_along_a_cosine() -> None:
-    schedule = Cosine(2.0, 4, 24)
+    schedule = Schedule(2.0, 4, 24)
     assert [schedule.rate(step) for step in range(4)] == [0.5, 1.0, 1.5, 2.0]
     assert schedule.rate(4) == 2.0 and schedule.rate(14) == pytest.approx(1.0)
     assert schedule.rate(23) == pytest.approx(1 + math.cos(math.pi * 19 / 20)) and schedule.rate(24) == 0

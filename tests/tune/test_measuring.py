@@ -40,13 +40,13 @@ def test_rows() -> None:
 
 
 def test_forwards_of_so_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each forward has as many cells as asked for, behind a cached context; more rows than tokens make a tree."""
+    """Each forward has as many rows as asked for, behind a cached context; more rows than tokens make a tree."""
     model = TabularModel.random(5, seed=1, order=1, context=40)
     seen: list[tuple[int, int]] = []
     forward = model.forward
 
     def noted(batch: Any, cache: Any) -> Any:
-        seen.append((batch.tokens.shape[1], batch.span))
+        seen.append((len(batch.tokens), batch.segments[0].span))
         return forward(batch, cache)
 
     monkeypatch.setattr(model, "forward", noted)

@@ -170,8 +170,8 @@ def test_a_plan_of_tabular_models() -> None:
         assert 0 < one.interval[0] <= one.interval[1]
         assert one.measured_interval[0] <= one.measured <= one.measured_interval[1]
         assert one.error == pytest.approx(one.predicted.speed_up / one.measured - 1)
-    assert len(found.alpha) == 5 and all(0 <= a <= 1 for a in found.alpha)
-    assert found.prompts >= 2 and found.checked >= 2
+    assert len(found.acceptance_by_depth) == 5 and all(0 <= a <= 1 for a in found.acceptance_by_depth)
+    assert found.prompts >= 2 and found.checked_prompts >= 2
     assert {"cost of K rows", "check, prompt 1: speculative"} <= set(told)
     assert any(note.startswith("eesd is left out") for note in found.notes)
     json.dumps(found.as_dict(), allow_nan=False)
@@ -220,7 +220,7 @@ def test_an_interrupted_plan_keeps_what_was_found(monkeypatch: pytest.MonkeyPatc
     found = plan(engine, [[1, 2], [3, 4, 5]], None, 0.001, 12)
     assert found.interrupted and found.prompts >= 1
     assert [one.method.name for one in found.choices] == ["speculative", "mcsd", "dsbd"]
-    assert all((one.measured is None) == (found.checked == 0) for one in found.choices)
+    assert all((one.measured is None) == (found.checked_prompts == 0) for one in found.choices)
     json.dumps(found.as_dict(), allow_nan=False)
 
 

@@ -1,5 +1,6 @@
 """Target-initialised trees: one root is exact, several are biased just as the paper's formula says, by enumeration."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -18,7 +19,7 @@ from draftwood.methods import Method, Parts
 from draftwood.results import Ranking
 from draftwood.sampling import Distributions, Streams
 from draftwood.verify import Rejection, initialised
-from draftwood.verify.initialised import Initialised, kept_law, longest, successive
+from draftwood.verify.initialised import Initialised, longest, successive
 from draftwood.verify.tree import resolve
 
 VOCAB = 3
@@ -30,6 +31,37 @@ DRAFT = TabularModel.random(VOCAB, seed=32)
 def law_after(model: TabularModel, prefix: Sequence[int]) -> Tensor:
     weights = torch.tensor(model.law(tuple(prefix)), dtype=torch.float64)
     return weights / weights.sum()
+
+
+def kept_law(p: Tensor, lengths: Tensor, count: int, replacement: bool = False) -> Tensor:
+    """P_out(t) = P(t) P_acc(t+1, ... | t) [V], the law of the kept root (MCSD §3.1, the formula before Figure 1).
+
+    P_acc is made exact: the chance, relative to being drawn alone, that t is among `count` draws from p [V] and that no
+    other has a longer accepted path, nor one as long drawn before; lengths[t, l] is the chance that l drafts below t
+    are accepted. Sums over V^count draws, so for small vocabularies.
+    """
+    vocab = p.shape[0]
+    below = torch.nn.functional.pad(lengths.cumsum(-1), (1, 0))  # [V, L + 1], P(length < l)
+    law = torch.zeros_like(p)
+    for draws in itertools.product(range(vocab), repeat=count):
+        chance, left = 1.0, 1.0
+        for i, token in enumerate(draws):
+            if not replacement and token in draws[:i]:
+                chance = 0.0
+                break
+            chance *= float(p[token]) / left if left > 0 else 0.0
+            if not replacement:
+                left -= float(p[token])
+        if chance <= 0:
+            continue
+        roots = list(dict.fromkeys(draws))
+        for i, token in enumerate(roots):
+            wins = lengths[token].clone()
+            for j, other in enumerate(roots):
+                if j != i:
+                    wins *= below[other, :-1] if j < i else below[other, 1:]
+            law[token] += chance * float(wins.sum())
+    return law
 
 
 def planted(roots: Sequence[int]) -> Forest:

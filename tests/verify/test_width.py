@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftwood.errors import ConfigurationError
 from draftwood.verify.tree import residual
-from draftwood.verify.width import ResidualChain, WidthRule, acceptance_counts, dynamic_width, expected_layers
+from draftwood.verify.width import ResidualChain, WidthRule, acceptance_counts, dynamic_width
 
 
 def random_laws(size: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -82,13 +82,6 @@ def test_sum_must_start_at_zero() -> None:
     counts = brute_counts(p, q, 4)
     from_one = max(k for k in range(1, 5) if 1 - math.fsum(counts[1:k]) >= 0.9)
     assert from_one > dynamic_width(counts, 0.9)
-
-
-def test_expected_layers() -> None:
-    assert expected_layers(0.5, 0.9, 3) == pytest.approx(1 + 0.5 + 0.25 + 0.125)
-    assert expected_layers(0.9, 0.5, 1) == pytest.approx(1.5)
-    assert expected_layers(1.0, 1.0, 4) == 5
-    assert expected_layers(0.0, 0.7, 4) == 1
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from draftwood.eval.experiments.experiment import Run
 from draftwood.eval.experiments.pairs import Pair, describe, pair
 from draftwood.eval.store import writing
 from draftwood.loading import load
+from draftwood.reading import parse_json
 
 T = TypeVar("T")
 Told = Callable[[str, int, int | None], None]  # what is done, how many times already, of how many
@@ -69,7 +70,7 @@ class Bench:
         if self._kept is None:
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
             whole = [line for line in lines if line.endswith(b"\n")]  # a kill may have cut the last one
-            self._kept = dict(map(json.loads, whole))
+            self._kept = dict(map(parse_json, whole))
             if len(whole) < len(lines):
                 path.write_bytes(b"".join(whole))
         name = json.dumps(key)

@@ -17,22 +17,9 @@ import torch
 from torch import Tensor
 
 from draftwood.core.records import Round
-from draftwood.depth import (
-    Acceptance,
-    AdaptiveConfidence,
-    BetaThompson,
-    CalibratedThompson,
-    Confidence,
-    DepthController,
-    DraftCost,
-    Entropy,
-    Fixed,
-    Growth,
-    Load,
-    OptimalStopping,
-    SpeedupThompson,
-)
+from draftwood.depth import Acceptance, BetaThompson, CalibratedThompson, DepthController, Fixed, Growth, Load
 from draftwood.depth.calibrated import PLACES, Calibration, Seen
+from draftwood.depth.settings import parse_depth
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.sampling import Streams
@@ -114,19 +101,26 @@ class Predictor:
 
 
 Make = Callable[[Predictor], DepthController]
+
+
+def built(setting: str) -> Make:
+    """A controller as `depth=` names it."""
+    return lambda predict: parse_depth(setting).build(MOST)
+
+
+def fixed_at(k: int) -> Make:
+    """A controller that always drafts k tokens."""
+    return lambda predict: Fixed(k)
+
+
 CONTROLLERS: dict[str, Make] = {
-    "confidence": lambda predict: Confidence(MOST),
-    "adaptive-confidence": lambda predict: AdaptiveConfidence(MOST),
-    "beta-ts": lambda predict: BetaThompson(MOST),
-    "beta-ts, zero": lambda predict: BetaThompson(MOST, zero=True),
+    **{name: built(name) for name in ("confidence", "adaptive-confidence", "beta-ts")},
+    "beta-ts, zero": built("beta-ts:zero=true"),
     "beta-ts as printed": lambda predict: BetaThompson(MOST, PrintedAcceptance()),
     "cali-ts": lambda predict: CalibratedThompson(MOST, predict),
     "cali-ts as printed": lambda predict: PrintedCalibrated(MOST, predict, seen=PrintedSeen()),
-    "speedup-ts:1.0": lambda predict: SpeedupThompson(MOST, Acceptance()),
-    "speedup-ts": lambda predict: SpeedupThompson(MOST),
-    "speedup-ts:0.9": lambda predict: SpeedupThompson(MOST, Acceptance(discount=0.9)),
-    "optimal-stopping": lambda predict: OptimalStopping(MOST),
-    "optimal-stopping:0.9": lambda predict: OptimalStopping(MOST, 0.9),
+    **{name: built(name) for name in ("speedup-ts:1.0", "speedup-ts", "speedup-ts:0.9")},
+    **{name: built(name) for name in ("optimal-stopping", "optimal-stopping:0.9")},
 }
 READS_CONFIDENCE = ("confidence", "adaptive-confidence")  # and nothing else: idle where it tells nothing
 FAILING = ("beta-ts as printed", "cali-ts as printed")
@@ -163,11 +157,6 @@ def simulate(make: Make, text: Text, c: float, tokens: int, seed: int) -> tuple[
         controller.observe(a_round(accepted, depth, c))
         made, rounds, drafts = made + accepted + 1, rounds + 1, drafts + depth
     return made / (rounds + c * drafts), drafts / rounds
-
-
-def fixed_at(k: int) -> Make:
-    """A controller that always drafts k tokens."""
-    return lambda predict: Fixed(k)
 
 
 class Controllers(Kind):
@@ -212,16 +201,10 @@ class Controllers(Kind):
         state = torch.randn(1, self.width, generator=generator)
         of_target, zeros = torch.randn(self.width, generator=generator), torch.zeros(self.width)
         model = Calibration(torch.zeros(PLACES, self.width), zeros, torch.full((PLACES,), 9.0), zeros)
-        made: dict[str, DepthController] = {
-            "fixed": Fixed(MOST),
-            "confidence": Confidence(MOST, 0.0),
-            "adaptive-confidence": AdaptiveConfidence(MOST, 0.0),
-            "entropy": Entropy(MOST, 99.0),
-            "beta-ts": BetaThompson(MOST, Acceptance(1e6, 1.0)),
-            "cali-ts": CalibratedThompson(MOST, model.chance, 0.05),
-            "speedup-ts": SpeedupThompson(MOST, Acceptance(200.0, 2.0), DraftCost(0.02)),
-            "optimal-stopping": OptimalStopping(MOST, cost=DraftCost(0.0)),
-        }
+        settings = ["fixed", "confidence:0", "adaptive-confidence:0", "entropy:99", "beta-ts:a=1e6,b=1"]
+        settings += ["speedup-ts:a=200,b=2,cost=0.02", "optimal-stopping:cost=0"]  # none of them stops
+        made = {name.partition(":")[0]: parse_depth(name).build(MOST) for name in settings}
+        made["cali-ts"] = CalibratedThompson(MOST, model.chance, 0.05)
         rows: Rows = []
         with torch.inference_mode():
             for name, controller in made.items():

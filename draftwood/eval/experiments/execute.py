@@ -18,6 +18,7 @@ from draftwood.eval.experiments.bench import Bench, Told
 from draftwood.eval.experiments.experiment import Experiment, Run
 from draftwood.eval.experiments.pairs import Pair
 from draftwood.eval.store import check_writable, writing
+from draftwood.reading import parse_json, read_text
 
 SCHEMA = 2
 
@@ -133,6 +134,11 @@ def rounded(value: Any, digits: int = 5) -> Any:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A result file."""
-    found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    """A result file; raises ConfigurationError where it is none."""
+    try:
+        found = parse_json(read_text(path))
+    except (ValueError, OSError) as error:
+        raise ConfigurationError(f"{path} is no result file ({error}); measure again, or remove it") from None
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"{path} is no result file; measure again, or remove it")
     return found

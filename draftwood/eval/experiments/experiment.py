@@ -23,6 +23,7 @@ KINDS = {  # kind -> the class that measures it
     "methods": "methods:Methods",
     "requests": "requests:Requests",
     "loop": "loop:Loop",
+    "serving": "serving:Serving",
     "peers": "peers:Peers",
     "controllers": "controllers:Controllers",
     "masks": "masks:Masks",

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from functools import partial
+from itertools import permutations
 
 import numpy as np
 
 from draftwood.eval.experiments.experiment import Rows, Strict
-from draftwood.eval.intervals import Array, drawn
+from draftwood.eval.intervals import Array, Interval, drawn
 from draftwood.eval.store import Record
-from draftwood.eval.summary import scored
+from draftwood.eval.summary import NATS, SECONDS, TOKENS, decode_seconds, scored
 from draftwood.eval.tasks import parse
 
 Point = tuple[float, float]  # (speed, quality), more is better
@@ -37,32 +38,19 @@ def front(points: Sequence[Point]) -> list[Point]:
     return kept
 
 
-def speed_at(curve: Sequence[Point], quality: float) -> float | None:
-    """The speed at which a front reaches a quality, linear between its points; None where it never does."""
-    for i, (speed, reached) in enumerate(curve):
-        if quality <= reached:
-            if i == 0:
-                return speed
-            before, below = curve[i - 1]
-            return before + (speed - before) * (quality - below) / (reached - below)
-    return None
-
-
 def at_equal_quality(ours: Sequence[Point], theirs: Sequence[Point], slack: float = 0.0) -> float | None:
     """Our front's speed over theirs: the median over qualities spread evenly over what both reach.
 
-    None where ours does not reach what their fastest has. A quality lower by `slack` counts as equal.
+    Fronts are linear between their points. None where ours does not reach what their fastest has. A quality lower by
+    `slack` counts as equal.
     """
-    mine, other = front([(speed, quality + slack) for speed, quality in ours]), front(theirs)
-    low, high = other[0][1], min(other[-1][1], mine[-1][1])
+    mine, other = (np.array(front(each)).T for each in (ours, theirs))  # [speed and quality, point]
+    mine[1] += slack
+    low, high = other[1][0], min(other[1][-1], mine[1][-1])
     if high < low:
         return None
-    ratios = []
-    for level in np.linspace(low, high, LEVELS):
-        fast, slow = speed_at(mine, float(level)), speed_at(other, float(level))
-        if fast is not None and slow is not None:  # rounding may lift the last level above the front
-            ratios.append(fast / slow)
-    return float(np.median(ratios))
+    levels = np.linspace(low, high, LEVELS)
+    return float(np.median(np.interp(levels, mine[1], mine[0]) / np.interp(levels, other[1], other[0])))
 
 
 def fronts(
@@ -76,79 +64,59 @@ def fronts(
     A front of many noisy points flatters itself, so `cross_fitted` chooses settings on half of the documents and
     judges them on the other half.
     """
-    from draftwood.eval.experiments.methods import decode_seconds
-
-    whole = [
-        i
-        for i in range(len(labels))
-        if all("tokens" in r for each in (fast, good) for g in each.values() for r in g[i])
-    ]
-    ours = [i for i in whole if fnmatchcase(labels[i], asked.ours)]
-    theirs = [i for i in whole if fnmatchcase(labels[i], asked.theirs)]
+    groups = [group for each in (fast, good) for group in each.values()]
+    whole = [i for i in range(len(labels)) if all("tokens" in record for group in groups for record in group[i])]
+    ours, theirs = ([i for i in whole if fnmatchcase(labels[i], each)] for each in (asked.ours, asked.theirs))
     rows: Rows = []
-    if not ours or not theirs:
-        return rows
-    for task in fast:
+    for task in fast if ours and theirs else ():
         judged = good.get(task, fast[task])
         if not judged[0] or not fast[task][0]:
             continue
-        metric = parse(task).headline
-
-        def column(groups: Any, value: Any) -> Array:
-            """[run, setting]; runs that failed belong to settings that are left out."""
-            found = [[value(r) or 0.0 if "tokens" in r else 1.0 for r in group] for group in groups]
-            return np.array(found, dtype=float).T
-
-        tokens = column(fast[task], lambda record: record["tokens"])
-        score = column(judged, lambda record, metric=metric: scored(record, metric))
-        nats, length = (column(judged, lambda record, name=name: record.get(name)) for name in ("nats", "tokens"))
+        tokens, metric = _column(fast[task], TOKENS), parse(task).headline
+        score = _column(judged, partial(scored, name=metric))
+        nats, length = _column(judged, NATS), _column(judged, TOKENS)
         places = sorted({record["place"] for record in judged[0]})
         document = np.array([[record["place"] == place for record in judged[0]] for place in places], dtype=float)
-
-        def quality(by: str, weights: Array, score: Array = score, nats: Array = nats, length: Array = length) -> Array:
-            if by == "score":
-                return np.asarray((weights @ score) / weights.sum(-1, keepdims=True))
-            return np.asarray(-np.exp((weights @ nats) / np.maximum(weights @ length, 1)))
-
-        everything = np.ones((1, len(judged[0])))
-        resampled = drawn(len(places), SAMPLES) @ document
-        items = drawn(len(tokens), SAMPLES)
-        halves = [np.asarray([number % 2 == half for number in range(len(places))]) @ document for half in (0, 1)]
+        halves = [np.array([number % 2 == half for number in range(len(places))], float) for half in (0, 1)]
+        weights = np.vstack([np.ones((1, len(places))), *halves, drawn(len(places), SAMPLES)]) @ document
+        qualities = {  # [all documents, those of each half, samples of them; setting]
+            "score": (weights @ score) / np.maximum(weights.sum(-1, keepdims=True), 1e-9),
+            "perplexity": -np.exp((weights @ nats) / np.maximum(weights @ length, 1)),
+        }
+        items = np.vstack([np.ones((1, len(tokens))), drawn(len(tokens), SAMPLES)])
         for prompt in (False, True):
-            seconds = column(fast[task], (lambda record: record["seconds"]) if prompt else decode_seconds)
-            speed = tokens.sum(0) / seconds.sum(0)
-            speeds = (items @ tokens) / (items @ seconds)
+            speeds = (items @ tokens) / (items @ _column(fast[task], SECONDS if prompt else decode_seconds))
             for name, (by, slack) in EQUAL.items():
-
-                def points(chosen: Sequence[int], speed: Array, good: Array) -> list[Point]:
-                    return [(float(speed[i]), float(good[i])) for i in chosen]
+                whole_quality, *of_halves = qualities[by][:3]
 
                 def ratio(speed: Array, good: Array, mine: Sequence[int] = ours, slack: float = slack) -> float | None:
-                    return at_equal_quality(points(mine, speed, good), points(theirs, speed, good), slack)
+                    points = [[(float(speed[i]), float(good[i])) for i in chosen] for chosen in (mine, theirs)]
+                    return at_equal_quality(points[0], points[1], slack)
 
-                found = [ratio(a, b) for a, b in zip(speeds, quality(by, resampled), strict=True)]
+                found = [ratio(speed, good) for speed, good in zip(speeds[1:], qualities[by][3:], strict=True)]
                 known = [value for value in found if value is not None]
-                low, high = np.quantile(known, [0.025, 0.975]) if known else (None, None)
+                low, high = map(float, np.quantile(known, [0.025, 0.975])) if known else (None, None)
                 fitted = []
-                for half in (0, 1) if len(places) > 1 else ():
-                    chosen_by, judged_by = quality(by, halves[half]), quality(by, halves[1 - half])
-                    edge = set(front(points(ours, speed, chosen_by)))
-                    chosen = [i for i in ours if (float(speed[i]), float(chosen_by[i])) in edge]
-                    fitted.append(ratio(speed, judged_by, chosen))
+                for chosen_by, judged_by in permutations(of_halves) if len(places) > 1 else ():
+                    edge = front([(float(speeds[0][i]), float(chosen_by[i])) for i in ours])
+                    chosen = [i for i in ours if (float(speeds[0][i]), float(chosen_by[i])) in edge]
+                    fitted.append(ratio(speeds[0], judged_by, chosen))
                 crossed = [value for value in fitted if value is not None]
+                value = ratio(speeds[0], whole_quality)
                 rows.append(
                     {
                         "task": task,
                         "at": name,
                         "prompt": "counted" if prompt else "not counted",
-                        "speed": {
-                            "value": ratio(speed, quality(by, everything)[0]),
-                            "low": None if low is None else float(low),
-                            "high": None if high is None else float(high),
-                            "n": len(tokens),
-                        },
+                        "speed": Interval(value=value, low=low, high=high, n=len(tokens)),
                         "reached": len(known) / SAMPLES,
                         "cross_fitted": float(np.mean(crossed)) if crossed else None,
                     }
                 )
     return rows
+
+
+def _column(groups: Sequence[Sequence[Record]], value: Callable[[Record], float | None]) -> Array:
+    """[run, setting]; runs that failed belong to settings that are left out."""
+    found = [[value(r) or 0.0 if "tokens" in r else 1.0 for r in group] for group in groups]
+    return np.array(found, dtype=float).T

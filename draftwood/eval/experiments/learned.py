@@ -13,10 +13,10 @@ from draftwood.engine import Engine
 from draftwood.errors import DraftwoodError, ModelError
 from draftwood.eval.experiments.experiment import Rows, Strict
 from draftwood.eval.experiments.pairs import PAIRS, Pair, pair, weights
+from draftwood.reading import parse_json, read_text
 
 if TYPE_CHECKING:
     from draftwood.eval.experiments.bench import Bench
-    from draftwood.models.decoder import Decoder
 
 SEED = 0
 CONTEXT, ROWS, HELD_OUT, RATE, WARMUP = 256, 2000, 32, 3e-3, 25  # of training exits
@@ -195,7 +195,7 @@ def _exits(engine: Engine, spec: Exits, folder: Path, told: Told, of: Pair | Non
         name = f"n{each.layers}-d{each.depth}-{how}-{spec.steps}x{spec.batch}"
         file = artifact.companion(small / name, "exit")
         if not file.is_file() or artifact.load(file, "exit").about["trained"]["steps"] < spec.steps:
-            _train(model, home, each, file.parent, spec, told)
+            _train(home, each, file.parent, spec, told)
         learned = artifact.load(file, "exit").about["trained"]
         if growth is not None:
             grown = artifact.companion(folder / name, "exit")
@@ -208,38 +208,33 @@ def _exits(engine: Engine, spec: Exits, folder: Path, told: Told, of: Pair | Non
         row = {"exit": each.label, "layers": each.layers, "depth": each.depth, "text": not each.distilled}
         row |= {"parameters": size, **{key: learned[key] for key in ("steps", "acceptance", "agreement")}}
         seconds = small / name / SECONDS
-        found.rows.append(row | (json.loads(seconds.read_text("utf-8")) if seconds.is_file() else {}))
+        found.rows.append(row | (parse_json(read_text(seconds)) if seconds.is_file() else {}))
 
 
-def _train(model: Decoder, home: Path, shape: Exit, out: Path, spec: Exits, told: Told) -> None:
+def _train(home: Path, shape: Exit, out: Path, spec: Exits, told: Told) -> None:
     """One that was broken off goes on from its last save."""
     import torch
 
-    from draftwood.models import checkpoint
-    from draftwood.models.tokenizer import Tokenizer
     from draftwood.train.exit_layer import ExitRun
-    from draftwood.train.settings import ExitSettings
-    from draftwood.train.texts import CORPUS, read_texts
+    from draftwood.train.runs import prepare
+    from draftwood.train.settings import ExitSettings, TextSource
 
-    end = min(checkpoint.end_tokens(home), default=0)
-    context, rows = min(CONTEXT, model.context), min(ROWS, spec.steps * spec.batch)
-    texts = read_texts(CORPUS, Tokenizer.load(home), end, context, rows, HELD_OUT, SEED)
-    distill, warmup = float(shape.distilled), min(WARMUP, spec.steps)
     settings = ExitSettings(
         layers=shape.layers,
         depth=shape.depth,
         steps=spec.steps,
         batch=spec.batch,
         rate=RATE,
-        warmup=warmup,
-        distill=distill,
+        warmup=min(WARMUP, spec.steps),
+        distill=float(shape.distilled),
         seed=SEED,
     )
-    run = ExitRun(model, texts, settings, out)
+    source = TextSource(context=CONTEXT, rows=min(ROWS, spec.steps * spec.batch), held_out=HELD_OUT)
+    run = prepare(ExitRun, settings, out, source, home)
     for _ in run.train(50, spec.steps, torch.bfloat16):
         told(f"training {shape.label}: {run.progress.step} of {spec.steps} steps")
     seconds = {"seconds_per_step": run.progress.seconds / max(1, run.progress.step)}
-    (out.parent / SECONDS).write_text(json.dumps(seconds), "utf-8")
+    (out / SECONDS).write_text(json.dumps(seconds), "utf-8")
 
 
 def sizes(chosen: Pair) -> dict[str, int]:

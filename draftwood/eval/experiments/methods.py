@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import product
 from statistics import median
@@ -10,16 +11,32 @@ from typing import Any
 
 from pydantic import Field
 
+from draftwood.engine import Engine
 from draftwood.eval.evaluation import stored
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows, Strict
 from draftwood.eval.experiments.fronts import Front, fronts
 from draftwood.eval.experiments.learned import Learned, Places, learn, resolved, sizes
+from draftwood.eval.experiments.pairs import pair
 from draftwood.eval.experiments.stopwatch import Stopwatch
-from draftwood.eval.intervals import Interval, perplexity_ratio, quotient, ratio
+from draftwood.eval.intervals import Interval, perplexity_ratio
 from draftwood.eval.running import Plan
 from draftwood.eval.store import Record
-from draftwood.eval.summary import PARTS, decoding, mean, paired, per_item, quality, scored
+from draftwood.eval.summary import (
+    NATS,
+    PARTS,
+    RATIOS,
+    SECONDS,
+    TOKENS,
+    decode_seconds,
+    decoding,
+    mean,
+    over,
+    paired,
+    quality,
+    scored,
+    versus,
+)
 from draftwood.eval.tasks import parse
 from draftwood.methods import Method
 from draftwood.params import SamplingParams
@@ -143,20 +160,16 @@ class Methods(Kind):
     def _measure(
         self, bench: Bench, place: str, part: Part, settings: Sequence[Setting], sampling: Mapping[str, Any]
     ) -> dict[str, Rows]:
-        tasks = part.tasks or self.tasks
-        groups = self._runs(bench, place, part, settings, sampling, tasks, self.limit, self.seeds, bench.engine)
+        made = Made(bench, settings, sampling, part.tokens, self.tokens)
+        tasks, q = part.tasks or self.tasks, part.quality
+        groups = made.runs(place, bench.engine, tasks, self.limit, self.seeds)
         judged = groups
-        if part.quality is not None:
-            q = part.quality
-            from draftwood.eval.experiments.pairs import pair
-
+        if q is not None:
             engine = bench.engine_of(pair(q.pair), q.dtype)
-            wanted = q.tasks or tasks
-            judged = self._runs(
-                bench, f"{place}-quality", part, settings, sampling, wanted, q.limit, q.seeds, engine, False
-            )
+            judged = made.runs(f"{place}-quality", engine, q.tasks or tasks, q.limit, q.seeds, timed=False)
         about = {"temperature": sampling.get("temperature", 0), **_truncation(sampling)}
         weights = sizes(bench.pair) if any(setting.trains for setting in settings) else {}
+        joined = [together([judged[task][k] for task in judged]) for k in range(len(settings))]
         rows: Rows = []
         for i, setting in enumerate(settings):
             head = {**about, "method": setting.label, **setting.about}
@@ -164,63 +177,50 @@ class Methods(Kind):
             if weights:
                 head["trained"] = sum(weights[name] for name in setting.trains)
                 head["deployed"] = head["trained"] + weights["target"]
-            of_tasks = [
-                {
-                    **head,
-                    "task": task,
-                    **speed(groups[task][i], groups[task][setting.base]),
-                    **_judged(judged.get(task, groups[task]), i, setting.base),
-                }
-                for task in tasks
-                if paired(groups[task][i], groups[task][setting.base])
-            ]
             failed = {each["error"] for task in tasks for each in groups[task][i] if each["status"] == "failed"}
             rows += [{**head, "task": "failed", "failure": error} for error in sorted(failed)]
+            of_tasks = {task: found for task in tasks if (found := speed(groups[task][i], groups[task][setting.base]))}
             if of_tasks:
                 mine, base = (together([groups[task][k] for task in tasks]) for k in (i, setting.base))
-                speeds = [row["speed_up"]["value"] for row in of_tasks]
+                speeds = [found["speed_up"]["value"] for found in of_tasks.values()]
                 spread = Interval(value=median(speeds), low=min(speeds), high=max(speeds), n=len(speeds))
-                joined = [together([judged[task][k] for task in judged]) for k in range(len(settings))]
-                rows += [
-                    {
-                        **head,
-                        "task": ALL,
-                        **speed(mine, base),
-                        "over_tasks": spread,
-                        **_judged(joined, i, setting.base, False),
-                    },
-                    *of_tasks,
-                ]
+                whole = {**speed(mine, base), "over_tasks": spread, **_judged(joined, i, setting.base, False)}
+                rows.append({**head, "task": ALL, **whole})
+            for task, found in of_tasks.items():
+                good = _judged(judged.get(task, groups[task]), i, setting.base)
+                rows.append({**head, "task": task, **found, **good})
         labels = [setting.label for setting in settings]
-        found = {"": rows}
+        tables = {"": rows}
         if part.compare:
-            found[".compared"] = [{**about, **row} for row in compared(part.compare, labels, groups)]
+            tables[".compared"] = [{**about, **row} for row in compared(part.compare, labels, groups)]
         if part.front is not None:
-            found[".front"] = [{**about, **row} for row in fronts(part.front, labels, groups, judged)]
-        return found
+            tables[".front"] = [{**about, **row} for row in fronts(part.front, labels, groups, judged)]
+        return tables
 
-    def _runs(
-        self,
-        bench: Bench,
-        place: str,
-        part: Part,
-        settings: Sequence[Setting],
-        sampling: Mapping[str, Any],
-        tasks: Sequence[str],
-        limit: int,
-        seeds: int,
-        engine: Any,
-        timed: bool = True,
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Runs of a part's methods with one kind of sampling."""
+
+    bench: Bench
+    settings: Sequence[Setting]
+    sampling: Mapping[str, Any]
+    tokens: int | None  # of an answer; each task's own, but at most `most`, unless told
+    most: int
+
+    def runs(
+        self, place: str, engine: Engine, tasks: Sequence[str], limit: int, seeds: int, timed: bool = True
     ) -> dict[str, list[list[Record]]]:
         """Records by task and method, of items and seeds that all methods have run on."""
-        found = []
-        for name in tasks:
-            task = parse(name)
-            tokens = part.tokens or min(self.tokens, task.usual_tokens)
-            found.append(parse(name, {"max_new_tokens": tokens}))
-        asked = [(task, task.instances(limit)) for task in found]
-        methods = [Method.parse(dict(setting.method)) for setting in settings]
-        plan = Plan(methods, asked, SamplingParams(**sampling), range(seeds), warmup=int(timed))
+        bench = self.bench
+        usual = [parse(name).usual_tokens for name in tasks]
+        chosen = [
+            parse(name, {"max_new_tokens": self.tokens or min(self.most, tokens)})
+            for name, tokens in zip(tasks, usual, strict=True)
+        ]
+        methods = [Method.parse(dict(setting.method)) for setting in self.settings]
+        asked = [(task, task.instances(limit)) for task in chosen]
+        plan = Plan(methods, asked, SamplingParams(**self.sampling), range(seeds), warmup=int(timed))
         watched = Stopwatch(engine) if timed else None
         try:
             records = stored(
@@ -234,15 +234,15 @@ class Methods(Kind):
             )
         except KeyboardInterrupt:  # rows are of what there is
             bench.stopped = True
-            return self._runs(bench, place, part, settings, sampling, tasks, limit, seeds, engine, timed)
+            return self.runs(place, engine, tasks, limit, seeds, timed)
         groups: dict[str, list[list[Record]]] = {}
-        for task in found:
+        for name in tasks:
             made = [
-                {(r["place"], r["seed"]): r for r in records if (r["task"], r["method"]) == (task.name, i)}
+                {(r["place"], r["seed"]): r for r in records if (r["task"], r["method"]) == (name, i)}
                 for i in range(len(methods))
             ]
             whole = sorted(set.intersection(*(set(each) for each in made)))
-            groups[task.name] = [[each[key] for key in whole] for each in made]
+            groups[name] = [[each[key] for key in whole] for each in made]
         return groups
 
 
@@ -256,14 +256,6 @@ def together(groups: Sequence[Sequence[Record]]) -> list[Record]:
     return [{**record, "place": (task, record["place"])} for task, group in enumerate(groups) for record in group]
 
 
-def decode_seconds(record: Record) -> float:
-    """Seconds as if the prompt had been in the cache: the first round counts as the mean of the others."""
-    rounds = record["rounds"]
-    later = rounds["rounds"] - 1
-    rest = record["seconds"] - rounds["first_round_seconds"]
-    return float(rest + rest / later if later else record["seconds"])
-
-
 def speed(group: Sequence[Record], base: Sequence[Record]) -> dict[str, Any]:
     """Speed over the baseline in the same turns, the rounds' counts and where their time went.
 
@@ -271,28 +263,21 @@ def speed(group: Sequence[Record], base: Sequence[Record]) -> dict[str, Any]:
     """
     pairs = paired(group, base)
     if not pairs:
-        return {"runs": 0}
+        return {}
     mine, theirs = [a for a, _ in pairs], [b for _, b in pairs]
-
-    def tokens(record: Record) -> float:
-        return float(record["tokens"])
-
-    def rate(seconds: Any) -> Interval:
-        return quotient(*(per_item(each, value) for each in (mine, theirs) for value in (tokens, seconds)))
-
     counts = decoding(mine)
     spent = {part: sum(record["rounds"][f"{part}_seconds"] for record in mine) for part in PARTS}
+    slots = [median(record["rounds"]["peak_slots"] for record in side) for side in (mine, theirs)]
     total, rounds = sum(spent.values()) or 1.0, counts["rounds"] or 1
     return {
         "runs": len(mine),
-        "speed_up": rate(decode_seconds),
-        "speed_up_with_prompt": rate(lambda record: float(record["seconds"])),
-        "tokens_per_second": ratio(per_item(mine, tokens), per_item(mine, decode_seconds)),
-        **{name: counts[name]["value"] for name in ("tau", "acceptance_rate", "draft_share", "harmonic_mean")},
-        **{name: counts[name]["value"] for name in ("alpha", "mean_width")},
+        "speed_up": versus(pairs, TOKENS, decode_seconds),
+        "speed_up_with_prompt": versus(pairs, TOKENS, SECONDS),
+        "tokens_per_second": over(mine, TOKENS, decode_seconds),
+        **{name: counts[name]["value"] for name in (*RATIOS, "harmonic_mean") if name != "layers_per_round"},
         "peak_slots": counts["peak_slots"],
         "rows_per_round": (counts["target_rows"] - counts["prompt_tokens"]) / rounds,
-        "slots_ratio": _slots(mine) / (_slots(theirs) or 1),
+        "slots_ratio": slots[0] / (slots[1] or 1),
         **{f"{part}_ms": 1000 * value / rounds for part, value in spent.items()},
         **{f"{part}_time_share": value / total for part, value in spent.items()},
         "not_a_forward": (spent["sampling"] + spent["other"]) / total,
@@ -301,31 +286,19 @@ def speed(group: Sequence[Record], base: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _slots(group: Sequence[Record]) -> float:
-    return float(median(record["rounds"]["peak_slots"] for record in group))
-
-
 def _judged(groups: Sequence[Sequence[Record]], i: int, base: int, scores: bool = True) -> dict[str, Any]:
     """Score and perplexity, and what they are beside the baseline's on the same runs."""
     group, pairs = groups[i], paired(groups[i], groups[base])
     if not pairs:
         return {}
-
-    def nats(record: Record) -> float:
-        return float(record["nats"])
-
-    def tokens(record: Record) -> float:
-        return float(record["tokens"])
-
-    sides = [a for a, _ in pairs], [b for _, b in pairs]
-    metric = "" if not scores else parse(group[0]["task"]).headline
-    good = quality(group, metric or "perplexity")
+    metric = parse(group[0]["task"]).headline if scores else "perplexity"
+    good = quality(group, metric)
     found: dict[str, Any] = {
         "perplexity": good["perplexity"],
-        "perplexity_ratio": perplexity_ratio(*(per_item(side, of) for side in sides for of in (nats, tokens))),
+        "perplexity_ratio": versus(pairs, NATS, TOKENS, perplexity_ratio),
         "judged": len(pairs),
     }
-    if metric and metric != "perplexity":
+    if metric != "perplexity":
         both = [(a, scored(a, metric), scored(b, metric)) for a, b in pairs]
         found["score"] = good[metric]
         found["points"] = mean([(a, 100 * (x - y)) for a, x, y in both if x is not None and y is not None])

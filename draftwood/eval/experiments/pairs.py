@@ -7,7 +7,7 @@ wide and the vocabulary stays at 2048 tokens. They lie in DRAFTWOOD_PAIRS, by de
 
 from __future__ import annotations
 
-import json
+import math
 import os
 import shutil
 import tempfile
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftwood.errors import ConfigurationError, did_you_mean
+from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.loading import EMBEDDED
+from draftwood.models.checkpoint import read_config
 from draftwood.models.grown import SHAPE, grow_checkpoint
 
 Shape = dict[str, int]
@@ -87,8 +88,8 @@ def make(role: str, shape: Shape, out: Path) -> None:
 def is_made(directory: Path, shape: Shape) -> bool:
     """Whether a directory holds the whole model of this shape. Its name alone says that it was finished."""
     try:
-        config = json.loads((directory / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
+        config = read_config(directory)
+    except ModelError:
         return False
     return "grown_from" in config and all(config[SHAPE[name]] == value for name, value in shape.items())
 
@@ -101,10 +102,7 @@ def weights(path: Path) -> int:
     for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
         with safe_open(file, "pt") as opened:
             for name in opened.keys():  # noqa: SIM118
-                size = 1
-                for length in opened.get_slice(name).get_shape():
-                    size *= length
-                count += size
+                count += math.prod(opened.get_slice(name).get_shape())
     return count
 
 
@@ -113,7 +111,7 @@ def describe(chosen: Pair) -> dict[str, Any]:
     found: dict[str, Any] = {"pair": chosen.name}
     for role in ("target", "draft"):
         directory = getattr(chosen, role)
-        config = json.loads((directory / "config.json").read_text("utf-8"))
+        config = read_config(directory)
         shape = {name: config[key] for name, key in SHAPE.items()}
         found[role] = {"parameters": weights(directory), **shape, "grown": "grown_from" in config}
     return found

@@ -14,11 +14,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field
 
@@ -29,11 +30,14 @@ from draftwood.eval.experiments.engines import DTYPES, PEERS, Cell, runner
 from draftwood.eval.experiments.experiment import Kind, Rows, Strict
 from draftwood.eval.experiments.pairs import Pair, weights
 from draftwood.eval.intervals import median
+from draftwood.models.checkpoint import read_config
 from draftwood.models.tokenizer import Tokenizer
+from draftwood.reading import parse_json, read_text
 
+T = TypeVar("T")
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0}
 OURS = "draftwood"
-PACKAGES = ("torch", "transformers", "llama_cpp_python", "gguf", "openvino", "openvino-genai")
+PACKAGES = ("torch", "transformers", "llama-cpp-python", "gguf", "openvino", "openvino-genai")
 Samples = Sequence[Mapping[str, Any]]  # by repeat: key of a cell -> what its process gave
 
 
@@ -66,35 +70,38 @@ class Peers(Kind):
         # of caches with a fixed length: short, since all of it is read; with room for drafts past the end
         cells = self.cells(pair, bench.run.threads, -(-(longest + self.gamma + 1) // 64) * 64)
         failures: dict[str, str] = {}
-        for cell in bench.track(cells, "converting"):
-            result = self.job("prepare", cell)
-            if "error" in result:
-                failures[cell.key] = result["error"]
         samples: list[dict[str, Any]] = []
-        bandwidths = []
+        bandwidths: list[dict[str, Any]] = []
+
+        def attempt(key: str, make: Callable[[], T]) -> T | None:
+            try:
+                return make()
+            except Failed as error:  # what failed is tried again by the next call
+                failures[key] = str(error)
+                return None
+
+        for cell in bench.track(cells, "converting"):
+            attempt(cell.key, partial(self.job, "prepare", cell))
         for repeat in range(self.repeats):
             some = prompts[repeat * self.prompts : (repeat + 1) * self.prompts]
+            more = {"prompts": some, "tokens": self.tokens, "warm_up": self.warm_up}
             turned = repeat % max(1, len(cells))  # so that none always follows the same one
+            measured = partial(self.job, "bandwidth", cells[0])
+            bandwidths += filter(None, [attempt("bandwidth", partial(bench.once, ["bandwidth", repeat], measured))])
             samples.append({})
-            bandwidths.append(bench.once(["bandwidth", repeat], lambda: self.job("bandwidth", cells[0])))
             for cell in bench.track([*cells[turned:], *cells[:turned]], f"repeat {repeat + 1}"):
-                if cell.key in failures:
-                    continue
-                more = {"prompts": some, "tokens": self.tokens, "warm_up": self.warm_up}
-                result = self.kept(bench, [repeat, cell.key], cell, more)
-                if "error" in result:
-                    failures[cell.key] = result["error"]
-                else:
-                    samples[-1][cell.key] = result
-        known = [each for each in bandwidths if "error" not in each]
-        copy = median([each["copy"] for each in known])["value"]
+                if cell.key not in failures:
+                    measured = partial(self.job, "measure", cell, **more)
+                    found = attempt(cell.key, partial(bench.once, [repeat, cell.key], measured))
+                    samples[-1] |= {cell.key: found} if found else {}
+        copy = median([each["copy"] for each in bandwidths])["value"]
         return {
             "rows": [row(pair, cell, samples, failures, copy) for cell in cells],
             "ratios": [
                 each for dtype in self.dtypes for asked in self.compare for each in against(asked, dtype, samples)
             ],
             "bandwidth": [
-                {"what": what, "bytes_per_second": median([e[what] for e in known])} for what in ("copy", "read")
+                {"what": what, "bytes_per_second": median([e[what] for e in bandwidths])} for what in ("copy", "read")
             ],
             "packages": [{"package": name, "version": version} for name, version in packages().items()],
         }
@@ -116,28 +123,17 @@ class Peers(Kind):
                         found.append(Cell(peer, mode, dtype, *places, threads, self.gamma, context, program))
         return found
 
-    def kept(self, bench: Bench, key: list[Any], cell: Cell, more: dict[str, Any]) -> dict[str, Any]:
-        """A measurement, made once; what failed is tried again by the next call."""
-        try:
-            return bench.once(key, lambda: checked(self.job("measure", cell, **more)))
-        except Failed as error:
-            return {"error": str(error)}
-
     def job(self, task: str, cell: Cell, **more: Any) -> dict[str, Any]:
-        """One process."""
+        """One process; raises Failed."""
         python = self.python.get(cell.peer, sys.executable)
-        return run_job({"task": task, "cell": cell.as_dict(), **more}, python, cell.threads, self.limit)
+        result = run_job({"task": task, "cell": cell.as_dict(), **more}, python, cell.threads, self.limit)
+        if "error" in result:
+            raise Failed(result["error"])
+        return result
 
 
 class Failed(Exception):
     """What a process could not do."""
-
-
-def checked(result: dict[str, Any]) -> dict[str, Any]:
-    """A result; raises Failed where it is a reason."""
-    if "error" in result:
-        raise Failed(result["error"])
-    return result
 
 
 def run_job(job: Mapping[str, Any], python: str, threads: int, limit: float) -> dict[str, Any]:
@@ -154,7 +150,7 @@ def run_job(job: Mapping[str, Any], python: str, threads: int, limit: float) -> 
         except OSError as error:
             return {"error": f"{python} does not start: {error.strerror}"}
         if answer.is_file():
-            found: dict[str, Any] = json.loads(answer.read_text("utf-8"))
+            found: dict[str, Any] = parse_json(read_text(answer), finite=False)
             return found
         lines = done.stderr.strip().splitlines()
         ended = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
@@ -172,18 +168,13 @@ def held_out_prompts(target: Path, count: int) -> list[list[int]]:
 
 def packages() -> dict[str, str]:
     """Versions of what is compared, as this Python has it."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed in this environment"
-    return found
+    known = {each.name.replace("_", "-").lower(): each.version for each in metadata.distributions()}
+    return {name: known.get(name, "not installed in this environment") for name in PACKAGES}
 
 
 def read_weights(directory: Path) -> int:
     """Weights that a forward of one token reads: all but the rows of the embeddings that it does not look up."""
-    config = json.loads((directory / "config.json").read_text("utf-8"))
+    config = read_config(directory)
     tied = config.get("tie_word_embeddings", False)  # then the head reads the embeddings
     return weights(directory) - (0 if tied else config["vocab_size"] * config["hidden_size"])
 

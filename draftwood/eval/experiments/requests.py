@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import cycle, islice
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from draftwood.corpus import DOMAINS, documents
 from draftwood.eval.experiments.bench import Bench
+from draftwood.eval.experiments.engines import Cell
+from draftwood.eval.experiments.engines.hugging_face import batched
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.intervals import median
 
@@ -40,9 +40,10 @@ class Requests(Kind):
                 seconds, results = timed(lambda: engine.batch(asked, concurrency=n))
                 return {"seconds": seconds, "results": [[r.tokens, r.logprobs] for r in results]}
             if peer is None:
-                prompts = [engine.tokens(request["prompt"]) for request in asked]
-                peer = hugging_face(str(bench.pair.target), bench.run.dtype, prompts, self.tokens)
-            return {"seconds": timed(lambda: peer(n))[0]}
+                peer = batched(Cell("Hugging Face", "plain", bench.run.dtype, str(bench.pair.target), "", ""))
+            prompts = [engine.tokens(request["prompt"]) for request in asked]
+            parts = [prompts[start : start + n] for start in range(0, len(prompts), n)]
+            return {"seconds": timed(lambda: [peer(some, self.tokens) for some in parts])[0]}
 
         names = ["alone", *(f"{who} {n}" for n in self.concurrent for who in ("ours", "theirs"))]
         engine.batch(asked[:4], concurrency=4)  # libraries make their kernels
@@ -89,22 +90,3 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     began = perf_counter()
     result = work()
     return perf_counter() - began, result
-
-
-def hugging_face(source: str, dtype: str, prompts: Sequence[list[int]], tokens: int) -> Callable[[int], None]:
-    """Decodes all prompts greedily with transformers, so many at a time, padded on the left."""
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
-    model.eval()
-
-    def run(concurrent: int) -> None:
-        for start in range(0, len(prompts), concurrent):
-            some = prompts[start : start + concurrent]
-            longest = max(map(len, some))
-            padded = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in some])
-            mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in some])
-            lengths = {"max_new_tokens": tokens, "min_new_tokens": tokens}
-            model.generate(padded, attention_mask=mask, do_sample=False, pad_token_id=0, **lengths)
-
-    return run

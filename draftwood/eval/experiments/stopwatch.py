@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -15,42 +15,33 @@ from draftwood.generation import Generation
 from draftwood.sampling import Streams
 from draftwood.train.recording import Recording
 
+T = TypeVar("T")
 
-@dataclass(slots=True)
+
 class Timed(DepthController):
     """A controller whose answers are timed; as everywhere the first round, which reads the prompt, does not count."""
 
-    inner: DepthController
-    needs: frozenset[str] = field(init=False)
-    seconds: float = 0.0
-    rounds: int = 0
-
-    def __post_init__(self) -> None:
-        self.needs = self.inner.needs
+    def __init__(self, inner: DepthController) -> None:
+        self.inner, self.needs, self.seconds, self.rounds = inner, inner.needs, 0.0, 0
 
     def start(self, streams: Streams, load: Load = ALONE) -> None:
         self.rounds += 1
-        began = perf_counter()
-        self.inner.start(streams, load)
-        self._count(began)
+        self._timed(lambda: self.inner.start(streams, load))
 
     def deeper(self, growth: Growth) -> bool:
-        began = perf_counter()
-        decided = self.inner.deeper(growth)
-        self._count(began)
-        return decided
+        return self._timed(lambda: self.inner.deeper(growth))
 
     def width(self, most: int) -> int:
         return self.inner.width(most)
 
     def observe(self, round_: Round, state: Tensor | None = None) -> None:
-        began = perf_counter()
-        self.inner.observe(round_, state)
-        self._count(began)
+        self._timed(lambda: self.inner.observe(round_, state))
 
-    def _count(self, began: float) -> None:
-        if self.rounds > 1:
-            self.seconds += perf_counter() - began
+    def _timed(self, work: Callable[[], T]) -> T:
+        began = perf_counter()
+        found = work()
+        self.seconds += (perf_counter() - began) * (self.rounds > 1)
+        return found
 
 
 class Stopwatch:

@@ -8,6 +8,7 @@ from typing import Any
 
 from draftwood.eval.intervals import Interval
 from draftwood.eval.report.charts import Span
+from draftwood.eval.report.naming import LOWER_IS_BETTER
 
 Row = Mapping[str, Any]
 NONE = "–"
@@ -134,7 +135,9 @@ JOULES = Measure(
 POINTS = Measure(
     "Points",
     "Hundredths of the score above plain decoding's, on the same items and seeds.",
-    lambda row: scaled(paired(row, "score_difference", 0.0), 100),
+    lambda row: (
+        None if row["quality"]["metric"] in LOWER_IS_BETTER else scaled(paired(row, "score_difference", 0.0), 100)
+    ),
     0,
     " points",
     0.0,

@@ -7,7 +7,7 @@ from typing import Any
 
 from draftwood.errors import ConfigurationError
 from draftwood.eval import summary
-from draftwood.eval.store import CONFIGURATION, ITEMS, Record, add_record
+from draftwood.eval.store import CONFIGURATION, ITEMS, Record, read_records
 
 
 def directories(place: Path) -> list[Path]:
@@ -36,10 +36,7 @@ def summary_of(directory: Path) -> dict[str, Any]:
 def records_of(directory: Path) -> dict[str, Record]:
     """The runs of an evaluation by key. Whole lines only: the last one may be under way."""
     path = directory / ITEMS
-    found: dict[str, Record] = {}
-    if path.is_file():
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.endswith(b"\n"):
-                    add_record(found, line, f"line {number} of {path}")
-    return found
+    if not path.is_file():
+        return {}
+    with path.open("rb") as file:
+        return read_records(file, path)[0]

@@ -14,7 +14,7 @@ from draftwood.eval.report.measures import RATE, Measure, Row
 from draftwood.eval.report.reading import records_of, summary_of
 from draftwood.eval.reproduce.paper import Chosen
 from draftwood.eval.store import CONFIGURATION, ITEMS, Record
-from draftwood.eval.summary import paired, speed_ratio
+from draftwood.eval.summary import SECONDS, TOKENS, paired, versus
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Measured:
             )
             for number in numbers
         ]
-        return speed_ratio(paired(*both))
+        return versus(paired(*both), TOKENS, SECONDS)
 
 
 Results = Mapping[str, Measured]  # evaluations that have begun, by name

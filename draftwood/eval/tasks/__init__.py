@@ -12,13 +12,12 @@ from draftwood.eval.tasks.base import Instance, Item, Message, Scores, Task
 from draftwood.eval.tasks.code import HumanEval
 from draftwood.eval.tasks.conversations import Alpaca, MTBench, SpecBench
 from draftwood.eval.tasks.databases import Spider
-from draftwood.eval.tasks.embedded import Arithmetic, Bodies, Functions, Library, Queries, Questions, Stories, Summaries
+from draftwood.eval.tasks.embedded import EMBEDDED
 from draftwood.eval.tasks.reading import Gsm8k, Squad, TriviaQA
 from draftwood.eval.tasks.summarising import XSum
 
 __all__ = ["TASKS", "Instance", "Item", "Message", "Scores", "Task", "parse", "parse_all"]
 
-EMBEDDED: tuple[type[Task], ...] = (Questions, Queries, Arithmetic, Summaries, Functions, Bodies, Stories, Library)
 DATA_SETS: tuple[type[Task], ...] = (Squad, Spider, TriviaQA, Gsm8k, HumanEval, XSum, Alpaca, MTBench, SpecBench)
 
 TASKS: dict[str, type[Task]] = {task.name: task for task in (*EMBEDDED, *DATA_SETS)}

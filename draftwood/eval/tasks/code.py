@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -16,15 +15,15 @@ from draftwood.eval.tasks.source import FileTask, Row
 class HumanEval(FileTask):
     """Functions to be completed (Chen et al. 2021): whether the data set's tests pass; pass@k over seeds."""
 
-    name: ClassVar[str] = "humaneval"
-    summary: ClassVar[str] = "HumanEval: functions whose tests are run; pass@k, k up to the number of seeds"
-    metric: ClassVar[str] = "passed"
-    instruction: ClassVar[str] = "Complete the function. Answer with the whole function in a Python code block."
-    ends: ClassVar[tuple[str, ...]] = ("\nclass", "\ndef", "\n#", "\nif", "\nprint", "\n@", "\nassert", "\n\n\n\n")
-    usual_tokens: ClassVar[int] = 256
-    runs_code: ClassVar[bool] = True
-    shown: ClassVar[int] = 0
-    hub: ClassVar[tuple[str, str | None, str]] = ("openai/openai_humaneval", None, "test")
+    name = "humaneval"
+    summary = "HumanEval: functions whose tests are run; pass@k, k up to the number of seeds"
+    metric = "passed"
+    instruction = "Complete the function. Answer with the whole function in a Python code block."
+    ends = ("\nclass", "\ndef", "\n#", "\nif", "\nprint", "\n@", "\nassert", "\n\n\n\n")
+    usual_tokens = 256
+    runs_code = True
+    shown = 0
+    hub = ("openai/openai_humaneval", None, "test")
 
     seconds: float = Field(10.0, gt=0, description="time that a program may take")
     memory: int = Field(1 << 29, ge=1 << 27, description="bytes that a program may use")

@@ -6,7 +6,6 @@ The perplexity of answers under the target is measured of every task (evidence/r
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -21,11 +20,11 @@ FRAME = "User: {}\nAssistant:"
 class Conversation(FileTask):
     """Questions of a user, one or two turns each."""
 
-    metric: ClassVar[str] = "perplexity"
-    frame: ClassVar[str] = FRAME
-    ends: ClassVar[tuple[str, ...]] = ("\nUser:",)
-    usual_tokens: ClassVar[int] = 256
-    shown: ClassVar[int] = 0
+    metric = "perplexity"
+    frame = FRAME
+    ends = ("\nUser:",)
+    usual_tokens = 256
+    shown = 0
 
     judge: str | None = Field(None, description="address of an OpenAI-compatible endpoint, up to /v1")
     judge_model: str | None = Field(None, description="the model that judges there")
@@ -61,9 +60,9 @@ class Conversation(FileTask):
 class Alpaca(Conversation):
     """Instructions (Taori et al. 2023), some with an input."""
 
-    name: ClassVar[str] = "alpaca"
-    summary: ClassVar[str] = "Alpaca instructions, open-ended; rating if a judge is named"
-    hub: ClassVar[tuple[str, str | None, str]] = ("tatsu-lab/alpaca", None, "train")
+    name = "alpaca"
+    summary = "Alpaca instructions, open-ended; rating if a judge is named"
+    hub = ("tatsu-lab/alpaca", None, "train")
 
     def item(self, row: Row, number: int) -> Item:
         asked = str(row["instruction"] if "instruction" in row else row["prompt"])
@@ -77,9 +76,9 @@ class Alpaca(Conversation):
 class MTBench(Conversation):
     """Eighty questions in two turns (Zheng et al. 2023); the rating is the mean over turns."""
 
-    name: ClassVar[str] = "mt_bench"
-    summary: ClassVar[str] = "MT-Bench, two turns; rating if a judge is named"
-    hub: ClassVar[tuple[str, str | None, str]] = ("HuggingFaceH4/mt_bench_prompts", None, "train")
+    name = "mt_bench"
+    summary = "MT-Bench, two turns; rating if a judge is named"
+    hub = ("HuggingFaceH4/mt_bench_prompts", None, "train")
 
     def item(self, row: Row, number: int) -> Item:
         turns = row["turns"] if "turns" in row else row["prompt"]
@@ -94,8 +93,8 @@ class MTBench(Conversation):
 class SpecBench(MTBench):
     """The questions of Spec-Bench (Xia et al. 2024): six kinds of work, MT-Bench's among them."""
 
-    name: ClassVar[str] = "spec_bench"
-    summary: ClassVar[str] = "Spec-Bench's question file, six kinds of work; for speed"
+    name = "spec_bench"
+    summary = "Spec-Bench's question file, six kinds of work; for speed"
 
     def rows(self) -> Iterator[Row]:
         if self.path is None:

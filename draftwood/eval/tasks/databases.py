@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
@@ -19,13 +19,13 @@ from draftwood.eval.tasks.source import FileTask, Row, read
 class Spider(FileTask):
     """Questions to SQLite databases (Yu et al. 2018): execution accuracy (Zhong et al. 2020, one database each)."""
 
-    name: ClassVar[str] = "spider"
-    summary: ClassVar[str] = "Spider: SQL for a question; execution accuracy on SQLite"
-    metric: ClassVar[str] = "execution"
-    instruction: ClassVar[str] = "Answer with one SQLite query and nothing else."
-    ends: ClassVar[tuple[str, ...]] = (";", "\n\n")
-    usual_tokens: ClassVar[int] = 96
-    hub: ClassVar[tuple[str, str | None, str]] = ("xlangai/spider", None, "validation")
+    name = "spider"
+    summary = "Spider: SQL for a question; execution accuracy on SQLite"
+    metric = "execution"
+    instruction = "Answer with one SQLite query and nothing else."
+    ends = (";", "\n\n")
+    usual_tokens = 96
+    hub = ("xlangai/spider", None, "validation")
 
     tables: str | None = Field(None, description="tables.json; default: beside the file of questions")
     databases: str | None = Field(None, description="directory of DB/DB.sqlite; default: `database` beside the file")

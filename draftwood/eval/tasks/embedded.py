@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from types import new_class
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -21,7 +22,7 @@ from draftwood.eval.scoring.rows import extract_query, orders, same_rows
 from draftwood.eval.tasks.base import Instance, Item, Scores, Task
 
 
-class World(Task):
+class Continued(Task):
     """Held-out documents of one domain. They hold their examples themselves and are continued, never chatted about."""
 
     domain: ClassVar[str]
@@ -48,30 +49,30 @@ class World(Task):
         return Document(self.domain, instance.turns[0], reference["completion"], reference)
 
 
-class Questions(World):
+class Questions(Continued):
     """Passages with questions, as SQuAD's."""
 
-    name: ClassVar[str] = "qa"
-    summary: ClassVar[str] = "embedded corpus: questions on a passage; EM and F1"
-    metric: ClassVar[str] = "em"
-    domain: ClassVar[str] = "qa"
-    ends: ClassVar[tuple[str, ...]] = (STOPS["qa"],)
-    usual_tokens: ClassVar[int] = 32
+    name = "qa"
+    summary = "embedded corpus: questions on a passage; EM and F1"
+    metric = "em"
+    domain = "qa"
+    ends = (STOPS["qa"],)
+    usual_tokens = 32
 
     def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
         golds, said = instance.reference["answers"], answers[0].split("\n", 1)[0]
         return {"em": exact_match(said, golds), "f1": word_f1(said, golds)}
 
 
-class Queries(World):
+class Queries(Continued):
     """Tables with questions, as Spider's."""
 
-    name: ClassVar[str] = "sql"
-    summary: ClassVar[str] = "embedded corpus: SQL for a question; execution accuracy"
-    metric: ClassVar[str] = "execution"
-    domain: ClassVar[str] = "sql"
-    ends: ClassVar[tuple[str, ...]] = (STOPS["sql"],)
-    usual_tokens: ClassVar[int] = 48
+    name = "sql"
+    summary = "embedded corpus: SQL for a question; execution accuracy"
+    metric = "execution"
+    domain = "sql"
+    ends = (STOPS["sql"],)
+    usual_tokens = 48
 
     def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
         reference = instance.reference
@@ -82,35 +83,16 @@ class Queries(World):
         return {"execution": float(right), "valid": float(said.error is None)}
 
 
-class Arithmetic(World):
-    """Word problems, as GSM8K's."""
-
-    name: ClassVar[str] = "math"
-    summary: ClassVar[str] = "embedded corpus: word problems; the final number"
-    metric: ClassVar[str] = "correct"
-    domain: ClassVar[str] = "math"
-
-
-class Summaries(World):
-    """Reports in one sentence, as XSum's."""
-
-    name: ClassVar[str] = "summaries"
-    summary: ClassVar[str] = "embedded corpus: a report in one sentence; F1 of words"
-    metric: ClassVar[str] = "f1"
-    domain: ClassVar[str] = "summaries"
-    ends: ClassVar[tuple[str, ...]] = ("\n",)
-
-
-class Functions(World):
+class Functions(Continued):
     """Functions, as HumanEval's."""
 
-    name: ClassVar[str] = "code"
-    summary: ClassVar[str] = "embedded corpus: functions whose tests are run; pass@k"
-    metric: ClassVar[str] = "passed"
-    domain: ClassVar[str] = "code"
-    ends: ClassVar[tuple[str, ...]] = ("\ndef", "\nclass")
-    usual_tokens: ClassVar[int] = 96
-    runs_code: ClassVar[bool] = True
+    name = "code"
+    summary = "embedded corpus: functions whose tests are run; pass@k"
+    metric = "passed"
+    domain = "code"
+    ends = ("\ndef", "\nclass")
+    usual_tokens = 96
+    runs_code = True
 
     def require(self) -> None:
         run_program("")
@@ -123,35 +105,34 @@ class Functions(World):
         return {"passed": float(verdict.passed), "same_body": float(bool(same))}
 
 
-class Bodies(World):
-    """The same functions without running any: is the body the right one?"""
-
-    name: ClassVar[str] = "bodies"
-    summary: ClassVar[str] = "embedded corpus: functions compared with the right body; nothing is run"
-    metric: ClassVar[str] = "same_body"
-    domain: ClassVar[str] = "code"
-    ends: ClassVar[tuple[str, ...]] = Functions.ends
-    usual_tokens: ClassVar[int] = 96
+def continued(
+    name: str, summary: str, metric: str, domain: str = "", ends: tuple[str, ...] = (), tokens: int = 64
+) -> type[Continued]:
+    """A task that has nothing of its own but these."""
+    facts = {"name": name, "metric": metric, "domain": domain or name, "ends": ends, "usual_tokens": tokens}
+    body = {"__module__": __name__, "__doc__": summary, "summary": summary, **facts}
+    return new_class(name.title(), (Continued,), exec_body=lambda space: space.update(body))
 
 
-class Stories(World):
-    """Open-ended text, as Alpaca's: judged by perplexity only."""
-
-    name: ClassVar[str] = "stories"
-    summary: ClassVar[str] = "embedded corpus: stories, open-ended; perplexity under the target"
-    metric: ClassVar[str] = "perplexity"
-    domain: ClassVar[str] = "stories"
-    usual_tokens: ClassVar[int] = 128
-
-
-class Library(World):
-    """Real program text: the standard library of this Python."""
-
-    name: ClassVar[str] = "library"
-    summary: ClassVar[str] = "Python's standard library, open-ended; perplexity under the target"
-    metric: ClassVar[str] = "perplexity"
-    domain: ClassVar[str] = "library"
-    usual_tokens: ClassVar[int] = 128
+EMBEDDED: tuple[type[Continued], ...] = (
+    Questions,
+    Queries,
+    continued("math", "embedded corpus: word problems; the final number", "correct"),
+    continued("summaries", "embedded corpus: a report in one sentence; F1 of words", "f1", ends=("\n",)),
+    Functions,
+    continued(
+        "bodies",
+        "embedded corpus: functions compared with the right body; nothing is run",
+        "same_body",
+        "code",
+        Functions.ends,
+        96,
+    ),
+    continued("stories", "embedded corpus: stories, open-ended; perplexity under the target", "perplexity", tokens=128),
+    continued(
+        "library", "Python's standard library, open-ended; perplexity under the target", "perplexity", tokens=128
+    ),
+)
 
 
 def table_script(reference: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from draftwood.eval.scoring.answers import (
     exact_match,
@@ -28,13 +28,13 @@ def short(answer: str) -> str:
 class Squad(FileTask):
     """Extractive question answering (Rajpurkar et al. 2016, 2018): EM and F1 by the official normalisation."""
 
-    name: ClassVar[str] = "squad"
-    summary: ClassVar[str] = "SQuAD v1.1 or v2: a span of the passage; EM and F1"
-    metric: ClassVar[str] = "f1"
-    instruction: ClassVar[str] = "Answer with a span of the passage and nothing else."
-    ends: ClassVar[tuple[str, ...]] = ("\n",)
-    usual_tokens: ClassVar[int] = 32
-    hub: ClassVar[tuple[str, str | None, str]] = ("rajpurkar/squad", None, "validation")
+    name = "squad"
+    summary = "SQuAD v1.1 or v2: a span of the passage; EM and F1"
+    metric = "f1"
+    instruction = "Answer with a span of the passage and nothing else."
+    ends = ("\n",)
+    usual_tokens = 32
+    hub = ("rajpurkar/squad", None, "validation")
 
     def unpack(self, document: Any) -> Iterator[Row]:
         for entry in super().unpack(document):
@@ -61,13 +61,13 @@ class Squad(FileTask):
 class TriviaQA(FileTask):
     """Questions without a passage (Joshi et al. 2017): EM and F1 against all aliases of the answer."""
 
-    name: ClassVar[str] = "triviaqa"
-    summary: ClassVar[str] = "TriviaQA without passages; EM and F1 against all aliases"
-    metric: ClassVar[str] = "em"
-    instruction: ClassVar[str] = "Answer with the name or term only."
-    ends: ClassVar[tuple[str, ...]] = ("\n",)
-    usual_tokens: ClassVar[int] = 24
-    hub: ClassVar[tuple[str, str | None, str]] = ("mandarjoshi/trivia_qa", "rc.nocontext", "validation")
+    name = "triviaqa"
+    summary = "TriviaQA without passages; EM and F1 against all aliases"
+    metric = "em"
+    instruction = "Answer with the name or term only."
+    ends = ("\n",)
+    usual_tokens = 24
+    hub = ("mandarjoshi/trivia_qa", "rc.nocontext", "validation")
 
     def unpack(self, document: Any) -> Iterator[Row]:
         yield from super().unpack(document["Data"] if isinstance(document, dict) and "Data" in document else document)
@@ -95,13 +95,13 @@ class TriviaQA(FileTask):
 class Gsm8k(FileTask):
     """Word problems (Cobbe et al. 2021): the final number."""
 
-    name: ClassVar[str] = "gsm8k"
-    summary: ClassVar[str] = "GSM8K word problems; the final number"
-    metric: ClassVar[str] = "correct"
-    instruction: ClassVar[str] = "Solve the problem step by step. End with a line '#### ' and the number."
-    ends: ClassVar[tuple[str, ...]] = ("\nQuestion:",)
-    usual_tokens: ClassVar[int] = 256
-    hub: ClassVar[tuple[str, str | None, str]] = ("openai/gsm8k", "main", "test")
+    name = "gsm8k"
+    summary = "GSM8K word problems; the final number"
+    metric = "correct"
+    instruction = "Solve the problem step by step. End with a line '#### ' and the number."
+    ends = ("\nQuestion:",)
+    usual_tokens = 256
+    hub = ("openai/gsm8k", "main", "test")
 
     def item(self, row: Row, number: int) -> Item:
         solution = str(row["solution"] if "solution" in row else row["answer"])

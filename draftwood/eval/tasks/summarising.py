@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from draftwood.eval.scoring.overlap import require_rouge, rouge
 from draftwood.eval.tasks.base import Instance, Item, Scores
@@ -14,13 +13,13 @@ from draftwood.eval.tasks.source import FileTask, Row
 class XSum(FileTask):
     """News articles in one sentence (Narayan et al. 2018): ROUGE-1, -2 and -L."""
 
-    name: ClassVar[str] = "xsum"
-    summary: ClassVar[str] = "XSum: an article in one sentence; ROUGE (extra eval)"
-    metric: ClassVar[str] = "rougeL"
-    instruction: ClassVar[str] = "Answer with one sentence and nothing else."
-    ends: ClassVar[tuple[str, ...]] = ("\n",)
-    usual_tokens: ClassVar[int] = 64
-    hub: ClassVar[tuple[str, str | None, str]] = ("EdinburghNLP/xsum", None, "test")
+    name = "xsum"
+    summary = "XSum: an article in one sentence; ROUGE (extra eval)"
+    metric = "rougeL"
+    instruction = "Answer with one sentence and nothing else."
+    ends = ("\n",)
+    usual_tokens = 64
+    hub = ("EdinburghNLP/xsum", None, "test")
 
     def require(self) -> None:
         require_rouge()

@@ -45,7 +45,6 @@ class Alone:
     slots: Tensor  # [N] that are written
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, view: View, scale: float | None, cap: float | None) -> Tensor:
-        """As `Memory.attend`, in one product."""
         assert view.bias is not None
         span = view.bias.shape[-1]
         for plane, values in ((self.keys, k), (self.values, v)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -72,12 +72,12 @@ class Plan:
 
     choices: list[Choice]
     c: float | None  # cost of a draft forward in target forwards, in the chain's pilot
-    alpha: list[float]  # acceptance of the chain by depth
-    target_seconds: dict[int, float]  # by rows
-    draft_seconds: dict[int, float]
+    acceptance_by_depth: list[float]  # acceptance of the chain by depth
+    target_seconds_by_rows: dict[int, float]  # by rows
+    draft_seconds_by_rows: dict[int, float]
     plain_tokens_per_second: float
     prompts: int
-    checked: int
+    checked_prompts: int
     seconds: float
     notes: list[str] = field(default_factory=list)
     interrupted: bool = False
@@ -93,18 +93,9 @@ class Plan:
         """Plain data, ready for JSON."""
         best = self.best
         return {
+            **{key.name: getattr(self, key.name) for key in fields(self)},
             "recommended": None if best is None else best.method.as_dict(),
             "choices": [one.as_dict() for one in self.choices],
-            "c": self.c,
-            "acceptance_by_depth": self.alpha,
-            "target_seconds_by_rows": self.target_seconds,
-            "draft_seconds_by_rows": self.draft_seconds,
-            "plain_tokens_per_second": self.plain_tokens_per_second,
-            "prompts": self.prompts,
-            "checked_prompts": self.checked,
-            "seconds": self.seconds,
-            "notes": self.notes,
-            "interrupted": self.interrupted,
         }
 
 
@@ -211,12 +202,12 @@ def plan(
     return Plan(
         choices,
         c=_c(chains),
-        alpha=by_depth(chains),
-        target_seconds=target.as_dict(),
-        draft_seconds=draft.as_dict() if engine.drafts else {},
+        acceptance_by_depth=by_depth(chains),
+        target_seconds_by_rows=target.as_dict(),
+        draft_seconds_by_rows=draft.as_dict() if engine.drafts else {},
         plain_tokens_per_second=rate(found[PLAIN]),
         prompts=len(found[PLAIN]),
-        checked=checked,
+        checked_prompts=checked,
         seconds=perf_counter() - runs.began,
         notes=notes,
         interrupted=runs.interrupted,

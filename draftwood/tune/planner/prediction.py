@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from draftwood.core.shape import Shape
 from draftwood.tune.observation import Observation, total
+from draftwood.tune.search import overheads
 from draftwood.tune.shapes import Acceptance, Cost, best_shapes, expected_tokens, round_seconds
 
 RESAMPLES = 200
@@ -144,21 +145,13 @@ class Predictor:
     def costs(self) -> tuple[Cost, Cost]:
         """Seconds per row count of a target forward and of a drafted layer, overhead included, for `tuning`."""
         plain, chain, tree = Means.of(self.plain), Means.of(self.chain), Means.of(self.tree)
-        layers = [max(1e-9, means.forwards) for means in (chain, tree)]
-        extra = [means.overhead - plain.overhead for means in (chain, tree)]
-        # overhead = plain's + b layers + c nodes
-        determinant = layers[0] * tree.nodes - layers[1] * chain.nodes
-        b = c = 0.0
-        if abs(determinant) > 1e-6 * layers[0] * max(tree.nodes, 1.0):
-            b = (extra[0] * tree.nodes - extra[1] * chain.nodes) / determinant
-            c = (layers[0] * extra[1] - layers[1] * extra[0]) / determinant
-        if b <= 0 or c < 0:  # noise: all of it by the layer
-            b, c = max(0.0, sum(extra) / sum(layers)), 0.0
-        one = chain.draft / layers[0]
-        drafted = {rows: one * self.draft(rows) / self.draft(1) + b for rows in self.draft.rows}
+        each = [(means.forwards, 1 + means.nodes, means.overhead) for means in (plain, chain, tree)]
+        _, per_layer, per_row = overheads(each)
+        one = chain.draft / max(1e-9, chain.forwards)
+        drafted = {rows: one * self.draft(rows) / self.draft(1) + per_layer for rows in self.draft.rows}
         anchors = [plain, chain, tree]
         verified = {
-            rows: self.verified(rows, anchors) + plain.overhead + c * (rows - 1)
+            rows: self.verified(rows, anchors) + plain.overhead + per_row * (rows - 1)
             for rows in range(1, max(self.target.rows) + 1)
         }
         return Cost(verified), Cost(drafted)

@@ -2,12 +2,13 @@
 
 An engine's module has `MODES` (mode -> types that the engine has it in), `prepare(cell)`, which converts the weights
 and is not timed, and `load(cell)`, which gives a function from a prompt and a number of tokens to an `Output`. Each
-runs in a process of its own (cell.py), so the engines are imported inside the functions.
+runs in a process of its own (cell.py), so the engines are imported inside the functions. Those that take many prompts
+at once have `batched(cell)` too, a function from prompts and a number of tokens for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -61,6 +62,7 @@ class Output:
 
 
 Generate: TypeAlias = Callable[[list[int], int], Output]
+Batched: TypeAlias = Callable[[Sequence[list[int]], int], None]  # decodes all prompts at once, greedily
 
 
 def runner(peer: str) -> Any:

@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from draftwood.eval.experiments.engines.weights import Shape, Weights, fresh
+from draftwood.eval.experiments.engines.weights import Weights, fresh
+from draftwood.models.decoder import DecoderConfig
 
 FIRST_CHARACTER = 0xF0000  # of a private plane: 65,534 of them
 NEVER_SAID = "ÿ"  # byte 0xff as byte-level BPE spells it
@@ -43,9 +44,8 @@ def write(directory: Path, path: Path, dtype: str) -> None:
         if part is None:
             return
         weights = Weights(directory)
-        s = weights.shape
         writer = gguf.GGUFWriter(part, "llama")
-        _describe(writer, s, directory)
+        _describe(writer, weights.shape, directory)
         stored = gguf.GGMLQuantizationType[TYPES[dtype]]
         for name, array in _tensors(weights):
             kind = gguf.GGMLQuantizationType.F32 if array.ndim == 1 else stored
@@ -57,48 +57,55 @@ def write(directory: Path, path: Path, dtype: str) -> None:
         writer.close()
 
 
-def _describe(writer: Any, s: Shape, directory: Path) -> None:
+def _describe(writer: Any, s: DecoderConfig, directory: Path) -> None:
     import gguf
 
-    writer.add_context_length(s.context)
-    writer.add_embedding_length(s.width)
-    writer.add_block_count(s.layers)
-    writer.add_feed_forward_length(s.intermediate)
-    writer.add_head_count(s.heads)
-    writer.add_head_count_kv(s.kv_heads)
-    writer.add_key_length(s.head_dim)
-    writer.add_value_length(s.head_dim)
-    writer.add_rope_dimension_count(s.head_dim)
-    writer.add_rope_freq_base(s.rope_theta)
-    writer.add_layer_norm_rms_eps(s.norm_eps)
-    writer.add_vocab_size(s.vocabulary)
     known = json.loads((directory / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
-    last = known.get(NEVER_SAID, s.vocabulary - 1)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([as_text([token]) for token in range(s.vocabulary)])
-    writer.add_token_scores([0.0] * s.vocabulary)
-    writer.add_token_types([gguf.TokenType.NORMAL] * s.vocabulary)
-    writer.add_bos_token_id(last)
-    writer.add_eos_token_id(last)
-    writer.add_unk_token_id(last)
-    writer.add_add_bos_token(False)
-    writer.add_add_eos_token(False)
-    writer.add_add_space_prefix(False)
+    last, size = known.get(NEVER_SAID, s.vocab_size - 1), s.vocab_size
+    values = {
+        "context_length": s.max_position_embeddings,
+        "embedding_length": s.hidden_size,
+        "block_count": s.num_hidden_layers,
+        "feed_forward_length": s.intermediate_size,
+        "head_count": s.num_attention_heads,
+        "head_count_kv": s.num_key_value_heads,
+        "key_length": s.head_dim,
+        "value_length": s.head_dim,
+        "rope_dimension_count": s.head_dim,
+        "rope_freq_base": s.rope_theta,
+        "layer_norm_rms_eps": s.rms_norm_eps,
+        "vocab_size": size,
+        "tokenizer_model": "llama",
+        "token_list": [as_text([token]) for token in range(size)],
+        "token_scores": [0.0] * size,
+        "token_types": [gguf.TokenType.NORMAL] * size,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "unk_token_id"), last),
+        **dict.fromkeys(("add_bos_token", "add_eos_token", "add_space_prefix"), False),
+    }
+    for name, value in values.items():
+        getattr(writer, f"add_{name}")(value)
+
+
+PARTS = {  # of a layer, as they are named here and there
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
 
 
 def _tensors(weights: Weights) -> Any:
     s = weights.shape
+    turned = {"attn_q": s.num_attention_heads, "attn_k": s.num_key_value_heads}
     yield "token_embd.weight", weights["model.embed_tokens.weight"]
-    for layer in range(s.layers):
-        here, there = f"model.layers.{layer}.", f"blk.{layer}."
-        yield there + "attn_norm.weight", weights[here + "input_layernorm.weight"]
-        yield there + "attn_q.weight", rotary_rows(weights[here + "self_attn.q_proj.weight"], s.heads)
-        yield there + "attn_k.weight", rotary_rows(weights[here + "self_attn.k_proj.weight"], s.kv_heads)
-        yield there + "attn_v.weight", weights[here + "self_attn.v_proj.weight"]
-        yield there + "attn_output.weight", weights[here + "self_attn.o_proj.weight"]
-        yield there + "ffn_norm.weight", weights[here + "post_attention_layernorm.weight"]
-        yield there + "ffn_gate.weight", weights[here + "mlp.gate_proj.weight"]
-        yield there + "ffn_up.weight", weights[here + "mlp.up_proj.weight"]
-        yield there + "ffn_down.weight", weights[here + "mlp.down_proj.weight"]
+    for layer in range(s.num_hidden_layers):
+        for here, there in PARTS.items():
+            array = weights[f"model.layers.{layer}.{here}.weight"]
+            yield f"blk.{layer}.{there}.weight", rotary_rows(array, turned[there]) if there in turned else array
     yield "output_norm.weight", weights["model.norm.weight"]
     yield "output.weight", weights["lm_head.weight"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from draftwood.eval.experiments.engines import FLOATS, Cell, Generate, Output
+from draftwood.eval.experiments.engines import FLOATS, Batched, Cell, Generate, Output
 
 MODES = {"plain": FLOATS, "compiled": FLOATS, "assisted": FLOATS, "beams": FLOATS}
 BEAMS = 4
@@ -55,3 +56,20 @@ def load(cell: Cell) -> Generate:
         return Output(out[0, len(prompt) :].tolist())
 
     return generate
+
+
+def batched(cell: Cell) -> Batched:
+    """generate() over prompts that are padded on the left."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(cell.target, dtype=getattr(torch, cell.dtype)).eval()
+
+    def run(prompts: Sequence[list[int]], count: int) -> None:
+        longest = max(map(len, prompts))
+        padded = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+        lengths = {"max_new_tokens": count, "min_new_tokens": count}
+        model.generate(padded, attention_mask=mask, do_sample=False, pad_token_id=0, **lengths)
+
+    return run

@@ -16,7 +16,7 @@ from typing import Any
 
 from draftwood.eval.experiments.engines import DTYPES, Cell, Generate, Output, Unavailable
 from draftwood.eval.experiments.engines.gguf_file import as_text, as_tokens, write
-from draftwood.eval.experiments.engines.weights import Shape
+from draftwood.eval.experiments.engines.weights import shape_of
 from draftwood.eval.experiments.machine import peak_bytes
 
 MODES = {"plain": DTYPES, "lookup": DTYPES, "speculation": DTYPES}
@@ -70,7 +70,7 @@ def _program(cell: Cell) -> str:
 
 def _own_program(cell: Cell) -> Generate:
     program = _program(cell)
-    vocabulary = Shape.of(Path(cell.target)).vocabulary
+    vocabulary = shape_of(Path(cell.target)).vocab_size
     files = {role: str(cell.converted(role, suffix=".gguf")) for role in ("target", "draft")}
     options: dict[str, Any] = {
         "-m": files["target"],

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from draftwood.eval.experiments.engines import DTYPES, Cell, Generate, Output
+from draftwood.eval.experiments.engines import DTYPES, Batched, Cell, Generate, Output
 from draftwood.eval.experiments.engines.openvino_graph import write
 
 MODES = {"plain": DTYPES, "speculation": DTYPES}
@@ -19,9 +20,8 @@ def prepare(cell: Cell) -> None:
         write(Path(getattr(cell, role)), cell.converted(role), cell.dtype)
 
 
-def load(cell: Cell) -> Generate:
-    import numpy as np
-    import openvino as ov
+def _prepared(cell: Cell) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
+    """(how it schedules, what is generated, properties of the device, the draft model where there is one)."""
     import openvino_genai as genai
 
     properties: dict[str, Any] = {
@@ -34,10 +34,40 @@ def load(cell: Cell) -> Generate:
     config = genai.GenerationConfig()
     config.do_sample = False
     config.ignore_eos = True
-    options: dict[str, Any] = {"scheduler_config": scheduling, **properties}
+    draft: dict[str, Any] = {}
     if cell.mode == "speculation":
         config.num_assistant_tokens = cell.gamma
-        options["draft_model"] = genai.draft_model(str(cell.converted("draft")), "CPU", **properties)
+        draft["draft_model"] = genai.draft_model(str(cell.converted("draft")), "CPU", **properties)
+    return scheduling, config, properties, draft
+
+
+def batched(cell: Cell) -> Batched:
+    """Its ContinuousBatchingPipeline."""
+    import numpy as np
+    import openvino as ov
+    import openvino_genai as genai
+
+    scheduling, config, properties, draft = _prepared(cell)
+    path = str(cell.converted("target"))
+    model = genai.ContinuousBatchingPipeline(path, scheduling, "CPU", {**properties, **draft})
+
+    def run(prompts: Sequence[list[int]], count: int) -> None:
+        config.max_new_tokens = count
+        ids = [ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
+        results = model.generate(ids, [config] * len(ids))
+        if any(len(result.m_generation_ids[0]) < count for result in results):
+            raise RuntimeError("a text has fewer tokens than were asked for")
+
+    return run
+
+
+def load(cell: Cell) -> Generate:
+    import numpy as np
+    import openvino as ov
+    import openvino_genai as genai
+
+    scheduling, config, properties, draft = _prepared(cell)
+    options = {"scheduler_config": scheduling, **properties, **draft}
     model = genai.LLMPipeline(str(cell.converted("target")), "CPU", **options)
 
     def generate(prompt: list[int], count: int) -> Output:

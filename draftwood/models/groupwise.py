@@ -1,0 +1,165 @@
+"""Attention of a transformers model over our cache: for each group of like requests by itself.
+
+The rows of several requests go through a model in one line. For attention alone this would be wrong, and dear: while
+such a forward runs, the model's attention function is called once for each group (`Pass.attend`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache as TransformersCache
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from draftwood.models.base import Batch
+from draftwood.models.cache import Cache, Extent
+from draftwood.models.flat import packs, visible
+
+ATTENTION = ("eager", "sdpa")  # the implementations that take any mask as a tensor
+GROUPWISE = "draftwood_"  # before their names: called group by group
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What layers of one type may look back to: a window or a chunk of `reach` positions, or everything."""
+
+    kind: str
+    reach: int = 0
+
+    def sees(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """[B, Q, span] bool by position, from queries [B, Q] and keys [B, span]; None = everything."""
+        if self.kind == "sliding_attention":
+            return queries[:, :, None] - keys[:, None] < self.reach
+        if self.kind == "chunked_attention":
+            return queries[:, :, None] // self.reach == keys[:, None] // self.reach
+        return None
+
+
+class Recorder(TransformersCache):
+    """Stands in for a cache in the first forward and notes what each layer would keep."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.tails: dict[int, list[tuple[int, int]]] = {}  # (heads, width) of a layer's keys, of its values
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        self.tails[layer_idx] = [(x.shape[1], x.shape[3]) for x in (key_states, value_states)]
+        return key_states, value_states
+
+
+@dataclass
+class Group:
+    """Requests whose attention is one product: as many rows each, in neighbouring extents of one capacity."""
+
+    rows: slice  # of the batch
+    count: int
+    extent: Extent  # the first one
+    span: int
+    masks: dict[str, Tensor]  # layer type -> [count, 1, rows, span], additive: eager attention would misread booleans
+
+
+def grouped(batch: Batch, cache: Cache, types: Sequence[Reach], dtype: torch.dtype) -> list[Group]:
+    """The groups of a batch, in the order of its rows. Where a type has a reach, the last plane holds positions."""
+    groups: list[Group] = []
+    first, device = 0, batch.tokens.device
+    for segments, count in packs(batch, 1)[0]:
+        rows = slice(first, first := first + len(segments) * count)
+        seen, positions = visible(segments, count, device), batch.positions[rows].view(-1, count)
+        shape, masks = (*positions.shape, seen.shape[-1]), {}
+        for each in types:
+            near = None
+            if each.reach:
+                places = cache.read(-1, segments[0].extent, shape[-1], len(segments))[:, 0, :, 0]
+                near = each.sees(positions, places)
+            mask = torch.zeros(shape, dtype=dtype, device=device)
+            mask.masked_fill_(~(seen if near is None else seen & near), torch.finfo(dtype).min)
+            masks[each.kind] = mask[:, None]
+        groups.append(Group(rows, len(segments), segments[0].extent, shape[-1], masks))
+    return groups
+
+
+class Pass(TransformersCache):
+    """One forward's view of our cache: layers write their rows' slots and read those of each group."""
+
+    def __init__(self, cache: Cache, planes: dict[int, int], types: Sequence[str], groups: Sequence[Group]) -> None:
+        """`planes`: the first one of each layer; `types` of the layers, or the only one."""
+        super().__init__(layers=[])
+        self.cache, self.planes, self.types, self.groups = cache, planes, types, groups
+        self.rows = slice(groups[0].rows.start, groups[-1].rows.stop)
+        self.index: dict[int, Tensor] = {}  # heads -> rows of a plane that are written
+        self.layer = 0
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        self.layer = layer_idx
+        for plane, states in enumerate((key_states, value_states), self.planes[layer_idx]):  # [B, heads, Q, width]
+            rows = states.transpose(1, 2).reshape(-1, states.shape[-1])
+            self.cache.planes[plane].index_copy_(0, self.index[states.shape[1]], rows)
+        return self.read(self.groups[0]) if len(self.groups) == 1 else (key_states, value_states)
+
+    def read(self, group: Group) -> tuple[Tensor, Tensor]:
+        """Keys and values [count, heads, span, width] of the layer that was written last."""
+        plane = self.planes[self.layer]
+        keys, values = (self.cache.read(plane + i, group.extent, group.span, group.count) for i in range(2))
+        return keys, values
+
+    def attend(self, plain: Callable[..., Any], module: Any, query: Tensor, **options: Any) -> tuple[Tensor, None]:
+        """Attention [1, N, heads, width] of query [1, heads, N, width], by the model's function for each group."""
+        kind = self.types[self.layer if len(self.types) > 1 else 0]
+        parts = []
+        for group in self.groups:
+            rows = slice(group.rows.start - self.rows.start, group.rows.stop - self.rows.start)
+            queries = query[0, :, rows].view(query.shape[1], group.count, -1, query.shape[-1]).transpose(0, 1)
+            parts.append(plain(module, queries, *self.read(group), group.masks[kind], **options)[0].flatten(0, 1))
+        return torch.cat(parts)[None], None
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.groups[0].span - self.groups[0].masks[self.types[0]].shape[2]
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.groups[0].span, 0
+
+
+_PASS: ContextVar[Pass | None] = ContextVar("pass", default=None)  # a forward of several groups, in its own thread
+
+
+@contextmanager
+def groupwise(config: Any, forward: Pass) -> Iterator[None]:
+    """While it lasts, models of a configuration attend group by group; for one thread at a time."""
+    used, token = config._attn_implementation, _PASS.set(forward)
+    config._attn_implementation = GROUPWISE + used
+    try:
+        yield
+    finally:
+        config._attn_implementation = used
+        _PASS.reset(token)
+
+
+def _offer(name: str) -> None:
+    """Make transformers know an attention function group by group."""
+
+    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
+        file: Any = sys.modules[type(module).__module__]
+        plain = file.ALL_ATTENTION_FUNCTIONS.get_interface(name, getattr(file, "eager_attention_forward", None))
+        forward = _PASS.get()
+        if forward is None:  # someone else's forward meanwhile
+            return plain(module, query, key, value, mask, **options)
+        return forward.attend(plain, module, query, **options)
+
+    ALL_ATTENTION_FUNCTIONS.register(GROUPWISE + name, attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(GROUPWISE + name, ALL_MASK_ATTENTION_FUNCTIONS[name])
+
+
+for _name in ATTENTION:
+    _offer(_name)
