@@ -61,7 +61,8 @@ def loads(monkeypatch: pytest.MonkeyPatch, of: Callable[[list[int]], Load]) -> I
 def by_chance(seed: int) -> Callable[[list[int]], Load]:
     """A load at random each time."""
     rng = random.Random(seed)
-    return lambda known: priced(rng.choice((0.001, 0.1, 1.0, 9.0)), rng.choice((0, 0.1, 1)), rng.randrange(1, 30))
+    some = (priced(1e-5), priced(1e-5, 0.0, 7), priced(0.1, 0.1, 3), priced(9.0, 1.0, 20))
+    return lambda known: rng.choice(some)
 
 
 def without_the_unlikely(p: Any, proposals: Any, token: Any, accept: Any) -> Any:
@@ -107,7 +108,7 @@ def generations(monkeypatch: pytest.MonkeyPatch, method: str, count: int) -> lis
     with loads(monkeypatch, by_chance(5)):
         results = engine.batch(requests, 8, method=options, max_new_tokens=LENGTH)
     drafted = [round_.drafted for result in results for round_ in result.rounds]
-    assert 0 < drafted.count(0) < len(drafted)
+    assert 0.2 < drafted.count(0) / len(drafted) < 0.8
     return [tuple(result.tokens) for result in results]
 
 
@@ -128,7 +129,7 @@ def test_generations_follow_plain_decoding_under_random_load(
 
 def test_generations_do_not_follow_it_if_drawn_tokens_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "resolve", without_the_unlikely)
-    assert not exact(generations(monkeypatch, "chain", 2000))
+    assert not exact(generations(monkeypatch, "chain", 5000))
 
 
 @pytest.mark.parametrize("method", METHODS)
