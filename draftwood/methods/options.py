@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -26,6 +26,7 @@ def listed(value: object) -> object:
 
 
 MOST_ROWS = 1024  # tokens that one forward verifies
+DEEP = 12  # draft tokens of a round at most, where nobody says how many
 
 Initial = Annotated[
     int, Field(ge=1, le=256, description="tokens of the target that a round begins with; more than 1: lossy")
@@ -36,13 +37,27 @@ Depth = Annotated[
     BeforeValidator(depth_text),
     Field(
         description="who ends drafting early: auto, fixed, confidence:0.4, adaptive-confidence, entropy, "
-        "decision:PATH, beta-ts, speedup-ts, optimal-stopping"
+        "decision:PATH, beta-ts, speedup-ts, optimal-stopping; chains and trees of no named size: auto"
     ),
 ]
 Width = Annotated[int, Field(ge=1)]
 Widths = Annotated[
     tuple[Width, ...], BeforeValidator(listed), Field(min_length=1, description="children per node, layer by layer")
 ]
+
+
+def sized(values: object, *sizes: str, deep: bool = False) -> object:
+    """A method's options: one that names none of `sizes` and no depth has depth=auto, any other fixed.
+
+    `deep`: without a gamma auto drafts up to DEEP tokens.
+    """
+    if not isinstance(values, Mapping):
+        return values
+    named = any(size in values for size in sizes)
+    found = {"depth": "fixed" if named else "auto"} | dict(values)
+    if deep and not named and str(found["depth"]).partition(":")[0] == "auto":
+        found["gamma"] = DEEP
+    return found
 
 
 def check_rows(rows: int, what: str, fix: str = "make it narrower or shallower") -> None:

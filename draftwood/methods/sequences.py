@@ -11,7 +11,7 @@ from draftwood.depth import Fixed
 from draftwood.draft import ModelDrafter, NgramDrafter, NoDrafter
 from draftwood.draft.base import Source
 from draftwood.methods.base import Method, Parts
-from draftwood.methods.options import Depth, Gamma, Initial, Widths, check_rows, controller
+from draftwood.methods.options import Depth, Gamma, Initial, Widths, check_rows, controller, sized
 from draftwood.methods.sources import Sourced
 from draftwood.runtime.session import Session
 from draftwood.verify import Coupled, Initialised, Rejection, Verifier
@@ -64,7 +64,12 @@ class Speculative(SequenceMethod):
     draft_models = (1, 1)
 
     gamma: Gamma = 4
-    depth: Depth = "fixed"
+    depth: Depth = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sized(cls, values: object) -> object:
+        return sized(values, "gamma", deep=True)
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         return Parts(ModelDrafter(drafts, (1,)), self.verifier(), controller(self.depth, self.gamma, drafts, target))
@@ -78,7 +83,12 @@ class SpecInfer(SequenceMethod):
     draft_models = (1, 8)
 
     expansion: Widths = (1, 2, 2, 1)
-    depth: Depth = "fixed"
+    depth: Depth = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sized(cls, values: object) -> object:
+        return sized(values, "expansion")
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         depth = controller(self.depth, len(self.expansion), drafts, target, self.expansion, len(drafts))
@@ -95,7 +105,12 @@ class MultiCandidate(Sourced, SequenceMethod):
     tree: Widths = (4, 2, 2, 1)
     initial: Initial = 1
     replacement: bool = Field(default=False, description="draw siblings independently; false: distinct siblings")
-    depth: Depth = "fixed"
+    depth: Depth = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sized(cls, values: object) -> object:
+        return sized(values, "tree")
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -140,7 +155,12 @@ class Fork(OneHypothesis):
         description="lossless: rejection, coupled; lossy: longest, the longest chain below the target's draws",
     )
     replacement: bool = Field(default=False, description="draw candidates independently; false: distinct candidates")
-    depth: Depth = "fixed"
+    depth: Depth = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sized(cls, values: object) -> object:
+        return sized(values, "width", "gamma")
 
     @model_validator(mode="after")
     def _few_rows(self) -> Self:
