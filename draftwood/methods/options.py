@@ -26,7 +26,6 @@ def listed(value: object) -> object:
 
 
 MOST_ROWS = 1024  # tokens that one forward verifies
-DEEP = 12  # draft tokens of a round at most, where nobody says how many
 
 Initial = Annotated[
     int, Field(ge=1, le=256, description="tokens of the target that a round begins with; more than 1: lossy")
@@ -46,18 +45,16 @@ Widths = Annotated[
 ]
 
 
-def sized(values: object, *sizes: str, deep: bool = False) -> object:
-    """A method's options: one that names none of `sizes` and no depth has depth=auto, any other fixed.
+def sized(values: object, *sizes: str, **usual: int) -> object:
+    """A method's options: one that names none of `sizes` and no depth has depth=auto, others fixed.
 
-    `deep`: without a gamma auto drafts up to DEEP tokens.
+    `usual` are the sizes of controllers other than auto.
     """
     if not isinstance(values, Mapping):
         return values
     named = any(size in values for size in sizes)
     found = {"depth": "fixed" if named else "auto"} | dict(values)
-    if deep and not named and str(found["depth"]).partition(":")[0] == "auto":
-        found["gamma"] = DEEP
-    return found
+    return found if named or str(found["depth"]).partition(":")[0] == "auto" else usual | found
 
 
 def check_rows(rows: int, what: str, fix: str = "make it narrower or shallower") -> None:

@@ -63,13 +63,13 @@ class Speculative(SequenceMethod):
     summary = "a chain of gamma tokens from a draft model"
     draft_models = (1, 1)
 
-    gamma: Gamma = 4
+    gamma: Gamma = 12
     depth: Depth = "auto"
 
     @model_validator(mode="before")
     @classmethod
     def _sized(cls, values: object) -> object:
-        return sized(values, "gamma", deep=True)
+        return sized(values, "gamma", gamma=4)
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         return Parts(ModelDrafter(drafts, (1,)), self.verifier(), controller(self.depth, self.gamma, drafts, target))
