@@ -475,9 +475,12 @@ class Engine:
 
 def _whole(name: str, value: object, least: int | None = None) -> int:
     """A whole number of at least `least`; RequestError where it is none."""
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+    try:
+        number = operator.index(value) if not isinstance(value, bool) else None  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None:
         raise RequestError(f"{name} is {value!r}, but must be a whole number")
-    number = operator.index(value)
     if least is not None and number < least:
         raise RequestError(f"{name} is {number}, but must be at least {least}")
     return number

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from ledger import lent
 
 import draftwood
 from draftwood import ConfigurationError, Engine, ModelError, RequestError, TabularModel
@@ -99,11 +100,9 @@ def test_cancelling_keeps_what_was_generated(engine: Engine) -> None:
 def test_closing_a_stream_gives_the_cache_back(engine: Engine) -> None:
     stream = engine.stream([1], method="speculative", max_new_tokens=50)
     next(stream)
-    busy = [cache.rows - len(cache._free_rows) for cache in engine._caches.values()]
+    busy = lent(engine)
     stream.close()
-    free = [cache.rows - len(cache._free_rows) for cache in engine._caches.values()]
-    assert busy == [1, 1]
-    assert free == [0, 0]
+    assert all(busy) and lent(engine) == [0, 0]
 
 
 def test_batch_keeps_order_and_takes_options_per_request(engine: Engine) -> None:

@@ -10,8 +10,9 @@ import pytest
 from beam_reference import BeamLaw, beam_search, log_softmax
 from hypothesis import given
 from hypothesis import strategies as st
+from ledger import lent
 from pytest import approx
-from test_random_requests import LETTERS, all_rows_are_free, engines, examples
+from test_random_requests import LETTERS, engines, examples
 from test_random_requests import requests as plain_requests
 
 from draftwood import Engine, GenerationResult, SamplingParams, TabularModel
@@ -217,7 +218,7 @@ def alone(data: st.DataObject) -> None:
     assert [token for event in events for token in event.tokens] == result.tokens
     assert events[-1].result is not None
     assert [beam.tokens for beam in events[-1].result.beams] == [beam.tokens for beam in result.beams]
-    assert all_rows_are_free(engine)
+    assert not any(lent(engine))
 
 
 def mixed(data: st.DataObject) -> None:
@@ -232,4 +233,4 @@ def mixed(data: st.DataObject) -> None:
         assert [(beam.tokens, beam.text, beam.score) for beam in result.beams] == [
             (beam.tokens, beam.text, beam.score) for beam in single.beams
         ]
-    assert all_rows_are_free(engine)
+    assert not any(lent(engine))

@@ -8,6 +8,7 @@ import pytest
 from enumeration import slow_penalties, slow_warp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ledger import lent
 from pytest import approx
 
 from draftwood import Engine, GenerationResult, SamplingParams, TabularModel
@@ -204,10 +205,6 @@ def deterministic(request: dict[str, Any]) -> bool:
     return request["sampling"].get("temperature") == 0 or request["method"]["verify"] == "coupled"
 
 
-def all_rows_are_free(engine: Engine) -> bool:
-    return all(sorted(cache._free_rows) == list(range(cache.rows)) for cache in engine._caches.values())
-
-
 def examples(count: int) -> settings:
     return settings(
         max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
@@ -252,7 +249,7 @@ def alone(data: st.DataObject) -> None:
         )
         assert plain.tokens == result.tokens
         assert plain.finish_reason == result.finish_reason
-    assert all_rows_are_free(engine)
+    assert not any(lent(engine))
 
 
 def together(data: st.DataObject) -> None:
@@ -266,4 +263,4 @@ def together(data: st.DataObject) -> None:
         single = engine.generate(**request)
         assert (result.tokens, result.kinds, result.text) == (single.tokens, single.kinds, single.text)
         assert result.logprobs == single.logprobs and result.seed == request["seed"]
-    assert all_rows_are_free(engine)
+    assert not any(lent(engine))

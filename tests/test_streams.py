@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from ledger import lent
 
 from draftwood import Engine, NonFiniteError, TabularModel
 from draftwood.sampling import PURPOSES, Streams, draw, draw_distinct, draw_iid
@@ -150,7 +151,7 @@ def test_target_that_is_not_finite(bad: float, sampling: dict[str, float], verif
         with pytest.raises(NonFiniteError):
             engine.generate([1, 2], {"name": method, "verify": verify}, sampling, max_new_tokens=8)
     assert engine.generate([1, 2], {"name": "autoregressive", "verify": verify}, sampling, max_new_tokens=1).tokens
-    assert all(len(cache._free_rows) == cache.rows for cache in engine._caches.values())
+    assert not any(lent(engine))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -161,4 +162,4 @@ def test_draft_that_is_not_finite(bad: float, sampling: dict[str, float], method
     engine = Engine(TabularModel.random(3, 1), [broken])
     with pytest.raises(NonFiniteError):
         engine.generate([1, 2], method, sampling, max_new_tokens=8)
-    assert all(len(cache._free_rows) == cache.rows for cache in engine._caches.values())
+    assert not any(lent(engine))

@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from ledger import lent
 
 from draftwood import Engine, TabularModel
 from draftwood.text import Ending
@@ -209,4 +210,4 @@ def test_cancelling_a_request_and_closing_a_stream() -> None:
     next(stream)
     stream.close()  # type: ignore[attr-defined]
     engine.stream([1], method="speculative")  # never started: holds nothing
-    assert all(len(cache._free_rows) == cache.rows for cache in engine._caches.values())
+    assert not any(lent(engine))

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from draftwood.certify.checks import CHECKS, Budget
 from draftwood.cli.groups import METHOD, OUTPUT, MethodOptions, ModelOptions, OutputOptions
 from draftwood.cli.options import flag
-from draftwood.cli.output_file import check_writable, write_text
-from draftwood.cli.progress import progress
+from draftwood.cli.running import check_writable, interruptible, progress, write_text
 from draftwood.errors import ConfigurationError
 from draftwood.explain.terminal import as_json, method_label, simple_table
 from draftwood.params import SamplingParams
@@ -49,7 +48,6 @@ def certify(
     keeps the checks that are done.
     """
     from draftwood.certify import certify_each
-    from draftwood.cli.interrupt import Interrupt
     from draftwood.methods import METHODS, Method
     from draftwood.prompts import corpus_prompts, fitted, read_prompts
 
@@ -64,11 +62,11 @@ def certify(
         engine.method(chosen[0])  # refused before anything runs
     asked = [] if engine is None else fitted(engine, texts, checks.max_new_tokens)
     params = SamplingParams(temperature=temperature)
-    with Interrupt() as interrupt, progress(output.color) as update:
+    with interruptible() as wanted, progress(output.color) as update:
 
         def watch(what: str, done: int, steps: int | None) -> bool:
             update(completed=done, total=steps, description=what)
-            return not interrupt.wanted()
+            return not wanted()
 
         report = certify_each(chosen, engine, asked, checks, params, watch)
     document = report.as_dict()

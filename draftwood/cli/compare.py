@@ -19,7 +19,7 @@ from draftwood.cli.groups import (
     warn_if_foreign,
 )
 from draftwood.cli.options import flag
-from draftwood.cli.progress import progress
+from draftwood.cli.running import progress
 from draftwood.eval.interleaved import Entry, parse_methods
 from draftwood.eval.interleaved import compare as run
 from draftwood.explain.terminal import SEPARATOR, compiled, console, grown, method_label, percent, simple_table, visible

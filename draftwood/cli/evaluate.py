@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.cli.groups import LIMITS, OF_EVERY_METHOD, OUTPUT, ModelOptions, OutputOptions, seed, warn_if_foreign
 from draftwood.cli.options import flag
-from draftwood.cli.progress import progress as bar
+from draftwood.cli.running import progress as bar
 from draftwood.errors import RequestError
 from draftwood.eval.interleaved import parse_methods
 from draftwood.explain.terminal import SEPARATOR, grown, method_label, simple_table

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from draftwood.cli.progress import progress
+from draftwood.cli.running import progress
 from draftwood.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def run(
 
 def write_page(folder: Path, out: Path) -> None:
     """Write the page of results, and the tables that other pages show."""
-    from draftwood.cli.output_file import check_writable, write_text
+    from draftwood.cli.running import check_writable, write_text
     from draftwood.eval.experiments.tables import PAGES, filled, page
 
     text = page(folder)

@@ -20,7 +20,7 @@ from draftwood.cli.groups import (
     warn_if_foreign,
 )
 from draftwood.cli.options import flag
-from draftwood.cli.output_file import check_writable, write_text
+from draftwood.cli.running import check_writable, interruptible, write_text
 from draftwood.errors import ConfigurationError
 from draftwood.explain.terminal import (
     Painter,
@@ -69,7 +69,6 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
     below it. Summary and further beams (n_best) are always on standard error.
     Ctrl-C keeps what was generated so far.
     """
-    from draftwood.cli.interrupt import Interrupt
 
     asked = prompt.conversation()
     if top_logprobs and not output.json_:
@@ -78,14 +77,14 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
     method.check(sampling)
     engine = models.load()
     warn_if_foreign(engine, asked)
-    with Interrupt() as interrupt:
+    with interruptible() as wanted:
         events = engine.stream(
             asked,
             method=method,
             sampling=sampling,
             seed=seed,
             top_logprobs=top_logprobs,
-            cancelled=interrupt.wanted,
+            cancelled=wanted,
             **limits.model_dump(),
         )
         if output.json_:

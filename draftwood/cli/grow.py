@@ -9,7 +9,7 @@ from typing import Literal
 
 from draftwood.cli.groups import OutputOptions, ThreadOptions
 from draftwood.cli.options import flag
-from draftwood.cli.progress import progress
+from draftwood.cli.running import progress
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.explain.terminal import simple_table
 

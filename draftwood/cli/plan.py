@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from draftwood.cli.groups import OUTPUT, ModelOptions, OutputOptions, WorkloadOptions, seed
 from draftwood.cli.options import flag
-from draftwood.cli.output_file import check_writable, write_text
-from draftwood.cli.progress import progress
+from draftwood.cli.running import check_writable, progress, write_text
 from draftwood.explain.terminal import as_json, console, grown, method_label, simple_table
 from draftwood.params import SamplingParams
 

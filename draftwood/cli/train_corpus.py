@@ -6,8 +6,7 @@ from pathlib import Path
 
 from draftwood.cli.groups import OUTPUT, OutputOptions, QuantizedOptions
 from draftwood.cli.options import flag
-from draftwood.cli.output_file import check_writable
-from draftwood.cli.progress import progress
+from draftwood.cli.running import check_writable, progress
 from draftwood.train.settings import Writing
 
 

@@ -9,8 +9,7 @@ from pydantic import ConfigDict
 
 from draftwood.cli.groups import OUTPUT, MethodOptions, OutputOptions, PairOptions
 from draftwood.cli.options import OptionGroup, flag
-from draftwood.cli.output_file import check_writable
-from draftwood.cli.progress import progress
+from draftwood.cli.running import check_writable, progress
 from draftwood.errors import ConfigurationError, RequestError
 
 if TYPE_CHECKING:
@@ -88,8 +87,8 @@ def decision(
     chosen = MethodOptions(method=method, settings=settings).chosen(models.drafts)
     from draftwood import plots
     from draftwood.depth.decision import save_decision
-    from draftwood.train.decision_figure import draw_judgement
     from draftwood.train.decisions import record, recordable, train_decision
+    from draftwood.train.judgement import draw_judgement
 
     texts = recording.texts()
     check_writable(out)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.cli.groups import OUTPUT, OutputOptions, TargetOptions
 from draftwood.cli.options import flag
-from draftwood.cli.progress import progress
+from draftwood.cli.running import progress
 from draftwood.errors import ConfigurationError
 from draftwood.train.settings import ExitSettings, HeadSettings, Saving, Settings, TextSource
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from draftwood.cli.groups import OUTPUT, ModelOptions, OutputOptions, QuantizedOptions, WorkloadOptions, seed
 from draftwood.cli.options import flag
-from draftwood.cli.output_file import check_writable, write_text
-from draftwood.cli.progress import progress
+from draftwood.cli.running import check_writable, progress, write_text
 from draftwood.errors import ConfigurationError
 from draftwood.explain.terminal import as_json, colourful, flow, method_label, option_text, simple_table, terminal_width
 from draftwood.params import SamplingParams

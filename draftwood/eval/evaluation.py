@@ -43,20 +43,23 @@ def evaluate(
         engine.method(method)
         method.check(plan.sampling)
     with Store(out, plan.configuration(engine)) as store:
-        runner = Runner(engine, plan, store)
-        left = len(runner.missing())
-        begun(len(store.records), len(store.records) + left)
         try:
-            if left:
-                runner.meter = Meter(counters(engine.target.device))
-                runner.meter.rest(REST_SECONDS)
-                idle = runner.meter.idle or None
-                store.note_session({**provenance.session(engine.target.device), "idle_watts": idle})
-                runner.run(told)
+            _complete(Runner(engine, plan, store, Meter(counters(engine.target.device))), begun, told)
         finally:
             document = summary_of(out, store.records)
             write_json(out / SUMMARY, document)
     return document
+
+
+def _complete(runner: Runner, begun: Callable[[int, int], None], told: Callable[[Job], None]) -> None:
+    """Make the missing runs; the machine is written down first."""
+    made, left = len(runner.store.records), len(runner.missing())
+    begun(made, made + left)
+    if left:
+        runner.meter.rest(REST_SECONDS)
+        device = runner.engine.target.device
+        runner.store.note_session({**provenance.session(device), "idle_watts": runner.meter.idle or None})
+        runner.run(told)
 
 
 def stored(
@@ -74,10 +77,8 @@ def stored(
     fields of the run that was just decoded.
     """
     with Store(out, plan.configuration(engine)) as store:
-        runner = Runner(engine, plan, store, noted=noted)
-        total = len(plan.jobs())
-        begun(len(store.records), total)
-        if run and runner.missing():
-            store.note_session({**provenance.session(engine.target.device), "idle_watts": None})
-            runner.run(lambda job: told(job, len(store.records), total))
+        if run:
+            total = len(plan.jobs())
+            runner = Runner(engine, plan, store, noted=noted)
+            _complete(runner, begun, lambda job: told(job, len(store.records), total))
         return list(store.records.values())

@@ -205,10 +205,10 @@ class Cache:
         for plane in range(len(self.planes)):
             self.read(plane, extent)[:, :, first:] = 0
 
-    def _move(self, slots: int, wanted: dict[Extent, int] | None = None) -> None:
+    def _move(self, slots: int, wanted: dict[Extent, int] | None = None, ahead: bool = True) -> None:
         """Lay all extents side by side, those of one capacity together, in memory for so many slots and a little more.
 
-        Extents that are nearly full grow at once if the budget allows it, and `wanted` ones as they must.
+        `wanted` extents grow as they must; `ahead`: those that are nearly full too, if the budget allows it.
         """
         must = wanted or {}
         grown = dict(must)
@@ -217,7 +217,7 @@ class Cache:
                 grown[extent] = self.capacity(extent.used + STEP // 4)
         more = sum(grown[extent] - extent.capacity for extent in grown if extent not in must)
         room = (slots + more) * 33 // 32
-        if not self.budget.allows(self, room * self.slot_bytes):
+        if not ahead or not self.budget.allows(self, room * self.slot_bytes):
             grown, room = dict(must), slots
         held = self.bytes
         self.budget.take(self, room * self.slot_bytes)
@@ -259,10 +259,15 @@ class Cache:
             goal[:, :count] = source[:, :count]
         return made
 
+    def drop(self) -> None:
+        """Give back everything, whoever it was lent to."""
+        self._lent = []
+        self._move(0)
+
     def trim(self) -> None:
         """Give back what is not lent."""
         if self.slots > self.lent:
-            self._move(self.lent)
+            self._move(self.lent, ahead=False)
 
 
 def _moves(before: Sequence[Extent], after: Sequence[Extent]) -> list[tuple[Extent, Extent]]:

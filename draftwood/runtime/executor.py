@@ -51,7 +51,8 @@ class Pending:
             answer.logits, answer.hidden = parts[0][1].logits, parts[0][1].hidden
         elif parts:
             order = torch.tensor([place for places, _ in parts for place in places]).argsort()
-            answer.logits = torch.cat([part.logits for _, part in parts])[order]
+            logits = torch.cat([part.logits for _, part in parts])
+            answer.logits = logits[order] if len(logits) else logits  # none where lower layers were asked for
             answer.hidden = {
                 layer: torch.cat([part.hidden[layer] for _, part in parts])[order] for layer in parts[0][1].hidden
             }

@@ -7,11 +7,9 @@ the others sleep until they have something, or until nobody steps.
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -165,18 +163,41 @@ class Scheduler:
         """A step, by the thread that holds `_leading`. What nobody foresaw ends all requests that run."""
         self._leader = threading.get_ident()
         try:
-            with uninterrupted():
-                self._end_cancelled()
-                self._count()
-                self._admit()
-                self.steps += 1
-                self._passes()
-                self._end_cancelled()
+            self._end_cancelled()
+            self._count()
+            self._admit()
+            self.steps += 1
+            self._passes()
+            self._end_cancelled()
         except Exception as error:
             for task in list(self.active):
                 self._end(task, error)
+        except BaseException:
+            self._recover()
+            raise
         finally:
             self._leader = None
+
+    def _recover(self) -> None:
+        """After Ctrl-C, which may come at any moment: no memory is trusted, what runs is computed anew."""
+        caches = {entry.cache for entry in self.prefixes.kept}
+        for task in reversed(self.active):
+            task.running = False
+            for session in task.sessions:
+                caches.add(session.cache)
+                session.extent = None
+            if not task.done and task.stuck:
+                task.end(interrupted())
+                task.finish()
+            elif not task.done:
+                task.put_back()
+                if task not in self.waiting:
+                    self.waiting.appendleft(task)
+        self.active.clear()
+        self.prefixes.kept.clear()
+        self.prefixes.live.clear()
+        for cache in caches:
+            cache.drop()
 
     def _passes(self) -> None:
         policy, (drafting, ready) = self.policy, self._wishes()
@@ -212,7 +233,8 @@ class Scheduler:
             task = self.waiting[0]
             if self.active and not self._fits(task):
                 break
-            self.active.append(self.waiting.popleft())
+            self.active.append(task)
+            self.waiting.popleft()
             task.running = True
             if task.run is None or task.lost:
                 self._advance(task, LOST if task.lost else None)
@@ -264,10 +286,10 @@ class Scheduler:
 
     def _put_back(self, task: Task[Any]) -> None:
         """The youngest waits again, before all others, until there is memory for what it had."""
-        self.active.remove(task)
         task.put_back()
         self.preempted += 1
         self.waiting.appendleft(task)
+        self.active.remove(task)
 
     def _sweep(self, limits: dict[Task[Any], int]) -> None:
         """Compute so many rows of the tasks' runs, on one model, and answer those that have none left."""
@@ -295,19 +317,23 @@ class Scheduler:
     def _advance(self, task: Task[Any], answer: Answer | None) -> None:
         try:
             goes_on = task.advance(answer)
-        except BaseException as error:
+        except Exception as error:
             self._end(task, error)
-            if not isinstance(error, Exception):
-                raise
+        except BaseException:
+            self._end(task, interrupted())
+            raise
         else:
             if not goes_on:
                 self._end(task)
 
     def _end(self, task: Task[Any], error: BaseException | None = None) -> None:
         """A task is over; what it held is given back."""
-        if task.running:
-            self.active.remove(task)
-        task.end(error)
+        try:
+            task.end(error)
+            if task.running:
+                self.active.remove(task)
+        finally:
+            task.finish()
 
     def _end_cancelled(self) -> None:
         while self._cancelled:
@@ -321,31 +347,12 @@ class Scheduler:
         """End what was cancelled unless a thread steps, which does it then."""
         while self._cancelled and self._leading.acquire(blocking=False):
             try:
-                with uninterrupted():
-                    self._end_cancelled()
+                self._end_cancelled()
             finally:
                 self._leading.release()
                 self._wake()
 
 
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits until a step is over, which must not be left half done; a second one does not."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-    met: list[Any] = []
-
-    def note(number: int, frame: Any) -> None:
-        if met:
-            before(number, frame)
-        met.append((number, frame))
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if met:
-            before(*met[0])
+def interrupted() -> DraftwoodError:
+    """What a request ends with whose method was running when Ctrl-C came."""
+    return DraftwoodError("the request was interrupted by Ctrl-C")

@@ -69,10 +69,8 @@ class Task(Generic[Event]):
                 log.debug("nobody was there to be told of a request", exc_info=True)
 
     def end(self, error: BaseException | None = None) -> None:
-        """It is over, and gives back what it holds; after an error nothing that it computed is left to others."""
-        self.run, self.pending = None, None
-        self.running = False
-        self.error = error
+        """Give back what it holds; after an error nothing that it computed is left to others."""
+        self.run, self.pending, self.error = None, None, self.error or error
         try:
             if error is not None:
                 for session in self.sessions:
@@ -82,10 +80,17 @@ class Task(Generic[Event]):
             for session in self.sessions:
                 session.close()
         except Exception as problem:
-            self.error = error or problem
-        finally:
-            self.done = True
+            self.error = self.error or problem
+
+    def finish(self) -> None:
+        """It is over."""
+        self.running, self.done = False, True
         self.tell()
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it has begun but wishes for nothing, or is not wanted any more: it cannot go on."""
+        return self.cancelled or (self.run is None and self._decoding is not None)
 
     def put_back(self) -> None:
         """Give all memory back; what the next run needs is computed anew."""

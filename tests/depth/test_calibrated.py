@@ -12,7 +12,7 @@ from enumeration import EnumeratedRandomness
 from tabular import exact_law
 
 import draftwood
-from draftwood import ConfigurationError, Engine, Method, ModelError, SamplingParams, TabularModel
+from draftwood import ConfigurationError, DraftwoodError, Engine, Method, ModelError, SamplingParams, TabularModel
 from draftwood.depth import CalibratedThompson, Growth
 from draftwood.depth.calibrated import (
     PLACES,
@@ -230,7 +230,7 @@ def test_recording_refuses_what_it_cannot_use(engine: Engine) -> None:
         ({"name": "mcsd", "tree": [2, 2]}, "trained on chains of drafts"),
         ({"name": "speculative", "gamma": 0}, "no draft was tried"),
     ):
-        with pytest.raises(ConfigurationError, match=message):
+        with pytest.raises(DraftwoodError, match=message):
             record(engine, Method.parse(method), PROMPTS[:1], max_new_tokens=8)
 
 

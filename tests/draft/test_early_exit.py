@@ -106,8 +106,7 @@ def test_no_layer_of_the_target_is_computed_twice_and_none_is_missed(
 ) -> None:
     """Prompts, accepted and rejected drafts, leaves, rounds without drafts, ends of texts; alone and in a batch."""
     target, ledger = decoder(3), Ledger(monkeypatch)
-    engine = Engine(target, end_tokens=frozenset({5}))
-    engine.scheduler.prefixes.enabled = False
+    engine = Engine(target, end_tokens=frozenset({5}), reuse_prefixes=False)
     method = {**METHODS[name], "exit": places(target, layers)}
     for depth in ("fixed", "speedup-ts:cost=0.4"):
         requests = [{"prompt": prompt_of(1 + 13 * i), "seed": i} for i in range(3)]
@@ -135,7 +134,7 @@ def test_no_layer_of_the_target_is_computed_twice_and_none_is_missed(
 @pytest.mark.parametrize("layers", [1, 3])
 def test_beams_compute_each_layer_once(layers: int, places: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     target, ledger = decoder(3), Ledger(monkeypatch)
-    engine = Engine(target, end_tokens=frozenset({5}))
+    engine = Engine(target, end_tokens=frozenset({5}), reuse_prefixes=False)
     requests = [{"prompt": prompt_of(1 + 13 * i), "seed": i} for i in range(4)]
     for weights in ("draft", "target"):
         method = {**BEAMS, "exit": places(target, layers), "root_weights": weights}
@@ -193,7 +192,7 @@ def test_drafting_requests_share_their_forwards(places: Any) -> None:
     forward = target.forward
 
     def counted(batch: Batch, cache: Any) -> Tensor:
-        calls.append((batch.start, batch.stop, len(batch.tokens)))
+        calls.append((batch.start, batch.stop, len(batch.segments)))
         return forward(batch, cache)
 
     target.forward = counted  # type: ignore[method-assign]
@@ -208,7 +207,7 @@ def test_drafting_requests_share_their_forwards(places: Any) -> None:
     verified = [rows for start, stop, rows in calls if stop is None]
     assert all(start == 3 for start, stop, _ in calls if stop is None)
     assert len(verified) == max(result.metrics.rounds for result in results)
-    assert verified == [4] * 8
+    assert verified == [26 + 16] + [16] * 7  # the prompts with the first roots and drafts, then these alone
 
 
 @pytest.mark.gpu

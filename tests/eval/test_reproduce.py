@@ -16,7 +16,7 @@ from jinja2 import Template
 
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
-from draftwood.eval.experiments.learned import Exit, Places
+from draftwood.eval.experiments.learned import Exit, Exits, Learned, Places, learn_for
 from draftwood.eval.intervals import Interval
 from draftwood.eval.report.measures import MEASURES
 from draftwood.eval.reproduce import exhibits, page, reproducing, results
@@ -308,6 +308,16 @@ def test_what_was_trained_is_among_the_methods(tmp_path: Path) -> None:
     forks = reproducing.evaluations(paper("mcsd"), "small", places)["forks"].settings
     decided = [name for name in forks if "decision" in name]
     assert decided and all(f"path={tmp_path / 'd'}" in forks[name].method["depth"] for name in decided)
+
+
+@pytest.mark.slow
+def test_exits_are_trained_once_and_what_that_took_is_shown(engine: Engine, tmp_path: Path) -> None:
+    wanted = Learned(exits=Exits(layers=(1,), depths=(1,), steps=1, batch=2))
+    made = [learn_for(engine, wanted, tmp_path, lambda what: None) for _ in range(2)]
+    assert made[0].rows == made[1].rows and [one.distilled for one in made[0].exits] == [True, False]
+    shown = {each.paper.id: each for each in exhibits.shown(paper("eesd"), {}, made[0])}
+    cells = [row[1:] for row in shown["table-6"].tables[0].rows]
+    assert [row[:2] for row in cells] == [["0.79M", "1"]] * 2 and all(float(row[2]) >= 0 for row in cells)
 
 
 def test_verdicts_have_a_colour_and_a_sign() -> None:

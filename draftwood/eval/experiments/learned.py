@@ -73,7 +73,6 @@ class Places:
     places: dict[str, Any] = field(default_factory=dict)
     exits: list[Exit] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
-    shipped: int = 0  # layers of the target before the exit that lies beside it
     rows: Rows = field(default_factory=list)  # of the exits: what training them took and gave
 
 
@@ -107,7 +106,6 @@ def learn_for(engine: Engine, wanted: Learned, folder: Path, told: Told, of: Pai
     found = Places()
     try:
         own, layers = exits.find(engine.target, None), exits.layered(engine.target).n_layers
-        found.shipped = own.layers
         found.places["behind"] = list(range(own.layers, layers))  # what an early exit does not compute
     except ModelError:
         layers = 0
@@ -234,7 +232,7 @@ def _train(home: Path, shape: Exit, out: Path, spec: Exits, told: Told) -> None:
     for _ in run.train(50, spec.steps, torch.bfloat16):
         told(f"training {shape.label}: {run.progress.step} of {spec.steps} steps")
     seconds = {"seconds_per_step": run.progress.seconds / max(1, run.progress.step)}
-    (out / SECONDS).write_text(json.dumps(seconds), "utf-8")
+    (out.parent / SECONDS).write_text(json.dumps(seconds), "utf-8")
 
 
 def sizes(chosen: Pair) -> dict[str, int]:

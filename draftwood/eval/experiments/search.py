@@ -108,13 +108,7 @@ class Search(Kind):
 def _go(lab: Bench, shape: Shape, repeat: int) -> dict[str, Any]:
     """Run a tree; plain data."""
     run = lab.run(tree_method(shape), None, repeat).measured
-    return {
-        "speed_up": run.speed,
-        "met": run.met,
-        "accepted": run.accepted,
-        "seconds": run.seconds,
-        "plain": run.plain,
-    }
+    return {"speed_up": run.speed, "met": run.met, "accepted": run.accepted, "seconds": run.seconds, "plain": run.plain}
 
 
 def _text(shape: Shape) -> str:

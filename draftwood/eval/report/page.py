@@ -61,10 +61,7 @@ class Section:
 
 
 def write(
-    place: Path,
-    out: Path | None = None,
-    told: Callable[[str], None] = lambda what: None,
-    kind: str = "svg",
+    place: Path, out: Path | None = None, told: Callable[[str], None] = lambda what: None, kind: str = "svg"
 ) -> tuple[Path, list[Path]]:
     """The page about `place` (an evaluation, or a directory of several) and its figures: (page, figure files).
 

@@ -6,14 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from draftwood.eval.scoring.answers import (
-    exact_match,
-    final_number,
-    same_number,
-    squad_golds,
-    trivia_normal,
-    word_f1,
-)
+from draftwood.eval.scoring.answers import exact_match, final_number, same_number, squad_golds, trivia_normal, word_f1
 from draftwood.eval.tasks.base import Instance, Item, Scores
 from draftwood.eval.tasks.source import FileTask, Row, texts
 

@@ -1,0 +1,95 @@
+"""What commands need while they run: a bar, Ctrl-C as a wish, and the file that they write."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from draftwood.errors import ConfigurationError
+
+
+@contextmanager
+def progress(
+    color: bool | None, label: str = "", total: float | None = None, percent: bool = False, live: bool = True
+) -> Iterator[Callable[..., None]]:
+    """A bar with a label; what is given takes changes of both: advance=, completed=, total=, description=.
+
+    Where not `live`, the bar is redrawn by changes only, so that it costs what is timed between them nothing.
+    """
+    from rich import progress as rich
+
+    from draftwood.explain.terminal import console
+
+    err = console(color, stderr=True)
+    if not err.is_terminal:
+        yield lambda **changes: None
+        return
+    done: rich.ProgressColumn = rich.TaskProgressColumn() if percent else rich.MofNCompleteColumn()
+    columns = (rich.BarColumn(24), done, rich.TimeRemainingColumn(), rich.TextColumn("{task.description}"))
+    with rich.Progress(*columns, console=err, auto_refresh=live, transient=True) as bar:
+        task = bar.add_task(label, total=total)
+
+        def update(**changes: Any) -> None:
+            bar.update(task, refresh=not live, **changes)
+
+        yield update
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C as a wish: what is given says whether it came, so that what was done can be shown; a second ends all.
+
+    Where SIGINT is ignored or handled by someone else already, that stays as it is.
+    """
+    wished = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal wished
+        if wished:
+            raise KeyboardInterrupt
+        wished = True
+
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    before: Any = signal.signal(signal.SIGINT, note) if ours else None
+    try:
+        yield lambda: wished
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, before)
+
+
+def check_writable(out: Path, flag: str = "--out") -> None:
+    """Raise ConfigurationError where the file could not be written; its folders are made."""
+    if out.is_dir():
+        raise ConfigurationError(f"{flag} is {out}, which is a directory; name a file")
+    trial = _partial(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        trial.touch()
+        if trial != out:
+            trial.unlink()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{flag} is {out}, which cannot be written: {error.strerror}; name another file"
+        ) from None
+
+
+def write_text(out: Path, text: str, flag: str = "--out") -> None:
+    """Write a file, or leave what was there and raise ConfigurationError: the disk may be full."""
+    partial = _partial(out)
+    try:
+        partial.write_text(text, "utf-8", errors="replace")
+        partial.replace(out)
+    except OSError as error:
+        if partial != out:
+            partial.unlink(missing_ok=True)
+        raise ConfigurationError(f"{flag} {out} was not written: {error.strerror}; make room or name another") from None
+
+
+def _partial(out: Path) -> Path:
+    """Where a file is written first; a device or a pipe is written itself."""
+    return out if out.exists() and not out.is_file() else out.with_name(out.name + ".partial")
