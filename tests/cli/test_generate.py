@@ -45,7 +45,7 @@ def test_the_summary_closes_on_stderr(command: Command, pair: list[str], engine:
     assert parts[2:4] == [f"tau {result.metrics.tau:.2f}", f"acceptance {100 * result.metrics.acceptance_rate:.0f}%"]
     names, shares = parts[4].split()[::2], [int(share.rstrip("%")) for share in parts[4].split()[1::2]]
     assert names == ["draft", "verify", "sampling", "other"] and 98 <= sum(shares) <= 102
-    assert parts[5:] == [f"finish {result.finish_reason}", "speculative gamma=3 depth=fixed", "seed 5", "lossless"]
+    assert parts[5:] == [f"finish {result.finish_reason}", "speculative gamma=3", "seed 5", "lossless"]
 
 
 def test_the_summary_of_beams(command: Command, pair: list[str], engine: Engine) -> None:

@@ -181,7 +181,7 @@ def test_an_explanation_is_short_to_look_at_and_whole_as_text() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_column_of_numbers_has_a_heading(temperature: float) -> None:
     """Greedy rounds have p and q, but nothing was tossed for."""
-    _, found = explained({"name": "speculative"}, 1, temperature)
+    _, found = explained({"name": "speculative", "gamma": 4}, 1, temperature)
     heads = next(line for line in found.lines() if line.startswith("  after")).split("'")[-1].split()
     drawn = [re.search(r"rejected +(.*)", line) for line in found.lines() if "  - " in line]
     assert heads == ["p", "q", "accept"][: 2 + bool(temperature)]
