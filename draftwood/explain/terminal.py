@@ -255,6 +255,9 @@ def method_label(method: Mapping[str, Any]) -> str:
     name = str(method["name"])
     usual = METHODS[name].model_construct().model_dump(mode="json") if name in METHODS else {}
     keys = [key for key in method if key != "name" and (key not in usual or method[key] != usual[key])]
+    if "depth" in keys:  # a size that is named says fixed
+        rest = METHODS[name].model_validate({key: method[key] for key in keys if key != "depth"})
+        keys = [key for key in keys if key != "depth" or rest.model_dump()["depth"] != method["depth"]]
     own = METHODS[name].__annotations__ if name in METHODS else {}
     keys.sort(key=lambda key: key not in own)  # the method's own options first
     return " ".join([name, *(f"{key}={option_text(method[key])}" for key in keys)])

@@ -103,7 +103,14 @@ def test_json(command: Command, pair: list[str]) -> None:
 
 def test_texts_that_must_agree_when_sampling(command: Command, pair: list[str]) -> None:
     """Coupled methods repeat coupled plain decoding; others only share its distribution."""
-    flags = ("--temperature", 1, "--methods", "speculative,mcsd:verify=coupled,lookup:verify=coupled", "--seed", 4)
+    flags = (
+        "--temperature",
+        1,
+        "--methods",
+        "speculative:gamma=4,mcsd:verify=coupled,lookup:verify=coupled",
+        "--seed",
+        4,
+    )
     document = command("compare", "Once upon", *pair, *QUICK, *flags, "--json").document
     plain, speculative, mcsd, lookup = document["methods"]
     assert [entry["same_text"] for entry in document["methods"]] == [True, None, True, True]

@@ -160,7 +160,9 @@ def test_without_a_draft_decoding_is_plain(command: Command, target: Path) -> No
 
 
 def test_several_drafts(command: Command, pair: list[str], target: Path) -> None:
-    document = command("generate", PROMPT, *pair, "--draft", target, "--method", "specinfer", "--json").document
+    document = command(
+        "generate", PROMPT, *pair, "--draft", target, "--set", "expansion=1,2,2", "--method", "specinfer", "--json"
+    ).document
     assert document["models"]["draft"] == [pair[3], str(target)]
     assert document["metrics"]["tau"] > 2  # the second draft is the target itself
 
@@ -187,7 +189,7 @@ def test_prompt_from_stdin_and_file(
 
 def test_colour_can_be_forced_and_refused(command: Command, pair: list[str]) -> None:
     plain = command("generate", PROMPT, *pair)
-    coloured = command("generate", PROMPT, *pair, "--color")
+    coloured = command("generate", PROMPT, *pair, "--set", "gamma=4", "--color")
     assert "\x1b[" not in plain.out + plain.err
     assert "\x1b[" in coloured.out
     assert "accepted" in coloured.err and "corrected" in coloured.err  # the legend
@@ -197,7 +199,7 @@ def test_on_a_terminal(pair: list[str]) -> None:
     ours, theirs = pty.openpty()
     variables = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "draftwood", "generate", PROMPT, *pair, "--max-new-tokens", "20"],
+        [sys.executable, "-m", "draftwood", "generate", PROMPT, *pair, "--set", "gamma=4", "--max-new-tokens", "20"],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
@@ -234,7 +236,7 @@ def test_no_color_on_a_terminal(pair: list[str], monkeypatch: pytest.MonkeyPatch
         with monkeypatch.context() as patched, pytest.raises(SystemExit) as left:
             patched.setattr(sys, "stdout", out)
             patched.setattr(sys, "stderr", err)
-            run(["generate", PROMPT, *pair, "--max-new-tokens", "20", "--seed", "5", *flag])
+            run(["generate", PROMPT, *pair, "--max-new-tokens", "20", "--set", "gamma=4", "--seed", "5", *flag])
         assert left.value.code == 0
         assert ("\x1b" in out.getvalue()) is ("\x1b" in err.getvalue()) is coloured
         if not coloured:

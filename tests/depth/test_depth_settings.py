@@ -50,13 +50,23 @@ def test_forms_and_their_canonical_text(value: object, text: str) -> None:
     assert parse_depth(text) == parse_depth(value)
 
 
+SIZED = {"speculative": "gamma=4", "specinfer": "expansion=2,1", "mcsd": "tree=2,1", "mcsd-fork": "width=2"}
+
+
 @pytest.mark.parametrize("name", WITH_DEPTH)
 @pytest.mark.parametrize("depth", ["fixed", "confidence:0.25", "speedup-ts:discount=0.9,cost=0.2"])
 def test_methods_round_trip(name: str, depth: str) -> None:
     method = Method.parse(name, assignments([f"depth={depth}"]))
     assert method.as_dict()["depth"] == depth
     assert Method.parse(json.loads(json.dumps(method.as_dict()))) == method
-    assert Method.parse({"name": name}).as_dict()["depth"] == "fixed"
+    assert Method.parse({"name": name}).as_dict()["depth"] == ("auto" if name in SIZED else "fixed")
+
+
+@pytest.mark.parametrize(("name", "size"), SIZED.items())
+def test_a_size_that_is_named_is_drafted(name: str, size: str) -> None:
+    assert Method.parse(name, assignments([size])).as_dict()["depth"] == "fixed"
+    assert Method.parse(name, assignments([size, "depth=auto"])).as_dict()["depth"] == "auto"
+    assert Method.parse("speculative", {"depth": "confidence"}).as_dict()["gamma"] == 4
 
 
 def test_a_mapping_on_the_command_line() -> None:

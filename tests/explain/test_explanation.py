@@ -23,9 +23,9 @@ from draftwood.explain.tree import trees_of
 METHODS: list[dict[str, Any]] = [
     {"name": "autoregressive"},
     {"name": "speculative", "gamma": 5},
-    {"name": "specinfer"},
-    {"name": "mcsd"},
-    {"name": "mcsd", "replacement": True, "verify": "coupled"},
+    {"name": "specinfer", "expansion": [1, 2, 2, 1]},
+    {"name": "mcsd", "tree": [4, 2, 2, 1]},
+    {"name": "mcsd", "tree": [4, 2, 2, 1], "replacement": True, "verify": "coupled"},
     {"name": "lookup"},
     {"name": "dsbd", "threshold": 0.3},
     {"name": "beam-search"},
@@ -170,7 +170,7 @@ def test_a_page_that_cannot_be_written_loses_no_answer(
 
 
 def test_an_explanation_is_short_to_look_at_and_whole_as_text() -> None:
-    engine, found = explained({"name": "mcsd"}, 3)
+    engine, found = explained({"name": "mcsd", "tree": [4, 2, 2, 1]}, 3)
     assert repr(found) == f"Explanation({found.result.text[:40]!r}, {len(found.trees)} rounds)"
     assert str(found) == found.text == "\n".join(found.lines(80)) and "Round 1" in found.text
     assert "'<1>'" in found.text  # without a tokenizer tokens are shown by their ids
@@ -181,7 +181,7 @@ def test_an_explanation_is_short_to_look_at_and_whole_as_text() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_column_of_numbers_has_a_heading(temperature: float) -> None:
     """Greedy rounds have p and q, but nothing was tossed for."""
-    _, found = explained({"name": "speculative"}, 1, temperature)
+    _, found = explained({"name": "speculative", "gamma": 4}, 1, temperature)
     heads = next(line for line in found.lines() if line.startswith("  after")).split("'")[-1].split()
     drawn = [re.search(r"rejected +(.*)", line) for line in found.lines() if "  - " in line]
     assert heads == ["p", "q", "accept"][: 2 + bool(temperature)]
