@@ -335,4 +335,4 @@ class Scheduler:
 
 def interrupted() -> DraftwoodError:
     """What a request ends with whose method was running when Ctrl-C came."""
-    return DraftwoodError("the request was interrupted by Ctrl-C")
+    return DraftwoodError("the request was interrupted, by Ctrl-C or a callback that ends the process")
