@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from draftwood import config
 from draftwood.core.records import Kind, Round
 from draftwood.decode import rounds
-from draftwood.depth import Learner
+from draftwood.depth import LOAD, Auto, Learner
 from draftwood.draft import SharedSession
 from draftwood.errors import ConfigurationError, DraftwoodError, Overloaded, RequestError, did_you_mean
 from draftwood.generation import Generation
@@ -83,8 +83,9 @@ class Engine:
         max_running: int = 64,
         max_queued: int | None = None,
         reuse_prefixes: bool = True,
+        load_aware: bool = False,
     ) -> None:
-        """See `draftwood.params.RuntimeParams` for the last four."""
+        """See `draftwood.params.RuntimeParams` for the last five."""
         runtime = config.parse(
             RuntimeParams,
             {
@@ -92,6 +93,7 @@ class Engine:
                 "max_running": max_running,
                 "max_queued": max_queued,
                 "reuse_prefixes": reuse_prefixes,
+                "load_aware": load_aware,
             },
             "engine",
         )
@@ -107,6 +109,7 @@ class Engine:
             queue=runtime.max_queued,
             memory=self._budget.limit,
         )
+        self.load_aware = runtime.load_aware
         self._building = RLock()
         self._caches: WeakKeyDictionary[CausalModel, Cache] = WeakKeyDictionary()
         self._models: dict[object, Sequence[CausalModel]] = {}  # what methods draft with; see Method.drafts_from
@@ -182,7 +185,7 @@ class Engine:
         """
         prompt, sessions = len(generation.request.prompt), (generation.target, *generation.drafts)
         most = prompt + generation.request.max_new_tokens + SHORT
-        task = Task(partial(rounds, generation), sessions, prompt, most, notify)
+        task = Task(partial(rounds, generation), sessions, prompt, most, notify, generation.depth.needs >= LOAD)
         self.scheduler.check(task)
         return task
 
@@ -423,6 +426,8 @@ class Engine:
         target = Session(self.target, self._cache(self.target), prefixes=self.scheduler.prefixes)
         drafts = [self._drafting(model, target) for model in models]
         drafter, verify, depth, ranking = request.method.build(drafts, target)
+        if isinstance(depth, Auto) and not (self.load_aware or request.method.repeats(request.params.greedy)):
+            depth = depth.repeatable()
         if isinstance(depth, Learner) and depth.shared:
             depth = self._learners.setdefault(request.method, depth).for_request()
         return Generation(
@@ -436,6 +441,8 @@ class Engine:
             ending=self._ending(request),
             stop=self._stop(request),
             new_ending=partial(self._ending, request),
+            costs=self.scheduler.costs,
+            running=lambda: self.scheduler.load,
         )
 
     def _drafting(self, model: CausalModel, target: Session) -> Session:

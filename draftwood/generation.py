@@ -8,13 +8,14 @@ from time import perf_counter
 
 from draftwood.core.forest import Forest, StopCheck
 from draftwood.core.records import Round
-from draftwood.depth import DepthController
+from draftwood.depth import ALONE, LOAD, DepthController, Load
 from draftwood.draft import Drafter, Proposer
 from draftwood.metrics import Metrics
 from draftwood.penalties import Penalties
 from draftwood.recording import Recorder
 from draftwood.request import Request
 from draftwood.results import GenerationResult, Ranking
+from draftwood.runtime.cost import Costs
 from draftwood.runtime.session import Answer, Session
 from draftwood.sampling import Distributions, Edit, Streams
 from draftwood.text import Ending
@@ -35,12 +36,15 @@ class Generation:
     ending: Ending
     stop: StopCheck | None
     new_ending: Callable[[], Ending]  # for each hypothesis of the result
+    costs: Costs = field(default_factory=Costs)  # of passes, as measured
+    running: Callable[[], tuple[int, int, int]] = lambda: (1, 0, 0)  # requests that draft by the load; others, rows
     streams: Streams = field(init=False)
     propose: Proposer = field(init=False)
     edit: Edit | None = field(init=False, default=None)
     rounds: list[Round] = field(init=False, default_factory=list)
     metrics: Metrics = field(init=False, default_factory=Metrics)
     began: float = field(init=False, default=0.0)
+    _prices: tuple[Callable[[int], float], Callable[[int], float]] | None = field(init=False, default=None)
 
     @property
     def states(self) -> tuple[int, ...]:
@@ -57,6 +61,22 @@ class Generation:
         self.propose = Proposer(params, self.streams, model.vocab_size, self.edit, self.verify.coupled)
         prompt = list(self.request.prompt)
         return Forest.from_prompt(prompt, len(prompt) + self.request.max_new_tokens, self.request.end_tokens, self.stop)
+
+    def load(self) -> Load:
+        """The load now; for controllers that do not ask for it that of a request alone, by the sizes of its models."""
+        measured = self.depth.needs >= LOAD
+        if self._prices is None:
+            target = self.target.model
+            models = [(session.model, session.model.n_layers) for session in self.drafts]
+            exits = [getattr(model, "layers", None) for model, _ in models]
+            models += [(target, layers) for layers in exits if isinstance(layers, int)]
+            if not measured and any(not hasattr(model, "weight_bytes") for model, _ in [*models, (target, 0)]):
+                self._prices = ALONE.draft, ALONE.verify
+            else:
+                costs = self.costs if measured else Costs()
+                drafts = [costs.curve(*model).seconds for model in models]
+                self._prices = lambda rows: sum(draft(rows) for draft in drafts), costs.curve(target).seconds
+        return Load(*self._prices, *(self.running() if measured else ()))
 
     def recorder(self) -> Recorder:
         """What turns verdicts into rounds."""

@@ -39,6 +39,7 @@ def load(
     max_running: int = 64,
     max_queued: int | None = None,
     reuse_prefixes: bool = True,
+    load_aware: bool = False,
 ) -> Engine:
     """An engine from checkpoint directories, hub ids or model objects.
 
@@ -52,6 +53,7 @@ def load(
     Requests share `kv_cache_bytes` of memory for keys and values (default: half of what is free) and the forwards, at
     most `max_running` at once; of those that come then at most `max_queued` wait (None: any number). Where a prompt
     begins as another one did, what was computed is taken again unless `reuse_prefixes` is False.
+    With `load_aware` depth=auto follows the load where that changes a sampled text under its seed, too.
     """
     place = _place(device)
     if target is None:
@@ -89,7 +91,7 @@ def load(
     grown = [None if where is None else checkpoint.grown_from(where) for where in places]
     names |= {"grown": {"target": grown[0], "draft": grown[1:]}} if any(grown) else {}
     log.info("loaded %s with %s on %s", names["target"], names["draft"] or "no draft", place)
-    return Engine(model, drafts, words, end, names, kv_cache_bytes, max_running, max_queued, reuse_prefixes)
+    return Engine(model, drafts, words, end, names, kv_cache_bytes, max_running, max_queued, reuse_prefixes, load_aware)
 
 
 def _place(device: str | torch.device | None) -> torch.device:

@@ -68,3 +68,10 @@ class RuntimeParams(BaseModel):
     reuse_prefixes: Annotated[
         bool, Field(description="take what requests that began alike have computed of their prompts and texts")
     ] = True
+    load_aware: Annotated[
+        bool,
+        Field(
+            description="depth=auto follows the load in every request; by default only where the text cannot depend on "
+            "it: greedy, verify=coupled, beam search"
+        ),
+    ] = False

@@ -10,7 +10,7 @@ from pydantic import Field
 
 import draftwood
 from draftwood.certify import Budget, certify
-from draftwood.depth import CONTROLLERS, NOTHING, Growth
+from draftwood.depth import CONTROLLERS, NOTHING, DepthController, Growth
 from draftwood.depth.settings import DepthSettings
 from draftwood.eval.tasks import TASKS, Instance, Item, Task
 from draftwood.methods import METHODS, Parts
@@ -47,15 +47,12 @@ class BigramDrafter:
 
 # -- controller
 @dataclass
-class OneMore:
+class OneMore(DepthController):
     """Drafts one layer more than the last round accepted."""
 
     most: int
     wanted: int
     needs = NOTHING
-
-    def start(self, streams) -> None:
-        pass
 
     def deeper(self, growth) -> bool:
         return growth.depth < min(self.most, self.wanted)

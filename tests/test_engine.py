@@ -24,7 +24,7 @@ def test_a_result_holds_what_was_generated(engine: Engine) -> None:
     assert result.metrics.emitted == 9
     assert result.metrics.rounds == len(result.rounds)
     assert result.metrics.tau == pytest.approx(9 / len(result.rounds))
-    assert {"name": "speculative", "gamma": 4, "verify": "rejection"}.items() <= result.method.items()
+    assert {"name": "speculative", "depth": "auto", "verify": "rejection"}.items() <= result.method.items()
     assert result.lossless
     assert result.metrics.target_rows == 1 + sum(1 + round_.drafted for round_ in result.rounds)
 

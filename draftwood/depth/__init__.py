@@ -1,18 +1,23 @@
 """Depth controllers: how far a round drafts."""
 
 from draftwood.depth.adaptive import AdaptiveConfidence
+from draftwood.depth.auto import Auto
 from draftwood.depth.calibrated import CalibratedThompson
 from draftwood.depth.improvement import DraftCost, best_depth, improvement
-from draftwood.depth.rules import NOTHING, Confidence, DepthController, Entropy, Fixed, Growth, Learner
+from draftwood.depth.load import ALONE, Load
+from draftwood.depth.rules import LOAD, NOTHING, Confidence, DepthController, Entropy, Fixed, Growth, Learner
 from draftwood.depth.settings import CONTROLLERS, depth_text, parse_depth
 from draftwood.depth.stopping import OptimalStopping
 from draftwood.depth.thompson import Acceptance, BetaThompson, SpeedupThompson
 
 __all__ = [
+    "ALONE",
     "CONTROLLERS",
+    "LOAD",
     "NOTHING",
     "Acceptance",
     "AdaptiveConfidence",
+    "Auto",
     "BetaThompson",
     "CalibratedThompson",
     "Confidence",
@@ -22,6 +27,7 @@ __all__ = [
     "Fixed",
     "Growth",
     "Learner",
+    "Load",
     "OptimalStopping",
     "SpeedupThompson",
     "best_depth",

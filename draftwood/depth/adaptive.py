@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from draftwood.core.records import Round
-from draftwood.depth.rules import LOGITS, Growth
+from draftwood.depth.load import ALONE, Load
+from draftwood.depth.rules import LOGITS, DepthController, Growth
 from draftwood.sampling import Streams
 
 
 @dataclass(slots=True)
-class AdaptiveConfidence:
+class AdaptiveConfidence(DepthController):
     """Stop when the draft's probability of its last token is below a threshold that is moved towards a wanted rate.
 
     After a round that drafted k layers, a of them accepted (Zhang et al. 2023, "Draft & Verify", adaptive exiting):
@@ -43,7 +44,7 @@ class AdaptiveConfidence:
     def __post_init__(self) -> None:
         self.rate = self.target
 
-    def start(self, streams: Streams) -> None:
+    def start(self, streams: Streams, load: Load = ALONE) -> None:
         self._asked = 0
 
     def deeper(self, growth: Growth) -> bool:

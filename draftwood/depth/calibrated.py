@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from draftwood.core.records import Round
-from draftwood.depth.rules import STATES, Growth
+from draftwood.depth.load import ALONE, Load
+from draftwood.depth.rules import STATES, DepthController, Growth
 from draftwood.depth.thompson import draw_normal
 from draftwood.models import artifact
 from draftwood.models.artifact import Artifact
@@ -34,7 +35,7 @@ class Seen:
 
 
 @dataclass(slots=True)
-class CalibratedThompson:
+class CalibratedThompson(DepthController):
     """Cali-TS (EESD Algorithm 3): a predictor's theta_M of the last layer, corrected by what verification showed.
 
     theta ~ N(mu, s²), clipped to [0, 1], with mu = (sS² theta_M + n sM² theta_hat) / (n sM² + sS²) and
@@ -72,7 +73,7 @@ class CalibratedThompson:
     def for_request(self) -> CalibratedThompson:
         return replace(self)
 
-    def start(self, streams: Streams) -> None:
+    def start(self, streams: Streams, load: Load = ALONE) -> None:
         self._streams = streams
 
     def deeper(self, growth: Growth) -> bool:

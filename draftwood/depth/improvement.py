@@ -1,15 +1,13 @@
-"""What drafting gains, as a formula, and the cost of a drafted layer, as measured.
-
-Pure maths and running sums.
-"""
+"""What drafting gains, as a formula, and the cost of a drafted layer at a load."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from draftwood.core.records import Round
+from draftwood.depth.load import GUESS, Load
 
-GUESS = 0.1  # cost ratio until a round with drafts was measured
+LAYERS = 4  # that a first round is taken to draft
 
 
 def improvement(alpha: float, gamma: int, c: float) -> float:
@@ -41,49 +39,23 @@ def best_depth(alpha: float, most: int, c: float) -> int:
 
 
 @dataclass(slots=True)
-class Spent:
-    """Discounted sums over measured rounds; seconds."""
-
-    draft: float = 0.0
-    layers: float = 0.0
-    verify: float = 0.0
-    rounds: float = 0.0
-
-
-@dataclass(slots=True)
 class DraftCost:
-    """c: time of one drafted layer in target forwards; `fixed`, or measured with older rounds discounted.
-
-    The first round of a request is left out, since it contains the prompt. Where several models draft a layer, c counts
-    them all.
-    """
+    """c: what a drafted layer costs in target forwards: `fixed`, or the marginal time at the present load."""
 
     fixed: float | None = None
-    discount: float = 0.95
-    spent: Spent = field(default_factory=Spent)
-    _begun: bool = field(init=False, default=False)
+    ratio: float = field(init=False, default=GUESS)
+    _rows: int = field(init=False, default=1)  # of a layer
+    _layers: int = field(init=False, default=LAYERS)  # that a round is likely to draft
 
-    def for_request(self) -> DraftCost:
-        """The same sums for another request, whose first round is still to come."""
-        return replace(self)
+    def __post_init__(self) -> None:
+        self.ratio = GUESS if self.fixed is None else self.fixed
 
-    @property
-    def ratio(self) -> float:
-        if self.fixed is not None:
-            return self.fixed
-        spent = self.spent
-        if not spent.draft or not spent.verify:
-            return GUESS
-        return (spent.draft / spent.layers) / (spent.verify / spent.rounds)
+    def start(self, load: Load) -> None:
+        """A round begins at a load."""
+        if self.fixed is None:
+            self.ratio = load.ratio([self._rows] * self._layers)
 
     def add(self, round_: Round, layers: int) -> None:
-        """Count a round that drafted `layers` layers."""
-        if self.fixed is None and self._begun:
-            spent = self.spent
-            if round_.draft_seconds > 0 and layers:
-                spent.draft = self.discount * spent.draft + round_.draft_seconds
-                spent.layers = self.discount * spent.layers + layers
-            if round_.verify_seconds > 0:
-                spent.verify = self.discount * spent.verify + round_.verify_seconds
-                spent.rounds = self.discount * spent.rounds + 1
-        self._begun = True
+        """Follow a round that drafted `layers` layers."""
+        if layers:
+            self._rows, self._layers = max(1, round(round_.drafted / layers)), layers

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from draftwood.core.records import Round
+from draftwood.depth.load import ALONE, Load
 from draftwood.sampling import Streams
 
 NOTHING: frozenset[str] = frozenset()
 LOGITS = frozenset({"logits"})
+LOAD = frozenset({"load"})
 STATES = frozenset({"hidden", "target"})  # what the heads of draft and target read
 
 
@@ -26,9 +28,9 @@ STATES = frozenset({"hidden", "target"})  # what the heads of draft and target r
 class Growth:
     """What has been drafted when a controller is asked: layers so far, the last layer's nodes and logits.
 
-    `logits` and `picked` are given when the controller needs anything, `hidden` when it needs 'hidden'; beams, which
-    ask the draft of some nodes only, give no hidden states. The logits are the draft's before temperature
-    and truncation, so that they say something in greedy decoding too.
+    `logits` and `picked` are given when the controller needs anything of it, `hidden` when it needs 'hidden'; beams,
+    which ask the draft of some nodes only, give no hidden states. The logits are the draft's before temperature and
+    truncation, so that they say something in greedy decoding too.
     """
 
     depth: int
@@ -60,14 +62,19 @@ class Growth:
 class DepthController(Protocol):
     """Asked before each layer whether to draft it.
 
-    `needs` says what it reads: of `Growth` 'logits' and 'hidden', of `Round` 'target', the target's hidden state.
+    `needs` says what it reads: of `Growth` 'logits' and 'hidden', of `Round` 'target', the target's hidden state, and
+    'load', the measured one, which changes from run to run.
     """
 
     needs: frozenset[str]
 
-    def start(self, streams: Streams) -> None:
-        """A round begins; use only the stream 'depth'."""
+    def start(self, streams: Streams, load: Load = ALONE) -> None:
+        """A round begins at a load; use only the stream 'depth'."""
         return None
+
+    def width(self, most: int) -> int:
+        """Children of each node in the layer that was agreed to last, at most `most`."""
+        return most
 
     @abstractmethod
     def deeper(self, growth: Growth) -> bool:

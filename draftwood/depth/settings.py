@@ -4,9 +4,11 @@ On the command line a controller is its name with settings behind a colon: `conf
 setting), `speedup-ts:discount=0.9,cost=0.1`; in files and in Python also {"name": "confidence", "threshold": 0.4}. The
 text is the one canonical form.
 
-`speedup-ts` and `optimal-stopping` measure time unless `cost` is given. The law of the output stays as it is, but
-drafts and so sampled texts then differ between runs of one seed; greedy and coupled texts do not. The same goes for
-`shared=true`, with which the requests of an engine learn together: sampled texts then depend on the requests before.
+`speedup-ts` and `optimal-stopping` go by the marginal time of a draft at the present load unless `cost` is given. The
+law of the output stays as it is, but drafts and so sampled texts then differ between runs of one seed; greedy and
+coupled texts do not. The same goes for `shared=true`, with which the requests of an engine learn together: sampled
+texts then depend on the requests before. `auto` does both where texts cannot differ, or where the engine is
+`load_aware`; elsewhere it decides by the request's own rounds and by costs that follow from the models' sizes.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from draftwood.depth.adaptive import AdaptiveConfidence
+from draftwood.depth.auto import Auto
 from draftwood.depth.calibrated import CalibratedThompson, load_calibration
 from draftwood.depth.decision import Decide, load_decision
 from draftwood.depth.improvement import DraftCost
@@ -34,7 +37,11 @@ Rejected = Annotated[float, Field(gt=0, le=1e6, description="prior: rejected dra
 Share = Annotated[float, Field(ge=0, le=1)]
 Cost = Annotated[
     float | None,
-    Field(ge=0, le=100, description="c, a layer's time in target forwards; null: measured, which seeds cannot repeat"),
+    Field(
+        ge=0,
+        le=100,
+        description="c, a layer's time in target forwards; null: as measured at the load, which seeds cannot repeat",
+    ),
 ]
 
 Learned = Annotated[
@@ -174,9 +181,19 @@ class StoppingDepth(DepthSettings):
         return OptimalStopping(most, self.discount, DraftCost(self.cost), self.shared)
 
 
+class AutoDepth(DepthSettings):
+    name = "auto"
+
+    discount: Discount = 0.99
+
+    def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
+        return Auto(most, discount=self.discount)
+
+
 CONTROLLERS: dict[str, type[DepthSettings]] = {
     kind.name: kind
     for kind in (
+        AutoDepth,
         FixedDepth,
         ConfidenceDepth,
         AdaptiveDepth,

@@ -5,13 +5,15 @@ Learns from rounds: its own request's, or all where shared.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from draftwood.core.records import Round
 from draftwood.depth.improvement import DraftCost
-from draftwood.depth.rules import LOGITS, Growth
+from draftwood.depth.load import ALONE, Load
+from draftwood.depth.rules import LOAD, LOGITS, DepthController, Growth
 from draftwood.sampling import Streams
 
 BINS = 8  # of confidence; one more stands for 'not known'
@@ -52,15 +54,49 @@ class Experience:
 
 
 @dataclass(slots=True)
-class OptimalStopping:
+class Path:
+    """Chances of a round's layers, by the draft's confidence in them: its probability of its token, in trees and beams
+    the largest.
+
+    A layer's chance of acceptance is that of earlier layers of about the same confidence. The next layer, whose
+    confidence is not known yet, gets the chance that layers had behind one of the last layer's confidence.
+    """
+
+    own: Sequence[float] = ()  # chances by confidence
+    next: Sequence[float] = ()
+    asked: int = 0  # layers that were agreed to
+    reach: float = 1.0  # chance that all drafted layers are accepted
+    _bins: list[int] = field(default_factory=list)  # of the round's layers so far
+
+    def follow(self, growth: Growth) -> float:
+        """Note the layer that was drafted last, if any; the chance of the next one where all before it are accepted."""
+        last = UNKNOWN
+        if growth.depth:
+            confidences = growth.confidences()
+            last = min(BINS - 1, int(max(confidences) * BINS)) if confidences else UNKNOWN
+            self._bins.append(last)
+            self.reach *= self.own[last]
+        return self.next[last]
+
+    def learn(self, round_: Round, seen: Experience, discount: float) -> None:
+        """Add what became of the round."""
+        seen.own.fade(discount)
+        seen.next.fade(discount)
+        for layer in range(round_.attempted):
+            accepted = layer < round_.depth_accepted
+            if layer < len(self._bins):
+                seen.own.add(self._bins[layer], accepted)
+            if layer <= len(self._bins):
+                seen.next.add(self._bins[layer - 1] if layer else UNKNOWN, accepted)
+
+
+@dataclass(slots=True)
+class OptimalStopping(DepthController):
     """Go on while (product of the layers' chances, the next one's included) > lambda c.
 
-    A drafted layer's chance of acceptance is that of earlier layers of about the same confidence: the draft's
-    probability of its token, in trees and beams the largest. The next layer, whose confidence is not known
-    yet, gets the chance that layers had behind one of the last layer's confidence. lambda is the running rate of tokens
-    per target-forward time and c the cost of a layer in that unit: what the layer is expected to yield must exceed
-    what the time would yield otherwise. No randomness. Rounds without drafts let the evidence fade, so that drafting
-    is tried again.
+    Chances are those of `Path`. lambda is the running rate of tokens per target-forward time and c the cost of a layer
+    in that unit: what the layer is expected to yield must exceed what the time would yield otherwise. No randomness.
+    Rounds without drafts let the evidence fade, so that drafting is tried again.
     """
 
     most: int
@@ -68,12 +104,8 @@ class OptimalStopping:
     cost: DraftCost = field(default_factory=DraftCost)
     shared: bool = False
     seen: Experience = field(default_factory=Experience)
-    needs: frozenset[str] = LOGITS
-    _own: list[float] = field(init=False, default_factory=list)  # the chances, made once per round
-    _next: list[float] = field(init=False, default_factory=list)
-    _bins: list[int] = field(init=False, default_factory=list)  # of the round's layers so far
-    _asked: int = field(init=False, default=0)
-    _reach: float = field(init=False, default=1.0)  # chance that all drafted layers are accepted
+    needs: frozenset[str] = LOGITS | LOAD
+    _path: Path = field(init=False, default_factory=Path)
 
     @property
     def rate(self) -> float:
@@ -81,35 +113,24 @@ class OptimalStopping:
         return self.seen.tokens / (self.seen.rounds + self.cost.ratio * self.seen.layers)
 
     def for_request(self) -> OptimalStopping:
-        return replace(self, cost=self.cost.for_request())
+        return replace(self, cost=replace(self.cost))
 
-    def start(self, streams: Streams) -> None:
-        self._own, self._next = self.seen.own.chances(), self.seen.next.chances()
-        self._bins, self._asked, self._reach = [], 0, 1.0
+    def start(self, streams: Streams, load: Load = ALONE) -> None:
+        self.cost.start(load)
+        self._path = Path(self.seen.own.chances(), self.seen.next.chances())
 
     def deeper(self, growth: Growth) -> bool:
-        before = UNKNOWN
-        if growth.depth:
-            confidences = growth.confidences()
-            before = min(BINS - 1, int(max(confidences) * BINS)) if confidences else UNKNOWN
-            self._bins.append(before)
-            self._reach *= self._own[before]
-        if growth.depth >= self.most or self._reach * self._next[before] <= self.rate * self.cost.ratio:
+        path = self._path
+        chance = path.follow(growth)
+        if growth.depth >= self.most or path.reach * chance <= self.rate * self.cost.ratio:
             return False
-        self._asked = growth.depth + 1
+        path.asked = growth.depth + 1
         return True
 
     def observe(self, round_: Round, state: Tensor | None = None) -> None:
-        seen = self.seen
-        seen.own.fade(self.discount)
-        seen.next.fade(self.discount)
-        for layer in range(round_.attempted):
-            accepted = layer < round_.depth_accepted
-            if layer < len(self._bins):
-                seen.own.add(self._bins[layer], accepted)
-            if layer <= len(self._bins):
-                seen.next.add(self._bins[layer - 1] if layer else UNKNOWN, accepted)
-        self.cost.add(round_, self._asked)
+        seen, asked = self.seen, self._path.asked
+        self._path.learn(round_, seen, self.discount)
+        self.cost.add(round_, asked)
         seen.tokens = self.discount * seen.tokens + round_.depth_accepted + 1
         seen.rounds = self.discount * seen.rounds + 1
-        seen.layers = self.discount * seen.layers + self._asked
+        seen.layers = self.discount * seen.layers + asked

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from draftwood.core.records import Round
 from draftwood.depth.improvement import DraftCost, best_depth
-from draftwood.depth.rules import NOTHING, Growth
+from draftwood.depth.load import ALONE, Load
+from draftwood.depth.rules import LOAD, NOTHING, DepthController, Growth
 from draftwood.sampling import Streams
 
 Uniform = Callable[[], float]  # numbers in [0, 1)
@@ -79,7 +80,7 @@ class Acceptance:
 
 
 @dataclass(slots=True)
-class BetaThompson:
+class BetaThompson(DepthController):
     """Beta-TS (EESD Algorithm 2): after each drafted layer draw theta ~ Beta(a, b) and go on with the chance theta.
 
     theta is drawn anew for every layer and used once, so that going on has the chance E[theta] = a / (a + b), each time
@@ -97,7 +98,7 @@ class BetaThompson:
     def for_request(self) -> BetaThompson:
         return replace(self)
 
-    def start(self, streams: Streams) -> None:
+    def start(self, streams: Streams, load: Load = ALONE) -> None:
         self._streams = streams
 
     def deeper(self, growth: Growth) -> bool:
@@ -111,7 +112,7 @@ class BetaThompson:
 
 
 @dataclass(slots=True)
-class SpeedupThompson:
+class SpeedupThompson(DepthController):
     """Draw a ~ Beta(posterior) once per round and draft K = argmax IF(a, K, c) layers, 0 <= K <= most.
 
     Where drafting does not pay K becomes 0; the discount then lets the evidence fade towards the prior, so that
@@ -122,14 +123,15 @@ class SpeedupThompson:
     acceptance: Acceptance = field(default_factory=lambda: Acceptance(discount=0.95))
     cost: DraftCost = field(default_factory=DraftCost)
     shared: bool = False
-    needs: frozenset[str] = NOTHING
+    needs: frozenset[str] = LOAD
     _depth: int = field(init=False, default=0)
     _asked: int = field(init=False, default=0)
 
     def for_request(self) -> SpeedupThompson:
-        return replace(self, cost=self.cost.for_request())
+        return replace(self, cost=replace(self.cost))
 
-    def start(self, streams: Streams) -> None:
+    def start(self, streams: Streams, load: Load = ALONE) -> None:
+        self.cost.start(load)
         a = draw_beta(self.acceptance.a, self.acceptance.b, lambda: streams.uniform("depth"))
         self._depth = best_depth(a, self.most, self.cost.ratio)
         self._asked = 0

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftwood.core.forest import TRUNK, DraftedLayer, Forest
 from draftwood.core.topology import trunk_node
-from draftwood.depth import NOTHING, DepthController, Growth
+from draftwood.depth import LOAD, NOTHING, DepthController, Growth
 from draftwood.draft.base import Proposer, Source
 from draftwood.runtime.session import Answer, Run
 from draftwood.sampling import Distributions
@@ -73,7 +73,7 @@ class BeamDrafter:
             nodes = drafted.nodes
             layer += 1
             growth = Growth(layer, nodes)
-            if depth.needs:
+            if depth.needs - LOAD:
                 row_of = {node: row for row, node in enumerate(live)}
                 growth = Growth(layer, nodes, fit, _picked(forest, nodes, row_of))
 

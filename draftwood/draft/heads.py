@@ -15,7 +15,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from draftwood.core.forest import Forest
-from draftwood.depth import DepthController, Growth
+from draftwood.depth import LOAD, DepthController, Growth
 from draftwood.draft.base import Proposer
 from draftwood.runtime.session import Answer, Run, Session
 from draftwood.sampling import Distributions
@@ -105,7 +105,7 @@ class HeadsDrafter:
                 break
             nodes = [node for node, _ in frontier]
             growth = Growth(layer + 1, nodes)
-            if depth.needs:
+            if depth.needs - LOAD:
                 picked = [(0, forest.token[node]) for node in nodes if node not in forest.finished]
                 growth = Growth(layer + 1, nodes, propose.fit(logits[layer]), picked, self._hidden[None])
 

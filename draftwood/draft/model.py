@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest
 from draftwood.core.topology import template
-from draftwood.depth import NOTHING, DepthController, Growth
+from draftwood.depth import LOAD, NOTHING, DepthController, Growth
 from draftwood.draft.base import Proposer, Source
 from draftwood.runtime.session import Answer, Run
 from draftwood.sampling import Distributions
@@ -44,7 +44,7 @@ class ModelDrafter:
         growth = Growth(0)
         layer = 0
         while layer < limit and depth.deeper(growth):
-            width = self.widths[min(layer, len(self.widths) - 1)]
+            width = depth.width(self.widths[min(layer, len(self.widths) - 1)])
             shown: list[int] = []
             looked: list[Tensor] = []
             read: list[Tensor] = []
@@ -54,7 +54,7 @@ class ModelDrafter:
                 if nodes and forest.position(nodes[0]) < source.context:
                     answer = yield from source.answer(forest, nodes, hidden)
                     frontiers[i] = propose(forest, nodes, answer.logits, width, self.replacement)
-                    if depth.needs:
+                    if depth.needs - LOAD:
                         rows = {node: sum(map(len, looked)) + row for row, node in enumerate(nodes)}
                         picked += [
                             (rows[forest.parent[node]], forest.token[node])

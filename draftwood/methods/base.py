@@ -70,6 +70,10 @@ class Method(BaseModel):
         """The method without drafts whose text this one repeats under the same seed; None where seeds differ."""
         return None
 
+    def repeats(self, greedy: bool) -> bool:
+        """Whether the text does not depend on the drafts."""
+        return self.lossless and self.reference(greedy) is not None
+
     def check(self, params: SamplingParams) -> None:
         """Raise ConfigurationError where sampling options mean nothing to this method."""
 

@@ -121,7 +121,10 @@ class DynamicWidth(Sourced, BeamSamplingMethod):
 
         drafter = self.drafting(make, drafts, target)
         return Parts(
-            drafter, self.verifier(), controller(self.depth, self.gamma, drafts, target, hidden=False), self.ranking
+            drafter,
+            self.verifier(),
+            controller(self.depth, self.gamma, drafts, target, roots=self.draft_width, hidden=False),
+            self.ranking,
         )
 
 
@@ -184,5 +187,8 @@ class SpeculativeBeamSearch(PlainBeamSearch):
         wide = self.draft_width or self.width
         drafter = BeamDrafter(drafts[0], wide, root_weights="target", search=BeamSearch(wide))
         return Parts(
-            drafter, self.verifier(), controller(self.depth, self.gamma, drafts, target, hidden=False), self.ranking
+            drafter,
+            self.verifier(),
+            controller(self.depth, self.gamma, drafts, target, roots=wide, hidden=False),
+            self.ranking,
         )

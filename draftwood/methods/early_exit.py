@@ -58,4 +58,6 @@ class EarlyExit(SequenceMethod):
             return ModelDrafter([source], widths, self.replacement)
 
         most = len(self.tree) if self.tree else self.gamma
-        return Parts(from_exit(make, drafts, target), self.verifier(), controller(self.depth, most, drafts, target))
+        return Parts(
+            from_exit(make, drafts, target), self.verifier(), controller(self.depth, most, drafts, target, widths)
+        )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from draftwood.depth import DepthController, depth_text, parse_depth
+from draftwood.depth import Auto, DepthController, depth_text, parse_depth
 from draftwood.errors import ConfigurationError
 from draftwood.models.artifact import fingerprint, fingerprints
 from draftwood.runtime.session import Session
@@ -35,14 +35,26 @@ Depth = Annotated[
     str,
     BeforeValidator(depth_text),
     Field(
-        description="who ends drafting early: fixed, confidence:0.4, adaptive-confidence, entropy, "
-        "decision:PATH, beta-ts, speedup-ts, optimal-stopping"
+        description="who ends drafting early: auto, fixed, confidence:0.4, adaptive-confidence, entropy, "
+        "decision:PATH, beta-ts, speedup-ts, optimal-stopping; chains and trees of no named size: auto"
     ),
 ]
 Width = Annotated[int, Field(ge=1)]
 Widths = Annotated[
     tuple[Width, ...], BeforeValidator(listed), Field(min_length=1, description="children per node, layer by layer")
 ]
+
+
+def sized(values: object, *sizes: str, **usual: int) -> object:
+    """A method's options: one that names none of `sizes` and no depth has depth=auto, others fixed.
+
+    `usual` are the sizes of controllers other than auto.
+    """
+    if not isinstance(values, Mapping):
+        return values
+    named = any(size in values for size in sizes)
+    found = {"depth": "fixed" if named else "auto"} | dict(values)
+    return found if named or str(found["depth"]).partition(":")[0] == "auto" else usual | found
 
 
 def check_rows(rows: int, what: str, fix: str = "make it narrower or shallower") -> None:
@@ -52,12 +64,24 @@ def check_rows(rows: int, what: str, fix: str = "make it narrower or shallower")
 
 
 def controller(
-    depth: str, most: int, drafts: Sequence[Session], target: Session, hidden: bool = True
+    depth: str,
+    most: int,
+    drafts: Sequence[Session],
+    target: Session,
+    widths: Sequence[int] = (1,),
+    roots: int = 1,
+    hidden: bool = True,
 ) -> DepthController:
-    """Who decides whether to draft a layer more, at most `most` of them; `hidden`: whether hidden states are given."""
+    """Who decides whether to draft a layer more, at most `most` of them; `hidden`: whether hidden states are given.
+
+    A layer has `widths` children per node of the one before, the last width again and again, the first one `roots`
+    times as many.
+    """
     made = parse_depth(depth).build(
         most, lambda: fingerprints([session.model for session in drafts]), lambda: fingerprint(target.model)
     )
+    if isinstance(made, Auto):
+        made.widths, made.roots = tuple(widths), roots
     if not hidden and "hidden" in made.needs:
         raise ConfigurationError(
             f"depth {depth} reads the draft's hidden states, which beams do not give; use "

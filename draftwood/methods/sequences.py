@@ -11,7 +11,7 @@ from draftwood.depth import Fixed
 from draftwood.draft import ModelDrafter, NgramDrafter, NoDrafter
 from draftwood.draft.base import Source
 from draftwood.methods.base import Method, Parts
-from draftwood.methods.options import Depth, Gamma, Initial, Widths, check_rows, controller
+from draftwood.methods.options import Depth, Gamma, Initial, Widths, check_rows, controller, sized
 from draftwood.methods.sources import Sourced
 from draftwood.runtime.session import Session
 from draftwood.verify import Coupled, Initialised, Rejection, Verifier
@@ -63,8 +63,13 @@ class Speculative(SequenceMethod):
     summary = "a chain of gamma tokens from a draft model"
     draft_models = (1, 1)
 
-    gamma: Gamma = 4
-    depth: Depth = "fixed"
+    gamma: Gamma = 12
+    depth: Depth = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sized(cls, values: object) -> object:
+        return sized(values, "gamma", gamma=4)
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         return Parts(ModelDrafter(drafts, (1,)), self.verifier(), controller(self.depth, self.gamma, drafts, target))
@@ -78,10 +83,15 @@ class SpecInfer(SequenceMethod):
     draft_models = (1, 8)
 
     expansion: Widths = (1, 2, 2, 1)
-    depth: Depth = "fixed"
+    depth: Depth = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sized(cls, values: object) -> object:
+        return sized(values, "expansion")
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
-        depth = controller(self.depth, len(self.expansion), drafts, target)
+        depth = controller(self.depth, len(self.expansion), drafts, target, self.expansion, len(drafts))
         return Parts(ModelDrafter(drafts, self.expansion), self.verifier(), depth)
 
 
@@ -95,7 +105,12 @@ class MultiCandidate(Sourced, SequenceMethod):
     tree: Widths = (4, 2, 2, 1)
     initial: Initial = 1
     replacement: bool = Field(default=False, description="draw siblings independently; false: distinct siblings")
-    depth: Depth = "fixed"
+    depth: Depth = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sized(cls, values: object) -> object:
+        return sized(values, "tree")
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -117,7 +132,7 @@ class MultiCandidate(Sourced, SequenceMethod):
         def make(source: Source) -> ModelDrafter:
             return ModelDrafter([source], self.tree, self.replacement)
 
-        depth = controller(self.depth, len(self.tree), drafts, target)
+        depth = controller(self.depth, len(self.tree), drafts, target, self.tree, self.initial)
         return Parts(self.drafting(make, drafts, target), self.verifier(), depth)
 
 
@@ -140,7 +155,12 @@ class Fork(OneHypothesis):
         description="lossless: rejection, coupled; lossy: longest, the longest chain below the target's draws",
     )
     replacement: bool = Field(default=False, description="draw candidates independently; false: distinct candidates")
-    depth: Depth = "fixed"
+    depth: Depth = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sized(cls, values: object) -> object:
+        return sized(values, "width", "gamma")
 
     @model_validator(mode="after")
     def _few_rows(self) -> Self:
@@ -156,7 +176,7 @@ class Fork(OneHypothesis):
     def build(self, drafts: list[Session], target: Session) -> Parts:
         first = 1 if self.verify == "longest" else self.width
         widths = (first, *(1,) * (self.gamma - 1))
-        depth = controller(self.depth, self.gamma, drafts, target)
+        depth = controller(self.depth, self.gamma, drafts, target, widths)
         return Parts(ModelDrafter(drafts, widths, self.replacement), self.verifier(), depth)
 
 

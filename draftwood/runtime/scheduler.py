@@ -17,11 +17,14 @@ import torch
 
 from draftwood.errors import DraftwoodError, OutOfMemory, Overloaded, RequestError
 from draftwood.models.base import CausalModel
+from draftwood.runtime.cost import Costs
 from draftwood.runtime.executor import Pending, sweep
 from draftwood.runtime.policy import SHORT, Policy
 from draftwood.runtime.prefix import PrefixCache
 from draftwood.runtime.session import LOST, Answer, Event
 from draftwood.runtime.task import Task
+
+CAUGHT_UP = 2  # rows that a run may have beside those asked for and still tell what such a run costs
 
 
 class Scheduler:
@@ -43,6 +46,8 @@ class Scheduler:
         self.running, self.queue, self.memory, self.policy = running, queue, memory, Policy(chunk)
         self.active: list[Task[Any]] = []  # in the order of their admission; belongs to the thread that steps
         self.waiting: deque[Task[Any]] = deque()  # the front belongs to the thread that steps
+        self.costs = Costs()  # of passes, measured as they run
+        self.load = (1, 0, 0)  # see `_count`
         self.steps = self.passes = 0  # passes of targets
         self.preempted = 0
         self._submitting = threading.Lock()
@@ -159,6 +164,7 @@ class Scheduler:
         self._leader = threading.get_ident()
         try:
             self._end_cancelled()
+            self._count()
             self._admit()
             self.steps += 1
             self._passes()
@@ -215,6 +221,12 @@ class Scheduler:
                 (drafting if task.run.drafts else ready).append(task)
         return drafting, ready
 
+    def _count(self) -> None:
+        """How many requests run, or are about to, that draft by the load, how many that do not, and rows of those."""
+        running = [*self.active, *list(self.waiting)[: self.running - len(self.active)]]
+        rows = [task.verified for task in running if not task.adapts]
+        self.load = max(1, len(running) - len(rows)), len(rows), sum(rows)
+
     def _admit(self) -> None:
         """Let the first of those that wait begin, or go on, while there is room."""
         while self.waiting and len(self.active) < self.running:
@@ -240,13 +252,21 @@ class Scheduler:
         for task in tasks:
             if task.run is not None:
                 groups.setdefault(task.run.session.model, []).append(task)
-        for members in groups.values():
+        for model, members in groups.items():
+            began = perf_counter()
             for task in members:
                 self._prepare(task)
             held = [(task, task.pending) for task in members if task.pending is not None]  # some may wait again
             limits = self.policy.limits([len(pending.rows) for _, pending in held])
             chosen = zip(held, limits, strict=True)
-            self._sweep({task: limit for (task, pending), limit in chosen if limit or not pending.rows})
+            taken = {task: limit for (task, pending), limit in chosen if limit or not pending.rows}
+            runs = [pending for task, pending in held if task in taken]
+            before = sum(run.answer.rows for run in runs)
+            self._sweep(taken)
+            rows, asked = sum(taken.values()), sum(len(run.run.nodes) + CAUGHT_UP for run in runs)
+            if rows <= asked and not any(run.rows for run in runs):  # no prompts, which cost something else
+                full = sum(run.answer.rows for run in runs) - before
+                self.costs.add(model, rows, full, perf_counter() - began)
 
     def _prepare(self, task: Task[Any]) -> bool:
         """Allot slots to a task's run; where memory is short, the youngest task is put back until there is enough."""

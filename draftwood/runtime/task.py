@@ -25,6 +25,7 @@ class Task(Generic[Event]):
     prompt: int  # tokens
     most: int  # slots that it may hold at once in the end
     notify: Callable[[], object] | None = None  # told of each event and of the end, from the thread that steps
+    adapts: bool = False  # whether it drafts by the load
     events: deque[Event] = field(default_factory=deque)
     error: BaseException | None = None
     done: bool = False  # set when all else is: there are no more events, and the memory is given back
@@ -33,6 +34,7 @@ class Task(Generic[Event]):
     run: Run | None = None
     pending: Pending | None = None
     drafted: bool = False  # whether it has drafted since the target answered it last
+    verified: int = 1  # rows of its last target run
     preempted: int = 0  # times that it was put back
     lost: bool = False  # whether what its run needs of other runs is gone
     _decoding: Decoding[Event] | None = None
@@ -54,6 +56,8 @@ class Task(Generic[Event]):
                 self.tell()
                 wish = next(self._decoding, None)
         self.run = wish
+        if wish is not None and not wish.drafts:
+            self.verified = len(wish.nodes)
         return wish is not None
 
     def tell(self) -> None:

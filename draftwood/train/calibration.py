@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwood.core.records import Round
-from draftwood.depth import DepthController, Growth
+from draftwood.depth import ALONE, DepthController, Growth, Load
 from draftwood.depth.calibrated import PLACES, Calibration, Trained
 from draftwood.depth.rules import STATES
 from draftwood.engine import Engine
@@ -55,7 +55,7 @@ class _Notes:
 
 
 @dataclass(slots=True)
-class _Recorder:
+class _Recorder(DepthController):
     """In the place of a request's depth controller, which it asks; notes every draft that was tried."""
 
     inner: DepthController
@@ -68,9 +68,9 @@ class _Recorder:
     def __post_init__(self) -> None:
         self.needs = self.inner.needs | STATES
 
-    def start(self, streams: Streams) -> None:
+    def start(self, streams: Streams, load: Load = ALONE) -> None:
         self._states = []
-        self.inner.start(streams)
+        self.inner.start(streams, load)
 
     def deeper(self, growth: Growth) -> bool:
         if growth.depth:

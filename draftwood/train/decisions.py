@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest, Verdict
 from draftwood.core.records import Round
-from draftwood.depth import DepthController, Growth
+from draftwood.depth import ALONE, DepthController, Growth, Load
 from draftwood.depth.decision import Decision, DecisionKind, output_features
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
@@ -52,7 +52,7 @@ class Examples:
 
 
 @dataclass(slots=True)
-class Recorder:
+class Recorder(DepthController):
     """Verifier and depth controller of one request, which notes an example for each draft that was judged.
 
     A draft is judged when all before it on its path were accepted and no sibling drawn before it was. Its features are
@@ -75,9 +75,9 @@ class Recorder:
         self.needs = self.depth.needs | {"hidden" if self.examples.kind == "hidden" else "logits"}
         self.name, self.lossless, self.coupled = self.verify.name, self.verify.lossless, self.verify.coupled
 
-    def start(self, streams: Streams) -> None:
+    def start(self, streams: Streams, load: Load = ALONE) -> None:
         self._growths = []
-        self.depth.start(streams)
+        self.depth.start(streams, load)
 
     def deeper(self, growth: Growth) -> bool:
         if growth.depth:

@@ -111,7 +111,7 @@ def test_no_drafted_token_is_dropped(
     class Noted(Decide):
         layers = 0
 
-        def start(self, streams: Streams) -> None:
+        def start(self, streams: Streams, load: Any = None) -> None:
             self.layers = 0
 
         def deeper(self, growth: Growth) -> bool:

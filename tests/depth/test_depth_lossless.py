@@ -9,7 +9,7 @@ from enumeration import Choices, EnumeratedRandomness, law_of
 from tabular import exact_law, follows, frequencies, sampled, surplus
 
 from draftwood import Engine, SamplingParams, TabularModel
-from draftwood.depth import Confidence, DepthController, Growth, parse_depth
+from draftwood.depth import ALONE, Confidence, DepthController, Growth, Load, parse_depth
 from draftwood.methods import Speculative
 from draftwood.sampling import Streams
 
@@ -17,6 +17,7 @@ PROMPT, VOCAB, END = [1, 2, 1, 2], 4, frozenset({0})
 TARGET = TabularModel.random(VOCAB, seed=11, order=4)
 DRAFTS = [TabularModel.random(VOCAB, seed=12, order=3), TabularModel.random(VOCAB, seed=13, order=2)]
 CONTROLLERS = [
+    "auto",
     "fixed",
     "confidence:0.45",
     "entropy:1.0",
@@ -143,14 +144,14 @@ def test_beam_search_is_the_same(depth: str) -> None:
 # -- what controllers do and do not --------------------------------------------------------------------------------
 
 
-class _Watched:
+class _Watched(DepthController):
     """A controller inside another that notes what it agreed to and which numbers it drew."""
 
     def __init__(self, inner: DepthController, log: list[tuple[int, int]], purposes: set[str]) -> None:
         self.inner, self.log, self.needs = inner, log, inner.needs
         self.asked, self.purposes = 0, purposes
 
-    def start(self, streams: Streams) -> None:
+    def start(self, streams: Streams, load: Load = ALONE) -> None:
         self.asked = 0
         outer = self
 
@@ -159,13 +160,16 @@ class _Watched:
                 outer.purposes.add(purpose)
                 return streams.uniform(purpose)
 
-        self.inner.start(Noted(0))
+        self.inner.start(Noted(0), load)
 
     def deeper(self, growth: Growth) -> bool:
         if not self.inner.deeper(growth):
             return False
         self.asked = growth.depth + 1
         return True
+
+    def width(self, most: int) -> int:
+        return self.inner.width(most)
 
     def observe(self, round_: Any, state: Any = None) -> None:
         self.log.append((self.asked, round_.drafted))
@@ -191,7 +195,7 @@ def test_every_drafted_token_is_verified_and_only_the_depth_stream_is_used(
     assert all(asked == drafted for asked, drafted in log)
     assert purposes <= {"depth"}
     assert bool(purposes) == ("-ts" in depth)
-    if depth != "fixed" and depth in REPEATABLE:
+    if depth not in ("auto", "fixed") and depth in REPEATABLE:
         assert len({asked for asked, _ in log}) > 2  # it decides
 
 
@@ -199,7 +203,7 @@ def test_numbers_of_controllers_change_nothing_else(monkeypatch: pytest.MonkeyPa
     """A controller that always reaches the same depth, with or without drawing, gives the same sampled text."""
 
     class Wasteful(Confidence):
-        def start(self, streams: Streams) -> None:
+        def start(self, streams: Streams, load: Load = ALONE) -> None:
             for _ in range(7):
                 streams.uniform("depth")
 

@@ -14,11 +14,12 @@ from draftwood.depth import (
     DraftCost,
     Entropy,
     Growth,
+    Load,
     SpeedupThompson,
     best_depth,
     improvement,
 )
-from draftwood.depth.improvement import GUESS
+from draftwood.depth.load import GUESS
 from draftwood.depth.thompson import draw_beta, draw_gamma, draw_normal
 from draftwood.sampling import Streams
 
@@ -180,28 +181,32 @@ def test_best_depth_is_the_argmax() -> None:
     assert best_depth(0.4, 9, 0.5) == 0
 
 
-def test_cost_is_measured_without_the_first_round() -> None:
-    cost = DraftCost(discount=0.5)
-    cost.add(a_round(2, 4, 25.0), 4)
+def test_cost_is_the_marginal_one_at_the_load() -> None:
+    """Rows that the machine has room for are free; others' tokens count where they are not."""
+    cost = DraftCost()
     assert cost.ratio == GUESS
-    cost.add(a_round(2, 4, 0.2), 4)
+    cost.start(Load(lambda rows: 0.2, lambda rows: 1.0))
     assert cost.ratio == pytest.approx(0.2)
-    cost.add(a_round(0, 0, 0.2), 0)
+    cost.start(Load(lambda rows: 0.2, lambda rows: 1.0, drafting=4))
     assert cost.ratio == pytest.approx(0.2)
-    for _ in range(20):
-        cost.add(a_round(2, 4, 0.6), 4)
-    assert cost.ratio == pytest.approx(0.6, abs=1e-3)
+    cost.start(Load(lambda rows: 0.0, lambda rows: float(rows), drafting=4))
+    assert cost.ratio == pytest.approx(1.0)
+    cost.start(Load(lambda rows: 0.2, lambda rows: 1.0, drafting=1, others=3, rows=3))
+    assert cost.ratio == pytest.approx(0.8)
+    cost.add(a_round(2, 6, 0.1), 3)  # a tree: two rows a layer
+    cost.start(Load(lambda rows: 0.0, lambda rows: float(rows)))
+    assert cost.ratio == pytest.approx(2.0)
     fixed = DraftCost(0.3)
-    fixed.add(a_round(2, 4, 0.6), 4)
+    fixed.start(Load(lambda rows: 0.2, lambda rows: 1.0))
     assert fixed.ratio == 0.3
 
 
-def test_speedup_thompson_uses_the_cost_it_measures() -> None:
+def test_speedup_thompson_goes_by_the_load() -> None:
     def depth(c: float) -> float:
         controller, streams, total = SpeedupThompson(12), Streams(4), 0
         for position in range(200):
             streams.at(position)
-            controller.start(streams)
+            controller.start(streams, Load(lambda rows: c, lambda rows: 1.0))
             k = 0
             while controller.deeper(Growth(k)):
                 k += 1

@@ -11,6 +11,7 @@ from draftwood.config import assignments
 from draftwood.depth import (
     CONTROLLERS,
     AdaptiveConfidence,
+    Auto,
     BetaThompson,
     Confidence,
     Entropy,
@@ -65,7 +66,7 @@ def test_a_mapping_on_the_command_line() -> None:
 
 
 def test_controllers_are_built_anew_with_the_most_layers() -> None:
-    kinds = (Fixed, Confidence, AdaptiveConfidence, Entropy, BetaThompson, SpeedupThompson, OptimalStopping)
+    kinds = (Auto, Fixed, Confidence, AdaptiveConfidence, Entropy, BetaThompson, SpeedupThompson, OptimalStopping)
     without_files = [settings for settings in CONTROLLERS.values() if "path" not in settings.model_fields]
     for settings, kind in zip(without_files, kinds, strict=True):
         one, other = settings().build(7), settings().build(7)

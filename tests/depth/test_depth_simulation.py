@@ -12,6 +12,7 @@ from draftwood.depth import (
     DepthController,
     Fixed,
     Growth,
+    Load,
     OptimalStopping,
     SpeedupThompson,
     improvement,
@@ -35,7 +36,7 @@ def simulated(controller: DepthController, accept: Accept, c: float, seed: int =
     made = rounds = drafts = 0
     while made < TOKENS:
         streams.at(made)
-        controller.start(streams)
+        controller.start(streams, Load(lambda rows: c, lambda rows: 1.0))
         depth = 0
         while controller.deeper(Growth(depth)):
             depth += 1
@@ -120,7 +121,7 @@ def test_chances_that_confidence_tells_beat_every_fixed_depth() -> None:
         made = rounds = drafts = 0
         while made < tokens:
             streams.at(made)
-            controller.start(streams)
+            controller.start(streams, Load(lambda rows: c, lambda rows: 1.0))
             chances: list[float] = []
             growth = Growth(0)
             while controller.deeper(growth):

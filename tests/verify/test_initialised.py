@@ -249,7 +249,7 @@ class FromSecond(Fixed):
 
     rounds: int = 0
 
-    def start(self, streams: Streams) -> None:
+    def start(self, streams: Streams, load: Any = None) -> None:
         self.rounds += 1
 
     def deeper(self, growth: Any) -> bool:

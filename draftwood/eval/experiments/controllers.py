@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from draftwood.core.records import Round
-from draftwood.depth import Acceptance, BetaThompson, CalibratedThompson, DepthController, Fixed, Growth
+from draftwood.depth import Acceptance, BetaThompson, CalibratedThompson, DepthController, Fixed, Growth, Load
 from draftwood.depth.calibrated import PLACES, Calibration, Seen
 from draftwood.depth.settings import parse_depth
 from draftwood.eval.experiments.bench import Bench
@@ -146,7 +146,7 @@ def simulate(make: Make, text: Text, c: float, tokens: int, seed: int) -> tuple[
     while made < tokens:
         streams.at(made)
         predict.place = made
-        controller.start(streams)
+        controller.start(streams, Load(lambda rows: c, lambda rows: 1.0))
         growth, depth = Growth(0), 0
         while controller.deeper(growth):
             depth += 1

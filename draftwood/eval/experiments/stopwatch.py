@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from draftwood.core.records import Round
-from draftwood.depth import DepthController, Growth
+from draftwood.depth import ALONE, DepthController, Growth, Load
 from draftwood.engine import Engine
 from draftwood.generation import Generation
 from draftwood.sampling import Streams
@@ -18,18 +18,21 @@ from draftwood.train.recording import Recording
 T = TypeVar("T")
 
 
-class Timed:
+class Timed(DepthController):
     """A controller whose answers are timed; as everywhere the first round, which reads the prompt, does not count."""
 
     def __init__(self, inner: DepthController) -> None:
         self.inner, self.needs, self.seconds, self.rounds = inner, inner.needs, 0.0, 0
 
-    def start(self, streams: Streams) -> None:
+    def start(self, streams: Streams, load: Load = ALONE) -> None:
         self.rounds += 1
-        self._timed(lambda: self.inner.start(streams))
+        self._timed(lambda: self.inner.start(streams, load))
 
     def deeper(self, growth: Growth) -> bool:
         return self._timed(lambda: self.inner.deeper(growth))
+
+    def width(self, most: int) -> int:
+        return self.inner.width(most)
 
     def observe(self, round_: Round, state: Tensor | None = None) -> None:
         self._timed(lambda: self.inner.observe(round_, state))

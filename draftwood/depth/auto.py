@@ -1,0 +1,181 @@
+"""Depth and width by what drafts are worth at the present load: the default of chains and trees.
+
+Learns from rounds: of all requests of an engine and method, or of its own where texts must repeat. No randomness.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from draftwood.core.records import Round
+from draftwood.depth.load import ALONE, Load
+from draftwood.depth.rules import LOAD, LOGITS, DepthController, Growth
+from draftwood.depth.stopping import PRIOR, PRIOR_WEIGHT, WEIGHT, Experience, Path
+from draftwood.sampling import Streams
+
+TRIED = 0.01  # share of the time that drafting is tried with where it does not pay
+EAGER = 0.3  # the same before any trial
+AGE, STEPS = 16, 4  # rounds that a plan is good for at least, and rounds of each request: those at once draft alike
+
+
+@dataclass(slots=True)
+class Places:
+    """Discounted acceptance by place among siblings, of draws whose earlier siblings were rejected."""
+
+    taken: list[float] = field(default_factory=list)
+    met: list[float] = field(default_factory=list)
+
+    def add(self, round_: Round, discount: float) -> None:
+        """Add a round's layers; those of beams, whose siblings are not told, count as one draw each."""
+        self.taken, self.met = [discount * n for n in self.taken], [discount * n for n in self.met]
+        layers = round_.siblings or [(int(i >= round_.depth_accepted), 1) for i in range(round_.attempted)]
+        for place, draws in layers:
+            more = [0.0] * (draws - len(self.met))
+            self.taken, self.met = self.taken + more, self.met + more
+            for i in range(min(place + 1, draws)):
+                self.met[i] += 1
+            if place < draws:
+                self.taken[place] += 1
+
+    def chances(self, most: int) -> list[float]:
+        """That one of 0, 1, ... `most` siblings is accepted; a later place is half as likely until it was met."""
+        found, rest, guess, weight = [0.0], 1.0, PRIOR, PRIOR_WEIGHT
+        for i in range(most):
+            taken, met = (self.taken[i], self.met[i]) if i < len(self.met) else (0.0, 0.0)
+            chance = (taken + weight * guess) / (met + weight)
+            rest *= 1 - chance
+            found.append(1 - rest)
+            guess, weight = chance / 2, WEIGHT
+        return found
+
+
+@dataclass(slots=True)
+class Plan:
+    """How rounds draft at a load: the fastest of some trees with at most so many children per node, and of all depths.
+
+    Tokens per second of all requests are compared, where all that decide by this plan draft alike and their layers are
+    accepted as they were before.
+    """
+
+    load: tuple[int, int, int]  # that it was made for
+    own: list[float]  # chances of layers, see `Path`
+    next: list[float]
+    chances: list[float]  # of a layer, by its width
+    price: float = math.inf  # of a trial in rounds without drafts: of one draft by one request, if any can ever pay
+    widths: list[int] = field(init=False, default_factory=list)
+    seconds: list[float] = field(init=False, default_factory=list)  # of a step with 0, 1, ... layers
+    rate: float = field(init=False, default=0.0)  # lambda, tokens per second
+    rounds: int = field(init=False, default=0)  # that began by it
+
+    def consider(self, widths: list[int], roots: int, load: Load) -> None:
+        """Take a tree where one of its depths is faster than what was found before."""
+        layers, rows = [], roots
+        for width in widths:
+            rows *= width
+            layers.append(rows)
+        seconds, tokens, reach = load.seconds(layers), load.tokens + 1, 1.0
+        for depth, spent in enumerate(seconds):
+            if depth:
+                reach *= self.chances[widths[depth - 1]]
+                tokens += reach
+            if tokens > self.rate * spent:
+                self.rate, self.widths, self.seconds = tokens / spent, widths, seconds
+        plain = (load.tokens + 1) / seconds[0]
+        if any(load.tokens + 1 + depth > plain * spent for depth, spent in enumerate(seconds[1:], 1)):
+            self.price = load.one / seconds[0]
+
+    def pays(self, depth: int, reach: float) -> bool:
+        """Whether some number of layers more is worth its time; `reach`: the chance that the next one is accepted."""
+        seconds, widths, gain = self.seconds, self.widths, 0.0
+        for layer in range(depth, len(widths)):
+            if layer > depth:
+                reach *= self.chances[widths[layer]]
+            gain += reach
+            if gain > self.rate * (seconds[layer + 1] - seconds[depth]):
+                return True
+        return False
+
+
+@dataclass(slots=True)
+class Known:
+    """What the requests that learn together know."""
+
+    places: Places = field(default_factory=Places)
+    paths: Experience = field(default_factory=Experience)
+    drafted: int = 0  # rounds with drafts
+    idle: int = 0  # rounds since one last drafted
+    plan: Plan | None = None
+
+
+@dataclass(slots=True)
+class Auto(DepthController):
+    """Draft on while that raises the tokens per second of the machine.
+
+    With `Plan`'s rate lambda for what a second is worth, before each layer go on if some number of layers more yields
+    more: (reach of the path so far) x (chances of the next layers) > lambda x (their seconds at the load), where reach
+    and the next layer's chance follow from the draft's probabilities of what was drafted (`Path`). That finds
+    B* = argmax (R + sum of the chances of B drafts) / (C_draft + C_verify(B)) layer by layer.
+
+    Nothing depends on tokens that are not drawn yet, so the law of the output stays as it is at any load. Where
+    drafting does not pay it is tried now and then, with a hundredth of the time; more often while little is known.
+    """
+
+    most: int
+    widths: tuple[int, ...] = (1,)  # children per node, layer by layer; the last one repeats
+    roots: int = 1  # nodes that the first layer hangs on, or beams
+    discount: float = 0.99
+    shared: bool = True
+    known: Known = field(default_factory=Known)
+    needs: frozenset[str] = LOGITS | LOAD
+    _path: Path = field(init=False, default_factory=Path)
+    _plan: Plan = field(init=False, repr=False, compare=False)
+    _tries: bool = field(init=False, default=False)
+
+    def for_request(self) -> Auto:
+        return replace(self)
+
+    def repeatable(self) -> Auto:
+        """The same for a request whose text depends on its drafts: decided by its own rounds and nominal costs."""
+        return replace(self, shared=False, needs=self.needs - LOAD)
+
+    def start(self, streams: Streams, load: Load = ALONE) -> None:
+        known, plan = self.known, self.known.plan
+        age = min(known.drafted, max(AGE, STEPS * load.drafting))
+        if plan is None or plan.rounds > age or plan.load != load.counts:
+            plan = known.plan = self._planned(load)
+        plan.rounds += 1
+        self._plan, self._path = plan, Path(plan.own, plan.next)
+        self._tries = known.idle >= plan.price / (TRIED + EAGER / (1 + known.drafted) ** 2)
+        if self._tries:
+            known.idle = 0  # others need not try now
+
+    def _planned(self, load: Load) -> Plan:
+        own, after = self.known.paths.own.chances(), self.known.paths.next.chances()
+        plan = Plan(load.counts, own, after, self.known.places.chances(max(self.widths)))
+        full = [self.widths[min(layer, len(self.widths) - 1)] for layer in range(self.most)]
+        for cap in sorted(set(self.widths), reverse=True):
+            plan.consider([min(cap, width) for width in full], self.roots, load)
+        return plan
+
+    def deeper(self, growth: Growth) -> bool:
+        path, depth = self._path, growth.depth
+        chance = path.follow(growth)
+        if depth >= self.most or not ((self._tries and not depth) or self._plan.pays(depth, path.reach * chance)):
+            return False
+        path.asked = depth + 1
+        return True
+
+    def width(self, most: int) -> int:
+        return min(most, self._plan.widths[self._path.asked - 1])
+
+    def observe(self, round_: Round, state: Tensor | None = None) -> None:
+        if not round_.attempted:
+            self.known.idle += 1
+            return
+        self.known.idle = 0
+        self.known.drafted += 1
+        self.known.places.add(round_, self.discount)
+        self._path.learn(round_, self.known.paths, self.discount)

@@ -1,0 +1,65 @@
+"""What a machine does beside a request, and what forwards cost then: the price of a draft.
+
+Pure data; who measures it is no business of controllers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+GUESS = 0.1  # of a target forward: what a drafted layer costs where nothing is known of the models
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`draft(rows)` and `verify(rows)`: seconds of a drafted layer and of a target pass over so many rows.
+
+    Of the requests that run, `drafting` decide like this one, which is among them; the other ones have `rows` rows in
+    the target pass.
+    """
+
+    draft: Callable[[int], float] = lambda rows: GUESS
+    verify: Callable[[int], float] = lambda rows: 1.0
+    drafting: int = 1
+    others: int = 0
+    rows: int = 0
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Requests that draft, others, and their rows."""
+        return self.drafting, self.others, self.rows
+
+    @property
+    def tokens(self) -> float:
+        """Tokens that a target pass yields for others, per request that drafts: at least one each."""
+        return self.others / self.drafting
+
+    def seconds(self, layers: Sequence[int]) -> list[float]:
+        """Of a step, per request that drafts, if each drafts no layer, the first, the first two, ...; `layers`: rows.
+
+        A drafted layer takes a forward over the one before it, the first over the root.
+        """
+        n = self.drafting
+        verified, drafted, before = n + self.rows, 0.0, n
+        found = [self.verify(verified) / n]
+        for rows in layers:
+            drafted += self.draft(before)
+            before = n * rows
+            verified += before
+            found.append((drafted + self.verify(verified)) / n)
+        return found
+
+    @property
+    def one(self) -> float:
+        """Seconds that a single draft of a single request adds to a step without drafts."""
+        rows = self.drafting + self.rows
+        return self.draft(1) + self.verify(rows + 1) - self.verify(rows)
+
+    def ratio(self, layers: Sequence[int]) -> float:
+        """c: the marginal time of a layer, the mean of some, in times that a request without drafts takes of a step."""
+        seconds = self.seconds(layers)
+        return (seconds[-1] - seconds[0]) * (1 + self.tokens) / (len(layers) * seconds[0])
+
+
+ALONE = Load()

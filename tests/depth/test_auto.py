@@ -1,0 +1,182 @@
+"""The controller `auto` in simulation: many requests on a machine of known costs, no clock and no models."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from draftwood.core.records import Round
+from draftwood.depth import ALONE, LOAD, Auto, Fixed, Growth, Load
+from draftwood.depth.auto import Places
+from draftwood.sampling import Streams
+
+Cost = Callable[[int], float]
+MACHINES: dict[str, tuple[Cost, Cost]] = {  # seconds of a drafted layer, of a target pass, by rows
+    "weights are read": (lambda rows: 0.08 + 0.0005 * rows, lambda rows: 1 + 0.004 * rows),
+    "then arithmetic": (lambda rows: 0.1 + 0.0005 * rows, lambda rows: 1 + 0.002 * rows + 0.06 * max(0, rows - 16)),
+    "arithmetic": (lambda rows: 0.05 + 0.005 * rows, lambda rows: 0.6 + 0.12 * rows),
+    "dear drafts": (lambda rows: 0.5 + 0.02 * rows, lambda rows: 1 + 0.02 * rows),
+    "steps": (lambda rows: 0.1, lambda rows: -(-rows // 16)),
+}
+MOST, STREAMS = 12, Streams(0)
+
+
+def a_round(accepted: int, drafted: int, siblings: list[tuple[int, int]] | None = None) -> Round:
+    attempted = min(accepted + 1, drafted)
+    numbers = (drafted, drafted, accepted, accepted, attempted, 0.0, 1.0, 0.0, 0.0, drafted + 1.0, drafted)
+    return Round(0, [], [], [], [], [], [], *numbers, drafted, [], [], [], [], [], siblings or [])
+
+
+def asked(controller: Auto, load: Load) -> int:
+    """Layers of a round."""
+    controller.start(STREAMS, load)
+    depth = 0
+    while controller.deeper(Growth(depth)):
+        depth += 1
+    return depth
+
+
+def tokens(chance: float, depth: int) -> float:
+    """Expected of a round of a chain."""
+    return sum(chance**k for k in range(depth + 1))
+
+
+def fixed(machine: str, requests: int, chance: float, depth: int) -> float:
+    """Tokens per second where all draft so deep."""
+    draft, verify = MACHINES[machine]
+    return requests * tokens(chance, depth) / (depth * draft(requests) + verify(requests * (depth + 1)))
+
+
+def requests_of(controller: Auto, count: int) -> list[Auto]:
+    return [controller, *(controller.for_request() for _ in range(count - 1))]
+
+
+def simulated(controllers: list[Auto], machine: str, chance: float, steps: int, others: int = 0) -> float:
+    """Tokens per second, expected ones of each decision; the first quarter of the steps is for learning."""
+    draft, verify = MACHINES[machine]
+    rng, load = random.Random(1), Load(draft, verify, len(controllers), others, others)
+    made = spent = 0.0
+    for step in range(steps):
+        depths = [asked(controller, load) for controller in controllers]
+        if step >= steps // 4:
+            layers = [sum(depth > layer for depth in depths) for layer in range(max(depths))]
+            spent += sum(map(draft, layers)) + verify(sum(depths) + len(depths) + others)
+            made += sum(tokens(chance, depth) for depth in depths) + others
+        for controller, depth in zip(controllers, depths, strict=True):
+            accepted = 0
+            while accepted < depth and rng.random() < chance:
+                accepted += 1
+            controller.observe(a_round(accepted, depth))
+    return made / spent
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("chance", [0.3, 0.7, 0.95])
+def test_it_is_never_far_from_the_best_at_any_load(machine: str, chance: float) -> None:
+    for count in (1, 2, 4, 8, 16, 32, 64):
+        speed = simulated(requests_of(Auto(MOST), count), machine, chance, max(48, 800 // count))
+        assert speed >= 0.97 * max(fixed(machine, count, chance, depth) for depth in (0, 4)), count
+        if count == 1:
+            assert speed >= 0.95 * max(fixed(machine, 1, chance, depth) for depth in range(MOST + 1))
+
+
+def test_drafts_stop_under_load_and_come_back_with_its_end() -> None:
+    controller = Auto(MOST)
+    busy = requests_of(controller, 64)
+    draft, verify = MACHINES["then arithmetic"]
+    simulated([controller], "then arithmetic", 0.7, 100)
+    assert asked(controller, Load(draft, verify)) >= 3
+    simulated(busy, "then arithmetic", 0.7, 20)
+    drafted = [asked(one, Load(draft, verify, 64)) for one in busy]
+    assert sum(drafted) <= 1
+    assert asked(controller, Load(draft, verify)) >= 3
+
+
+def test_where_drafts_never_pay_they_are_tried_with_a_hundredth_of_the_time() -> None:
+    controller, load = Auto(MOST), Load(*MACHINES["dear drafts"])
+    drafted = []
+    for _ in range(2000):
+        drafted.append(asked(controller, load))
+        controller.observe(a_round(0, drafted[-1]))
+    late = drafted[500:]
+    assert set(late) == {0, 1}
+    assert 0 < sum(late) * (load.one / load.verify(1)) < 0.011 * len(late)
+
+
+def test_of_many_requests_one_tries_at_a_time() -> None:
+    many = requests_of(Auto(MOST), 64)
+    load = Load(*MACHINES["weights are read"], 64)
+    simulated(many, "weights are read", 0.02, 50)
+    many[0].known.idle = 10_000
+    assert sum(asked(one, load) for one in many) == 1
+
+
+def test_it_notices_that_drafts_have_become_good() -> None:
+    controller, load = Auto(MOST), Load(*MACHINES["weights are read"])
+    for _ in range(300):
+        controller.observe(a_round(0, asked(controller, load)))
+    assert controller.known.places.chances(1)[1] < 0.1
+    depth = 0
+    for _ in range(2000):
+        depth = asked(controller, load)
+        controller.observe(a_round(depth, depth))
+    assert depth == MOST
+
+
+def test_requests_without_drafts_beside_it_count() -> None:
+    """The pass is full of others' rows: drafts must be worth more than what they keep others from."""
+    controllers = requests_of(Auto(MOST), 4)
+    assert simulated(controllers, "arithmetic", 0.3, 200, others=40) > 0.97 * 44 / MACHINES["arithmetic"][1](44)
+    load = Load(*MACHINES["then arithmetic"])
+    crowded = Load(*MACHINES["then arithmetic"], 1, 40, 40)
+    assert asked(Auto(MOST), load) > 0 == asked(Auto(MOST), crowded)
+
+
+def test_the_width_of_a_tree_follows_the_load() -> None:
+    """The third sibling is mostly what is accepted: wide where rows are free, one path or none where they are not."""
+    tree = (4, 2, 1)
+
+    def width(machine: str, requests: int) -> int:
+        controller, load = Auto(3, tree), Load(*MACHINES[machine], requests)
+        for _ in range(300):
+            controller.known.places.add(a_round(1, 4, [(0, 4)]), 0.99)
+            controller.known.places.add(a_round(1, 4, [(2, 4), (1, 2)]), 0.99)
+            controller.known.places.add(a_round(0, 4, [(3, 4)]), 0.99)
+        controller.start(STREAMS, load)
+        return controller.width(4) if controller.deeper(Growth(0)) else 0
+
+    assert width("weights are read", 1) == 4
+    assert width("arithmetic", 1) < 4
+    assert width("then arithmetic", 32) <= 1
+
+
+def test_places_are_chances_of_siblings_whose_elders_were_rejected() -> None:
+    places = Places()
+    for _ in range(1000):
+        places.add(a_round(1, 2, [(0, 2)]), 1.0)
+        places.add(a_round(1, 2, [(1, 2)]), 1.0)
+        places.add(a_round(0, 2, [(2, 2)]), 1.0)
+    none, one, two, three = places.chances(3)
+    assert none == 0
+    assert one == pytest.approx(1 / 3, abs=0.01)
+    assert two == pytest.approx(2 / 3, abs=0.01)
+    assert 1 > three > two
+
+
+def test_requests_learn_together_unless_their_texts_must_repeat() -> None:
+    first = Auto(MOST)
+    assert first.shared and first.needs >= LOAD
+    assert first.for_request().known is first.known
+    own = Auto(MOST).repeatable()
+    assert not own.shared and not LOAD & own.needs
+
+
+def test_nothing_is_drafted_with_gamma_zero() -> None:
+    controller = Auto(0)
+    for _ in range(30):
+        assert asked(controller, ALONE) == 0
+        controller.observe(a_round(0, 0))
+
+
+def test_fixed_depths_do_not_ask_for_the_load() -> None:
+    assert not LOAD & Fixed(4).needs

@@ -1,0 +1,71 @@
+"""Curves of what passes cost: guesses, measured points, and that they never fall."""
+
+import random
+
+import pytest
+
+from draftwood import TabularModel
+from draftwood.runtime.cost import CHANGED, Costs, Curve
+
+MODEL, OTHER = TabularModel.random(4, seed=1), TabularModel.random(4, seed=2)
+
+
+def test_a_curve_follows_what_is_measured() -> None:
+    costs = Costs()
+    for _ in range(5):
+        for rows in (1, 2, 4, 8, 16, 64):
+            costs.add(MODEL, rows, rows, 0.01 + 0.001 * rows)
+    curve = costs.curve(MODEL)
+    for rows in (1, 2, 3, 6, 16, 40, 64):
+        assert curve.seconds(rows) == pytest.approx(0.01 + 0.001 * rows, rel=1e-6)
+    assert curve.marginal(4, 4) == pytest.approx(0.004)
+    for _ in range(80):  # the machine has become slower
+        costs.add(MODEL, 8, 8, 0.03)
+    assert curve.seconds(8) == pytest.approx(0.03, rel=CHANGED)
+
+
+def test_curves_never_fall() -> None:
+    rng = random.Random(0)
+    curve = Curve(1e-3, 1e-5)
+    for _ in range(300):
+        curve.add(rng.randrange(1, 300), rng.uniform(0.001, 0.1))
+        seconds = [curve.seconds(rows) for rows in range(1, 700)]
+        assert seconds == sorted(seconds)
+        assert seconds[0] > 0
+
+
+def test_a_disturbed_pass_hardly_moves_a_curve() -> None:
+    curve = Curve(1e-3, 1e-5)
+    curve.add(1, 9.0)  # the first one compiled
+    for _ in range(9):
+        curve.add(1, 0.01)
+    curve.add(1, 5.0)
+    assert curve.seconds(1) < 0.011
+    lonely = Curve(1e-3, 1e-5)
+    lonely.add(2, 9.0)  # never seen again, and no reason to call all wider passes slow
+    for _ in range(30):
+        lonely.add(1, 0.01)
+        lonely.add(4, 0.012)
+    assert lonely.seconds(4) < 0.5
+
+
+def test_guesses_have_the_scale_of_what_was_measured() -> None:
+    costs = Costs()
+    guess = costs.curve(OTHER).seconds(1)
+    assert guess == costs.curve(OTHER).guess(1)
+    costs.add(MODEL, 1, 1, 100 * costs.curve(MODEL).guess(1))
+    assert costs.curve(OTHER).seconds(1) == pytest.approx(100 * guess)
+    slope = costs.curve(MODEL).seconds(200) / costs.curve(MODEL).seconds(100)
+    assert slope == pytest.approx(costs.curve(MODEL).guess(200) / costs.curve(MODEL).guess(100))
+
+
+def test_layer_ranges_count_by_their_share() -> None:
+    model = TabularModel.random(4, seed=1)
+    model.n_layers = 12
+    costs = Costs()
+    assert costs.curve(model, 3).guess(5) == pytest.approx(costs.curve(model).guess(5) / 4)
+    costs.add(model, 8, 8 * 3 / 12, 0.002)  # a pass over layers [0, 3)
+    assert costs.curve(model, 3).seconds(8) == pytest.approx(0.002)
+    assert not costs.curve(model).points
+    costs.add(model, 0, 0.0, 0.1)
+    assert costs.curve(model).seconds(8) == pytest.approx(0.008, rel=0.01)
