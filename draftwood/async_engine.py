@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Self, Unpack
@@ -15,6 +16,8 @@ from draftwood.params import SamplingParams
 from draftwood.request import Limits, MethodSpec, Options, Prompt
 from draftwood.results import GenerationResult
 from draftwood.runtime.task import Task
+
+log = logging.getLogger(__name__)
 
 
 class AsyncEngine:
@@ -96,7 +99,10 @@ class AsyncEngine:
     def _step(self) -> None:
         """Step, or sleep while another thread does, until no request is left."""
         while True:
-            self.engine.scheduler.until(lambda: not self._live)
+            try:
+                self.engine.scheduler.until(lambda: not self._live)
+            except BaseException:  # such as SystemExit of a callback, whose request has ended
+                log.exception("a callback raised what would end the process")
             with self._lock:
                 if not self._live:
                     self._thread = None

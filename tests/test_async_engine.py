@@ -139,7 +139,7 @@ def test_several_loops_and_threads_share_one_engine() -> None:
     def plain(seeds: range) -> None:
         found.update((s, engine.generate([1, s % 6], max_new_tokens=20, seed=s).tokens) for s in seeds)
 
-    threads = [threading.Thread(target=lambda i=i: asyncio.run(several(range(i, 24, 4)))) for i in (0, 1)]  # type: ignore[misc]
+    threads = [threading.Thread(target=lambda i=i: asyncio.run(several(range(i, 24, 4)))) for i in (0, 1)]
     threads += [threading.Thread(target=plain, args=(range(i, 24, 4),)) for i in (2, 3)]
     for thread in threads:
         thread.start()
@@ -161,4 +161,20 @@ def test_a_loop_that_is_gone_harms_nobody() -> None:
     assert len(engine.generate([2], max_new_tokens=200).tokens) == 200
     del stream
     asyncio.run(ours.aclose())
+    idle(engine)
+
+
+def test_a_callback_that_would_end_the_process_ends_its_request() -> None:
+    engine = make()
+
+    def leave() -> bool:
+        raise SystemExit
+
+    async def left() -> None:
+        async with AsyncEngine(engine) as ours:
+            with pytest.raises(DraftwoodError, match="interrupted"):
+                await ours.generate([1], cancelled=leave)
+            assert (await ours.generate([1], max_new_tokens=3)).tokens
+
+    asyncio.run(left())
     idle(engine)

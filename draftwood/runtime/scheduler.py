@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -223,7 +224,7 @@ class Scheduler:
 
     def _count(self) -> None:
         """How many requests run, or are about to, that draft by the load, how many that do not, and rows of those."""
-        running = [*self.active, *list(self.waiting)[: self.running - len(self.active)]]
+        running = [*self.active, *islice(self.waiting, self.running - len(self.active))]
         rows = [task.verified for task in running if not task.adapts]
         self.load = max(1, len(running) - len(rows)), len(rows), sum(rows)
 
@@ -355,4 +356,4 @@ class Scheduler:
 
 def interrupted() -> DraftwoodError:
     """What a request ends with whose method was running when Ctrl-C came."""
-    return DraftwoodError("the request was interrupted by Ctrl-C")
+    return DraftwoodError("the request was interrupted, by Ctrl-C or a callback that ends the process")

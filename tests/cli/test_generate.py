@@ -250,3 +250,11 @@ def test_the_smallest_temperatures_are_greedy(command: Command, pair: list[str])
     flags = ("generate", PROMPT, *pair, "--max-new-tokens", 12)
     shown = command(*flags, "--temperature", "1e-300")
     assert (shown.code, shown.out) == (0, command(*flags, "--temperature", 0).out), shown.err
+
+
+def test_memory_and_queues_are_options(command: Command, pair: list[str]) -> None:
+    short = command("generate", PROMPT, *pair, "--kv-cache-bytes", 1000)
+    assert short.code == 2 and "but the budget is 1,000" in short.err
+    assert "--max-running is 0, but must be at least 1" in command("generate", PROMPT, *pair, "--max-running", 0).err
+    fine = command("generate", PROMPT, *pair, "--max-new-tokens", 2, "--no-reuse-prefixes", "--max-queued", 1, "--json")
+    assert fine.document["metrics"]["reused_tokens"] == 0

@@ -70,7 +70,7 @@ def shortage(chance: float, rng: random.Random, engine: Engine) -> Iterator[None
             raise OutOfMemory("made up")
         return rows(session, run)
 
-    Session.rows = short  # type: ignore[method-assign]
+    Session.rows = short  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
