@@ -130,6 +130,15 @@ class Engine:
         prefixes = self.scheduler.prefixes
         return prefixes.hits / prefixes.asked if prefixes.asked else 0.0
 
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes of keys and values: `held` by all models' caches, and `used` by tokens in them, kept prefixes too."""
+        caches = list(self._caches.values())
+        return {
+            "held": sum(cache.bytes for cache in caches),
+            "used": sum(cache.used * cache.slot_bytes for cache in caches),
+        }
+
     def reset_prefix_cache(self) -> None:
         """Give back the keys and values that finished requests left for others."""
         self.scheduler.exclusively(self.scheduler.prefixes.reset)

@@ -19,7 +19,7 @@ from draftwood.eval.experiments.engines import Batched, Cell, runner
 from draftwood.eval.experiments.engines.cell import reason
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.intervals import Interval, median
-from draftwood.request import Request
+from draftwood.generation import Generation
 from draftwood.runtime.task import Task
 
 
@@ -98,8 +98,8 @@ class Serving(Kind):
 
     def beside(self, engine: Engine, prompts: list[list[int]], method: dict[str, Any]) -> float:
         """Tokens per second of a plain request while another one runs by some method."""
-        other = engine.submit(engine._generation(self.request(engine, prompts[1], method, 20 * self.tokens)))
-        plain = engine.submit(engine._generation(self.request(engine, prompts[0], "autoregressive", self.tokens)))
+        other = engine.submit(self.generation(engine, prompts[1], method, 20 * self.tokens))
+        plain = engine.submit(self.generation(engine, prompts[0], "autoregressive", self.tokens))
         while not plain.events:  # its prompt is read
             engine.scheduler.step()
         began, first = perf_counter(), len(plain.events)
@@ -114,7 +114,7 @@ class Serving(Kind):
         scheduler, running = engine.scheduler, engine.scheduler.running
         scheduler.running = 8
         tasks = [
-            engine.submit(engine._generation(self.request(engine, prompts[i % len(prompts)], "autoregressive", 64)))
+            engine.submit(self.generation(engine, prompts[i % len(prompts)], "autoregressive", 64))
             for i in range(8 + waiting)
         ]
         taken = []
@@ -127,10 +127,10 @@ class Serving(Kind):
         scheduler.running = running
         return 1000 * float(np.median(taken[4:]))
 
-    def request(self, engine: Engine, prompt: list[int], method: Any, tokens: int, seed: int = 0) -> Request:
+    def generation(self, engine: Engine, prompt: list[int], method: Any, tokens: int, seed: int = 0) -> Generation:
         """One of the requests that are measured."""
         sampling = {"temperature": self.temperature}
-        return engine.request(
+        return engine.generation(
             prompt, method=method, sampling=sampling, seed=seed, max_new_tokens=tokens, ignore_eos=True
         )
 
@@ -174,9 +174,9 @@ class Serving(Kind):
         passes = engine.scheduler.passes
         for seconds, count in self.run(engine, self.methods[name], prompts, repeat):
             gaps += [seconds / count] * count
-            caches = list(engine._caches.values())
-            if (held := sum(cache.bytes for cache in caches)) > peak:
-                peak, needed = held, max(1, sum(cache.used * cache.slot_bytes for cache in caches))
+            memory = engine.memory
+            if memory["held"] > peak:
+                peak, needed = memory["held"], max(1, memory["used"])
         return {
             "seconds": perf_counter() - began,
             "tokens": len(gaps),
@@ -200,8 +200,7 @@ class Serving(Kind):
         place = 0
         while place < len(prompts) or tasks:
             while place < len(prompts) and (arrivals[place] <= perf_counter() or not tasks):
-                request = self.request(engine, prompts[place], method, self.tokens, place)
-                tasks[place] = engine.submit(engine._generation(request))
+                tasks[place] = engine.submit(self.generation(engine, prompts[place], method, self.tokens, place))
                 last[place] = perf_counter()
                 place += 1
             engine.scheduler.wait(tasks.values())
