@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from ledger import lent
@@ -172,8 +173,12 @@ class LetterTokenizer:
         return "".join(map(letters.step, tokens))
 
 
-@pytest.mark.parametrize("method", ["autoregressive", "speculative", "mcsd"])
-def test_methods_end_where_plain_decoding_ends(method: str) -> None:
+@pytest.mark.parametrize(
+    "method",
+    [{"name": "autoregressive"}, {"name": "speculative", "gamma": 4}, {"name": "mcsd", "depth": "fixed"}],
+    ids=lambda method: method["name"],
+)
+def test_methods_end_where_plain_decoding_ends(method: dict[str, Any]) -> None:
     """The draft is the target, so runs of five are accepted, and ends fall inside of them."""
     target = TabularModel.random(9, seed=1, sharpness=1.5)
     engine = Engine(
@@ -187,9 +192,9 @@ def test_methods_end_where_plain_decoding_ends(method: str) -> None:
     for seed in range(40):
         options = {"sampling": {"temperature": 0.9}, "stop": ["bab", "ca"], "max_new_tokens": 12, "seed": seed}
         plain = engine.generate("abc", {"name": "autoregressive", "verify": "coupled"}, **options)
-        result = engine.generate("abc", {"name": method, "verify": "coupled"}, **options)
+        result = engine.generate("abc", {**method, "verify": "coupled"}, **options)
         assert (result.tokens, result.text, result.finish_reason) == (plain.tokens, plain.text, plain.finish_reason)
-        events = list(engine.stream("abc", method={"name": method, "verify": "coupled"}, **options))
+        events = list(engine.stream("abc", method={**method, "verify": "coupled"}, **options))
         assert "".join(event.text for event in events) == result.text
         assert [token for event in events for token in event.tokens] == result.tokens
         assert events[-1].result is not None and events[-1].result.tokens == result.tokens
@@ -198,7 +203,7 @@ def test_methods_end_where_plain_decoding_ends(method: str) -> None:
         last = result.rounds[-1]
         cut += last.depth_accepted + 1 > len(last.tokens)
     assert reasons == {"eos", "stop", "length"}
-    assert (cut > 5) == (method != "autoregressive")
+    assert (cut > 5) == (method["name"] != "autoregressive")
 
 
 def test_cancelling_a_request_and_closing_a_stream() -> None:

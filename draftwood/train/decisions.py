@@ -150,6 +150,8 @@ def recordable(engine: Engine, spec: MethodSpec) -> Method:
             f"method {method.name} is lossy as it is set, so its drafts are not judged one by one; record with a "
             "lossless form of it"
         )
+    if str(getattr(method, "depth", "")).partition(":")[0] == "auto":  # which drafts only where it pays
+        return method.model_copy(update={"depth": "fixed"})
     return method
 
 

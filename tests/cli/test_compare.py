@@ -87,7 +87,7 @@ def test_the_table(command: Command, pair: list[str]) -> None:
 
 
 def test_json(command: Command, pair: list[str]) -> None:
-    flags = ("--repeat", 3, "--warmup", 1, "--max-new-tokens", 12, "--methods", "speculative,lookup")
+    flags = ("--repeat", 3, "--warmup", 1, "--max-new-tokens", 12, "--methods", "speculative:gamma=4,lookup")
     document = command("compare", "Once upon", *pair, *flags, "--json").document
     baseline, speculative, lookup = document["methods"]
     assert document["repeat"] == len(baseline["runs"]) == 3

@@ -32,7 +32,7 @@ def test_a_predictor_is_trained_and_used(command: Command, pair: list[str], prom
     plain = command(*generate, *pair, "--method", "autoregressive").out
     shown = command(*generate, *pair, "--method", "speculative", "--set", f"depth=cali-ts:{out}")
     assert (shown.code, shown.out) == (0, plain)
-    assert f"speculative depth=cali-ts:{out}" in shown.err
+    assert f"depth=cali-ts:{out}" in shown.err
     swapped = [pair[0], pair[3], pair[2], pair[1]]
     other = command(*generate, *swapped, "--set", f"depth=cali-ts:{out}")
     assert other.code == 2 and "was trained for another target" in other.err

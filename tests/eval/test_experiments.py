@@ -93,7 +93,7 @@ def test_the_loop_masks_search_and_controllers_run_from_their_files(tmp_path: Pa
 def test_requests_at_once_have_the_bits_that_they_have_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from draftwood.eval.experiments import requests
 
-    monkeypatch.setattr(requests, "hugging_face", lambda *arguments: lambda concurrent: None)  # slow to import
+    monkeypatch.setattr(requests, "batched", lambda cell: lambda prompts, count: None)  # slow to import
     rows = run("requests", tmp_path)["tables"]["requests"]
     assert [row["concurrent"] for row in rows] == ["one by one", "1 at once", "2 at once"]
     assert all(row["same_bits"] == 1 for row in rows[1:]) and rows[1]["to_one_by_one"]["value"] > 0

@@ -153,14 +153,17 @@ def tips(figure: Figure) -> list[str]:
 def test_numbers_of_the_figures(tmp_path: Path) -> None:
     section = page.Section("run", summary_of(write(tmp_path / "run")))
     told = {figure.name: tips(figure) for figure in section.tasks[0].figures()}
-    assert [tip.partition(" [")[0] for tip in told["qa-speed-up"]] == ["speculative: 2.00", "speculative gamma=2: 3.00"]
+    assert [tip.partition(" [")[0] for tip in told["qa-speed-up"]] == [
+        "speculative gamma=4: 2.00",
+        "speculative gamma=2: 3.00",
+    ]
     assert told["qa-acceptance"][:2] == ["speculative, 1: 0.600", "speculative, 2: 0.667"]
     assert told["qa-depth"][:3] == ["speculative, 0: 40.0%", "speculative, 1: 20.0%", "speculative, 2: 40.0%"]
     assert told["qa-width"][:2] == ["speculative, 1: 30.0%", "speculative, 2: 70.0%"]
     times = [tip for tip in told["qa-time"] if tip.startswith("speculative, ")]
     assert [float(tip.rpartition(": ")[2]) for tip in times] == [5.0, 25.0, 0.0, 0.0, 45.0]
     (overview,) = [tables.overview(section.tasks)]
-    assert [row[0] for row in overview.rows] == ["speculative", "speculative gamma=2"]
+    assert [row[0] for row in overview.rows] == ["speculative gamma=4", "speculative gamma=2"]
     assert overview.rows[1][-1] == "3.00" and overview.best == {(1, 3)}
 
 
@@ -277,7 +280,7 @@ def test_names() -> None:
     names = method_names(
         [*METHODS, {"name": "mcsd", "tree": [4, 2]}, {"name": "old", "x": True}, {"name": "old", "x": True}]
     )
-    assert names[:4] == ["autoregressive", "speculative", "speculative gamma=2", "mcsd tree=4,2"]
+    assert names[:4] == ["autoregressive", "speculative gamma=4", "speculative gamma=2", "mcsd tree=4,2"]
     assert names[4:] == ["old x=true (4)", "old x=true (5)"]
     assert (
         sampling_line({"temperature": 1.0, "top_p": 1.0, "min_p": 0.1, "logit_bias": {}}) == "temperature 1, min_p 0.1"

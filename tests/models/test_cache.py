@@ -177,7 +177,7 @@ def test_a_budget_refuses_and_nothing_is_lost() -> None:
     values = [fill(c, extent, [0, 39], seed) for seed, extent in enumerate(extents)]
     for attempt in (lambda: c.lend(200), lambda: c.reserve(extents[0], 190), lambda: c.reserve(extents[1], 5000)):
         state = [(e.base, e.capacity, e.used) for e in extents], c.slots, c.budget.used, c.lent
-        with pytest.raises(OutOfMemory, match=r"^[\d,]+ bytes of keys and values are needed, the budget is 8,320$"):
+        with pytest.raises(OutOfMemory, match=r"^[\d,]+ bytes of keys and values are needed, but the budget is 8,320$"):
             attempt()
         assert state == ([(e.base, e.capacity, e.used) for e in extents], c.slots, c.budget.used, c.lent)
         for extent, expected in zip(extents, values, strict=True):

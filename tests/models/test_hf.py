@@ -239,7 +239,9 @@ def test_directories_load_through_transformers(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"architecture 'gpt_neox' is not supported.*hf:.* may run it"):
         draftwood.load(str(tmp_path))
     engine = draftwood.load(f"hf:{tmp_path}", draft=f"hf:{tmp_path}", device="cpu")
-    result = engine.generate("one two", sampling={"temperature": 0}, max_new_tokens=12, ignore_eos=True)
+    result = engine.generate(
+        "one two", {"name": "speculative", "gamma": 4}, {"temperature": 0}, max_new_tokens=12, ignore_eos=True
+    )
     plain = model.generate(torch.tensor([result.prompt_tokens]), do_sample=False, max_new_tokens=12, eos_token_id=None)
     assert result.tokens == plain[0, len(result.prompt_tokens) :].tolist()
     assert engine.end_tokens == {2} and result.metrics.tau > 2
