@@ -157,10 +157,14 @@ def test_numbers_of_the_figures(tmp_path: Path) -> None:
         "speculative gamma=4: 2.00",
         "speculative gamma=2: 3.00",
     ]
-    assert told["qa-acceptance"][:2] == ["speculative, 1: 0.600", "speculative, 2: 0.667"]
-    assert told["qa-depth"][:3] == ["speculative, 0: 40.0%", "speculative, 1: 20.0%", "speculative, 2: 40.0%"]
-    assert told["qa-width"][:2] == ["speculative, 1: 30.0%", "speculative, 2: 70.0%"]
-    times = [tip for tip in told["qa-time"] if tip.startswith("speculative, ")]
+    assert told["qa-acceptance"][:2] == ["speculative gamma=4, 1: 0.600", "speculative gamma=4, 2: 0.667"]
+    assert told["qa-depth"][:3] == [
+        "speculative gamma=4, 0: 40.0%",
+        "speculative gamma=4, 1: 20.0%",
+        "speculative gamma=4, 2: 40.0%",
+    ]
+    assert told["qa-width"][:2] == ["speculative gamma=4, 1: 30.0%", "speculative gamma=4, 2: 70.0%"]
+    times = [tip for tip in told["qa-time"] if tip.startswith("speculative gamma=4, ")]
     assert [float(tip.rpartition(": ")[2]) for tip in times] == [5.0, 25.0, 0.0, 0.0, 45.0]
     (overview,) = [tables.overview(section.tasks)]
     assert [row[0] for row in overview.rows] == ["speculative gamma=4", "speculative gamma=2"]
