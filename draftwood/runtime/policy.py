@@ -25,7 +25,7 @@ class Policy:
     credit: float = 0.0  # seconds that may still be drafted while somebody waits who does not draft
 
     def may_draft(self, ready: Sequence[bool]) -> bool:
-        """Whether a draft pass is made; `ready`: of those that wait for the target, whether they have drafted."""
+        """Whether a draft pass is made; `ready`: of those that wait for the target, whether they draft at all."""
         return all(ready) or self.credit > 0
 
     def due(self, ready: Sequence[bool], drafting: int) -> bool:

@@ -202,12 +202,12 @@ class Scheduler:
 
     def _passes(self) -> None:
         policy, (drafting, ready) = self.policy, self._wishes()
-        if drafting and policy.may_draft([task.drafted for task in ready]):
+        if drafting and policy.may_draft([task.drafted or task.adapts for task in ready]):
             began = perf_counter()
             self._pass(drafting)
             policy.draft_pass(perf_counter() - began)
             drafting, ready = self._wishes()
-        if ready and policy.due([task.drafted for task in ready], len(drafting)):
+        if ready and policy.due([task.drafted or task.adapts for task in ready], len(drafting)):
             began = perf_counter()
             self.passes += 1
             self._pass(ready)
