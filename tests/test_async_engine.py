@@ -94,10 +94,20 @@ def test_errors_arrive_where_they_are_awaited() -> None:
                     pass
             with pytest.raises(NonFiniteError):
                 await ours.generate([1])
-            stream = ours.stream([1])
+            asked: list[int] = []
+            refused = threading.Event()
+
+            def held() -> bool:
+                """Lets the stream go on behind its first round only when the other request was refused."""
+                asked.append(1)
+                assert len(asked) == 1 or refused.wait(30)
+                return False
+
+            stream = ours.stream([1], cancelled=held)
             assert (await anext(stream)).tokens
             with pytest.raises(Overloaded):
                 await ours.generate([1], max_new_tokens=1)
+            refused.set()
             with pytest.raises(NonFiniteError):
                 async for _ in stream:
                     pass
