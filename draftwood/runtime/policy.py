@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PATIENCE = 0.15  # of a target pass: drafting of others before each pass that a request which does not draft waits for
+PATIENCE = 0.08  # of a target pass: drafting of others before each pass that a request which does not draft waits for
 TOGETHER = 2.0  # the same where all that wait have drafted: a pass for them all saves one
 RECENT = 0.2  # weight of the newest pass in the mean of their seconds
 SHORT = 128  # rows of a run that is never computed in pieces
