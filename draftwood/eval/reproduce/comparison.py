@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -26,26 +27,26 @@ SHORT = {  # verdicts in a word or two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(ABC):
     """A quantity or an order of the paper, and the same as it was measured."""
 
     what: str
     main: bool = True  # whether it is among those that a short table has
 
     @property
+    @abstractmethod
     def theirs(self) -> str:
         """The paper's."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def here(self) -> str:
         """The measured."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def verdict(self) -> str:
         """Whether they agree; empty where nothing was measured."""
-        raise NotImplementedError
 
     @property
     def short(self) -> str:
