@@ -15,6 +15,7 @@ from draftwood.core.records import Round
 from draftwood.depth import LOAD, Auto, Load
 from draftwood.generation import Generation
 from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.runtime.policy import Policy
 from draftwood.verify import tree
 
 PROMPT, VOCAB, LENGTH, END = [1, 2, 1, 2], 4, 4, frozenset({0})
@@ -189,6 +190,8 @@ def test_the_engine_tells_its_requests_the_load(monkeypatch: pytest.MonkeyPatch)
     engine.generate(PROMPT, chain, {"temperature": 0}, 10)
     assert {one.counts for one in seen} == {(1, 0, 0)}
     seen.clear()
+    monkeypatch.setattr(Policy, "may_draft", lambda *args: True)  # everyone waits for everyone, whatever the clock says
+    monkeypatch.setattr(Policy, "due", lambda self, ready, drafting: not drafting)
     plain = [{"prompt": PROMPT, "method": "autoregressive"}] * 2
     deep = {"prompt": PROMPT, "method": {"name": "speculative", "gamma": 5}}
     engine.batch([*[PROMPT] * 3, *plain, deep], 6, method=chain, sampling={"temperature": 0}, max_new_tokens=30)
