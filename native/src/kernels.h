@@ -1,0 +1,79 @@
+// What a kernel set offers, and the data that all sets share. A set is compiled once per instruction set
+// (sets/*.cpp) and chosen when the library is first asked (dispatch.cpp).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace dw {
+
+typedef uint16_t bf16;
+
+inline float widened(bf16 v) {
+  uint32_t u = static_cast<uint32_t>(v) << 16;
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+
+inline bf16 rounded(float f) {  // to nearest even; a NaN stays one
+  uint32_t u;
+  std::memcpy(&u, &f, 4);
+  if ((u & 0x7fffffff) > 0x7f800000) return static_cast<bf16>((u >> 16) | 0x40);
+  return static_cast<bf16>((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+inline size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
+
+enum Type : int { F32 = 0, BF16 = 1, INT8 = 2, INT4 = 3, INT8G = 4 };
+
+constexpr int PANEL = 16;   // outputs that lie together
+constexpr int GROUP = 32;   // inputs that share a scale, in INT4 and INT8G
+
+// A weight W [n][k], repacked into panels of 16 outputs (matrix.cpp says how), with what its type needs beside.
+struct Matrix {
+  Type type;
+  int64_t n, k;
+  int64_t panels;   // ceil(n / PANEL)
+  int64_t kp;       // k rounded up to what the type packs together; the rest is zero
+  uint8_t* data;    // 64-byte aligned
+  float* scale;     // INT8: [panels * PANEL]; grouped types: [panels][kp / GROUP][PANEL]
+  float* shift;     // INT4: like scale
+  int32_t* total;   // INT8: [panels * PANEL] sums of the whole numbers of each output
+  float* bias;      // [panels * PANEL], or null
+  size_t bytes;     // of all of these
+};
+
+struct Kernels {
+  const char* name;
+
+  // Bytes of `rows` rows of input as multiply() wants them; 64-byte aligned memory.
+  size_t (*operand_bytes)(const Matrix& m, int64_t rows);
+  // Put row `row` (of `rows`), x [m.k], into an operand.
+  void (*convert)(const Matrix& m, const float* x, void* operand, int64_t row, int64_t rows);
+  // out[i * ldo + n] = sum_k x[i][k] W[n][k] + bias[n] for all rows i and the outputs of panels [from, to), n < m.n
+  // rounded up to whole panels: ldo >= panels * PANEL. One order of sums for every element, whatever `rows` is.
+  void (*multiply)(const Matrix& m, int64_t rows, const void* operand, float* out, int64_t ldo, int64_t from, int64_t to);
+
+  // out[n] = (x - mean) / deviation * weight + bias; `layer`: with the mean (bias may be null), else root mean square.
+  void (*norm)(bool layer, const float* x, const float* weight, const float* bias, int64_t n, float eps, float* out);
+  // out[i] = act(gate[i]) * up[i], or act(gate[i]) where up is null.
+  void (*activate)(int activation, const float* gate, const float* up, int64_t n, float* out);
+  // Turn the first 2 * half components of a head: x[i], x[half + i] by cos[i], sin[i].
+  void (*rotate)(float* x, const float* cos, const float* sin, int64_t half);
+  // x[i] += y[i]
+  void (*add)(float* x, const float* y, int64_t n);
+  // x[i] = cap * tanh(x[i] / cap)
+  void (*cap)(float* x, float cap, int64_t n);
+  // Attention of `group` queries [group][dim] of one row to keys and values of one head, `half`: bfloat16, else float.
+  // list [n]: slots in order of position; slot s lies at base + s * dim. scores: room for group * up(n, 16) floats.
+  void (*attend)(const float* q, int group, const void* keys, const void* values, bool half, const int32_t* list,
+                 int64_t n, int64_t dim, float scale, float cap, float* scores, float* out);
+};
+
+enum Activation : int { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
+
+// The set in use: the best that this processor has, or the one that DRAFTWOOD_KERNELS names.
+const Kernels& kernels();
+
+}  // namespace dw

@@ -1,0 +1,74 @@
+// Norms, activations, rotary positions: row by row. Included inside a set's namespace.
+// What is left behind whole vectors is copied into one of zeros, so that an element's bits do not depend on where it is.
+
+static inline Floats tail(const float* p, int64_t n) {
+  Floats v{};
+  std::memcpy(&v, p, 4 * n);
+  return v;
+}
+static inline Floats tail(const bf16* p, int64_t n) {
+  bf16 v[WIDTH] = {};
+  std::memcpy(v, p, 2 * n);
+  return load(v);
+}
+static inline void tail(float* p, Floats v, int64_t n) { std::memcpy(p, &v, 4 * n); }
+
+// f(i, count): for whole vectors, then for what is left
+template <class F> static inline void vectors(int64_t n, F f) {
+  int64_t i = 0;
+  for (; i + WIDTH <= n; i += WIDTH) f(i, WIDTH);
+  if (i < n) f(i, n - i);
+}
+template <class P> static inline Floats some(const P* p, int64_t count) { return count == WIDTH ? load(p) : tail(p, count); }
+static inline void put(float* p, Floats v, int64_t count) {
+  if (count == WIDTH) store(p, v); else tail(p, v, count);
+}
+
+static void norm(bool layer, const float* x, const float* weight, const float* bias, int64_t n, float eps, float* out) {
+  float mean = 0;
+  if (layer) {
+    Floats total{};
+    vectors(n, [&](int64_t i, int64_t c) { total += some(x + i, c); });
+    mean = sum(total) / n;
+  }
+  Floats squares{};
+  vectors(n, [&](int64_t i, int64_t c) {
+    Floats v = some(x + i, c) - mean;
+    if (c < WIDTH) for (int64_t j = c; j < WIDTH; j++) v[j] = 0;
+    squares = fma(v, v, squares);
+  });
+  float factor = 1 / std::sqrt(sum(squares) / n + eps);
+  vectors(n, [&](int64_t i, int64_t c) {
+    Floats v = (some(x + i, c) - mean) * factor * some(weight + i, c);
+    put(out + i, bias ? v + some(bias + i, c) : v, c);
+  });
+}
+
+static void activate(int activation, const float* gate, const float* up, int64_t n, float* out) {
+  vectors(n, [&](int64_t i, int64_t c) {
+    Floats x = some(gate + i, c), v;
+    switch (activation) {
+      case SILU: v = x / (1.f + exp(-x)); break;
+      case GELU: v = 0.5f * x * (1.f + erf(x * 0.70710678f)); break;
+      case GELU_TANH: v = 0.5f * x * (1.f + tanh(0.79788456f * fma(x * x * x, all(0.044715f), x))); break;
+      default: v = x < 0.f ? Floats{} : x;
+    }
+    put(out + i, up ? v * some(up + i, c) : v, c);
+  });
+}
+
+static void rotate(float* x, const float* cos, const float* sin, int64_t half) {
+  vectors(half, [&](int64_t i, int64_t n) {
+    Floats a = some(x + i, n), b = some(x + half + i, n), c = some(cos + i, n), s = some(sin + i, n);
+    put(x + i, fma(a, c, -(b * s)), n);
+    put(x + half + i, fma(b, c, a * s), n);
+  });
+}
+
+static void add(float* x, const float* y, int64_t n) {
+  vectors(n, [&](int64_t i, int64_t c) { put(x + i, some(x + i, c) + some(y + i, c), c); });
+}
+
+static void cap(float* x, float limit, int64_t n) {
+  vectors(n, [&](int64_t i, int64_t c) { put(x + i, limit * tanh(some(x + i, c) / limit), c); });
+}
