@@ -1,0 +1,77 @@
+#include "abi.h"
+
+#include <exception>
+#include <string>
+
+#include "matrix.h"
+#include "model.h"
+#include "team.h"
+
+namespace dw {
+bool ready();
+const char* runnable();
+}  // namespace dw
+
+using namespace dw;
+
+static thread_local std::string failure;
+
+// What f() returns, or `instead` with the reason kept.
+template <class R, class F> static R guarded(R instead, F f) {
+  try {
+    if (!ready()) throw std::runtime_error("no kernel set of that name runs here");
+    return f();
+  } catch (const std::bad_alloc&) {
+    failure = "out of memory";
+  } catch (const std::exception& error) {
+    failure = error.what();
+  }
+  return instead;
+}
+
+int dw_version(void) { return DW_VERSION; }
+const char* dw_error(void) { return failure.c_str(); }
+const char* dw_kernels(void) { return ready() ? kernels().name : ""; }
+const char* dw_runnable(void) { return runnable(); }
+
+void* dw_matrix(int type, int64_t n, int64_t k, const void* weight, int half, const float* bias, int threads) {
+  (void)threads;
+  return guarded<void*>(nullptr, [&] { return pack(static_cast<Type>(type), n, k, weight, half, bias); });
+}
+size_t dw_matrix_bytes(const void* m) { return static_cast<const Matrix*>(m)->bytes; }
+void dw_matrix_free(void* m) { release(static_cast<Matrix*>(m)); }
+
+int dw_matrix_apply(const void* matrix, int64_t rows, const float* x, float* out, int threads) {
+  return guarded(1, [&] {
+    const Matrix& m = *static_cast<const Matrix*>(matrix);
+    const Kernels& k = kernels();
+    const int64_t wide = m.panels * PANEL;
+    Buffer operand, found;
+    char* in = operand.room<char>(k.operand_bytes(m, rows));
+    float* to = wide == m.n ? out : found.room<float>(rows * wide);
+    together(threads, [&](Crew& crew) {
+      for (int64_t i = crew.me; i < rows; i += crew.threads) k.convert(m, x + i * m.k, in, i, rows);
+      crew.barrier();
+      for (int64_t p; (p = crew.claim(m.panels, 8)) >= 0;) k.multiply(m, rows, in, to, wide, p, p + 8 < m.panels ? p + 8 : m.panels);
+    });
+    for (int64_t i = 0; to != out && i < rows; i++) std::memcpy(out + i * m.n, to + i * wide, 4 * m.n);
+    return 0;
+  });
+}
+
+void* dw_model(const dw_shape* shape, int layers) {
+  return guarded<void*>(nullptr, [&] { return new Model(*shape, layers); });
+}
+int dw_model_part(void* model, int layer, const dw_part* part) {
+  return guarded(1, [&] {
+    static_cast<Model*>(model)->layers.at(layer).push_back(*part);
+    return 0;
+  });
+}
+void dw_model_free(void* model) { delete static_cast<Model*>(model); }
+int dw_forward(void* model, const dw_batch* batch) {
+  return guarded(1, [&] {
+    static_cast<Model*>(model)->forward(*batch);
+    return 0;
+  });
+}

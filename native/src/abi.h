@@ -1,0 +1,75 @@
+/* The C interface of draftwood's native kernels. Functions that can fail return null or non-zero; dw_error() says why,
+   in the thread that called. */
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+#define DW_API __attribute__((visibility("default")))
+
+enum { DW_VERSION = 1 };
+
+DW_API int dw_version(void);
+DW_API const char* dw_error(void);
+/* The kernel set in use, empty where DRAFTWOOD_KERNELS names none that can run here; those that can, best first. */
+DW_API const char* dw_kernels(void);
+DW_API const char* dw_runnable(void);
+
+/* A weight [n][k] packed for the kernels, from floats or (half) bfloat16; bias [n] or null. Types: 0 float32,
+   1 bfloat16, 2 int8 with a scale for each output. */
+DW_API void* dw_matrix(int type, int64_t n, int64_t k, const void* weight, int half, const float* bias, int threads);
+DW_API size_t dw_matrix_bytes(const void* matrix);
+DW_API void dw_matrix_free(void* matrix);
+/* out [rows][n] = x [rows][k] W^T + bias */
+DW_API int dw_matrix_apply(const void* matrix, int64_t rows, const float* x, float* out, int threads);
+
+/* What all layers of a model share. Pointers stay the caller's and must outlive the model. */
+typedef struct {
+  int32_t width, heads, kv_heads, head_dim, rotary_dim /* 0: positions are not rotated */;
+  int32_t vocabulary, layer_norm, activation, gated, half_planes, half_embeddings, position_offset;
+  float eps, scale, softcap, logit_softcap /* 0: none */, embedding_scale;
+  const void *embeddings /* [vocabulary][width], or null: the model reads hidden states */, *positions /* [..][width], or null */;
+  const float *norm, *norm_bias;
+  const void* head;
+} dw_shape;
+
+/* One half of a layer: attention (up = qkv, down = o) or MLP (up = gate and up, or up). */
+typedef struct {
+  int32_t attention, window /* positions that are seen, own included; 0: all */, rope /* which table */, keys, values /* planes */;
+  const void *up, *down;
+  const float *norm, *norm_bias, *post_norm, *post_norm_bias; /* post: null where there is none */
+  const float *q_norm, *q_norm_bias, *k_norm, *k_norm_bias;
+} dw_part;
+
+/* Rows of one forward. Each belongs to a segment and sees the first `seen` of its segment's trunk slots, then its path,
+   all in order of position; its own slot, where its key and value go, comes last. */
+typedef struct {
+  int32_t rows, segments;
+  const int32_t *token /* [rows] */, *position, *segment, *slot, *seen, *path_end /* [rows]: where the row's part of path ends */, *path;
+  const float* hidden; /* [rows][width]: input instead of tokens, or null */
+  const int32_t *base, *capacity; /* [segments] of their extents */
+  const int32_t* const* trunk;     /* [segments] */
+  void* const* planes;
+  const float* const* cos; /* [tables]: [position][rotary_dim / 2] */
+  const float* const* sin;
+  int32_t start, stop; /* layers */
+  int32_t wanted_count;
+  const int32_t* wanted; /* rows whose logits and states are asked for */
+  float* logits;         /* [wanted_count][vocabulary], or null */
+  float* output;         /* [rows][width] output of layer stop - 1, or null */
+  int32_t states_count;
+  const int32_t* states_after; /* layers; after the last one the final norm is applied */
+  float* const* states;        /* [wanted_count][width] each */
+  int32_t threads;
+} dw_batch;
+
+DW_API void* dw_model(const dw_shape* shape, int layers);
+DW_API int dw_model_part(void* model, int layer, const dw_part* part); /* appends to the layer */
+DW_API void dw_model_free(void* model);
+DW_API int dw_forward(void* model, const dw_batch* batch);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,262 @@
+#include "model.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <new>
+
+#include "team.h"
+
+namespace dw {
+
+Buffer::~Buffer() { std::free(data); }
+
+void* Buffer::bytes(size_t wanted) {
+  if (wanted > size) {
+    std::free(data);
+    size = 0;
+    data = std::aligned_alloc(64, up(wanted, 4096));
+    if (!data) throw std::bad_alloc();
+    size = up(wanted, 4096);
+  }
+  return data;
+}
+
+static const Matrix& matrix(const void* p) { return *static_cast<const Matrix*>(p); }
+static int64_t padded(const Matrix& m) { return m.panels * PANEL; }
+
+namespace {
+
+// What the threads of one forward share.
+struct Forward {
+  const Model& model;
+  const dw_batch& batch;
+  const Kernels& k;
+  float* x;          // [rows][width] residual stream
+  float* branch;     // [rows][wide] output of a product
+  float* inner;      // [rows][heads * head_dim] attention
+  void* operand;     // input of a product
+  int32_t* lists;    // the rows' slots in order of position
+  const int64_t* list_at;  // [rows] where each begins
+  float* scratch;    // [threads][scratch_size]
+  int64_t wide, head_wide;  // floats between rows of branch, and of logits there
+  int64_t scratch_size;
+
+  const dw_shape& s() const { return model.shape; }
+
+  float* own(const Crew& crew) const { return scratch + crew.me * scratch_size; }
+
+  void norm(const float* in, const float* weight, const float* bias, int64_t n, float* out) const {
+    k.norm(s().layer_norm, in, weight, bias, n, s().eps, out);
+  }
+
+  // One product; the rows' operand is ready. Threads take panels as they come.
+  void multiply(Crew& crew, const Matrix& m, int64_t rows, int64_t ldo) const {
+    int64_t step = std::max<int64_t>(4, m.panels / (4 * crew.threads) / 4 * 4);
+    if (crew.threads == 1) step = m.panels;
+    for (int64_t from; (from = crew.claim(m.panels, step)) >= 0;)
+      k.multiply(m, rows, operand, branch, ldo, from, std::min(m.panels, from + step));
+    crew.barrier();
+  }
+
+  // Add what the part before left to row i.
+  void settle(int64_t i, const dw_part* part, float* tmp) const {
+    if (!part) return;
+    float *row = x + i * s().width, *out = branch + i * wide;
+    if (part->post_norm) {
+      norm(out, part->post_norm, part->post_norm_bias, s().width, tmp);
+      out = tmp;
+    }
+    k.add(row, out, s().width);
+  }
+
+  // f(row) for all rows, shared out; then all threads meet.
+  template <class F> void each(Crew& crew, int64_t count, F f) const {
+    for (int64_t i = crew.me; i < count; i += crew.threads) f(i);
+    crew.barrier();
+  }
+
+  // Rows settled, normalised and made the operand of a part's first product.
+  void enter(Crew& crew, const dw_part* last, const dw_part& part) const {
+    const Matrix& m = matrix(part.up);
+    each(crew, batch.rows, [&](int64_t i) {
+      float* tmp = own(crew);
+      settle(i, last, tmp);
+      norm(x + i * s().width, part.norm, part.norm_bias, s().width, tmp);
+      k.convert(m, tmp, operand, i, batch.rows);
+    });
+    multiply(crew, m, batch.rows, wide);
+  }
+
+  // Queries and keys of row i normalised and turned; key and value put into the planes.
+  void place(const dw_part& part, int64_t i, float* tmp) const {
+    const int64_t dim = s().head_dim, heads = s().heads, kv = s().kv_heads, half = s().rotary_dim / 2;
+    float* row = branch + i * wide;
+    for (int64_t h = 0; h < heads + kv; h++) {
+      float* v = row + h * dim;
+      if (part.q_norm) {
+        bool query = h < heads;
+        norm(v, query ? part.q_norm : part.k_norm, query ? part.q_norm_bias : part.k_norm_bias, dim, tmp);
+        std::memcpy(v, tmp, 4 * dim);
+      }
+      if (half) k.rotate(v, batch.cos[part.rope] + batch.position[i] * half, batch.sin[part.rope] + batch.position[i] * half, half);
+    }
+    int64_t segment = batch.segment[i];
+    for (int64_t h = 0; h < kv; h++) {
+      int64_t at = (batch.base[segment] * kv + h * batch.capacity[segment] + batch.slot[i]) * dim;
+      for (int plane = 0; plane < 2; plane++) {
+        const float* from = row + (heads + plane * kv + h) * dim;
+        void* to = batch.planes[plane ? part.values : part.keys];
+        if (s().half_planes)
+          for (int64_t d = 0; d < dim; d++) static_cast<bf16*>(to)[at + d] = rounded(from[d]);
+        else
+          std::memcpy(static_cast<float*>(to) + at, from, 4 * dim);
+      }
+    }
+  }
+
+  // Attention of one row with the query heads of one head of keys and values.
+  void attend(const dw_part& part, int64_t i, int64_t h, float* scores) const {
+    const int64_t dim = s().head_dim, group = s().heads / s().kv_heads, segment = batch.segment[i];
+    int64_t n = batch.position[i] + 1, first = part.window && n > part.window ? n - part.window : 0;
+    int64_t base = (batch.base[segment] * s().kv_heads + h * batch.capacity[segment]) * dim, cell = s().half_planes ? 2 : 4;
+    const char* keys = static_cast<const char*>(batch.planes[part.keys]) + base * cell;
+    const char* values = static_cast<const char*>(batch.planes[part.values]) + base * cell;
+    k.attend(branch + i * wide + h * group * dim, static_cast<int>(group), keys, values, s().half_planes,
+             lists + list_at[i] + first, n - first, dim, s().scale, s().softcap, scores,
+             inner + (i * s().heads + h * group) * dim);
+  }
+
+  void attention(Crew& crew, const dw_part* last, const dw_part& part) const {
+    enter(crew, last, part);
+    float* tmp = own(crew);
+    each(crew, batch.rows, [&](int64_t i) { place(part, i, tmp); });
+    const int64_t kv = s().kv_heads;
+    for (int64_t item; (item = crew.claim(batch.rows * kv, 1)) >= 0;) attend(part, item / kv, item % kv, tmp);
+    crew.barrier();
+    const Matrix& m = matrix(part.down);
+    each(crew, batch.rows, [&](int64_t i) { k.convert(m, inner + i * s().heads * s().head_dim, operand, i, batch.rows); });
+    multiply(crew, m, batch.rows, wide);
+  }
+
+  void feed(Crew& crew, const dw_part* last, const dw_part& part) const {
+    enter(crew, last, part);
+    const Matrix& m = matrix(part.down);
+    each(crew, batch.rows, [&](int64_t i) {
+      const float* gate = branch + i * wide;
+      float* tmp = own(crew);
+      k.activate(s().activation, gate, s().gated ? gate + m.k : nullptr, m.k, tmp);
+      k.convert(m, tmp, operand, i, batch.rows);
+    });
+    multiply(crew, m, batch.rows, wide);
+  }
+
+  void embed(int64_t i) const {
+    float* row = x + i * s().width;
+    if (batch.hidden) {
+      std::memcpy(row, batch.hidden + i * s().width, 4 * s().width);
+      return;
+    }
+    auto at = [&](const void* table, int64_t place, int64_t d) {
+      return s().half_embeddings ? widened(static_cast<const bf16*>(table)[place * s().width + d])
+                                 : static_cast<const float*>(table)[place * s().width + d];
+    };
+    for (int64_t d = 0; d < s().width; d++) {
+      row[d] = at(s().embeddings, batch.token[i], d) * s().embedding_scale;
+      if (s().positions) row[d] += at(s().positions, batch.position[i] + s().position_offset, d);
+    }
+  }
+
+  // The slots that row i sees, in order of position.
+  void list(int64_t i) const {
+    int64_t seen = batch.seen[i], from = i ? batch.path_end[i - 1] : 0;
+    int32_t* to = lists + list_at[i];
+    std::memcpy(to, batch.trunk[batch.segment[i]], 4 * seen);
+    std::memcpy(to + seen, batch.path + from, 4 * (batch.path_end[i] - from));
+  }
+
+  // States of the wanted rows that are asked for after so many layers.
+  void keep(Crew& crew, int after) const {
+    for (int n = 0; n < batch.states_count; n++) {
+      if (batch.states_after[n] != after) continue;
+      for (int64_t i = crew.me; i < batch.wanted_count; i += crew.threads) {
+        const float* row = x + batch.wanted[i] * s().width;
+        float* to = batch.states[n] + i * s().width;
+        if (after == static_cast<int>(model.layers.size())) norm(row, s().norm, s().norm_bias, s().width, to);
+        else std::memcpy(to, row, 4 * s().width);
+      }
+    }
+  }
+
+  void logits(Crew& crew) const {
+    const Matrix& m = matrix(s().head);
+    each(crew, batch.wanted_count, [&](int64_t i) {
+      float* tmp = own(crew);
+      norm(x + batch.wanted[i] * s().width, s().norm, s().norm_bias, s().width, tmp);
+      k.convert(m, tmp, operand, i, batch.wanted_count);
+    });
+    multiply(crew, m, batch.wanted_count, head_wide);
+    each(crew, batch.wanted_count, [&](int64_t i) {
+      float* row = branch + i * head_wide;
+      if (s().logit_softcap) k.cap(row, s().logit_softcap, s().vocabulary);
+      std::memcpy(batch.logits + i * s().vocabulary, row, 4 * s().vocabulary);
+    });
+  }
+
+  void run(Crew& crew) const {
+    each(crew, batch.rows, [&](int64_t i) {
+      embed(i);
+      list(i);
+    });
+    const dw_part* last = nullptr;
+    for (int layer = batch.start; layer < batch.stop; layer++) {
+      for (const dw_part& part : model.layers[layer]) {
+        if (part.attention) attention(crew, last, part);
+        else feed(crew, last, part);
+        last = &part;
+      }
+      bool asked = layer + 1 == batch.stop || std::count(batch.states_after, batch.states_after + batch.states_count, layer + 1);
+      if (!asked) continue;
+      each(crew, batch.rows, [&](int64_t i) { settle(i, last, own(crew)); });
+      last = nullptr;
+      keep(crew, layer + 1);
+    }
+    if (batch.output && !crew.me) std::memcpy(batch.output, x, 4 * static_cast<size_t>(batch.rows) * s().width);
+    if (batch.logits && batch.wanted_count) logits(crew);
+  }
+};
+
+}  // namespace
+
+void Model::forward(const dw_batch& batch) {
+  std::lock_guard<std::mutex> lock(mutex);
+  const Kernels& k = kernels();
+  const int64_t rows = batch.rows;
+  std::vector<int64_t> at(rows);
+  int64_t slots = 0, longest = 0;
+  for (int64_t i = 0; i < rows; i++) {
+    at[i] = slots;
+    slots += batch.position[i] + 1;
+    longest = std::max<int64_t>(longest, batch.position[i] + 1);
+  }
+  int64_t wide = 0, widest = std::max<int64_t>(shape.width, shape.head_dim), head = 0;
+  size_t operands = 0;
+  auto product = [&](const void* p, int64_t count) {
+    const Matrix& m = matrix(p);
+    widest = std::max(widest, m.k);
+    operands = std::max(operands, k.operand_bytes(m, count));
+    return padded(m);
+  };
+  for (int layer = batch.start; layer < batch.stop; layer++)
+    for (const dw_part& part : layers[layer]) wide = std::max({wide, product(part.up, rows), product(part.down, rows)});
+  if (batch.logits && batch.wanted_count) head = product(shape.head, batch.wanted_count);
+  const int threads = std::max(1, batch.threads);
+  const int64_t own = up(std::max<int64_t>(widest, shape.heads / shape.kv_heads * up(longest, 16)) + 64, 16);
+  const Forward f{*this, batch, k, x.room<float>(rows * shape.width),
+                  branch.room<float>(std::max(wide * rows, head * batch.wanted_count)),
+                  inner.room<float>(rows * shape.heads * shape.head_dim), operand.room<char>(operands),
+                  lists.room<int32_t>(slots), at.data(), scratch.room<float>(own * threads), wide, head, own};
+  together(threads, [&](Crew& crew) { f.run(crew); });
+}
+
+}  // namespace dw

@@ -1,0 +1,36 @@
+// A decoder: layers of parts, and the forward over them.
+#pragma once
+#include <mutex>
+#include <vector>
+
+#include "abi.h"
+#include "kernels.h"
+
+namespace dw {
+
+// Aligned memory that grows and is kept for the next forward.
+class Buffer {
+ public:
+  ~Buffer();
+  template <class T> T* room(size_t count) { return static_cast<T*>(bytes(count * sizeof(T))); }
+
+ private:
+  void* bytes(size_t wanted);
+  void* data = nullptr;
+  size_t size = 0;
+};
+
+class Model {
+ public:
+  Model(const dw_shape& shape, int layers) : shape(shape), layers(layers) {}
+  void forward(const dw_batch& batch);
+
+  const dw_shape shape;
+  std::vector<std::vector<dw_part>> layers;
+
+ private:
+  std::mutex mutex;  // one forward at a time
+  Buffer x, branch, inner, operand, lists, scratch;
+};
+
+}  // namespace dw
