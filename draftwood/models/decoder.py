@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from draftwood.errors import ModelError
 from draftwood.models.backend.attention import FEWEST_ROWS, additive, folded, fused, ordered
+from draftwood.models.backend.native import NativeMatrix, Program
 from draftwood.models.base import Batch
 from draftwood.models.cache import Budget, Cache, Plane
 from draftwood.models.flat import Group, Layered, Memory, View, index, packs, visible
@@ -233,6 +234,16 @@ class Decoder(nn.Module):
                 self.local_rotary = Rotary(c.local_rope_theta, dim, self.context)
         group = c.num_attention_heads // c.num_key_value_heads
         self._fewest = -(-FEWEST_ROWS // group)
+        self._program: Program | None = None  # made when it is first needed
+
+    @property
+    def native(self) -> bool:
+        """Whether forwards are computed by the native library: its matrices are packed for it."""
+        return isinstance(self.head, NativeMatrix)
+
+    def parts(self) -> list[list[tuple[Block, bool]]]:
+        """Of each layer the sublayers in order: (block, whether it is its attention)."""
+        return [[(layer, True), (layer, False)] for layer in self.layers]  # type: ignore[list-item]
 
     def must_be_plain(self, purpose: str) -> None:
         """Raise a ModelError where matrices are held packed or quantised, which cannot be turned back."""
@@ -260,16 +271,24 @@ class Decoder(nn.Module):
         return total
 
     def cells(self, count: int) -> int:
-        return max(count, self._fewest, getattr(self.head, "fewest_rows", 2))
+        return count if self.native else max(count, self._fewest, getattr(self.head, "fewest_rows", 2))
 
     def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
         c = self.config
         planes: list[Plane] = [(c.num_key_value_heads, c.head_dim, self.dtype)] * (2 * self.n_layers)
-        if self.windows != [0]:  # the positions of the slots, exact in every dtype
+        if self.remembers:  # the positions of the slots, exact in every dtype
             planes.append((1, 1, torch.int64))
         return Cache(planes, self.device, slots, budget)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether the cache's last plane holds the positions of slots, for windows; native rows list theirs in order."""
+        return self.windows != [0] and not self.native
+
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
+        if self.native:
+            self._program = self._program or Program(self)
+            return self._program.forward(batch, cache)
         stop = self.n_layers if batch.stop is None else batch.stop
         x = self.embedded(batch.tokens, batch.positions) if batch.hidden is None else batch.hidden
         x = self.run(x[None], self.views(batch, cache), self.memories(batch, cache), batch.start, stop, batch)[0]
@@ -308,7 +327,7 @@ class Decoder(nn.Module):
     def views(self, batch: Batch, cache: Cache) -> list[View]:
         """What each kind of layer needs beside the rows: one mask per group, additive, which no layer converts."""
         count, place = len(batch.tokens), 2 * self.n_layers
-        if self.windows != [0] and batch.start == 0:
+        if self.remembers and batch.start == 0:
             cache.planes[place].index_copy_(0, index(batch, cache, 1), batch.positions[:, None])
         packed, take, back = packs(batch, self._fewest)
         as_they_are = take == list(range(count))
@@ -332,7 +351,7 @@ class Decoder(nn.Module):
                 groups.append(Group(slice(first, last), len(segments), extent, span, bias))
                 first = last
             cos = sin = None
-            if (rotary := self._rotary(window)) is not None:
+            if (rotary := self.rotary_of(window)) is not None:
                 tables = rotary.tables(batch.reach, self.device, self.dtype)
                 cos, sin = (part[batch.positions][None] for part in tables)
             attend = ordered if cpu else fused
@@ -348,7 +367,8 @@ class Decoder(nn.Module):
             x = x + self.position(positions + self.config.position_offset if self.config.position_offset else positions)
         return x
 
-    def _rotary(self, window: int) -> Rotary | None:
+    def rotary_of(self, window: int) -> Rotary | None:
+        """Rotary positions of the layers with a window; None where positions are learned."""
         return self.rotary if not window or self.local_rotary is None else self.local_rotary
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -378,7 +398,7 @@ class Decoder(nn.Module):
             bias = None  # the fused kernel knows the causal one
             if 0 < window < n:
                 bias = additive(torch.ones(1, n, n, dtype=torch.bool, device=x.device).tril().triu(1 - window), x.dtype)
-            rotary = self._rotary(window)
+            rotary = self.rotary_of(window)
             cos, sin = (None, None) if rotary is None else rotary.tables(n, x.device, x.dtype)
             views.append(View(cos if cos is None else cos[:n], sin if sin is None else sin[:n], fused, bias))
         for layer in range(start, stop):

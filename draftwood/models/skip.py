@@ -105,11 +105,14 @@ class SkippedDecoder(Decoder):
             self.__dict__[name] = dict(target.__dict__[name])
         self.__dict__["whole"] = target  # not registered: it is borrowed
         self.skipped = skipped
-        self.planes = planes if target.windows == [0] else [*planes, 2 * target.n_layers]  # behind: slots' positions
+        self.planes = [*planes, 2 * target.n_layers] if target.remembers else planes  # behind: slots' positions
         self.layers = nn.ModuleList(rests)
-        self.kinds, self.n_layers, self.home = kinds, len(rests), None
+        self.kinds, self.n_layers, self.home, self._program = kinds, len(rests), None, None
         values = {field.name: getattr(target.config, field.name) for field in fields(DecoderConfig)}
         self.config = SkippedConfig(**values, skipped=skipped)
+
+    def parts(self) -> list[list[tuple[Block, bool]]]:
+        return [rest.parts for rest in self.layers]  # type: ignore[misc]
 
     def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
         return self.whole.new_cache(slots, budget)

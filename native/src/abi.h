@@ -47,7 +47,8 @@ typedef struct {
    all in order of position; its own slot, where its key and value go, comes last. */
 typedef struct {
   int32_t rows, segments;
-  const int32_t *token /* [rows] */, *position, *segment, *slot, *seen, *path_end /* [rows]: where the row's part of path ends */, *path;
+  const int64_t *token /* [rows] */, *position;
+  const int32_t *slot /* [rows] */, *seen, *path_end /* where the row's part of path ends */, *segment, *path;
   const float* hidden; /* [rows][width]: input instead of tokens, or null */
   const int32_t *base, *capacity; /* [segments] of their extents */
   const int32_t* const* trunk;     /* [segments] */
@@ -55,8 +56,8 @@ typedef struct {
   const float* const* cos; /* [tables]: [position][rotary_dim / 2] */
   const float* const* sin;
   int32_t start, stop; /* layers */
-  int32_t wanted_count;
-  const int32_t* wanted; /* rows whose logits and states are asked for */
+  int32_t wanted_count, wanted_first;
+  const int64_t* wanted; /* rows whose logits and states are asked for; null: wanted_count from wanted_first on */
   float* logits;         /* [wanted_count][vocabulary], or null */
   float* output;         /* [rows][width] output of layer stop - 1, or null */
   int32_t states_count;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <new>
+#include <stdexcept>
 
 #include "team.h"
 
@@ -43,6 +44,10 @@ struct Forward {
   int64_t scratch_size;
 
   const dw_shape& s() const { return model.shape; }
+
+  const float* wanted(int64_t i) const {
+    return x + (batch.wanted ? batch.wanted[i] : batch.wanted_first + i) * s().width;
+  }
 
   float* own(const Crew& crew) const { return scratch + crew.me * scratch_size; }
 
@@ -180,7 +185,7 @@ struct Forward {
     for (int n = 0; n < batch.states_count; n++) {
       if (batch.states_after[n] != after) continue;
       for (int64_t i = crew.me; i < batch.wanted_count; i += crew.threads) {
-        const float* row = x + batch.wanted[i] * s().width;
+        const float* row = wanted(i);
         float* to = batch.states[n] + i * s().width;
         if (after == static_cast<int>(model.layers.size())) norm(row, s().norm, s().norm_bias, s().width, to);
         else std::memcpy(to, row, 4 * s().width);
@@ -192,7 +197,7 @@ struct Forward {
     const Matrix& m = matrix(s().head);
     each(crew, batch.wanted_count, [&](int64_t i) {
       float* tmp = own(crew);
-      norm(x + batch.wanted[i] * s().width, s().norm, s().norm_bias, s().width, tmp);
+      norm(wanted(i), s().norm, s().norm_bias, s().width, tmp);
       k.convert(m, tmp, operand, i, batch.wanted_count);
     });
     multiply(crew, m, batch.wanted_count, head_wide);
@@ -228,6 +233,17 @@ struct Forward {
 
 }  // namespace
 
+// Refuse a row that would read or write what is not its own.
+void Model::check(const dw_batch& batch, int64_t i) const {
+  int64_t path = batch.path_end[i] - (i ? batch.path_end[i - 1] : 0), segment = batch.segment[i];
+  if (path < 0 || batch.seen[i] < 0 || batch.seen[i] + path != batch.position[i] + 1)
+    throw std::invalid_argument("a row does not see one slot for each position up to its own");
+  if (segment < 0 || segment >= batch.segments || batch.slot[i] < 0 || batch.slot[i] >= batch.capacity[segment])
+    throw std::invalid_argument("a slot lies outside of its extent");
+  if (!batch.hidden && (!shape.embeddings || batch.token[i] < 0 || batch.token[i] >= shape.vocabulary))
+    throw std::invalid_argument("a token is not in the vocabulary");
+}
+
 void Model::forward(const dw_batch& batch) {
   std::lock_guard<std::mutex> lock(mutex);
   const Kernels& k = kernels();
@@ -235,6 +251,7 @@ void Model::forward(const dw_batch& batch) {
   std::vector<int64_t> at(rows);
   int64_t slots = 0, longest = 0;
   for (int64_t i = 0; i < rows; i++) {
+    check(batch, i);
     at[i] = slots;
     slots += batch.position[i] + 1;
     longest = std::max<int64_t>(longest, batch.position[i] + 1);

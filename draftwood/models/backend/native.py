@@ -1,0 +1,301 @@
+"""Forwards on a CPU by the native library: all layers in one call, each row with the same bits whatever the others are.
+
+The library is a package of its own, draftwood-native; what is not there, or does not fit, runs by PyTorch as before.
+The only file that knows its C interface (native/src/abi.h).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from draftwood.errors import ConfigurationError, OutOfMemory
+from draftwood.models.base import Batch
+from draftwood.models.cache import Cache
+
+if TYPE_CHECKING:
+    from draftwood.models.decoder import Block, Decoder
+
+VERSION = 1  # of the interface
+TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
+
+
+def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+class _Shape(Structure):
+    _fields_ = [
+        *_fields(c_int32, "width heads kv_heads head_dim rotary_dim vocabulary layer_norm activation gated half_planes"),
+        *_fields(c_int32, "half_embeddings position_offset"),
+        *_fields(c_float, "eps scale softcap logit_softcap embedding_scale"),
+        *_fields(c_void_p, "embeddings positions norm norm_bias head"),
+    ]
+
+
+class _Part(Structure):
+    _fields_ = [
+        *_fields(c_int32, "attention window rope keys values"),
+        *_fields(c_void_p, "up down norm norm_bias post_norm post_norm_bias q_norm q_norm_bias k_norm k_norm_bias"),
+    ]
+
+
+class _Batch(Structure):
+    _fields_ = [
+        *_fields(c_int32, "rows segments"),
+        *_fields(c_void_p, "token position slot seen path_end segment path hidden base capacity trunk planes cos sin"),
+        *_fields(c_int32, "start stop wanted_count wanted_first"),
+        *_fields(c_void_p, "wanted logits output"),
+        ("states_count", c_int32),
+        *_fields(c_void_p, "states_after states"),
+        ("threads", c_int32),
+    ]
+
+
+@cache
+def library() -> ctypes.CDLL | str:
+    """The library, or why it cannot be used, in one sentence."""
+    try:
+        from draftwood_native import library as where
+
+        lib = ctypes.CDLL(str(where()))
+    except ImportError:
+        return "draftwood-native is not installed; pip install ./native builds it where there is a C++ compiler"
+    except OSError as error:
+        return f"draftwood-native cannot be loaded ({error}); install it again"
+    lib.dw_error.restype = lib.dw_kernels.restype = lib.dw_runnable.restype = c_char_p
+    lib.dw_matrix.restype = lib.dw_model.restype = c_void_p
+    lib.dw_matrix.argtypes = [c_int, c_int64, c_int64, c_void_p, c_int, c_void_p, c_int]
+    lib.dw_matrix_bytes.restype, lib.dw_matrix_bytes.argtypes = c_size_t, [c_void_p]
+    lib.dw_matrix_apply.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int]
+    lib.dw_model.argtypes = [POINTER(_Shape), c_int]
+    lib.dw_model_part.argtypes = [c_void_p, c_int, POINTER(_Part)]
+    lib.dw_forward.argtypes = [c_void_p, POINTER(_Batch)]
+    lib.dw_matrix_free.argtypes = lib.dw_model_free.argtypes = [c_void_p]
+    lib.dw_matrix_free.restype = lib.dw_model_free.restype = None
+    if lib.dw_version() != VERSION:
+        return "draftwood-native is of another version than draftwood; install it again: pip install ./native"
+    if not lib.dw_kernels():
+        able = lib.dw_runnable().decode().replace(" ", ", ")
+        return f"DRAFTWOOD_KERNELS names no kernel set that this processor can run; it can run {able}"
+    return lib
+
+
+def unavailable() -> str | None:
+    """Why the library cannot be used, in one sentence; None: it can."""
+    found = library()
+    return found if isinstance(found, str) else None
+
+
+def kernels() -> tuple[str, list[str]]:
+    """The kernel set in use, and those that this processor can run, the best first."""
+    lib = _library()
+    return lib.dw_kernels().decode(), lib.dw_runnable().decode().split()
+
+
+def _library() -> ctypes.CDLL:
+    found = library()
+    if isinstance(found, str):
+        raise ConfigurationError(f"the native backend is not there: {found}")
+    return found
+
+
+def _check(failed: bool) -> None:
+    if failed:
+        reason = _library().dw_error().decode()
+        raise OutOfMemory(f"the native backend failed: {reason}")
+
+
+def _place(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+class NativeMatrix(nn.Module):
+    """y = x W^T + b with W packed for the native kernels; results are float32."""
+
+    fewest_rows = 1
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, kind: str | None = None) -> None:
+        """`kind`: float32, bfloat16 or int8 (a scale per output); None: the weight's own."""
+        super().__init__()
+        lib = _library()
+        self.out_features, self.in_features = weight.shape
+        weight = weight.detach().contiguous()
+        self.kind = kind or str(weight.dtype).removeprefix("torch.")
+        held = None if bias is None else bias.detach().float().contiguous()
+        self.handle = lib.dw_matrix(
+            TYPES[self.kind],
+            *weight.shape,
+            weight.data_ptr(),
+            weight.dtype == torch.bfloat16,
+            _place(held),
+            torch.get_num_threads(),
+        )
+        _check(not self.handle)
+        self.weight_bytes = lib.dw_matrix_bytes(self.handle)
+        self._free = lib.dw_matrix_free
+
+    def __del__(self) -> None:
+        if handle := self.__dict__.pop("handle", None):
+            self._free(handle)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, self.in_features).float().contiguous()
+        out = torch.empty(len(rows), self.out_features)
+        lib = _library()
+        _check(
+            lib.dw_matrix_apply(self.handle, len(rows), rows.data_ptr(), out.data_ptr(), torch.get_num_threads()) != 0
+        )
+        return out.view(*x.shape[:-1], -1)
+
+
+class Program:
+    """The forward of a decoder whose matrices are all `NativeMatrix`."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        lib, c = _library(), decoder.config
+        self.decoder = decoder
+        self._kept: list[Tensor | NativeMatrix] = []  # what the library holds pointers to
+        self._free = lib.dw_model_free
+        half = torch.bfloat16
+        embeds = len(decoder.embed.weight) > 0
+        shape = _Shape(
+            *(c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim),
+            0 if decoder.rotary is None else (c.rotary_dim or c.head_dim),
+            *(c.vocab_size, c.norm == "layer", ACTIVATIONS[c.hidden_act], c.gated, decoder.dtype == half),
+            *(decoder.embed.weight.dtype == half, c.position_offset or 0, c.rms_norm_eps),
+            c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale,
+            *(c.attention_softcap or 0, c.logit_softcap or 0),
+            float(torch.tensor(c.embedding_scale, dtype=decoder.dtype)),  # rounded, as when the models were trained
+            self._keep(decoder.embed.weight) if embeds else None,
+            self._keep(decoder.position.weight) if embeds and decoder.position is not None else None,
+            *(self._norm(decoder.norm), self._vector(decoder.norm_bias), self._matrix(decoder.head)),
+        )
+        self.handle = lib.dw_model(byref(shape), decoder.n_layers)
+        _check(not self.handle)
+        self._ropes = [decoder.rotary_of(window) for window in decoder.windows]  # one for each kind of layer
+        for layer, parts in enumerate(decoder.parts()):
+            for block, attention in parts:
+                part = self._part(block, attention)
+                if attention:
+                    part.rope = decoder.kinds[layer]
+                    part.window = decoder.windows[part.rope]
+                    part.keys, part.values = 2 * layer, 2 * layer + 1
+                _check(lib.dw_model_part(self.handle, layer, byref(part)) != 0)
+        self._tables: list[tuple[Tensor, Tensor]] = []
+        self._reach = 0  # positions that the tables are for
+
+    def __del__(self) -> None:
+        if handle := self.__dict__.pop("handle", None):
+            self._free(handle)
+
+    def _keep(self, tensor: Tensor) -> int:
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def _vector(self, values: Tensor | None) -> int | None:
+        return None if values is None else self._keep(values.detach().float().contiguous())
+
+    def _norm(self, weight: Tensor | None) -> int | None:
+        offset = 1 if self.decoder.config.norm == "rms_offset" else 0
+        return None if weight is None else self._vector(weight.detach().float() + offset)
+
+    def _matrix(self, module: nn.Module) -> Any:
+        assert isinstance(module, NativeMatrix)
+        self._kept.append(module)
+        return module.handle
+
+    def _part(self, block: Block, attention: bool) -> _Part:
+        part = _Part(attention=attention)
+        if attention:
+            up, down, names = block.qkv, block.o, {"norm": "attention_norm", "post_norm": "post_attention_norm"}
+            names |= {"q_norm": "q_norm", "k_norm": "k_norm"}
+        else:
+            up, down = block.gate_up if block.gated else block.up, block.down
+            names = {"norm": "mlp_norm", "post_norm": "post_mlp_norm"}
+        part.up, part.down = self._matrix(up), self._matrix(down)
+        for name, source in names.items():
+            setattr(part, name, self._norm(getattr(block, source, None)))
+            setattr(part, f"{name}_bias", self._vector(getattr(block, f"{source}_bias", None)))
+        return part
+
+    def _rotary(self, reach: int) -> Sequence[tuple[Tensor, Tensor]]:
+        """Cosines and sines [positions, rotary_dim / 2] of each kind of layer, for positions below `reach` at least."""
+        if reach > self._reach:
+            made = [rope.tables(reach, torch.device("cpu"), torch.float32) for rope in self._ropes if rope is not None]
+            self._tables = []
+            for cos, sin in made:
+                half = cos.shape[-1] // 2
+                self._tables.append((cos[:, 0, :half].contiguous(), sin[:, 0, half:].contiguous()))
+            self._reach = min((len(cos) for cos, _ in self._tables), default=1 << 60)
+        return self._tables
+
+    def forward(self, batch: Batch, cache: Cache) -> Tensor:
+        """As `Decoder.forward`; hidden states are float32."""
+        decoder = self.decoder
+        width, count = decoder.config.hidden_size, len(batch.tokens)
+        stop = decoder.n_layers if batch.stop is None else batch.stop
+        slots: list[int] = []
+        seen: list[int] = []
+        ends: list[int] = []
+        owner: list[int] = []
+        path: list[int] = []
+        for number, segment in enumerate(batch.segments):
+            slots += segment.slots
+            seen += segment.seen
+            owner += [number] * len(segment.slots)
+            for part in segment.paths:
+                path += part
+                ends.append(len(path))
+        places = [segment.extent for segment in batch.segments]
+        table = np.array(
+            [*slots, *seen, *ends, *owner, *(at.base for at in places), *(at.capacity for at in places), *path], np.int32
+        )
+        first = table.__array_interface__["data"][0]
+        row, some = 4 * count, 4 * len(places)
+        tables = self._rotary(batch.reach)
+        planes = [plane.data_ptr() for plane in cache.planes]
+        pointers = (c_void_p * (len(places) + len(planes) + 2 * len(tables) + len(batch.states)))(
+            *(segment.trunk.__array_interface__["data"][0] for segment in batch.segments),
+            *planes,
+            *(cos.data_ptr() for cos, _ in tables),
+            *(sin.data_ptr() for _, sin in tables),
+        )
+        address = ctypes.addressof(pointers)
+        call = _Batch(rows=count, segments=len(places), start=batch.start, stop=stop, threads=torch.get_num_threads())
+        call.token, call.position = batch.tokens.data_ptr(), batch.positions.data_ptr()
+        call.slot, call.seen, call.path_end, call.segment = first, first + row, first + 2 * row, first + 3 * row
+        call.base, call.capacity, call.path = first + 4 * row, first + 4 * row + some, first + 4 * row + 2 * some
+        call.trunk, call.planes = address, address + 8 * len(places)
+        call.cos = call.planes + 8 * len(planes)
+        call.sin = call.cos + 8 * len(tables)
+        hidden = None if batch.hidden is None else batch.hidden.float().contiguous()
+        call.hidden = _place(hidden)
+        if isinstance(batch.wanted, slice):
+            start, end, _ = batch.wanted.indices(count)
+            call.wanted_first, call.wanted_count = start, max(0, end - start)
+        else:
+            call.wanted, call.wanted_count = batch.wanted.data_ptr(), len(batch.wanted)
+        if stop == decoder.n_layers:
+            out = torch.empty(call.wanted_count, decoder.vocab_size if batch.head else 0)
+            call.logits = out.data_ptr() if batch.head else None
+        else:
+            out = torch.empty(count, width)
+            call.output = out.data_ptr()
+        after = np.array(batch.states, np.int32)
+        if batch.states:
+            call.states = call.sin + 8 * len(tables)
+            call.states_count, call.states_after = len(after), after.__array_interface__["data"][0]
+            for number, layer in enumerate(batch.states):
+                batch.kept[layer] = torch.empty(call.wanted_count, width)
+                pointers[number - len(batch.states)] = batch.kept[layer].data_ptr()
+        _check(_library().dw_forward(self.handle, byref(call)) != 0)
+        return out
