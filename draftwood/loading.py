@@ -34,6 +34,7 @@ def load(
     device: str | torch.device | None = None,
     quantize: str | None = None,
     compile: bool = False,
+    backend: str = "auto",
     tokenizer: Tokenizer | str | Path | Any = None,
     kv_cache_bytes: int | None = None,
     max_running: int = 64,
@@ -47,8 +48,10 @@ def load(
     CUDA where there is one. Models may have differently padded vocabularies, but must share a tokenizer. A source that
     begins with "hf:", and a transformers model object, run through transformers (extra hf), whose fast tokenizers are
     taken too. On a CPU, `quantize="int8"` holds weights in a quarter of float32's bytes, which changes what the model
-    says a little; methods stay exact to the model so changed. `compile` runs forwards of few cells through
-    torch.compile, which takes a C++ compiler, and tens of seconds the first time on a machine.
+    says a little; methods stay exact to the model so changed. There
+    `backend` is "native" (one call of the package draftwood-native a forward, much faster), "pytorch", or "auto", the
+    first where it is installed. `compile` runs forwards of few cells through
+    torch.compile (backend pytorch), which takes a C++ compiler, and tens of seconds the first time on a machine.
 
     Requests share `kv_cache_bytes` of memory for keys and values (default: half of what is free) and the forwards, at
     most `max_running` at once; of those that come then at most `max_queued` wait (None: any number). Where a prompt
@@ -66,7 +69,7 @@ def load(
     if words is not None and not isinstance(words, Tokenizer):
         words = _adapter().wrap_tokenizer(words)
     end: frozenset[int] = frozenset()
-    how = _How(dtype, place, quantize, compile)
+    how = _How(dtype, place, quantize, compile, backend)
     model, directory = _model(target, how)
     if directory is not None:
         words = words or Tokenizer.load(directory, _name(target))
@@ -88,6 +91,7 @@ def load(
     names: dict[str, Any] = {"target": _name(target), "draft": [_name(source) for source in sources], "dtype": used}
     names |= {"quantize": quantize} if quantize else {}
     names |= {"compiled": True} if compile else {}
+    names |= {"backend": "native" if getattr(model, "native", False) else "pytorch"}
     grown = [None if where is None else checkpoint.grown_from(where) for where in places]
     names |= {"grown": {"target": grown[0], "draft": grown[1:]}} if any(grown) else {}
     log.info("loaded %s with %s on %s", names["target"], names["draft"] or "no draft", place)
@@ -112,18 +116,21 @@ class _How:
     device: torch.device
     quantize: str | None
     compile: bool
+    backend: str
 
 
 def _model(source: ModelSource, how: _How) -> tuple[CausalModel, Path | None]:
     """A model and the directory it came from (None for an object)."""
     own = isinstance(source, str | Path) and not str(source).startswith(THROUGH_TRANSFORMERS)
-    if not own and (how.quantize or how.compile):
-        option = "quantize" if how.quantize else "compile"
+    if not own and (how.quantize or how.compile or how.backend == "native"):
+        option = "quantize" if how.quantize else "compile" if how.compile else "backend native"
         raise ConfigurationError(
             f"{option} is for checkpoints that draftwood's own decoder loads, not for {_name(source)}; leave it out"
         )
     if how.compile and how.device.type != "cpu":
         raise ConfigurationError(f"compile is for the CPU, not for device {how.device}; leave it out")
+    if how.compile and how.backend == "native":
+        raise ConfigurationError("compile is for the backend pytorch, and native needs none; leave out one of both")
     if how.quantize and how.compile:
         raise ConfigurationError("a model is either quantised or compiled; leave out quantize or compile")
     if isinstance(source, str) and not own:
@@ -131,7 +138,7 @@ def _model(source: ModelSource, how: _How) -> tuple[CausalModel, Path | None]:
         return _adapter().load(directory, how.dtype, how.device), directory
     if isinstance(source, str | Path):
         directory = checkpoint.locate(source)
-        decoder = checkpoint.load(directory, how.dtype, how.device, how.quantize, packed=not how.compile)
+        decoder = checkpoint.load(directory, how.dtype, how.device, how.quantize, not how.compile, how.backend)
         return Compiled(decoder) if how.compile else decoder, directory
     if any(base.__name__ == "PreTrainedModel" for base in type(source).__mro__):  # without importing transformers
         return _adapter().HuggingFaceModel(source), None

@@ -110,11 +110,13 @@ def load(
     device: str | torch.device = "cpu",
     quantize: str | None = None,
     packed: bool = True,
+    backend: str = "auto",
 ) -> Decoder:
     """A decoder from a directory or hub id, ready for inference, in the given dtype on the given device.
 
     dtype "auto" is the one that config.json names, else the one that the weights are stored in. On a CPU matrices are
-    held packed, or quantised ("int8"); `packed=False` keeps plain parameters, which can be trained, grown and saved.
+    held packed for a backend ("native", "pytorch"; "auto": the first where it is there), or quantised ("int8");
+    `packed=False` keeps plain parameters, which can be trained, grown and saved.
     """
     directory = locate(source)
     raw = read_config(directory)
@@ -149,7 +151,7 @@ def load(
             raise ModelError(f"dtype {str(dtype)!r} is not supported" + did_you_mean(str(dtype), [*DTYPES, "auto"]))
         if raw.get("tie_word_embeddings") is None and not tensors.has(family.names["head.weight"][0]):
             model.head.weight = model.embed.weight  # no head of its own can only mean the embeddings
-        hold = holder(wanted, place, quantize) if packed or quantize else None
+        hold = holder(wanted, place, quantize, backend) if packed or quantize else None
         tied = model.head.weight is model.embed.weight
         for name, parameter in list(model.named_parameters()):  # a tied head is no parameter of its own
             tensor = _assemble(tensors, family, name, parameter.shape, wanted, place)

@@ -14,7 +14,7 @@ from draftwood.errors import ModelError
 from draftwood.models import artifact
 from draftwood.models.artifact import Artifact, fingerprint
 from draftwood.models.backend.compiled import Compiled
-from draftwood.models.backend.matrix import holder, pack
+from draftwood.models.backend.matrix import held_alike, pack
 from draftwood.models.base import Batch, CausalModel
 from draftwood.models.cache import Budget, Cache
 from draftwood.models.decoder import Decoder, DecoderConfig
@@ -178,7 +178,7 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Exi
     _fill(made, {name: part.to(decoder.device, decoder.dtype) for name, part in found.tensors.items()})
     exit = ExitLayer(made, layers, whose).requires_grad_(False).eval()
     if packed:
-        pack(exit, holder(decoder.dtype, decoder.device, None))
+        pack(exit, held_alike(decoder.head, decoder.dtype, decoder.device))
     return exit
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from draftwood.errors import ModelError
 from draftwood.models import artifact
 from draftwood.models.artifact import Artifact, fingerprint
-from draftwood.models.backend.matrix import holder, pack
+from draftwood.models.backend.matrix import held_alike, pack
 from draftwood.models.base import Batch, CausalModel
 from draftwood.models.cache import Budget, Cache
 from draftwood.models.decoder import Decoder
@@ -140,7 +140,7 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Hea
     made.ranks = _ranks(found.settings.get("ranks"), count)
     made.requires_grad_(False).eval()
     if packed:
-        pack(made, holder(decoder.dtype, decoder.device, None))
+        pack(made, held_alike(decoder.head, decoder.dtype, decoder.device))
     return made
 
 

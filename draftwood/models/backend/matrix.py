@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from draftwood.errors import ConfigurationError, did_you_mean
+from draftwood.models.backend.native import NativeMatrix, unavailable
 
 Holder = Callable[[Tensor, Tensor | None], nn.Module]  # from a weight and a bias to the layer that holds them
 QUANTISATIONS = ("int8",)
+BACKENDS = ("auto", "native", "pytorch")
 PACKABLE = (torch.float32, torch.bfloat16)
 _ROWS_IN_MIND = 8  # oneDNN chooses a layout for about so many rows
 _TILED_ROWS = 32  # with AMX, bfloat16 products of more rows sum in another order, which changes with their number
@@ -104,27 +106,48 @@ def _packed_bytes(whole: Tensor, scale: Tensor) -> Any:
         return torch.ops.quantized.linear_prepack(tensor, None)
 
 
-def holder(dtype: torch.dtype, device: torch.device, quantize: str | None) -> Holder | None:
-    """The class that holds matrices of a dtype on a device; None where PyTorch's plain one is best."""
+def holder(dtype: torch.dtype, device: torch.device, quantize: str | None, backend: str = "auto") -> Holder | None:
+    """How matrices of a dtype are held on a device; None where PyTorch's plain class is best.
+
+    `backend`: native, pytorch, or auto, which is native where the library is there and has kernels for the dtype.
+    """
+    if backend not in BACKENDS:
+        raise ConfigurationError(
+            f"backend {backend!r} is not known{did_you_mean(backend, BACKENDS)}; use one of {', '.join(BACKENDS)}"
+        )
+    if quantize is not None and quantize not in QUANTISATIONS:
+        raise ConfigurationError(
+            f"quantize {quantize!r} is not known{did_you_mean(quantize, QUANTISATIONS)}; use int8, or leave it out"
+        )
+    fits = device.type == "cpu" and dtype in PACKABLE
+    if quantize is not None and not fits:
+        raise ConfigurationError(
+            "quantize int8 is for the CPU with dtype float32 or bfloat16; leave it out, or change device or dtype"
+        )
+    if backend == "native" and not fits:
+        raise ConfigurationError(
+            "the native backend is for the CPU with dtype float32 or bfloat16; change device or dtype, or leave it out"
+        )
+    if backend == "native" and (reason := unavailable()):
+        raise ConfigurationError(f"the native backend is not there: {reason}")
+    if backend != "pytorch" and fits and not unavailable():
+        return partial(NativeMatrix, kind=quantize)
     if quantize is not None:
-        if quantize not in QUANTISATIONS:
-            raise ConfigurationError(
-                f"quantize {quantize!r} is not known{did_you_mean(quantize, QUANTISATIONS)}; use int8, or leave it out"
-            )
-        if device.type != "cpu" or dtype not in PACKABLE:
-            raise ConfigurationError(
-                "quantize int8 is for the CPU with dtype float32 or bfloat16; leave it out, or change device or dtype"
-            )
         if "x86" not in torch.backends.quantized.supported_engines:
             raise ConfigurationError(
                 "quantize int8 needs PyTorch's x86 kernels, which this build lacks; use dtype bfloat16"
             )
         return Int8
-    if device.type != "cpu" or dtype not in PACKABLE or not torch._C._has_mkldnn:
+    if not fits or not torch._C._has_mkldnn:
         return None
     if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return None
     return Packed
+
+
+def held_alike(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Holder | None:
+    """How the matrices of a part that goes with a model are held: by the backend of one of the model's."""
+    return holder(dtype, device, None, "native" if isinstance(module, NativeMatrix) else "pytorch")
 
 
 def pack(model: nn.Module, hold: Holder | None) -> None:
