@@ -50,6 +50,7 @@ def collect() -> dict[str, Any]:
         "cpu": processor(),
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
+        "backend": _backend(),
         "memory_gib": _memory(),
         "devices": [_device(device) for device in _devices()],
         "embedded": _embedded(),
@@ -62,6 +63,16 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _backend() -> str:
+    """What computes on the CPU, and why."""
+    from draftwood.models.backend import native
+
+    if reason := native.unavailable():
+        return f"pytorch: {reason}"
+    used, able = native.kernels()
+    return f"native: kernels {used} (this processor can run {', '.join(able)})"
 
 
 def _memory() -> float | None:
@@ -124,6 +135,7 @@ def _table(facts: dict[str, Any]) -> Table:
     rows = {"draftwood": facts["draftwood"], "python": f"{facts['python']} ({sys.implementation.name})"}
     rows |= {package: found or "not installed" for package, found in facts["packages"].items()}
     rows |= {"system": facts["system"], "processor": cores}
+    rows["backend"] = facts["backend"]
     if facts["memory_gib"] is not None:
         rows["memory"] = f"{facts['memory_gib']:g} GiB"
     for device in facts["devices"]:

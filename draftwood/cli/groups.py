@@ -69,26 +69,32 @@ class _Runtime(OptionGroup, RuntimeParams):
     """How requests share the engine."""
 
 
+class _Backend(OptionGroup):
+    backend: Literal["auto", "native", "pytorch"] = flag(
+        "auto", "What computes on a CPU: native, the package draftwood-native; pytorch; auto, native where it is there."
+    )
+
+
 class _Compile(OptionGroup):
     compile: bool = flag(False, "torch.compile for small models; slow to start, needs a C++ compiler.")
 
 
-class TargetOptions(ThreadOptions, _Place, _Target):  # fields are those of the last base first
+class TargetOptions(ThreadOptions, _Backend, _Place, _Target):  # fields are those of the last base first
     """One model."""
 
     def load(self) -> Engine:
         """The engine, without a draft model."""
         from draftwood.loading import EMBEDDED, load
 
-        how = self.model_dump(include={"dtype", "device", "quantize"})
+        how = self.model_dump(include={"dtype", "device", "quantize", "backend"})
         return load(self.target or EMBEDDED / "target", **how)
 
 
-class QuantizedOptions(TargetOptions, ThreadOptions, _Quantize, _Place, _Target):
+class QuantizedOptions(TargetOptions, ThreadOptions, _Quantize, _Backend, _Place, _Target):
     """One model that is not trained."""
 
 
-class PairOptions(ThreadOptions, _Runtime, _Place, _Drafts):
+class PairOptions(ThreadOptions, _Runtime, _Backend, _Place, _Drafts):
     """A target with its draft models."""
 
     @property
@@ -100,11 +106,11 @@ class PairOptions(ThreadOptions, _Runtime, _Place, _Drafts):
         """The engine."""
         from draftwood.loading import load
 
-        how = self.model_dump(include={"dtype", "device", "quantize", "compile", *RuntimeParams.model_fields})
+        how = self.model_dump(include={"dtype", "device", "quantize", "compile", "backend", *RuntimeParams.model_fields})
         return load(self.target, self.draft or None, **how)
 
 
-class ModelOptions(PairOptions, ThreadOptions, _Runtime, _Compile, _Quantize, _Place, _Drafts):
+class ModelOptions(PairOptions, ThreadOptions, _Runtime, _Compile, _Quantize, _Backend, _Place, _Drafts):
     """A target with its draft models, and how their weights are held."""
 
 
