@@ -26,6 +26,11 @@ void* Buffer::bytes(size_t wanted) {
 static const Matrix& matrix(const void* p) { return *static_cast<const Matrix*>(p); }
 static int64_t padded(const Matrix& m) { return m.panels * PANEL; }
 
+// How many slots row i sees.
+static int64_t length(const dw_batch& batch, int64_t i) {
+  return batch.seen[i] + batch.path_end[i] - (i ? batch.path_end[i - 1] : 0);
+}
+
 namespace {
 
 // What the threads of one forward share.
@@ -123,7 +128,7 @@ struct Forward {
   // Attention of one row with the query heads of one head of keys and values.
   void attend(const dw_part& part, int64_t i, int64_t h, float* scores) const {
     const int64_t dim = s().head_dim, group = s().heads / s().kv_heads, segment = batch.segment[i];
-    int64_t n = batch.position[i] + 1, first = part.window && n > part.window ? n - part.window : 0;
+    int64_t n = length(batch, i), first = part.window && n > part.window ? n - part.window : 0;
     int64_t base = (batch.base[segment] * s().kv_heads + h * batch.capacity[segment]) * dim, cell = s().half_planes ? 2 : 4;
     const char* keys = static_cast<const char*>(batch.planes[part.keys]) + base * cell;
     const char* values = static_cast<const char*>(batch.planes[part.values]) + base * cell;
@@ -235,9 +240,8 @@ struct Forward {
 
 // Refuse a row that would read or write what is not its own.
 void Model::check(const dw_batch& batch, int64_t i) const {
-  int64_t path = batch.path_end[i] - (i ? batch.path_end[i - 1] : 0), segment = batch.segment[i];
-  if (path < 0 || batch.seen[i] < 0 || batch.seen[i] + path != batch.position[i] + 1)
-    throw std::invalid_argument("a row does not see one slot for each position up to its own");
+  int64_t segment = batch.segment[i];
+  if (batch.seen[i] < 0 || length(batch, i) < std::max(1, batch.seen[i])) throw std::invalid_argument("a row sees nothing");
   if (segment < 0 || segment >= batch.segments || batch.slot[i] < 0 || batch.slot[i] >= batch.capacity[segment])
     throw std::invalid_argument("a slot lies outside of its extent");
   if (!batch.hidden && (!shape.embeddings || batch.token[i] < 0 || batch.token[i] >= shape.vocabulary))
@@ -253,8 +257,8 @@ void Model::forward(const dw_batch& batch) {
   for (int64_t i = 0; i < rows; i++) {
     check(batch, i);
     at[i] = slots;
-    slots += batch.position[i] + 1;
-    longest = std::max<int64_t>(longest, batch.position[i] + 1);
+    slots += length(batch, i);
+    longest = std::max(longest, length(batch, i));
   }
   int64_t wide = 0, widest = std::max<int64_t>(shape.width, shape.head_dim), head = 0;
   size_t operands = 0;

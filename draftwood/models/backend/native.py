@@ -205,8 +205,8 @@ class Program:
         return None if values is None else self._keep(values.detach().float().contiguous())
 
     def _norm(self, weight: Tensor | None) -> int | None:
-        offset = 1 if self.decoder.config.norm == "rms_offset" else 0
-        return None if weight is None else self._vector(weight.detach().float() + offset)
+        offset = weight is not None and self.decoder.config.norm == "rms_offset"
+        return self._vector(1 + weight.detach().float() if offset and weight is not None else weight)
 
     def _matrix(self, module: nn.Module) -> Any:
         assert isinstance(module, NativeMatrix)
