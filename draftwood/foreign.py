@@ -34,9 +34,8 @@ HINT = (
 def surprise(model: CausalModel, tokens: Sequence[int]) -> float:
     """Mean -log p(token | those before it) in nats of all tokens [n >= 2] but the first: the log of the perplexity."""
     count = len(tokens)
-    cache, places = model.new_cache(), range(count)
-    causal = torch.ones(count, count, dtype=torch.bool, device=model.device).tril()
-    batch = Batch.of(model, tokens, places, [Segment(cache.lend(count), places, count, causal)])
+    cache = model.new_cache()
+    batch = Batch.of(model, tokens, range(count), [Segment.causal(cache.lend(count), 0, count)])
     logits = model.forward(batch, cache)  # [n, V]
     chosen = torch.log_softmax(logits[:-1].float(), -1).gather(1, batch.tokens[1:count, None])
     return -float(chosen.mean())

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from draftwood.core.records import Kind, Layer
 from draftwood.core.topology import TRUNK as TRUNK
-from draftwood.core.topology import Template
 
 FINISHED = -1  # the only 'token' of a finished sequence: it stays as it is
 
@@ -78,7 +77,6 @@ class Forest:
     score: dict[int, float] = field(default_factory=dict)  # root -> log-likelihood of its generated part (beams)
     proposals: dict[int, list[Proposal]] = field(default_factory=dict)
     layers: list[DraftedLayer] = field(default_factory=list)  # drafts of beams, drawn layer by layer
-    template: Template | None = None  # the regular tree that is drafted, unless draws coincide or sequences end
     known: dict[int, Tensor] = field(default_factory=dict)  # node -> [V] logits of the target after it
     fresh: int = 0
     child: dict[tuple[int, int], int] = field(default_factory=dict)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from draftwood.core.forest import Forest
-from draftwood.core.topology import template
 from draftwood.depth import LOAD, NOTHING, DepthController, Growth
 from draftwood.draft.base import Proposer, Source
 from draftwood.runtime.session import Answer, Run
@@ -38,8 +37,6 @@ class ModelDrafter:
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
     ) -> Generator[Run, Answer, None]:
         frontiers = [forest.roots for _ in self.sources]
-        if len(self.sources) == 1:
-            forest.template = template((len(forest.live), *self.widths))
         hidden = "hidden" in depth.needs
         growth = Growth(0)
         layer = 0

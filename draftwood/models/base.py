@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,15 +20,54 @@ from draftwood.models.cache import Budget, Cache, Extent
 
 @dataclass(slots=True)
 class Segment:
-    """The rows of a forward that belong to one request: where their keys and values go, and what they see."""
+    """The rows of a forward that belong to one request: where their keys and values go, and what they see.
+
+    A row at position p sees the p + 1 slots trunk[:seen], then its path, in order of position. The trunk may be longer
+    than any row sees: it is shared with the session, which goes on writing behind what was seen.
+    """
 
     extent: Extent
     slots: Sequence[int]  # slots of the extent that receive each row's keys and values
-    span: int  # attention reads the slots [0, span) of the extent
-    mask: Tensor | None  # [n, span] bool, True = may be attended; None = every row sees the whole span
+    trunk: npt.NDArray[np.int32]  # slots of the trunk's tokens, C-contiguous
+    seen: Sequence[int]  # how many of them each row sees, itself included where it is a token of the trunk
+    paths: Sequence[Sequence[int]]  # slots of each row's ancestors that are nodes, and its own; empty in the trunk
+
+    @classmethod
+    def causal(cls, extent: Extent, first: int, count: int) -> Segment:
+        """The rows at positions [first, first + count), each in the slot of its position, as all before them are."""
+        slots = range(first, first + count)
+        return cls(extent, slots, np.arange(first + count, dtype=np.int32), [i + 1 for i in slots], [()] * count)
 
     def __len__(self) -> int:
         return len(self.slots)
+
+    def visible(self, row: int) -> list[int]:
+        """The slots that a row sees, in order of position."""
+        return [*self.trunk[: self.seen[row]].tolist(), *self.paths[row]]
+
+    @property
+    def span(self) -> int:
+        """All rows see slots in [0, span) only, and the last of these is seen."""
+        deepest = int(self.trunk[: max(self.seen)].max(initial=-1))
+        return 1 + max(deepest, max(chain.from_iterable(self.paths), default=-1))
+
+    def mask(self, span: int) -> Tensor | None:
+        """Which of the slots [0, span) each row sees [n, span] bool; None where all rows see all of them."""
+        count = len(self.slots)
+        first = span - count
+        lengths = [seen + len(path) for seen, path in zip(self.seen, self.paths, strict=True)]
+        if min(lengths) == span:
+            return None
+        if lengths == list(range(first + 1, span + 1)) and list(self.slots) == list(range(first, span)):
+            # the last row sees every slot, so that the rows are one chain: none sees those of the rows behind it
+            return torch.ones(count, span, dtype=torch.bool).tril_(first)
+        place = np.full(span, span)  # of each slot in the trunk
+        longest = max(self.seen)
+        place[self.trunk[:longest]] = np.arange(longest)
+        mask = place < np.array(self.seen)[:, None]
+        rows = np.repeat(np.arange(count), [len(path) for path in self.paths])
+        mask[rows, list(chain.from_iterable(self.paths))] = True
+        return torch.from_numpy(mask)
 
 
 @dataclass(slots=True)

@@ -104,14 +104,15 @@ def packs(batch: Batch, fewest: int) -> tuple[list[tuple[list[Segment], int]], l
 
 def visible(segments: Sequence[Segment], rows: int, device: torch.device) -> Tensor:
     """Which slots the rows of some segments see [count, rows, span], in whole grains; [1, 1, span] where all do."""
-    span = -(-max(segment.span for segment in segments) // GRAIN) * GRAIN
-    if len(segments) == 1 and segments[0].mask is None:
+    spans = [segment.span for segment in segments]
+    masks = [segment.mask(span) for segment, span in zip(segments, spans, strict=True)]
+    if len(segments) == 1 and masks[0] is None:
         rows = 1
-    visible = torch.zeros(len(segments), rows, span, dtype=torch.bool, device=device)
-    for place, segment in zip(visible, segments, strict=True):
-        if segment.mask is None:
-            place[:, : segment.span] = True
+    visible = torch.zeros(len(segments), rows, -(-max(spans) // GRAIN) * GRAIN, dtype=torch.bool)
+    for place, span, mask in zip(visible, spans, masks, strict=True):
+        if mask is None:
+            place[:, :span] = True
         else:
-            place[: len(segment), : segment.span] = segment.mask
-            place[len(segment) :, : segment.span] = segment.mask[-1]
-    return visible
+            place[: len(mask), :span] = mask
+            place[len(mask) :, :span] = mask[-1]
+    return visible.to(device)

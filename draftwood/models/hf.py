@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -240,11 +241,8 @@ class HuggingFaceModel:
         def run(*requests: _Rows, wanted: Sequence[int] | slice = slice(None)) -> Tensor:
             segments = []
             for rows in requests:
-                span = 1 + max(*rows.slots, *(slot for seen in rows.seen for slot in seen))
-                mask = torch.zeros(len(rows.slots), span, dtype=torch.bool, device=self.device)
-                for row, slot, seen in zip(mask, rows.slots, rows.seen, strict=True):
-                    row[[slot, *seen]] = True
-                segments.append(Segment(rows.extent, rows.slots, span, mask))
+                paths = [[*seen, slot] for seen, slot in zip(rows.seen, rows.slots, strict=True)]
+                segments.append(Segment(rows.extent, rows.slots, np.empty(0, np.int32), [0] * len(paths), paths))
             tokens = [token for rows in requests for token in rows.tokens]
             positions = [position for rows in requests for position in rows.positions]
             return self.forward(Batch.of(self, tokens, positions, segments, wanted), cache)

@@ -1,7 +1,7 @@
 """A model that is a function: prefix -> distribution. For tests, and for checking one's own decoding ideas exactly.
 
 Plugs in wherever a model does. Its cache holds tokens and positions instead of keys and values, and a cell's prefix is
-what its mask lets it see, so that wrong slots, masks or positions change the output.
+what it is told to see, so that wrong slots or positions change the output.
 """
 
 from __future__ import annotations
@@ -67,19 +67,16 @@ class TabularModel:
         if batch.stop is not None and batch.stop < self.n_layers:
             return tokens[:, None].to(self.dtype)
         segment_of = [(segment, row) for segment in batch.segments for row in range(len(segment))]
-        tables = {id(s): cache.read(0, s.extent, s.span)[0, 0].tolist() for s in batch.segments}  # [span][2]
+        tables = {id(segment): cache.read(0, segment.extent)[0, 0].tolist() for segment in batch.segments}
         out = []
         for row in torch.arange(len(segment_of))[batch.wanted].tolist():
             segment, place = segment_of[row]
-            slots = tables[id(segment)]
-            if segment.mask is not None:
-                slots = [slot for slot, seen in zip(slots, segment.mask[place].tolist(), strict=True) if seen]
-            slots = sorted(slots, key=lambda slot: slot[1])
-            if [slot[1] for slot in slots] != list(range(len(slots))):
-                raise AssertionError(
-                    f"a row sees the positions {[slot[1] for slot in slots]}: masks or slots are wrong"
-                )
-            out.append(self._log_law(tuple(slot[0] for slot in slots)))
+            table = tables[id(segment)]  # [capacity][token, position]
+            prefix = [table[slot] for slot in segment.visible(place)]
+            positions = [position for _, position in prefix]
+            if positions != list(range(len(prefix))):
+                raise AssertionError(f"a row sees the positions {positions}: its slots are wrong")
+            out.append(self._log_law(tuple(token for token, _ in prefix)))
         logits = torch.stack(out) if out else torch.empty(0, self.vocab_size, dtype=self.dtype)
         batch.kept.update(dict.fromkeys(batch.states, logits))  # there is nothing else that it could show
         return logits

@@ -100,6 +100,10 @@ class Job:
     hidden: Tensor | None = None  # [n, D] input of layer `start` when start > 0, or of a model without tokens
 
 
+def _no_slots() -> npt.NDArray[np.int32]:
+    return np.empty(0, np.int32)
+
+
 @dataclass(slots=True, eq=False)
 class Session:
     """Slots, levels, positions and masks of one request on one model.
@@ -114,7 +118,8 @@ class Session:
     extent: Extent | None = field(init=False, default=None)
     reused: int = field(init=False, default=0)  # leading tokens that were not computed here
     peak: int = field(init=False, default=0)  # most slots that were live at once
-    _trunk_slot: list[int] = field(init=False, default_factory=list)
+    cached: int = field(init=False, default=0)  # leading tokens of the trunk that have slots
+    _trunk_slot: npt.NDArray[np.int32] = field(init=False, default_factory=_no_slots)  # [>= cached], their slots
     _node_slot: dict[int, int] = field(init=False, default_factory=dict)
     _level: dict[int, int] = field(init=False, default_factory=dict)  # slot -> layers computed, where fewer than all
     _hidden: dict[int, Tensor] = field(init=False, default_factory=dict)  # slot -> [D] at its level
@@ -123,10 +128,6 @@ class Session:
     _top: int = field(init=False, default=0)  # high-water mark: slots [0, _top) were given out
     _trunk: list[int] = field(init=False, default_factory=list)  # the tokens that the trunk slots are of, and others
     _ordered: int = field(init=False, default=0)  # leading tokens that are known to be in their own slots, computed
-    _visible: npt.NDArray[np.bool_] | None = field(
-        init=False, default=None
-    )  # [capacity] bool, slots of the cached trunk
-    _synced: int = field(init=False, default=0)  # trunk positions already in _visible
 
     @property
     def context(self) -> int:
@@ -146,7 +147,7 @@ class Session:
     def prefix(self) -> list[int]:
         """Tokens that are in slots 0, 1, ... in this order, computed in all layers as in a plain run."""
         slots, n = self._trunk_slot, self._ordered
-        while n < len(slots) and slots[n] == n and n not in self._level:
+        while n < self.cached and slots[n] == n and n not in self._level:
             n += 1
         self._ordered = n
         return self._trunk[:n]
@@ -169,20 +170,15 @@ class Session:
             if self.prefixes is not None:
                 self.prefixes.live.remove(self)
             self.cache.release(self.extent)
-        self.extent, self._visible = None, None
-        self._top = self._synced = self._ordered = 0
-        for part in (self._trunk_slot, self._node_slot, self._level, self._hidden, self._partial, self._free):
+        self.extent, self._trunk_slot = None, _no_slots()
+        self.cached = self._top = self._ordered = 0
+        for part in (self._node_slot, self._level, self._hidden, self._partial, self._free):
             part.clear()
 
     @property
     def span(self) -> int:
         """Slots [0, span) are in use, holes included."""
         return self._top
-
-    @property
-    def cached(self) -> int:
-        """Leading tokens of the trunk that have slots."""
-        return len(self._trunk_slot)
 
     @property
     def live_slots(self) -> int:
@@ -199,17 +195,16 @@ class Session:
 
     def job(self, run: Run, rows: list[Row], start: int, stop: int) -> Job:
         """The forward of layers [start, stop) over some rows of a run whose ancestors are computed so far, or here."""
-        nodes, slots = [row.node for row in rows], [row.slot for row in rows]
-        span = self._top
-        if nodes[-1] < TRUNK and slots[-1] < span - 1:  # a piece of the prompt: what lies behind it is not read
-            span = 1 + max(self._trunk_slot[: rows[-1].position + 1])
         assert self.extent is not None
-        segment = Segment(self.extent, slots, span, self._mask(run.forest, nodes, slots, span))
+        slots = [row.slot for row in rows]
+        paths = self._paths(run.forest, rows)
+        seen = [row.position + 1 - len(path) for row, path in zip(rows, paths, strict=True)]
+        segment = Segment(self.extent, slots, self._trunk_slot, seen, paths)
         hidden = None
         if start > 0:
             hidden = torch.stack([self._hidden[slot] for slot in slots])
         elif run.given is not None:
-            hidden = torch.stack([run.given[node] for node in nodes])
+            hidden = torch.stack([run.given[row.node] for row in rows])
         return Job(self, rows, start, stop, segment, hidden)
 
     def store(self, job: Job, hidden: Tensor | None) -> None:
@@ -234,13 +229,15 @@ class Session:
         needed = None
         if kept and forest.finished:
             needed = forest.known.keys() | {node for root in forest.live for node in forest.path(root)}
+        joined: list[int] = []
         for node in trunk:
             if node not in slots:
                 break  # this model never saw it: it is computed when a descendant is asked for
             slot = slots.pop(node)
             if slot in self._level:
-                self._partial.append(len(self._trunk_slot))
-            self._trunk_slot.append(slot)
+                self._partial.append(self.cached + len(joined))
+            joined.append(slot)
+        self._extend(joined)
         for new, node in enumerate(kept):
             if node in slots and (needed is None or new in needed):
                 self._node_slot[new] = slots.pop(node)
@@ -258,8 +255,17 @@ class Session:
             return
         self.extent, n = self.prefixes.take(self.cache, trunk, room)
         self.prefixes.live.append(self)
-        self._trunk_slot.extend(range(n))
+        self._extend(range(n))
         self._top = self.reused = n
+
+    def _extend(self, slots: Sequence[int]) -> None:
+        """More of the trunk's tokens have slots."""
+        count = self.cached + len(slots)
+        if count > len(self._trunk_slot):
+            more = np.empty(count, np.int32)
+            self._trunk_slot = np.concatenate((self._trunk_slot, more))
+        self._trunk_slot[self.cached : count] = slots
+        self.cached = count
 
     def _shrink(self) -> None:
         """Lower the high-water mark past dead slots, so that attention spans stay short."""
@@ -279,31 +285,29 @@ class Session:
             self._begin(forest.trunk, len(nodes))
         self._trunk = forest.trunk
         most = self.model.vocab_size - 1  # a draft without a padded token of the target reads its last one instead
-        cached = len(self._trunk_slot)
+        cached = self.cached
         full = self.model.n_layers
         trunk = forest.trunk
         for node in nodes:
             if node < TRUNK and (position := trunk_position(node)) < cached:
-                slot = self._trunk_slot[position]
+                slot = int(self._trunk_slot[position])
                 if self.level(slot) >= stop:  # asked for once more: its answer was not kept
                     self._level[slot] = 0
                     self._hidden.pop(slot, None)
                     insort(self._partial, position)
         if self._partial:  # trunk tokens that stopped at a lower layer
-            self._partial = list(dict.fromkeys(self._partial))
-            self._partial = [position for position in self._partial if self._trunk_slot[position] in self._level]
+            places = {position: int(self._trunk_slot[position]) for position in self._partial}
+            self._partial = [position for position, slot in places.items() if slot in self._level]
             for position in self._partial:
-                slot = self._trunk_slot[position]
-                if self._level[slot] < stop:
+                if self._level[slot := places[position]] < stop:
                     missing.append(Row(trunk_node(position), min(trunk[position], most), slot, position))
         grown = len(trunk) - cached
         asked = self._ancestors(forest, [node for node in nodes if node >= 0], stop)
         need = cached + grown + len(asked) + len(self._node_slot)
         assert self.extent is not None
         self.cache.reserve(self.extent, max(need, self._top))
-        for position in range(cached, len(trunk)):
-            slot = self._take()
-            self._trunk_slot.append(slot)
+        self._extend([self._take() for _ in range(grown)])
+        for position, slot in enumerate(self._trunk_slot[cached : self.cached].tolist(), cached):
             self._level[slot] = 0
             self._partial.append(position)
             missing.append(Row(trunk_node(position), min(trunk[position], most), slot, position))
@@ -346,68 +350,14 @@ class Session:
         self._top += 1
         return self._top - 1
 
-    def _mask(self, forest: Forest, nodes: list[int], slots: list[int], span: int) -> Tensor | None:
-        """Which slots each row sees [n, span]: the trunk before it, its ancestors, itself. None: one row sees all."""
-        count, trunk_slot = len(nodes), self._trunk_slot
-        first = nodes[0]
-        # a chain that ends the span in order needs no bookkeeping: it is the tail of a causal mask
-        if slots[0] == span - count and not self._free:
-            chain, before = True, trunk_position(first) if first < TRUNK else len(forest.trunk) + forest.depth[first]
-            previous = first
-            for i in range(1, count):
-                node = nodes[i]
-                parent = forest.parent[node] if node >= 0 else TRUNK
-                follows = (
-                    parent == previous
-                    if previous >= 0
-                    else (node < TRUNK or parent == TRUNK)  # trunk cells come in order, then nodes on the trunk's end
-                )
-                if not follows or slots[i] != slots[i - 1] + 1:
-                    chain = False
-                    break
-                previous = node
-            if chain and before == slots[0]:
-                if count == 1:
-                    return None
-                device = self.model.device
-                return torch.ones(count, span, dtype=torch.bool, device=device).tril_(span - count)
-        return self._general_mask(forest, nodes, slots, span, trunk_slot)
-
-    def _general_mask(
-        self, forest: Forest, nodes: list[int], slots: list[int], span: int, trunk_slot: list[int]
-    ) -> Tensor:
-        assert self.extent is not None
-        if self._visible is None or self._visible.shape[0] < self.extent.capacity:
-            self._visible = np.zeros(self.extent.capacity, dtype=np.bool_)
-            self._synced = 0
-        if self._synced < len(trunk_slot):
-            self._visible[trunk_slot[self._synced :]] = True
-            self._synced = len(trunk_slot)
-        mask = self._visible[None, :span].repeat(len(nodes), 0)  # on the CPU: many steps on few numbers
-        trunk_rows = sum(node < TRUNK for node in nodes)
-        if trunk_rows:  # a trunk cell sees only the trunk before it
-            ends = np.array([trunk_position(node) for node in nodes[:trunk_rows]])
-            place = np.full(self._top, len(trunk_slot))
-            place[trunk_slot] = np.arange(len(trunk_slot))
-            mask[:trunk_rows] &= place[:span] <= ends[:, None]
-        node_slot = self._node_slot
-        if forest.template is not None and forest.template.fits(forest.parent):  # a slice instead of a construction
-            cached = [node for node in range(len(forest)) if node in node_slot]
-            mask[trunk_rows:, [node_slot[node] for node in cached]] = forest.template.mask[
-                np.ix_(nodes[trunk_rows:], cached)
-            ]
-            return torch.from_numpy(mask).to(self.model.device)
-        rows: list[int] = []
-        columns: list[int] = []
-        seen: dict[int, list[int]] = {TRUNK: []}  # slots of a node and its ancestors; parents come before children
-        for row in range(trunk_rows, len(nodes)):
-            path = [nodes[row]]
-            while path[-1] not in seen:
-                path.append(forest.parent[path[-1]])
-            for node in reversed(path[:-1]):
-                seen[node] = [*seen[forest.parent[node]], node_slot[node]]
-            slots_of_node = seen[nodes[row]]
-            rows.extend([row] * len(slots_of_node))
-            columns.extend(slots_of_node)
-        mask[rows, columns] = True
-        return torch.from_numpy(mask).to(self.model.device)
+    def _paths(self, forest: Forest, rows: Sequence[Row]) -> list[Sequence[int]]:
+        """Slots of each row's ancestors that are nodes, and its own, downwards; none of a token of the trunk."""
+        above: dict[int, Sequence[int]] = {TRUNK: ()}
+        for row in rows:
+            path: list[int] = []
+            node = row.node if row.node >= 0 else TRUNK
+            while node not in above:
+                path.append(self._node_slot[node])
+                node = forest.parent[node]
+            above[row.node] = (*above[node], *reversed(path))
+        return [above[row.node] for row in rows]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,10 +53,9 @@ class PromptGroup:
         self.places = torch.minimum(prompts + torch.arange(self.most, device=device), ends)  # [B, most]
         self.cache = target.new_cache()
         self.extents = [self.cache.lend(self.width + self.most) for _ in texts]
-        slots = [range(self.width)] * len(texts)
-        causal = torch.ones(len(texts), self.width, self.width, dtype=torch.bool, device=device).tril()
+        segments = [Segment.causal(extent, 0, self.width) for extent in self.extents]
         wanted = torch.arange(len(texts), device=device)[:, None] * self.width + self.places
-        self.p = self._answer(target, self.tokens, slots, slots, causal, wanted)
+        self.p = self._answer(target, self.tokens, [range(self.width)] * len(texts), segments, wanted)
 
     def drafted(self, part: SkippedDecoder, depth: int) -> list[Tensor]:
         """T∘draft [n, V] of each text, of drafts `depth` behind a round's first; lesser depths were asked for before.
@@ -66,27 +66,29 @@ class PromptGroup:
         start = self.width + depth * self.most  # slots of this depth
         for extent in self.extents:
             self.cache.reserve(extent, start + self.most)
-        rows = torch.arange(self.most, device=self.tokens.device)
-        seen = torch.zeros(*self.places.shape, start + self.most, dtype=torch.bool, device=self.tokens.device)
-        seen[:, :, : self.width] = torch.arange(self.width, device=rows.device) < (self.places - depth)[:, :, None]
-        for back in range(min(depth + 1, self.most)):
-            seen[:, rows[back:], start - back * self.most + rows[: self.most - back]] = True
-        slots = [range(start, start + self.most)] * len(self.places)
+        slots, trunk = range(start, start + self.most), np.arange(self.width, dtype=np.int32)
+        places, segments = self.places.tolist(), []
+        for extent, own in zip(self.extents, places, strict=True):
+            lengths = [1 + min(depth, row, place) for row, place in enumerate(own)]
+            paths = [  # row r - 1 of the depth before, and so on
+                [slot - back * (self.most + 1) for back in reversed(range(length))]
+                for slot, length in zip(slots, lengths, strict=True)
+            ]
+            seen = [place + 1 - length for place, length in zip(own, lengths, strict=True)]
+            segments.append(Segment(extent, slots, trunk, seen, paths))
         tokens = self.tokens.gather(1, self.places)
-        wanted = torch.arange(tokens.numel(), device=rows.device).view_as(tokens)
-        return self._answer(part, tokens, self.places.tolist(), slots, seen, wanted)
+        wanted = torch.arange(tokens.numel(), device=tokens.device).view_as(tokens)
+        return self._answer(part, tokens, places, segments, wanted)
 
     def _answer(
         self,
         model: Decoder,
         tokens: Tensor,
         positions: Sequence[Sequence[int]],
-        slots: Sequence[Sequence[int]],
-        seen: Tensor,
+        segments: Sequence[Segment],
         wanted: Tensor,
     ) -> list[Tensor]:
-        """One forward of like segments; tokens [B, n], what they see [B, n, span] and the rows that are asked for."""
-        segments = [Segment(*parts) for parts in zip(self.extents, slots, repeat(seen.shape[-1]), seen, strict=False)]
+        """One forward of like segments; tokens [B, n] and the rows that are asked for."""
         places = list(chain.from_iterable(positions))
         batch = Batch.of(model, tokens.flatten().tolist(), places, segments, wanted.flatten().tolist())
         logits = model.forward(batch, self.cache).view(*wanted.shape, -1)

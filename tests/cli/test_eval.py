@@ -122,11 +122,14 @@ def test_results_that_cannot_be_written_are_told_of_before_the_work_and_what_was
     [
         (["eval"], "eval needs --out DIR for its results, or an experiment such as bench/engine.yaml"),
         (["eval", "no.yaml"], "no.yaml cannot be read (No such file or directory)"),
-        (["eval", BENCH / "masks.yaml", "--only", "tree"], "has no run 'tree' (did you mean 'trees'?)"),
-        (["eval", BENCH / "masks.yaml", "--smoke"], "a smoke run is no result; give --out DIR for it"),
-        (["eval", BENCH / "masks.yaml", "--out", "/dev/null/x"], "/dev/null is not a directory"),
+        (
+            ["eval", BENCH / "controllers.yaml", "--only", "simulate"],
+            "has no run 'simulate' (did you mean 'simulation'",
+        ),
+        (["eval", BENCH / "controllers.yaml", "--smoke"], "a smoke run is no result; give --out DIR for it"),
+        (["eval", BENCH / "controllers.yaml", "--out", "/dev/null/x"], "/dev/null is not a directory"),
         (["eval", BENCH / "plan.yaml"], "is made by `draftwood plan"),
-        (["eval", BENCH / "masks.yaml", "--target", "x"], "give --draft, too"),
+        (["eval", BENCH / "controllers.yaml", "--target", "x"], "give --draft, too"),
         (["eval", BENCH.parent / "docs", "--results", "x.md"], "holds no experiment"),
         (["eval", BENCH, "--results", "/dev/null/x"], "cannot be written"),
     ],
@@ -138,9 +141,9 @@ def test_mistakes_with_experiments_are_one_sentence(command: Command, arguments:
 
 
 def test_an_experiment_prints_its_tables(command: Command, tmp_path: Path) -> None:
-    done = command("eval", BENCH / "masks.yaml", "--smoke", "--out", tmp_path)
-    assert done.code == 0 and "| tree | rows |" in done.out and "trees.json" in done.out
-    assert json.loads((tmp_path / "trees.json").read_text("utf-8"))["environment"]["torch"]
+    done = command("eval", BENCH / "controllers.yaml", "--smoke", "--out", tmp_path)
+    assert done.code == 0 and "| controller | a decision, µs |" in done.out and "simulation.json" in done.out
+    assert json.loads((tmp_path / "simulation.json").read_text("utf-8"))["environment"]["torch"]
 
 
 def test_tasks_are_listed(command: Command) -> None:

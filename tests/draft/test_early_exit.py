@@ -91,7 +91,7 @@ class Ledger:
                     assert layers == set(range(session.model.n_layers)), "verification lacks a layer"
             commit(session, *decided)
             if session.role == "target":
-                live = {*session._trunk_slot, *session._node_slot.values()}
+                live = {*session._trunk_slot[: session.cached], *session._node_slot.values()}
                 for slot in passed[id(session)].keys() - live:
                     del passed[id(session)][slot]
 

@@ -77,12 +77,10 @@ def run(kind: str, out: Path, **settings: Any) -> dict[str, Any]:
     return found
 
 
-def test_the_loop_masks_search_and_controllers_run_from_their_files(tmp_path: Path) -> None:
+def test_the_loop_search_and_controllers_run_from_their_files(tmp_path: Path) -> None:
     loop = run("engine", tmp_path, methods={"speculative": {"name": "speculative", "gamma": 2}})["tables"]
     assert loop["loop"][0]["ratio"]["value"] > 0 and 1 < loop["loop"][0]["perplexity"] < 20
     assert 0 < loop["shares"][0]["not_a_forward"]["value"] < 1
-    masks = run("masks", tmp_path)["tables"]["masks"]
-    assert {row["tree"]: row["rows"] for row in masks}["2,4,3,1,1"] == 82
     guided = run("search", tmp_path)["tables"]
     assert len(guided["grid"]) == 2 and guided["guided"][-1]["runs"] == 3
     speeds = run("controllers", tmp_path)["tables"]
@@ -262,8 +260,11 @@ def test_the_overview_leaves_cells_empty_where_nothing_was_measured() -> None:
         ("{title: a, kind: methods, runs: {}, tables: [{title: b}]}", "tables.0.rows: field required"),
         ("{title: a, kind: loop, runs: {b: {pears: c}}}", "runs.b.pears: extra inputs are not permitted"),
         ("{title: a, kind: lop, runs: {b: {}}}", "there is no kind of experiment 'lop' (did you mean 'loop'"),
-        ("{title: a, kind: masks, settings: {trees: 3}, runs: {b: {}}}", "settings of 'a': trees: input should be"),
-        ("{title: a, kind: masks, made_by: make it, runs: {b: {}}}", "'a' is made by `make it`"),
+        (
+            "{title: a, kind: controllers, settings: {seeds: a}, runs: {b: {}}}",
+            "settings of 'a': seeds: input should be",
+        ),
+        ("{title: a, kind: controllers, made_by: make it, runs: {b: {}}}", "'a' is made by `make it`"),
     ],
 )
 def test_a_wrong_file_is_refused_in_a_sentence(text: str, message: str, tmp_path: Path) -> None:

@@ -108,11 +108,9 @@ def test_more_programs_than_pytorch_keeps_by_code() -> None:
                 cache.fixed = capacity
             first, second = ([cache.lend(capacity) for cache in caches] for _ in range(2))
             for extents, past in ((first, capacity - 2), (first, 1), (second, capacity // 2)):
-                slots = [past, past + 1]
-                mask = torch.ones(2, past + 2, dtype=torch.bool).tril(past)
-                places = [min(slot, 255) for slot in slots]
+                places = [min(slot, 255) for slot in (past, past + 1)]
                 got, expected = (
-                    m.forward(Batch.of(m, [5, 6], places, [Segment(extent, slots, past + 2, mask)]), cache)
+                    m.forward(Batch.of(m, [5, 6], places, [Segment.causal(extent, past, 2)]), cache)
                     for m, cache, extent in zip((model, decoder), caches, extents, strict=True)
                 )
                 torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)

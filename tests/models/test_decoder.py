@@ -112,7 +112,7 @@ def test_positions_far_beyond_the_original_context(name: str, tmp_path: Path) ->
     decoder = checkpoint.load(tmp_path)
     positions = [0, 1, 100, 2047, 8191, 8192, 9000, 20000, 65536, 100000, 131070, 131071]
     n, cache = len(PROMPT), decoder.new_cache()
-    segment = Segment(cache.lend(n), range(n), n, torch.ones(n, n, dtype=torch.bool).tril())
+    segment = Segment.causal(cache.lend(n), 0, n)
     with torch.inference_mode():
         logits = decoder(Batch.of(decoder, PROMPT, positions, [segment]), cache)
     torch.testing.assert_close(logits, theirs(model, PROMPT, positions), atol=1e-4, rtol=0)
@@ -220,7 +220,7 @@ def test_layer_ranges_compose_to_the_whole(tmp_path: Path) -> None:
     n = len(PROMPT)
 
     def batch(cache: Cache, **options: Any) -> Batch:
-        segment = Segment(extents[cache], range(n), n, torch.ones(n, n).tril() > 0)
+        segment = Segment.causal(extents[cache], 0, n)
         return Batch.of(decoder, PROMPT, range(n), [segment], **options)
 
     one, two = decoder.new_cache(), decoder.new_cache()

@@ -29,7 +29,7 @@ def test_the_cached_forward_is_the_training_forward(dtype: torch.dtype, tmp_path
             x = target.train_layers(target.embedded(torch.tensor([text]), torch.arange(n)[None]), 0, 2)
             states.append(x[0])
             expected.append(plain.train_forward(x)[0])
-            segments.append(Segment(cache.lend(n), range(n), n, torch.ones(n, n, dtype=torch.bool).tril()))
+            segments.append(Segment.causal(cache.lend(n), 0, n))
         places = [place for text in texts for place in range(len(text))]
         batch = Batch.of(layer, [0] * len(places), places, segments, hidden=torch.cat(states))
         found = layer.forward(batch, cache)

@@ -227,7 +227,7 @@ def test_layer_ranges_are_refused() -> None:
     cache = adapter.new_cache()
     extent = cache.lend(4)
     for start, stop in ((0, 1), (1, None)):
-        batch = Batch.of(adapter, [5], [0], [Segment(extent, [0], 1, None)], start=start, stop=stop)
+        batch = Batch.of(adapter, [5], [0], [Segment.causal(extent, 0, 1)], start=start, stop=stop)
         with pytest.raises(ModelError, match="computes all of its layers at once; methods that need layer ranges"):
             adapter.forward(batch, cache)
 

@@ -1,13 +1,13 @@
-"""The tabular model is what its law says, and it notices wrong slots, masks and positions."""
+"""The tabular model is what its law says, and it notices wrong slots and positions."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from draftwood.core.forest import TRUNK, Forest
 from draftwood.models.base import Batch, CausalModel, Segment
-from draftwood.models.cache import Cache
 from draftwood.models.tabular import TabularModel
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
@@ -60,41 +60,40 @@ def test_layer_ranges_carry_the_token_through() -> None:
     assert lower.rows + upper.rows == pytest.approx(len(forest.trunk) + len(forest))  # no layer is computed twice
 
 
-def batch(
-    model: TabularModel, cache: Cache, mask: list[list[bool]] | None, positions: list[int], tokens: list[int]
-) -> Batch:
-    n = len(tokens)
-    segment = Segment(cache.lend(n), range(n), n, None if mask is None else torch.tensor(mask))
-    return Batch.of(model, tokens, positions, [segment])
-
-
 @pytest.mark.parametrize(
-    ("mask", "positions"),
+    ("paths", "positions"),
     [
-        ([[True, False], [False, True]], [0, 1]),  # the second cell does not see the first
-        ([[True, True], [True, True]], [0, 0]),  # two cells at one position
-        ([[True, False], [True, True]], [0, 2]),  # a position is skipped
-        ([[True, False], [True, True]], [1, 2]),  # the sequence does not begin at 0
+        ([[0], [1]], [0, 1]),  # the second row does not see the first
+        ([[0, 1], [0, 1]], [0, 0]),  # two rows at one position
+        ([[0], [1, 0]], [0, 1]),  # not in order of position
+        ([[0], [0, 1]], [0, 2]),  # a position is skipped
+        ([[0], [0, 1]], [1, 2]),  # the sequence does not begin at 0
     ],
 )
-def test_a_wrong_mask_or_position_is_noticed(mask: list[list[bool]], positions: list[int]) -> None:
+def test_wrong_slots_and_positions_are_noticed(paths: list[list[int]], positions: list[int]) -> None:
     model = TabularModel(counting, 3)
     cache = model.new_cache()
-    with pytest.raises(AssertionError, match="masks or slots are wrong"):
-        model.forward(batch(model, cache, mask, positions, [1, 2]), cache)
+    segment = Segment(cache.lend(2), [0, 1], np.empty(0, np.int32), [0, 0], paths)
+    with pytest.raises(AssertionError, match="its slots are wrong"):
+        model.forward(Batch.of(model, [1, 2], positions, [segment]), cache)
 
 
-def test_no_mask_means_that_the_whole_span_is_seen() -> None:
+def test_causal_rows_see_those_before_them() -> None:
     model = TabularModel(counting, 3)
     cache = model.new_cache()
-    logits = model.forward(batch(model, cache, None, [0], [2]), cache)
-    assert law_of(logits[0]) == pytest.approx(expected([2]), abs=1e-15)
+    extent = cache.lend(5)
+    for first, tokens in ((0, [2, 1, 0]), (3, [1, 2])):
+        rows = range(first, first + len(tokens))
+        segment = Segment.causal(extent, first, len(tokens))
+        logits = model.forward(Batch.of(model, tokens, rows, [segment]), cache)
+        for row, place in zip(logits, rows, strict=True):
+            assert law_of(row) == pytest.approx(expected([2, 1, 0, 1, 2][: place + 1]), abs=1e-15)
 
 
 def test_impossible_tokens_have_logit_minus_infinity() -> None:
     model = TabularModel(lambda prefix: [0.0, 1.0, 3.0], 3)
     cache = model.new_cache()
-    logits = model.forward(batch(model, cache, None, [0], [1]), cache)
+    logits = model.forward(Batch.of(model, [1], [0], [Segment.causal(cache.lend(1), 0, 1)]), cache)
     assert logits[0, 0] == float("-inf") and law_of(logits[0]) == pytest.approx([0, 0.25, 0.75])
 
 

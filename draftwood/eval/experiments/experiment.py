@@ -26,7 +26,6 @@ KINDS = {  # kind -> the class that measures it
     "serving": "serving:Serving",
     "peers": "peers:Peers",
     "controllers": "controllers:Controllers",
-    "masks": "masks:Masks",
     "search": "search:Search",
     "training": "training:Training",
 }

@@ -90,11 +90,10 @@ def bare_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
     n, cache = len(prompt), model.new_cache()
     extent = cache.lend(n + count)
     with torch.inference_mode():
-        mask = torch.ones(n, n, dtype=torch.bool, device=model.device).tril()
-        logits = model(Batch.of(model, prompt, range(n), [Segment(extent, range(n), n, mask)], [n - 1]), cache)
+        logits = model(Batch.of(model, prompt, range(n), [Segment.causal(extent, 0, n)], [n - 1]), cache)
         out = [int(logits.argmax())]
         for place in range(n, n + count - 1):
-            logits = model(Batch.of(model, out[-1:], [place], [Segment(extent, [place], place + 1, None)]), cache)
+            logits = model(Batch.of(model, out[-1:], [place], [Segment.causal(extent, place, 1)]), cache)
             out.append(int(logits.argmax()))
     return out
 
