@@ -46,7 +46,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("out", "width"), [(24, 16), (320, 192), (2048, 192), (192, 512), (768, 3072), (4096, 768)])
 def test_a_row_of_a_product_does_not_depend_on_the_others(holder: Any, dtype: str, out: int, width: int) -> None:
-    if holder is Packed and matrix.holder(DTYPES[dtype], torch.device("cpu"), None) is None:
+    if holder is Packed and matrix.holder(DTYPES[dtype], torch.device("cpu"), None, "pytorch") is None:
         pytest.skip("this processor has no packed products of this type: plain ones are used")
     generator = torch.Generator().manual_seed(out)
     weight = torch.randn(out, width, generator=generator).to(DTYPES[dtype]) / width**0.5
