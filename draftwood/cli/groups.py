@@ -79,6 +79,9 @@ class _Compile(OptionGroup):
     compile: bool = flag(False, "torch.compile for small models; slow to start, needs a C++ compiler.")
 
 
+LOADING = {"dtype", "device", "quantize", "backend"}  # options of `load` that every loader takes
+
+
 class TargetOptions(ThreadOptions, _Backend, _Place, _Target):  # fields are those of the last base first
     """One model."""
 
@@ -86,7 +89,7 @@ class TargetOptions(ThreadOptions, _Backend, _Place, _Target):  # fields are tho
         """The engine, without a draft model."""
         from draftwood.loading import EMBEDDED, load
 
-        how = self.model_dump(include={"dtype", "device", "quantize", "backend"})
+        how = self.model_dump(include=LOADING)
         return load(self.target or EMBEDDED / "target", **how)
 
 
@@ -106,7 +109,7 @@ class PairOptions(ThreadOptions, _Runtime, _Backend, _Place, _Drafts):
         """The engine."""
         from draftwood.loading import load
 
-        how = self.model_dump(include={"dtype", "device", "quantize", "compile", "backend", *RuntimeParams.model_fields})
+        how = self.model_dump(include={*LOADING, "compile", *RuntimeParams.model_fields})
         return load(self.target, self.draft or None, **how)
 
 

@@ -282,7 +282,7 @@ class Decoder(nn.Module):
 
     @property
     def remembers(self) -> bool:
-        """Whether the cache's last plane holds the positions of slots, for windows; native rows list theirs in order."""
+        """Whether the cache's last plane holds the positions of slots, for windows; native needs none."""
         return self.windows != [0] and not self.native
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:

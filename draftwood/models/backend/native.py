@@ -34,8 +34,8 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 
 class _Shape(Structure):
     _fields_ = [
-        *_fields(c_int32, "width heads kv_heads head_dim rotary_dim vocabulary layer_norm activation gated half_planes"),
-        *_fields(c_int32, "half_embeddings position_offset"),
+        *_fields(c_int32, "width heads kv_heads head_dim rotary_dim vocabulary layer_norm activation gated"),
+        *_fields(c_int32, "half_planes half_embeddings position_offset"),
         *_fields(c_float, "eps scale softcap logit_softcap embedding_scale"),
         *_fields(c_void_p, "embeddings positions norm norm_bias head"),
     ]
@@ -256,9 +256,8 @@ class Program:
                 path += part
                 ends.append(len(path))
         places = [segment.extent for segment in batch.segments]
-        table = np.array(
-            [*slots, *seen, *ends, *owner, *(at.base for at in places), *(at.capacity for at in places), *path], np.int32
-        )
+        bounds = [*(at.base for at in places), *(at.capacity for at in places)]
+        table = np.array([*slots, *seen, *ends, *owner, *bounds, *path], np.int32)
         first = table.__array_interface__["data"][0]
         row, some = 4 * count, 4 * len(places)
         tables = self._rotary(batch.reach)
