@@ -1,4 +1,6 @@
-// Matrices as the kernels read them.
+// Matrices as the kernels read them. Panel after panel, each in steps of 64 bytes: the weights of 16 outputs [16] for as
+// many inputs as fit, so that a step is a vector of AVX-512 and a row of a tile of AMX:
+//   F32 [k][16], BF16 [k / 2][16][2], INT8 [k / 4][16][4].
 #pragma once
 #include "kernels.h"
 

@@ -15,6 +15,7 @@ namespace dw::DW_SET {
 #include "vector.h"
 #include "elements.h"
 #include "attention.h"
+#include "kinds.h"
 #include "products.h"
 
 extern const Kernels table;
