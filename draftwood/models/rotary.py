@@ -11,13 +11,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are stretched: `linear` divides all, `llama3` divides the slow ones (Llama 3.1)."""
+    """How rotary frequencies are stretched.
+
+    `linear` divides all, `llama3` divides the slow ones (Llama 3.1), `divisors` divides each by its own.
+    """
 
     kind: str = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+    divisors: tuple[float, ...] = ()  # [dim / 2]
 
 
 UNSCALED = RopeScaling()
@@ -55,6 +59,8 @@ class Rotary:
         scaling = self.scaling
         if scaling.kind == "linear":
             frequency = frequency / scaling.factor
+        elif scaling.kind == "divisors":
+            frequency = frequency / torch.tensor(scaling.divisors)
         elif scaling.kind == "llama3":
             turns = scaling.original_context * frequency / (2 * math.pi)  # rotations within the original context
             smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
