@@ -16,7 +16,7 @@ from draftwood.errors import ModelError, did_you_mean
 from draftwood.models import gguf
 from draftwood.models.decoder import DecoderConfig
 from draftwood.models.families import FAMILIES, Family, Raw
-from draftwood.models.rotary import RopeScaling
+from draftwood.models.rotary import RopeDivisors
 from draftwood.reading import shown
 
 FAMILY = {  # of each of the format's architectures
@@ -125,14 +125,14 @@ class Weights:
             "layer_types": ["sliding_attention" if window and i % every else "full_attention" for i in layers],
         }
 
-    def _divisors(self, count: int) -> RopeScaling:
+    def _divisors(self, count: int) -> RopeDivisors:
         """Divisors of the rotary frequencies, which is how the scaling of Llama 3.1 is written."""
         (length, *more), _ = self.shape("rope_freqs.weight")
         if length != count or more:
             raise ModelError(f"{self.source}: tensor rope_freqs.weight does not fit the heads; convert the model again")
         divisors = torch.empty(count)
         self.fill("rope_freqs.weight", divisors)
-        return RopeScaling("divisors", divisors=tuple(divisors.tolist()))
+        return RopeDivisors(divisors=tuple(divisors.tolist()))
 
     def has(self, name: str) -> bool:
         return name in self.file.tensors

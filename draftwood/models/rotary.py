@@ -11,16 +11,20 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are stretched.
-
-    `linear` divides all, `llama3` divides the slow ones (Llama 3.1), `divisors` divides each by its own.
-    """
+    """How rotary frequencies are stretched: `linear` divides all, `llama3` divides the slow ones (Llama 3.1)."""
 
     kind: str = "default"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_context: int = 8192
+
+
+@dataclass(frozen=True)
+class RopeDivisors(RopeScaling):
+    """Each rotary frequency is divided by its own number; in a class of its own, since fingerprints hash the fields."""
+
+    kind: str = "divisors"
     divisors: tuple[float, ...] = ()  # [dim / 2]
 
 
@@ -59,7 +63,7 @@ class Rotary:
         scaling = self.scaling
         if scaling.kind == "linear":
             frequency = frequency / scaling.factor
-        elif scaling.kind == "divisors":
+        elif isinstance(scaling, RopeDivisors):
             frequency = frequency / torch.tensor(scaling.divisors)
         elif scaling.kind == "llama3":
             turns = scaling.original_context * frequency / (2 * math.pi)  # rotations within the original context

@@ -15,26 +15,35 @@ from safetensors.torch import load_file
 from draftwood.eval.experiments.engines.gguf_file import rotary_rows
 from draftwood.models.tokenizer import Tokenizer
 
-Kinds = Callable[[str, np.ndarray], str]  # a tensor's name and values -> its type
+Stored = Callable[[str, np.ndarray], tuple[np.ndarray, str]]  # a tensor's name and values -> its bytes and type
 SCALES = {  # places of the float16 numbers in a block
     **{"Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2)},
     **{"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)},
 }
 
 
-def matrices(kind: str) -> Kinds:
+def matrices(kind: str) -> Stored:
     """This type for matrices, F32 for vectors, as llama.cpp's converter has it."""
-    return lambda name, array: kind if array.ndim > 1 else "F32"
+
+    def stored(name: str, array: np.ndarray) -> tuple[np.ndarray, str]:
+        chosen = kind if array.ndim > 1 else "F32"
+        return gguf.quants.quantize(np.ascontiguousarray(array), gguf.GGMLQuantizationType[chosen]), chosen
+
+    return stored
+
+
+PLAIN = matrices("F32")
 
 
 def write(
     directory: Path,
     path: Path,
-    kinds: Kinds = matrices("F32"),
+    stored: Stored = PLAIN,
     words: Mapping[str, Any] | None = None,
+    more: Mapping[str, np.ndarray] | None = None,
     **metadata: Any,
 ) -> Path:
-    """A directory's model as a GGUF file; `words` describe a tokenizer, `metadata` adds to the architecture's keys."""
+    """A directory's model as a GGUF file; `words` are a tokenizer, `more` further tensors, `metadata` further keys."""
     raw = json.loads((directory / "config.json").read_text("utf-8"))
     arch = raw["model_type"].removesuffix("_text")
     tensors = load_file(directory / "model.safetensors")
@@ -46,8 +55,8 @@ def write(
     for key, value in (words or {}).items():
         _add(writer, f"tokenizer.{key}", value)
     divisors = _divisors(raw)
-    if divisors is not None:
-        writer.add_tensor("rope_freqs.weight", divisors)
+    for name, array in {**(more or {}), **({} if divisors is None else {"rope_freqs.weight": divisors})}.items():
+        writer.add_tensor(name, array)
     for name, tensor in tensors.items():
         array = tensor.float().numpy()
         if arch == "llama" and ("q_proj" in name or "k_proj" in name):
@@ -56,9 +65,8 @@ def write(
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             array = array + 1
         there = names.get_name(name, (".weight", ".bias"))
-        kind = gguf.GGMLQuantizationType[kinds(there, array)]
-        data = gguf.quants.quantize(np.ascontiguousarray(array), kind)
-        writer.add_tensor(there, data, raw_shape=data.shape, raw_dtype=kind)
+        data, kind = stored(there, array)
+        writer.add_tensor(there, data, raw_shape=data.shape, raw_dtype=gguf.GGMLQuantizationType[kind])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
