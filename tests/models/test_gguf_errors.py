@@ -88,8 +88,8 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "wide tensor": (tensor(Q, 4, "Q", MANY), "ends at byte"),
     "torn blocks": (tensor(Q, 4, "Q", 33), r"of type Q8_0 has the shape \[32, 33\]"),
     "far tensor": (tensor(Q, 24, "Q", MANY), "ends at byte"),
-    "other width": (
-        tensor(Q, 4, "Q", 64),
+    "other height": (
+        tensor(Q, 12, "Q", 16),
         r"tensor blk.0.attn_q.weight \[16, 32\], .* does not fit its metadata",
     ),
     "twice": (text("blk.0.attn_k.weight", "blk.0.attn_v.weight"), "is there twice"),
