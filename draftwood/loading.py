@@ -42,16 +42,16 @@ def load(
     reuse_prefixes: bool = True,
     load_aware: bool = False,
 ) -> Engine:
-    """An engine from checkpoint directories, hub ids or model objects.
+    """An engine from checkpoint directories, hub ids, GGUF files or model objects.
 
     Without a target the embedded pair is loaded (its draft too, unless `draft` names another). `device` defaults to
     CUDA where there is one. Models may have differently padded vocabularies, but must share a tokenizer. A source that
     begins with "hf:", and a transformers model object, run through transformers (extra hf), whose fast tokenizers are
-    taken too. On a CPU, `quantize="int8"` holds weights in a quarter of float32's bytes, which changes what the model
-    says a little; methods stay exact to the model so changed. There
-    `backend` is "native" (one call of the package draftwood-native a forward, much faster), "pytorch", or "auto", the
-    first where it is installed. `compile` runs forwards of few cells through
-    torch.compile (backend pytorch), which takes a C++ compiler, and tens of seconds the first time on a machine.
+    taken too. The quantised weights of a GGUF file (extra gguf) are dequantised. On a CPU, `quantize="int8"` holds
+    weights in a quarter of float32's bytes, which changes what the model says a little; methods stay exact to the model
+    so changed. There `backend` is "native" (one call of the package draftwood-native a forward, much faster),
+    "pytorch", or "auto", the first where it is installed. `compile` runs forwards of few cells through torch.compile
+    (backend pytorch), which takes a C++ compiler, and tens of seconds the first time on a machine.
 
     Requests share `kv_cache_bytes` of memory for keys and values (default: half of what is free) and the forwards, at
     most `max_running` at once; of those that come then at most `max_queued` wait (None: any number). Where a prompt
@@ -92,8 +92,9 @@ def load(
     names |= {"quantize": quantize} if quantize else {}
     names |= {"compiled": True} if compile else {}
     names |= {"backend": "native" if getattr(model, "native", False) else "pytorch"}
-    grown = [None if where is None else checkpoint.grown_from(where) for where in places]
-    names |= {"grown": {"target": grown[0], "draft": grown[1:]}} if any(grown) else {}
+    for key, origin in (("grown", checkpoint.grown_from), ("dequantised", checkpoint.dequantised_from)):
+        found = [None if where is None else origin(where) for where in places]
+        names |= {key: {"target": found[0], "draft": found[1:]}} if any(found) else {}
     log.info("loaded %s with %s on %s", names["target"], names["draft"] or "no draft", place)
     return Engine(model, drafts, words, end, names, kv_cache_bytes, max_running, max_queued, reuse_prefixes, load_aware)
 
@@ -120,7 +121,7 @@ class _How:
 
 
 def _model(source: ModelSource, how: _How) -> tuple[CausalModel, Path | None]:
-    """A model and the directory it came from (None for an object)."""
+    """A model and the directory or file that it came from (None for an object)."""
     own = isinstance(source, str | Path) and not str(source).startswith(THROUGH_TRANSFORMERS)
     if not own and (how.quantize or how.compile or how.backend == "native"):
         option = "quantize" if how.quantize else "compile" if how.compile else "backend native"

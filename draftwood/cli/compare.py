@@ -22,7 +22,16 @@ from draftwood.cli.options import flag
 from draftwood.cli.running import progress
 from draftwood.eval.interleaved import Entry, parse_methods
 from draftwood.eval.interleaved import compare as run
-from draftwood.explain.terminal import SEPARATOR, compiled, console, grown, method_label, percent, simple_table, visible
+from draftwood.explain.terminal import (
+    SEPARATOR,
+    compiled,
+    console,
+    method_label,
+    origins,
+    percent,
+    simple_table,
+    visible,
+)
 from draftwood.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -88,7 +97,7 @@ def compare(
         shown = visible(found.baseline.first.text) if out.is_terminal else found.baseline.first.text
         out.print(shown, style="dim", markup=False, soft_wrap=not out.is_terminal)
     notes = _footnotes(found.entries, seconds)
-    output.give(document, "", table(found.entries, console().width), "", *notes, *grown(engine.names), wrap=True)
+    output.give(document, "", table(found.entries, console().width), "", *notes, *origins(engine.names), wrap=True)
     if found.interrupted:
         sys.exit(130)
 

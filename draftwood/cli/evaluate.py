@@ -14,7 +14,7 @@ from draftwood.cli.options import flag
 from draftwood.cli.running import progress as bar
 from draftwood.errors import RequestError
 from draftwood.eval.interleaved import parse_methods
-from draftwood.explain.terminal import SEPARATOR, grown, method_label, simple_table
+from draftwood.explain.terminal import SEPARATOR, method_label, origins, simple_table
 from draftwood.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def shown(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield "energy: " + (energy if isinstance(energy, str) else "see joules in summary.json")
     yield "in brackets: 95% bootstrap intervals over items; speed-up: paired with the baseline"
     yield from (f"{times}× {error}" for error, times in errors(rows))
-    yield from grown(configuration["models"])
+    yield from origins(configuration["models"])
 
 
 def errors(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:

@@ -29,8 +29,8 @@ from draftwood.explain.terminal import (
     colourful,
     compiled,
     flow,
-    grown,
     legend,
+    origins,
     summary,
     terminal_width,
     visible,
@@ -139,7 +139,7 @@ def _show(
     for line in beams(result, terminal_width()):
         print(line, file=sys.stderr)
     print(
-        flow([*summary(result), *compiled(engine.compile_seconds), *grown(engine.names)], sys.stderr), file=sys.stderr
+        flow([*summary(result), *compiled(engine.compile_seconds), *origins(engine.names)], sys.stderr), file=sys.stderr
     )
     return result
 

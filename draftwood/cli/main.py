@@ -9,7 +9,9 @@ Exit codes: 0 done, 1 the reader of the pipe went away, 2 a bad flag or a Draftw
 from __future__ import annotations
 
 import ast
+import atexit
 import errno
+import gc
 import inspect
 import os
 import sys
@@ -209,6 +211,8 @@ def draftwood(
 
 def run(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line (default: the process's own arguments) and exit."""
+    gc.set_threshold(10_000)  # importing torch makes millions of objects that stay, so looking for garbage is in vain;
+    atexit.register(gc.freeze)  # and at the end the interpreter would look through all of them three times
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character is no reason to stop
             stream.reconfigure(errors="replace")

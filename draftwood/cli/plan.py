@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from draftwood.cli.groups import OUTPUT, ModelOptions, OutputOptions, WorkloadOptions, seed
 from draftwood.cli.options import flag
 from draftwood.cli.running import check_writable, progress, write_text
-from draftwood.explain.terminal import as_json, console, grown, method_label, simple_table
+from draftwood.explain.terminal import as_json, console, method_label, origins, simple_table
 from draftwood.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def plan(
             lambda what, share: update(completed=share, description=what),
         )
     about = {"models": engine.names, "sampling": sampling.model_dump(mode="json")}
-    notes = [*_footnotes(found), *found.notes, *grown(engine.names)]
+    notes = [*_footnotes(found), *found.notes, *origins(engine.names)]
     output.give({**about, **found.as_dict()}, _table(found, console().width), "", *notes, wrap=True)
     if out is not None:
         method = {"name": "autoregressive"} if found.best is None else found.best.method.as_dict()

@@ -222,12 +222,15 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns
 
 
-def grown(names: Mapping[str, Any]) -> list[str]:
-    """'target grown from 12x192, draft from 2x128', where models were: their speed is not that of what was trained."""
-    origins = names.get("grown", {})
-    parts = [("target", origins.get("target")), *(("draft", origin) for origin in origins.get("draft", ()))]
-    said = [f"{role} from {origin}" for role, origin in parts if origin]
-    return [", ".join(said).replace(" from", " grown from", 1)] if said else []
+def origins(names: Mapping[str, Any]) -> list[str]:
+    """'target grown from 12x192, draft from 2x128', 'target dequantised from Q4_K', where models were."""
+    notes = []
+    for how in ("grown", "dequantised"):
+        found = names.get(how, {})
+        parts = [("target", found.get("target")), *(("draft", origin) for origin in found.get("draft", ()))]
+        shown = ", ".join(f"{role} from {origin}" for role, origin in parts if origin)
+        notes += [shown.replace(" from", f" {how} from", 1)] if shown else []
+    return notes
 
 
 def flow(parts: Sequence[str], stream: TextIO) -> str:

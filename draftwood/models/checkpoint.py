@@ -1,4 +1,4 @@
-"""Hugging Face directories and hub ids to decoders.
+"""Hugging Face directories, hub ids and GGUF files to decoders.
 
 Never runs code from a checkpoint and never unpickles. Sizes are compared with the files before anything is built.
 """
@@ -6,35 +6,42 @@ Never runs code from a checkpoint and never unpickles. Sizes are compared with t
 from __future__ import annotations
 
 import ctypes
+import logging
 import re
 import sys
+from collections.abc import Container
 from contextlib import ExitStack
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from draftwood.errors import ModelError, did_you_mean
+from draftwood.models import gguf_tokenizer
 from draftwood.models.backend.matrix import Holder, holder
 from draftwood.models.decoder import Decoder, DecoderConfig
-from draftwood.models.families import FAMILIES, Family
+from draftwood.models.families import FAMILIES, Family, Raw
 from draftwood.models.files import read_json
+from draftwood.models.gguf import PLAIN, SUFFIX
+from draftwood.models.gguf_weights import Weights
 from draftwood.reading import shown
+
+log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 STORED = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes that hold plain weights
 
 
 def locate(source: str | Path) -> Path:
-    """The directory of a checkpoint: a local one, or a hub id fetched into the hub's cache (no code, no pickles)."""
+    """A local checkpoint directory or GGUF file, or a hub id fetched into the hub's cache (no code, no pickles)."""
     text, path = str(source), Path(source).expanduser()
-    if text and path.is_dir():
+    if text and (path.is_dir() or (path.suffix == SUFFIX and path.is_file())):
         return path
-    if path.exists() or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text, re.ASCII):
+    if path.exists() or path.suffix == SUFFIX or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text, re.ASCII):
         raise ModelError(f"{text[:500]} is not a checkpoint directory; {_instead(text, path)}")
     from huggingface_hub import snapshot_download
 
@@ -54,17 +61,15 @@ def locate(source: str | Path) -> Path:
 
 
 def _instead(text: str, path: Path) -> str:
-    """What would work in place of a source that is neither a directory nor a hub id."""
+    """What would work in place of a source that is neither a directory, nor a GGUF file, nor a hub id."""
     if not text:
         return "give a directory, or the hub id of a model (owner/name)"
-    if path.suffix == ".gguf":
-        return "GGUF files are not read: give the Hugging Face checkpoint that it was made from"
     if path.exists():
         return f"it is a file: give the directory that holds config.json and the weights, such as {path.parent}"
-    if re.fullmatch(r"\w[\w.-]*", text, re.ASCII):
+    if path.suffix != SUFFIX and re.fullmatch(r"\w[\w.-]*", text, re.ASCII):
         return f"models of the hub have an owner: give owner/{text}, or a path (openai-community/gpt2 is GPT-2's id)"
     try:
-        there = [each.name for each in path.parent.iterdir() if each.is_dir()]
+        there = [each.name for each in path.parent.iterdir() if each.is_dir() or each.suffix == SUFFIX]
     except OSError:
         return f"there is no {path.parent} either: check the path"
     near = get_close_matches(path.name, there, 1)
@@ -81,9 +86,9 @@ def read_config(directory: Path) -> dict[str, Any]:
     return read_json(path)
 
 
-def grown_from(directory: Path) -> str | None:
+def grown_from(place: Path) -> str | None:
     """Shape of the model that was trained, as layers x width, where the checkpoint is a grown one (grow.py)."""
-    origin = read_config(directory).get("grown_from")
+    origin = read_config(place).get("grown_from") if place.is_dir() else None
     while isinstance(origin, dict) and isinstance(origin.get("grown_from"), dict):  # grown more than once
         origin = origin["grown_from"]
     if not isinstance(origin, dict) or not {"layers", "width"} <= origin.keys():
@@ -91,10 +96,18 @@ def grown_from(directory: Path) -> str | None:
     return f"{origin['layers']}x{origin['width']}"
 
 
-def end_tokens(directory: Path) -> frozenset[int]:
-    """Ids that end a text: generation_config.json's eos_token_id, else config.json's."""
+def dequantised_from(place: Path) -> str | None:
+    """The types that the weights are stored in, where a GGUF file holds some quantised."""
+    types = Weights(place).types() if place.is_file() else []
+    return None if set(types) <= PLAIN.keys() else ", ".join(types)
+
+
+def end_tokens(place: Path) -> frozenset[int]:
+    """Ids that end a text: generation_config.json's eos_token_id, else config.json's; a GGUF file's."""
+    if place.is_file():
+        return gguf_tokenizer.end_tokens(place)
     for name in ("generation_config.json", "config.json"):
-        path = directory / name
+        path = place / name
         ids = read_json(path).get("eos_token_id") if path.is_file() else None
         if ids is not None:
             found = ids if isinstance(ids, list) else [ids]
@@ -112,34 +125,21 @@ def load(
     packed: bool = True,
     backend: str = "auto",
 ) -> Decoder:
-    """A decoder from a directory or hub id, ready for inference, in the given dtype on the given device.
+    """A decoder from a directory, GGUF file or hub id, ready for inference, in the given dtype on the given device.
 
     dtype "auto" is the one that config.json names, else the one that the weights are stored in. On a CPU matrices are
     held packed for a backend ("native", "pytorch"; "auto": the first where it is there), or quantised ("int8");
-    `packed=False` keeps plain parameters, which can be trained, grown and saved.
+    `packed=False` keeps plain parameters, which can be trained, grown and saved. The quantised tensors of a GGUF file
+    are dequantised.
     """
-    directory = locate(source)
-    raw = read_config(directory)
-    kind = str(raw.get("model_type") or "unnamed")
-    if kind not in FAMILIES:
-        raise ModelError(
-            f"{directory}: architecture {shown(kind)} is not supported{did_you_mean(kind, FAMILIES)}; "
-            f"with transformers installed, hf:{source} may run it"
-        )
-    if raw.get("quantization_config"):
-        raise ModelError(
-            f"{directory} holds quantised weights, which are not supported; give the checkpoint they came from"
-        )
+    home = locate(source)
+    file = Weights(home) if home.is_file() else None
+    raw, family, config = _described(home) if file is None else file.described()
     place = torch.device(device)
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ModelError("device cuda is asked for, but PyTorch finds no CUDA device here; use device cpu")
-    family = FAMILIES[kind]
-    try:
-        config = family.config(raw)
-    except ModelError as error:
-        raise ModelError(f"{directory / 'config.json'}: {error}") from None
     with ExitStack() as stack:
-        tensors = _Tensors(directory, stack)
+        tensors = file or _Tensors(home, stack)
         bare = family.without_prefix()
         if not tensors.has(family.names["embed.weight"][0]) and tensors.has(bare.names["embed.weight"][0]):
             family = bare
@@ -153,26 +153,48 @@ def load(
             model.head.weight = model.embed.weight  # no head of its own can only mean the embeddings
         hold = holder(wanted, place, quantize, backend) if packed or quantize else None
         tied = model.head.weight is model.embed.weight
-        for name, parameter in list(model.named_parameters()):  # a tied head is no parameter of its own
-            tensor = _assemble(tensors, family, name, parameter.shape, wanted, place)
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}  # a tied head has none
+        for name, shape in shapes.items():
+            tensor = _assemble(tensors, family, name, shape, wanted, place)
             _put(model, name, nn.Parameter(tensor, requires_grad=False), hold)
             del tensor
             _give_back()
         if tied:
             _put(model, "head.weight", model.embed.weight, hold)
-        _refuse_leftovers(tensors, family, config.num_hidden_layers)
-    model.home = directory
+        _refuse_leftovers(tensors, family, config.num_hidden_layers, shapes)
+    model.home = home.parent if file else home
+    if file:
+        log.info("%s: weights of type %s are held as %s", home, ", ".join(file.types()), quantize or str(wanted)[6:])
     return model.eval()
 
 
-def _sketch(config: DecoderConfig, tensors: _Tensors, family: Family) -> Decoder:
+def _described(directory: Path) -> tuple[Raw, Family, DecoderConfig]:
+    """config.json of a directory, the family that it names, and the decoder's shape."""
+    raw = read_config(directory)
+    kind = str(raw.get("model_type") or "unnamed")
+    if kind not in FAMILIES:
+        raise ModelError(
+            f"{directory}: architecture {shown(kind)} is not supported{did_you_mean(kind, FAMILIES)}; "
+            f"with transformers installed, hf:{directory} may run it"
+        )
+    if raw.get("quantization_config"):
+        raise ModelError(
+            f"{directory} holds quantised weights, which are not supported; give the checkpoint they came from"
+        )
+    try:
+        return raw, FAMILIES[kind], FAMILIES[kind].config(raw)
+    except ModelError as error:
+        raise ModelError(f"{directory / 'config.json'}: {error}") from None
+
+
+def _sketch(config: DecoderConfig, tensors: Tensors, family: Family) -> Decoder:
     """The decoder without weights; refuses a config that asks for more, or larger, layers than the files have."""
 
     def drawn(layers: int) -> Decoder:
         with torch.device("meta"):
             return Decoder(replace(config, num_hidden_layers=layers))
 
-    path = tensors.directory / "config.json"
+    path = tensors.source
     try:
         first = drawn(1)
     except (RuntimeError, TypeError, OverflowError) as error:  # sizes that no machine can count
@@ -184,7 +206,7 @@ def _sketch(config: DecoderConfig, tensors: _Tensors, family: Family) -> Decoder
     if not tensors.has(last):
         raise ModelError(
             f"{path} asks for {config.num_hidden_layers} layers, but tensor {last} is missing; fetch the checkpoint "
-            "again, or correct config.json"
+            f"again, or correct {tensors.says}"
         )
     return drawn(config.num_hidden_layers)
 
@@ -210,10 +232,11 @@ def _put(model: Decoder, name: str, parameter: Tensor, hold: Holder | None) -> N
 class _Tensors:
     """The tensors of a directory's safetensors files, mapped into memory and read when asked for."""
 
+    says = "config.json"  # what tells the model's shape
+
     def __init__(self, directory: Path, stack: ExitStack) -> None:
-        self.directory = directory
+        self.directory, self.source = directory, directory / self.says
         self._place: dict[str, tuple[Any, Path]] = {}
-        self.used: set[str] = set()
         for path in _weight_files(directory):
             try:
                 handle = stack.enter_context(safe_open(str(path), "pt"))
@@ -246,12 +269,16 @@ class _Tensors:
             )
         return list(stored.get_shape()), path
 
-    def read(self, name: str) -> Tensor:
-        """A view of the file, mapped anew each time: pages that were read go when the view does, not with the last."""
-        self.used.add(name)
+    def fill(self, name: str, place: Tensor) -> None:
+        """Copy a tensor into its place.
+
+        The file is mapped anew each time: pages that were read go when the view does, not with the last.
+        """
         with safe_open(str(self._place[name][1]), "pt") as handle:
-            tensor: Tensor = handle.get_tensor(name)
-        return tensor
+            place.copy_(handle.get_tensor(name))
+
+
+Tensors: TypeAlias = _Tensors | Weights
 
 
 def _weight_files(directory: Path) -> list[Path]:
@@ -286,7 +313,7 @@ def _weight_files(directory: Path) -> list[Path]:
 
 
 def _sources(
-    tensors: _Tensors, family: Family, name: str, shape: torch.Size
+    tensors: Tensors, family: Family, name: str, shape: torch.Size
 ) -> tuple[list[tuple[str, list[int]]], bool]:
     """The tensors that a parameter of a shape is made of, with their shapes, and whether they are transposed."""
     layer, pattern = "", name
@@ -302,14 +329,14 @@ def _sources(
     if any([rows, *part[1:]] != list(shape) for part, _ in found):
         which = ", ".join(f"{source} {part}" for source, (part, _) in zip(sources, found, strict=True))
         raise ModelError(
-            f"{found[0][1]}: tensor {which} does not fit config.json, which asks for {list(shape)}"
-            f"{' together' if len(sources) > 1 else ''}; the weights and the config do not belong together"
+            f"{found[0][1]}: tensor {which} does not fit {tensors.says}, which asks for {list(shape)}"
+            f"{' together' if len(sources) > 1 else ''}; the two do not belong together: fetch both again"
         )
     return [(source, part) for source, (part, _) in zip(sources, found, strict=True)], turned
 
 
 def _assemble(
-    tensors: _Tensors, family: Family, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    tensors: Tensors, family: Family, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
     """One parameter from its tensors, concatenated; each is copied once, from the mapped file to its final place."""
     sources, turned = _sources(tensors, family, name, shape)
@@ -317,19 +344,18 @@ def _assemble(
     offset = 0
     for source, part in sources:
         place = made[offset : offset + part[0]]
-        (place.T if turned else place).copy_(tensors.read(source))  # unnamed, or two would be held at once
+        tensors.fill(source, place.T if turned else place)
         offset += part[0]
     return made
 
 
-def _refuse_leftovers(tensors: _Tensors, family: Family, layers: int) -> None:
+def _refuse_leftovers(tensors: Tensors, family: Family, layers: int, parameters: Container[str]) -> None:
     """Parameters of the family that lie in the checkpoint unread: the config forgets them, so logits would be off."""
     for pattern, sources in family.names.items():
         for i in range(layers if "{i}" in pattern else 0):  # a head beside tied embeddings is no contradiction
-            for source in sources:
-                name = source.format(i=i)
-                if tensors.has(name) and name not in tensors.used:
+            for name in (source.format(i=i) for source in sources):
+                if pattern.format(i=i) not in parameters and tensors.has(name):
                     raise ModelError(
-                        f"{tensors.directory}: config.json does not ask for tensor {name}, which the checkpoint has; "
-                        "correct the config (attention_bias, mlp_bias, enable_bias)"
+                        f"{tensors.source} does not ask for tensor {name}, which the checkpoint has; "
+                        "correct it (attention_bias, mlp_bias, enable_bias)"
                     )

@@ -21,6 +21,7 @@ from draftwood.models.backend.native import NativeMatrix, Program
 from draftwood.models.base import Batch
 from draftwood.models.cache import Budget, Cache, Plane
 from draftwood.models.flat import Group, Layered, Memory, View, index, packs, visible
+from draftwood.models.modules import Embedding, Linear
 from draftwood.models.rotary import UNSCALED, RopeScaling, Rotary, rotate, rotate_leading
 
 
@@ -133,16 +134,14 @@ class Block(nn.Module):
         )
         self.normalise = NORMS[c.norm]
         self.attention_norm, self.attention_norm_bias = _norm_parameters(c, c.hidden_size)
-        self.qkv = nn.Linear(
-            c.hidden_size, (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim, c.qkv_bias
-        )
-        self.o = nn.Linear(c.num_attention_heads * c.head_dim, c.hidden_size, c.o_bias)
+        self.qkv = Linear(c.hidden_size, (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim, c.qkv_bias)
+        self.o = Linear(c.num_attention_heads * c.head_dim, c.hidden_size, c.o_bias)
         self.mlp_norm, self.mlp_norm_bias = _norm_parameters(c, c.hidden_size)
         if c.gated:
-            self.gate_up = nn.Linear(c.hidden_size, 2 * c.intermediate_size, c.mlp_bias)
+            self.gate_up = Linear(c.hidden_size, 2 * c.intermediate_size, c.mlp_bias)
         else:
-            self.up = nn.Linear(c.hidden_size, c.intermediate_size, c.mlp_bias)
-        self.down = nn.Linear(c.intermediate_size, c.hidden_size, c.mlp_bias)
+            self.up = Linear(c.hidden_size, c.intermediate_size, c.mlp_bias)
+        self.down = Linear(c.intermediate_size, c.hidden_size, c.mlp_bias)
         self.activation = ACTIVATIONS[c.hidden_act]
         self.gated, self.sandwich, self.qk_norm = c.gated, c.sandwich, c.qk_norm
         if c.sandwich:
@@ -212,15 +211,15 @@ class Decoder(nn.Module):
         self.context = config.max_position_embeddings
         self.n_layers = config.num_hidden_layers
         self.home: Path | None = None  # the directory that it was loaded from
-        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed = Embedding(config.vocab_size, config.hidden_size)
         self.position = (
             None
             if config.position_offset is None
-            else nn.Embedding(self.context + config.position_offset, config.hidden_size)
+            else Embedding(self.context + config.position_offset, config.hidden_size)
         )
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
         self.norm, self.norm_bias = _norm_parameters(config, config.hidden_size)
-        self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.head.weight = self.embed.weight
         windows = config.windows[: self.n_layers] or (0,) * self.n_layers

@@ -18,6 +18,7 @@ from draftwood.models.backend.matrix import held_alike, pack
 from draftwood.models.base import Batch, CausalModel
 from draftwood.models.cache import Budget, Cache
 from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.modules import Embedding
 
 KIND, FILE = "exit", "exit.safetensors"
 
@@ -109,7 +110,7 @@ def _empty(config: DecoderConfig, depth: int) -> Decoder:
     """A decoder without weights, embeddings and positions: what it reads has both in it."""
     with torch.device("meta"):
         decoder = Decoder(shape(config, depth))
-    decoder.embed = nn.Embedding(0, config.hidden_size).requires_grad_(False)
+    decoder.embed = Embedding(0, config.hidden_size).requires_grad_(False)
     decoder.position = None
     return decoder
 

@@ -17,6 +17,7 @@ from draftwood.models.base import Batch, CausalModel
 from draftwood.models.cache import Budget, Cache
 from draftwood.models.decoder import Decoder
 from draftwood.models.exit import layered
+from draftwood.models.modules import Linear
 
 KIND, FILE = "heads", "heads.safetensors"
 MOST = 16  # heads of one model
@@ -36,9 +37,9 @@ class Heads(nn.Module):
         super().__init__()
         self.width, self.vocabulary, self.count, self.target = width, vocabulary, count, target
         self.vocab_size, self.context, self.n_layers = count * vocabulary, 2, 1
-        self.lift = nn.ModuleList(nn.Linear(width, width) for _ in range(count))
+        self.lift = nn.ModuleList(Linear(width, width) for _ in range(count))
         own = () if outer is not None else range(count)
-        self.out = nn.ModuleList(nn.Linear(width, vocabulary, bias=False) for _ in own)
+        self.out = nn.ModuleList(Linear(width, vocabulary, bias=False) for _ in own)
         self.ranks: list[list[float]] = []  # how often each head's best, second, ... token was right on held-out text
         self._outer = [] if outer is None else [outer]  # in a list: it is borrowed, and not one of the parameters
 
@@ -131,7 +132,8 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Hea
     if type(count) is not int or not 1 <= count <= MOST or not isinstance(shared, bool):
         raise artifact.damaged(path, KIND)
     outer = decoder.head if shared else None
-    made = Heads(decoder.config.hidden_size, decoder.vocab_size, count, whose, outer)
+    with torch.device("meta"):
+        made = Heads(decoder.config.hidden_size, decoder.vocab_size, count, whose, outer)
     state = {name: part.to(decoder.device, decoder.dtype) for name, part in found.tensors.items()}
     try:
         made.load_state_dict(state, assign=True)

@@ -20,6 +20,14 @@ class RopeScaling:
     original_context: int = 8192
 
 
+@dataclass(frozen=True)
+class RopeDivisors(RopeScaling):
+    """Each rotary frequency is divided by its own number; in a class of its own, since fingerprints hash the fields."""
+
+    kind: str = "divisors"
+    divisors: tuple[float, ...] = ()  # [dim / 2]
+
+
 UNSCALED = RopeScaling()
 
 
@@ -55,6 +63,8 @@ class Rotary:
         scaling = self.scaling
         if scaling.kind == "linear":
             frequency = frequency / scaling.factor
+        elif isinstance(scaling, RopeDivisors):
+            frequency = frequency / torch.tensor(scaling.divisors)
         elif scaling.kind == "llama3":
             turns = scaling.original_context * frequency / (2 * math.pi)  # rotations within the original context
             smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)

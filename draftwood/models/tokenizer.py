@@ -14,8 +14,9 @@ from typing import Any, Protocol
 from tokenizers import Tokenizer as FastBackend
 
 from draftwood.errors import ModelError, RequestError
-from draftwood.models import chat, sentencepiece
+from draftwood.models import chat, gguf_tokenizer, sentencepiece
 from draftwood.models.files import read_json
+from draftwood.models.gguf import SUFFIX
 
 INCOMPLETE = "\ufffd"  # what a decoder shows for bytes that are not a whole character (yet)
 
@@ -35,7 +36,7 @@ class Backend(Protocol):
 
 
 class Tokenizer:
-    """A tokenizer of a checkpoint directory.
+    """A tokenizer of a checkpoint.
 
     `config` is what tokenizer_config.json says; `templates` are its chat templates by name, by default those that
     `config` holds under chat_template.
@@ -54,16 +55,20 @@ class Tokenizer:
         self.templates = chat.declared(self.config, name) if templates is None else dict(templates)
 
     @classmethod
-    def load(cls, directory: Path, name: str | None = None) -> Tokenizer:
-        """Read tokenizer.json, else tokenizer.model, and what belongs to it: configuration and chat templates.
+    def load(cls, place: Path, name: str | None = None) -> Tokenizer:
+        """Read the tokenizer, its configuration and chat templates from a checkpoint directory or a GGUF file.
 
-        `name` is what users call the model; by default the directory.
+        In a directory these are tokenizer.json, else tokenizer.model, and what belongs to it. `name` is what users call
+        the model; by default the place.
         """
-        config = _config(directory)
-        backend = _backend(directory, config)
-        if isinstance(backend, sentencepiece.SentencePiece):
-            config = backend.config
-        return cls(backend, name or str(directory), config, chat.templates(directory, config))
+        if place.suffix == SUFFIX and place.is_file():
+            backend, config = gguf_tokenizer.read(place)
+            return cls(backend, name or str(place), config)
+        config = _config(place)
+        own = _backend(place, config)
+        if isinstance(own, sentencepiece.SentencePiece):
+            config = own.config
+        return cls(own, name or str(place), config, chat.templates(place, config))
 
     @property
     def size(self) -> int:

@@ -18,22 +18,37 @@ from draftwood.cli.main import made
 from draftwood.params import SamplingParams
 
 
-def test_help_imports_no_torch() -> None:
+def modules_after(*arguments: str) -> set[str]:
+    """What a command that succeeds in a process of its own has imported at its end."""
     code = (
         "import sys\n"
         "from draftwood.cli.main import run\n"
-        "try: run(['--help'])\n"
-        "except SystemExit as left: print(left.code, 'torch' in sys.modules, 'pydantic' in sys.modules)\n"
+        "try: run(sys.argv[1:])\n"
+        "except SystemExit as left: print('', left.code, *sys.modules, sep='\\n', file=sys.stderr)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "0 False False"
-    assert all(name.split()[0] in done.stdout for name in main.COMMANDS)
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    lines = done.stderr.splitlines()
+    assert "0" in lines, done.stderr
+    return set(lines[lines.index("0") + 1 :])
+
+
+def test_help_imports_no_torch() -> None:
+    assert not modules_after("--help") & {"torch", "pydantic"}
+
+
+@pytest.mark.parametrize("arguments", ["generate The --max-new-tokens 1", "env"])
+def test_a_command_imports_nothing_slow_that_it_does_not_need(arguments: str) -> None:
+    """PyTorch's compiler is a second of start-up; a random initialisation on the meta device imports it."""
+    modules = modules_after(*arguments.split())
+    assert "torch" in modules
+    assert not modules & {"torch._dynamo", "torch._inductor", "sympy", "transformers", "huggingface_hub", "jinja2"}
+    assert not modules & {"matplotlib", "optuna", "scipy", "pandas"}
 
 
 def test_no_arguments_show_the_help(command: Command) -> None:
     bare, asked = command(), command("--help")
     assert bare.code == asked.code == 0
-    assert bare.out == asked.out and "generate" in bare.out
+    assert bare.out == asked.out and all(name.split()[0] in bare.out for name in main.COMMANDS)
     assert not bare.err
 
 

@@ -170,8 +170,8 @@ def test_what_is_no_checkpoint_says_what_would_work(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     for source, instead in (
         ("gpt2", r"give owner/gpt2, or a path \(openai-community/gpt2 is GPT-2's id\)"),
-        ("x.gguf", "GGUF files are not read: give the Hugging Face checkpoint that it was made from"),
-        ("y.gguf", "GGUF files are not read"),
+        ("x.gguf", "x.gguf is damaged or truncated .* fetch it again"),
+        ("xx.gguf", "did you mean x.gguf"),
         ("models/tiny/model.safetensors", "it is a file: give the directory that holds .* such as models/tiny"),
         ("./models/tiny2", "did you mean models/tiny"),
         ("./nowhere/tiny", "there is no nowhere either: check the path"),

@@ -27,7 +27,7 @@ template <int CHAINS, class F> static inline void blocks(int64_t rows, int64_t f
   int64_t parts = (rows + ROWS - 1) / ROWS, panel = from;
   if (parts == 1)
     fixed<ROWS>(rows, [&](auto r) {
-      constexpr int R = decltype(r)::value, FIT = CHAINS * 2 / 3 / (R * VECTORS), P = FIT > 4 ? 4 : FIT > 1 ? FIT : 1;
+      constexpr int R = decltype(r)::value, FIT = (CHAINS - 2) / (R * VECTORS), P = FIT > 4 ? 4 : FIT > 1 ? FIT : 1;
       for (; panel + P <= to; panel += P) f(r, Fixed<P>{}, 0, panel);
     });
   for (; panel < to; panel++)
@@ -78,38 +78,50 @@ static inline void chains(typename Kind::Sum (&sum)[R][P * VECTORS], const typen
     }
 }
 
+// What a block needs: rows of x and of out, weights of a panel; steps [first, first + count) of all `steps`.
+template <class Kind> struct Task {
+  const Matrix& m;
+  const typename Kind::X* x;
+  const float* factor;
+  float* out;
+  int64_t ldx, ldo, steps, ahead, first, count;
+};
+
 // Sums that `out` keeps between parts of k; whole sums are scaled by the output and by the row in the end.
+template <class Kind, int R, int P> static __attribute__((noinline)) void block(const Task<Kind>& t, int64_t row, int64_t panel) {
+  float* out = t.out + row * t.ldo + panel * PANEL;
+  typename Kind::Sum sum[R][P * VECTORS];
+  DW_UNROLL for (int i = 0; i < R; i++)
+    DW_UNROLL for (int v = 0; v < P * VECTORS; v++) {
+      Floats kept = t.first ? load(out + i * t.ldo + v * WIDTH) : Floats{};
+      sum[i][v] = reinterpret_cast<typename Kind::Sum&>(kept);
+    }
+  chains<Kind, R, P>(sum, t.x + row * t.ldx + t.first * Kind::PARTS, t.ldx, t.m.data + (panel * t.steps + t.first) * STEP,
+                     t.steps * STEP, t.count, t.ahead);
+  DW_UNROLL for (int i = 0; i < R; i++)
+    DW_UNROLL for (int v = 0; v < P * VECTORS; v++) {
+      const int64_t n = panel * PANEL + v * WIDTH;
+      Floats found = reinterpret_cast<Floats&>(sum[i][v]);
+      if (t.first + t.count == t.steps) {
+        if (t.factor) found = __builtin_convertvector(sum[i][v], Floats) * load(t.m.scale + n) * t.factor[row + i];
+        if (t.m.bias) found += load(t.m.bias + n);
+      }
+      store(out + i * t.ldo + v * WIDTH, found);
+    }
+}
+
 template <class Kind>
 static void products(const Matrix& m, int64_t rows, const typename Kind::X* x, const float* factor, float* out, int64_t ldo,
                      int64_t from, int64_t to) {
-  const int64_t steps = m.kp / Kind::INPUTS, ldx = steps * Kind::PARTS;
+  const int64_t steps = m.kp / Kind::INPUTS;
   const bool few = rows * VECTORS <= Kind::CHAINS;
-  const int64_t deep = few ? steps : DEEP, ahead = few ? AHEAD : steps * STEP;
+  const int64_t deep = few ? steps : DEEP;
+  Task<Kind> task{m, x, factor, out, steps * Kind::PARTS, ldo, steps, few ? AHEAD : steps * STEP, 0, 0};
   for (int64_t top = 0; top < rows; top += TALL)
-    for (int64_t first = 0; first < steps; first += deep) {
-      const int64_t count = steps - first < deep ? steps - first : deep;
+    for (task.first = 0; task.first < steps; task.first += deep) {
+      task.count = steps - task.first < deep ? steps - task.first : deep;
       blocks<Kind::CHAINS>(rows - top < TALL ? rows - top : TALL, from, to, [&](auto r, auto p, int64_t row, int64_t panel) {
-        constexpr int R = decltype(r)::value, P = decltype(p)::value;
-        row += top;
-        float* at = out + row * ldo + panel * PANEL;
-        typename Kind::Sum sum[R][P * VECTORS];
-        DW_UNROLL for (int i = 0; i < R; i++)
-          DW_UNROLL for (int v = 0; v < P * VECTORS; v++) {
-            Floats kept = first ? load(at + i * ldo + v * WIDTH) : Floats{};
-            sum[i][v] = reinterpret_cast<typename Kind::Sum&>(kept);
-          }
-        chains<Kind, R, P>(sum, x + row * ldx + first * Kind::PARTS, ldx, m.data + (panel * steps + first) * STEP, steps * STEP,
-                           count, ahead);
-        DW_UNROLL for (int i = 0; i < R; i++)
-          DW_UNROLL for (int v = 0; v < P * VECTORS; v++) {
-            const int64_t n = panel * PANEL + v * WIDTH;
-            Floats found = reinterpret_cast<Floats&>(sum[i][v]);
-            if (first + count == steps) {
-              if (factor) found = __builtin_convertvector(sum[i][v], Floats) * load(m.scale + n) * factor[row + i];
-              if (m.bias) found += load(m.bias + n);
-            }
-            store(at + i * ldo + v * WIDTH, found);
-          }
+        block<Kind, decltype(r)::value, decltype(p)::value>(task, top + row, panel);
       });
     }
 }
