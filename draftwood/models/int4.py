@@ -143,10 +143,10 @@ def load(path: Path, model: str) -> Matrices:
     return Matrices(dict(found.tensors), dict(columns or {}))
 
 
-def fingerprint(directory: Path) -> str:
+def fingerprint(home: Path) -> str:
     """16 hexadecimal digits of the weights of a checkpoint: names, sizes and 1024 evenly spaced pieces of each file."""
     digest = hashlib.sha256()
-    for path in checkpoint.weight_files(directory):
+    for path in [home] if home.is_file() else checkpoint.weight_files(home):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:
@@ -156,26 +156,22 @@ def fingerprint(directory: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def cached(
-    directory: Path, tokenizer: Tokenizer | None, advance: Callable[[float], None] = lambda share: None
-) -> Matrices:
-    """The matrices of a checkpoint: read where they were made before, else made and kept.
+def cached(home: Path, tokenizer: Tokenizer | None, advance: Callable[[float], None] = lambda share: None) -> Matrices:
+    """The matrices of a checkpoint, a directory or a GGUF file: read where they were made before, else made and kept.
 
     They lie next to the weights, or where that directory cannot be written, in the user's cache. A file that is
     damaged or of other weights is made anew, and a warning says so.
     """
-    whose = fingerprint(directory)
-    places = (
-        artifact.companion(directory, KIND),
-        Path.home() / ".cache" / "draftwood" / KIND / f"{whose}.safetensors",
-    )
+    whose = fingerprint(home)
+    near = home.parent / KIND / f"{home.stem}.safetensors" if home.is_file() else artifact.companion(home, KIND)
+    places = near, Path.home() / ".cache" / "draftwood" / KIND / f"{whose}.safetensors"
     for path in places:
         if path.is_file():
             try:
                 return load(path, whose)
             except ModelError as error:
                 log.warning("%s", error)
-    decoder = checkpoint.load(directory, "auto", packed=False)
+    decoder = checkpoint.load(home, "auto", packed=False)
     rows = None if tokenizer is None else calibration(tokenizer, decoder.context)
     made = quantised(decoder, rows, advance)
     for path in places:
