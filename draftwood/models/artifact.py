@@ -30,6 +30,7 @@ KINDS = {  # kind -> (what it is, the command that makes it)
     "skip": ("skip set", "draftwood tune skip"),
     "decision": ("decision model", "draftwood train decision"),
     "calibration": ("calibration", "draftwood train calibration"),
+    "int4": ("int4 weights", "draftwood generate --quantize int4"),
 }
 FINGERPRINT_ROWS = 64  # of the table of embeddings
 

@@ -48,26 +48,31 @@ class Segment:
     @property
     def span(self) -> int:
         """All rows see slots in [0, span) only, and the last of these is seen."""
-        deepest = int(self.trunk[: max(self.seen)].max(initial=-1))
-        return 1 + max(deepest, max(chain.from_iterable(self.paths), default=-1))
+        behind = max(chain.from_iterable(self.paths), default=-1)
+        return 1 + int(np.maximum.reduce(self.trunk[: max(self.seen)], initial=behind))
 
-    def mask(self, span: int) -> Tensor | None:
-        """Which of the slots [0, span) each row sees [n, span] bool; None where all rows see all of them."""
-        count = len(self.slots)
-        first = span - count
+    def mask(self, span: int) -> npt.NDArray[np.bool_] | None:
+        """Which of the slots [0, span) each row sees [n, span]; None where all rows see all of them."""
+        count, longest = len(self.slots), max(self.seen)
         lengths = [seen + len(path) for seen, path in zip(self.seen, self.paths, strict=True)]
         if min(lengths) == span:
             return None
+        first = span - count
         if lengths == list(range(first + 1, span + 1)) and list(self.slots) == list(range(first, span)):
             # the last row sees every slot, so that the rows are one chain: none sees those of the rows behind it
-            return torch.ones(count, span, dtype=torch.bool).tril_(first)
-        place = np.full(span, span)  # of each slot in the trunk
-        longest = max(self.seen)
-        place[self.trunk[:longest]] = np.arange(longest)
-        mask = place < np.array(self.seen)[:, None]
-        rows = np.repeat(np.arange(count), [len(path) for path in self.paths])
-        mask[rows, list(chain.from_iterable(self.paths))] = True
-        return torch.from_numpy(mask)
+            mask: npt.NDArray[np.bool_] = np.arange(span) < np.array(lengths)[:, None]
+            return mask
+        if min(self.seen) == longest:
+            mask = np.zeros((count, span), np.bool_)
+            mask[0, self.trunk[:longest]] = True
+            mask[1:] = mask[0]
+        else:
+            place = np.full(span, span, np.int32)  # of each slot in the trunk
+            place[self.trunk[:longest]] = np.arange(longest)
+            mask = place < np.array(self.seen)[:, None]
+        nodes = [row * span + slot for row, path in enumerate(self.paths) for slot in path]
+        mask.ravel()[nodes] = True
+        return mask
 
 
 @dataclass(slots=True)
@@ -111,9 +116,9 @@ class Batch:
             wanted = slice(*wanted.indices(count))
         elif wanted and list(wanted) == list(range(wanted[0], wanted[-1] + 1)):
             wanted = slice(wanted[0], wanted[-1] + 1)
-        table = torch.tensor([tokens, positions], device=model.device)
+        ids, places = torch.from_numpy(np.array((tokens, positions), np.int64)).to(model.device).unbind()
         rows = wanted if isinstance(wanted, slice) else torch.tensor(wanted, dtype=torch.int64, device=model.device)
-        return cls(table[0], table[1], segments, reach, rows, hidden=hidden, **options)
+        return cls(ids, places, segments, reach, rows, hidden=hidden, **options)
 
 
 @runtime_checkable

@@ -237,7 +237,7 @@ class _Tensors:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self.directory, self.source = directory, directory / self.says
         self._place: dict[str, tuple[Any, Path]] = {}
-        for path in _weight_files(directory):
+        for path in weight_files(directory):
             try:
                 handle = stack.enter_context(safe_open(str(path), "pt"))
             except (SafetensorError, OSError) as error:
@@ -281,7 +281,7 @@ class _Tensors:
 Tensors: TypeAlias = _Tensors | Weights
 
 
-def _weight_files(directory: Path) -> list[Path]:
+def weight_files(directory: Path) -> list[Path]:
     """model.safetensors, else the files that the index names, else all: Hugging Face's order, so the same weights."""
     single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
     if single.is_file():

@@ -329,6 +329,7 @@ class Decoder(nn.Module):
         if self.remembers and batch.start == 0:
             cache.planes[place].index_copy_(0, index(batch, cache, 1), batch.positions[:, None])
         packed, take, back = packs(batch, self._fewest)
+        visibles = [visible(segments, rows, self.device) for segments, rows in packed]
         as_they_are = take == list(range(count))
         taken = None if as_they_are else torch.tensor(take, device=self.device)
         places = None if as_they_are else torch.tensor(back, device=self.device)
@@ -336,9 +337,8 @@ class Decoder(nn.Module):
         views = []
         for window in self.windows:
             groups, first = [], 0
-            for segments, rows in packed:
+            for (segments, rows), seen in zip(packed, visibles, strict=True):
                 last = first + len(segments) * rows
-                seen = visible(segments, rows, self.device)
                 extent, span = segments[0].extent, seen.shape[-1]
                 if window and span > window:  # else no visible slot is far: a row's ancestors and itself fill the span
                     near = cache.read(place, extent, span, len(segments))[:, 0, None, :, 0]  # [count, 1, span]

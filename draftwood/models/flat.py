@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -108,11 +109,11 @@ def visible(segments: Sequence[Segment], rows: int, device: torch.device) -> Ten
     masks = [segment.mask(span) for segment, span in zip(segments, spans, strict=True)]
     if len(segments) == 1 and masks[0] is None:
         rows = 1
-    visible = torch.zeros(len(segments), rows, -(-max(spans) // GRAIN) * GRAIN, dtype=torch.bool)
+    visible = np.zeros((len(segments), rows, -(-max(spans) // GRAIN) * GRAIN), np.bool_)
     for place, span, mask in zip(visible, spans, masks, strict=True):
         if mask is None:
             place[:, :span] = True
         else:
             place[: len(mask), :span] = mask
             place[len(mask) :, :span] = mask[-1]
-    return visible.to(device)
+    return torch.from_numpy(visible).to(device)

@@ -42,7 +42,8 @@ class Pending:
 
     def below(self, rows: Sequence[Row]) -> list[Row]:
         """Those of some rows that are not computed far enough."""
-        return [row for row in rows if self.levels[row.slot] < self.stop]
+        levels, stop = self.levels, self.stop
+        return [row for row in rows if levels[row.slot] < stop]
 
     def finish(self) -> Answer:
         """The answer of a run without rows left, one row per node."""
@@ -75,15 +76,15 @@ def sweep(pending: Sequence[Pending], limits: Sequence[int] | None = None) -> No
     """
     counts = limits or [len(each.rows) for each in pending]
     chosen = {id(each): each.rows[:count] for each, count in zip(pending, counts, strict=True)}
-    while todo := [each for each in pending if each.below(chosen[id(each)])]:
-        levels = sorted({each.levels[row.slot] for each in todo for row in each.below(chosen[id(each)])})
-        low, bounds = levels[0], [*levels[1:], *(each.stop for each in todo)]
+    while todo := [(each, rows) for each in pending if (rows := each.below(chosen[id(each)]))]:
+        levels = sorted({each.levels[row.slot] for each, rows in todo for row in rows})
+        low, bounds = levels[0], [*levels[1:], *(each.stop for each, _ in todo)]
         stop = min(bound for bound in bounds if bound > low)
         members, jobs = [], []
-        for each in todo:
-            if rows := [row for row in each.below(chosen[id(each)]) if each.levels[row.slot] == low]:
+        for each, rows in todo:
+            if lowest := [row for row in rows if each.levels[row.slot] == low]:
                 members.append(each)
-                jobs.append(each.run.session.job(each.run, rows, low, stop))
+                jobs.append(each.run.session.job(each.run, lowest, low, stop))
         order = sorted(range(len(jobs)), key=lambda i: jobs[i].segment.extent.base)
         _forward([members[i] for i in order], [jobs[i] for i in order])
     for each, count in zip(pending, counts, strict=True):

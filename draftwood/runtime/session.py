@@ -285,9 +285,9 @@ class Session:
             self._begin(forest.trunk, len(nodes))
         self._trunk = forest.trunk
         most = self.model.vocab_size - 1  # a draft without a padded token of the target reads its last one instead
-        cached = self.cached
-        full = self.model.n_layers
-        trunk = forest.trunk
+        cached, level, node_slot = self.cached, self._level, self._node_slot
+        full, limit = self.model.n_layers, self.model.context
+        trunk, base = forest.trunk, len(forest.trunk)
         for node in nodes:
             if node < TRUNK and (position := trunk_position(node)) < cached:
                 slot = int(self._trunk_slot[position])
@@ -301,25 +301,23 @@ class Session:
             for position in self._partial:
                 if self._level[slot := places[position]] < stop:
                     missing.append(Row(trunk_node(position), min(trunk[position], most), slot, position))
-        grown = len(trunk) - cached
         asked = self._ancestors(forest, [node for node in nodes if node >= 0], stop)
-        need = cached + grown + len(asked) + len(self._node_slot)
         assert self.extent is not None
-        self.cache.reserve(self.extent, max(need, self._top))
-        self._extend([self._take() for _ in range(grown)])
-        for position, slot in enumerate(self._trunk_slot[cached : self.cached].tolist(), cached):
-            self._level[slot] = 0
-            self._partial.append(position)
-            missing.append(Row(trunk_node(position), min(trunk[position], most), slot, position))
-        base = len(trunk)
-        limit = self.model.context
+        self.cache.reserve(self.extent, max(base + len(asked) + len(node_slot), self._top))
+        if cached < base:
+            taken = [self._take() for _ in range(cached, base)]
+            self._extend(taken)
+            for position, slot in enumerate(taken, cached):
+                level[slot] = 0
+                self._partial.append(position)
+                missing.append(Row(trunk_node(position), min(trunk[position], most), slot, position))
         for node in asked:
-            slot = self._node_slot.get(node, -1)
+            slot = node_slot.get(node, -1)
             if slot < 0:
-                slot = self._node_slot[node] = self._take()
-                self._level[slot] = 0
-            elif self._level.get(slot, full) >= stop:  # asked for once more: its answer was not kept
-                self._level[slot] = 0
+                slot = node_slot[node] = self._take()
+                level[slot] = 0
+            elif level.get(slot, full) >= stop:  # asked for once more: its answer was not kept
+                level[slot] = 0
                 self._hidden.pop(slot, None)
             position = base + forest.depth[node]
             if position >= limit:
@@ -352,12 +350,15 @@ class Session:
 
     def _paths(self, forest: Forest, rows: Sequence[Row]) -> list[Sequence[int]]:
         """Slots of each row's ancestors that are nodes, and its own, downwards; none of a token of the trunk."""
+        paths: list[Sequence[int]] = []
         above: dict[int, Sequence[int]] = {TRUNK: ()}
         for row in rows:
-            path: list[int] = []
-            node = row.node if row.node >= 0 else TRUNK
-            while node not in above:
-                path.append(self._node_slot[node])
-                node = forest.parent[node]
-            above[row.node] = (*above[node], *reversed(path))
-        return [above[row.node] for row in rows]
+            path: Sequence[int] = ()
+            if row.node >= 0:
+                upwards, node = [row.slot], forest.parent[row.node]
+                while node not in above:
+                    upwards.append(self._node_slot[node])
+                    node = forest.parent[node]
+                path = above[row.node] = (*above[node], *reversed(upwards))
+            paths.append(path)
+        return paths

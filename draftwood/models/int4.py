@@ -1,0 +1,183 @@
+"""The matrices of a decoder's layers in four bits: made with calibration text, kept next to the checkpoint.
+
+They are made layer by layer: the inputs of a layer are what the quantised layers before it give, and their second
+moments say which errors matter. The head is not among them: in four bits it alone costs more greedy agreement than all
+layers together (docs/results.md), so it is held as int8 is.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.corpus import DOMAINS, documents
+from draftwood.errors import ModelError
+from draftwood.models import artifact, checkpoint
+from draftwood.models.artifact import Artifact
+from draftwood.models.decoder import Decoder
+from draftwood.models.quantise import GROUP, Grouped, quantise
+from draftwood.models.tokenizer import Tokenizer
+
+KIND = "int4"
+FORMAT = 1  # of the files, and of how weights are chosen
+ROWS, LENGTH = 16, 256  # of calibration text, in tokens
+SAMPLES, SAMPLE = 1024, 16384  # pieces of a file that a fingerprint is made of, and their bytes
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Matrices(Mapping[str, Grouped]):
+    """Quantised matrices by the names of the decoder's modules, such as layers.0.qkv; two codes a byte until asked."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # NAME.codes, NAME.scale, NAME.shift
+    columns: dict[str, int] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Grouped:
+        columns, codes = self.columns[name], self.tensors[f"{name}.codes"]
+        both = torch.stack((codes & 15, codes >> 4), -1).flatten(1)
+        return Grouped(both, self.tensors[f"{name}.scale"], self.tensors[f"{name}.shift"], columns)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def add(self, name: str, matrix: Grouped) -> None:
+        self.columns[name] = matrix.columns
+        self.tensors[f"{name}.codes"] = matrix.codes[:, ::2] | matrix.codes[:, 1::2] << 4
+        self.tensors.update({f"{name}.scale": matrix.scale, f"{name}.shift": matrix.shift})
+
+
+@torch.no_grad()
+def quantised(decoder: Decoder, rows: Tensor | None, advance: Callable[[float], None] = lambda share: None) -> Matrices:
+    """All matrices of the layers of a decoder that was loaded with packed=False, and that stays as it is.
+
+    `rows` [R, T] are tokens to calibrate with; None: every input counts alike. `advance` is told of the share of the
+    weights that was quantised since it was told last.
+    """
+    decoder.must_be_plain("quantised")
+    layers: Any = decoder.layers
+    total = sum(part.numel() for part in layers.parameters() if part.dim() > 1)
+    made = Matrices()
+    x = None if rows is None else decoder.embedded(rows, torch.arange(rows.shape[1])[None]).float()
+    for i, layer in enumerate(layers):
+        block = copy.deepcopy(layer).float()
+        layers[i] = block
+        try:
+            moments = {} if x is None else input_moments(block, partial(decoder.train_layers, x, i, i + 1))
+            for name, linear in block.named_children():
+                matrix = quantise(linear.weight, moments.get(name))
+                linear.weight.copy_(matrix.weight())
+                made.add(f"layers.{i}.{name}", matrix)
+                advance(linear.weight.numel() / total)
+            x = None if x is None else decoder.train_layers(x, i, i + 1)
+        finally:
+            layers[i] = layer
+    return made
+
+
+def input_moments(block: nn.Module, run: Callable[[], Any]) -> dict[str, Tensor]:
+    """Second moments [K, K] of the inputs of each linear layer of a block while `run` runs it, by name."""
+    found: dict[str, Tensor] = {}
+
+    def note(name: str, module: nn.Module, inputs: tuple[Tensor]) -> None:
+        x = inputs[0].flatten(0, -2)
+        found[name] = x.T @ x / len(x)
+
+    hooks = [child.register_forward_pre_hook(partial(note, name)) for name, child in block.named_children()]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def calibration(tokenizer: Tokenizer, context: int) -> Tensor:
+    """Tokens [R, T] of the embedded corpus to calibrate with: prose, questions, SQL, sums, Python."""
+    wanted, length = ROWS * LENGTH, min(LENGTH, context)
+    tokens: list[int] = []
+    for some in zip(*(documents(domain, "train") for domain in DOMAINS), strict=False):
+        tokens += itertools.chain.from_iterable(tokenizer.encode(document.text) for document in some)
+        if len(tokens) >= wanted:
+            break
+    return torch.tensor(tokens[: wanted - wanted % length]).view(-1, length)
+
+
+def save(path: Path, matrices: Matrices, model: str) -> None:
+    """Write the matrices of the model of a fingerprint in one move; ModelError where that fails."""
+    settings = {"format": FORMAT, "columns": matrices.columns}
+    about = {"group": GROUP, "calibration": f"{ROWS}x{LENGTH} tokens of the corpus"}
+    Artifact(KIND, {"model": model}, settings, matrices.tensors, about).save(path)
+
+
+def load(path: Path, model: str) -> Matrices:
+    """Saved matrices; ModelError where they are missing, damaged, of another format or of another model."""
+    found = artifact.load(path, KIND, model=model)
+    if found.settings.get("format") != FORMAT:
+        raise artifact.damaged(path, KIND, "it has another format")
+    columns = found.settings.get("columns")
+    try:
+        for name, count in dict(columns or {}).items():
+            codes, scale, shift = (found.tensors[f"{name}.{part}"] for part in ("codes", "scale", "shift"))
+            shape = (len(codes), -(-count // GROUP))
+            kinds = (codes.dtype, scale.dtype, shift.dtype)
+            if codes.shape != (shape[0], shape[1] * GROUP // 2) or scale.shape != shape or shift.shape != shape:
+                raise ValueError(f"{name} has another shape")
+            if kinds != (torch.uint8, torch.float16, torch.float16):
+                raise ValueError(f"{name} has another dtype")
+    except (LookupError, TypeError, ValueError) as error:
+        raise artifact.damaged(path, KIND, error) from error
+    return Matrices(dict(found.tensors), dict(columns or {}))
+
+
+def fingerprint(home: Path) -> str:
+    """16 hexadecimal digits of the weights of a checkpoint: names, sizes and 1024 evenly spaced pieces of each file."""
+    digest = hashlib.sha256()
+    for path in [home] if home.is_file() else checkpoint.weight_files(home):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for start in range(0, size, max(SAMPLE, size // SAMPLES)):
+                file.seek(start)
+                digest.update(file.read(SAMPLE))
+    return digest.hexdigest()[:16]
+
+
+def cached(home: Path, tokenizer: Tokenizer | None, advance: Callable[[float], None] = lambda share: None) -> Matrices:
+    """The matrices of a checkpoint, a directory or a GGUF file: read where they were made before, else made and kept.
+
+    They lie next to the weights, or where that directory cannot be written, in the user's cache. A file that is
+    damaged or of other weights is made anew, and a warning says so.
+    """
+    whose = fingerprint(home)
+    near = home.parent / KIND / f"{home.stem}.safetensors" if home.is_file() else artifact.companion(home, KIND)
+    places = near, Path.home() / ".cache" / "draftwood" / KIND / f"{whose}.safetensors"
+    for path in places:
+        if path.is_file():
+            try:
+                return load(path, whose)
+            except ModelError as error:
+                log.warning("%s", error)
+    decoder = checkpoint.load(home, "auto", packed=False)
+    rows = None if tokenizer is None else calibration(tokenizer, decoder.context)
+    made = quantised(decoder, rows, advance)
+    for path in places:
+        try:
+            save(path, made, whose)
+            break
+        except ModelError as error:
+            log.info("%s", error)
+    return made
