@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,10 +78,10 @@ def load(
     else:
         words = words or getattr(model, "tokenizer", None)
         end = getattr(model, "end_tokens", end)
-    drafts, places = [], [directory]
+    drafts, places, home = [], [directory], directory if tokenizer is None else None
     for source in sources:
         drafted, where = _model(source, how)
-        if where is not None and words is not None and not Tokenizer.load(where).agrees_with(words):
+        if where is not None and words is not None and not _agree(words, home, where):
             raise ModelError(
                 f"target {target} and draft {source} have different tokenizers, so their tokens mean different text; "
                 "use a draft of the same family"
@@ -97,6 +98,15 @@ def load(
         names |= {key: {"target": found[0], "draft": found[1:]}} if any(found) else {}
     log.info("loaded %s with %s on %s", names["target"], names["draft"] or "no draft", place)
     return Engine(model, drafts, words, end, names, kv_cache_bytes, max_running, max_queued, reuse_prefixes, load_aware)
+
+
+def _agree(words: Tokenizer, home: Path | None, draft: Path) -> bool:
+    """Whether a draft's tokenizer agrees with `words`, which was read from `home`; a copy of that file is not read."""
+    if home is not None:
+        known, file = home / "tokenizer.json", draft / "tokenizer.json"
+        if known.is_file() and file.is_file() and filecmp.cmp(known, file, shallow=False):
+            return True
+    return Tokenizer.load(draft).agrees_with(words)
 
 
 def _place(device: str | torch.device | None) -> torch.device:

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
-from rich import box
 from rich.cells import cell_len
 from rich.color import ColorSystem
-from rich.console import Console
 from rich.style import Style
-from rich.table import Table
-from rich.text import Text
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     from draftwood.results import GenerationResult
     from draftwood.text import TextDecoder
 
@@ -48,6 +48,8 @@ def colourful(stream: TextIO, wanted: bool | None) -> bool:
 
 def console(wanted: bool | None = None, stderr: bool = False) -> Console:
     """A console for tables and progress; without colour it writes no escape codes at all."""
+    from rich.console import Console
+
     stream = sys.stderr if stderr else sys.stdout
     coloured = colourful(stream, wanted)
     return Console(
@@ -280,6 +282,9 @@ def simple_table(*headings: str, rows: Iterable[Sequence[str | Text]] = (), firs
 
     A column whose heading begins with > is one of numbers; the others fold, the first at `first` columns or more.
     """
+    from rich import box
+    from rich.table import Table
+
     made = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for heading in headings:
         if heading.startswith(">"):

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import re
 import sys
-from collections.abc import Container
+from collections.abc import Callable, Container
 from contextlib import ExitStack
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -33,6 +35,7 @@ from draftwood.reading import shown
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+LARGE = 1 << 18  # elements of a tensor that is mapped apart
 STORED = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes that hold plain weights
 
 
@@ -155,7 +158,8 @@ def load(
         tied = model.head.weight is model.embed.weight
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}  # a tied head has none
         for name, shape in shapes.items():
-            tensor = _assemble(tensors, family, name, shape, wanted, place)
+            held = hold is not None and _is_matrix(model, name)
+            tensor = _assemble(tensors, family, name, shape, wanted, place, held)
             _put(model, name, nn.Parameter(tensor, requires_grad=False), hold)
             del tensor
             _give_back()
@@ -213,10 +217,14 @@ def _sketch(config: DecoderConfig, tensors: Tensors, family: Family) -> Decoder:
 
 def _give_back() -> None:
     """Return freed memory to the system: glibc keeps what conversions took, a quarter of a small model's weights."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries have none
-        if trim is not None:
-            trim(0)
+    if (trim := _malloc_trim()) is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """The function of glibc; other C libraries have none."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 def _put(model: Decoder, name: str, parameter: Tensor, hold: Holder | None) -> None:
@@ -227,6 +235,12 @@ def _put(model: Decoder, name: str, parameter: Tensor, hold: Holder | None) -> N
     if hold is not None and isinstance(module, nn.Linear) and not any(part.is_meta for part in module.parameters()):
         above, _, last = path.rpartition(".")
         setattr(model.get_submodule(above), last, hold(module.weight, module.bias))
+
+
+def _is_matrix(model: Decoder, name: str) -> bool:
+    """Whether a parameter is the weight of a linear layer."""
+    path, _, leaf = name.rpartition(".")
+    return leaf == "weight" and isinstance(model.get_submodule(path), nn.Linear)
 
 
 class _Tensors:
@@ -269,13 +283,17 @@ class _Tensors:
             )
         return list(stored.get_shape()), path
 
-    def fill(self, name: str, place: Tensor) -> None:
-        """Copy a tensor into its place.
+    def view(self, name: str) -> Tensor:
+        """A view of the file; of a large tensor one mapped anew, whose pages go when it does, not with the last."""
+        handle, path = self._place[name]
+        if math.prod(handle.get_slice(name).get_shape()) >= LARGE:
+            handle = safe_open(str(path), "pt")
+        tensor: Tensor = handle.get_tensor(name)
+        return tensor
 
-        The file is mapped anew each time: pages that were read go when the view does, not with the last.
-        """
-        with safe_open(str(self._place[name][1]), "pt") as handle:
-            place.copy_(handle.get_tensor(name))
+    def fill(self, name: str, place: Tensor) -> None:
+        """Copy a tensor into its place."""
+        place.copy_(self.view(name))
 
 
 Tensors: TypeAlias = _Tensors | Weights
@@ -336,10 +354,21 @@ def _sources(
 
 
 def _assemble(
-    tensors: Tensors, family: Family, name: str, shape: torch.Size, dtype: torch.dtype, device: torch.device
+    tensors: Tensors,
+    family: Family,
+    name: str,
+    shape: torch.Size,
+    dtype: torch.dtype,
+    device: torch.device,
+    held: bool,
 ) -> Tensor:
-    """One parameter from its tensors, concatenated; each is copied once, from the mapped file to its final place."""
+    """One parameter from its tensors, concatenated; each is copied once, from the mapped file to its final place.
+
+    Where the final place is made from the parameter (`held`), a view of the file will do.
+    """
     sources, turned = _sources(tensors, family, name, shape)
+    if held and len(sources) == 1 and not turned and isinstance(tensors, _Tensors):
+        return tensors.view(sources[0][0]).to(device, dtype)
     made = torch.empty(shape, dtype=dtype, device=device)
     offset = 0
     for source, part in sources:

@@ -35,8 +35,11 @@ const char* dw_kernels(void) { return ready() ? kernels().name : ""; }
 const char* dw_runnable(void) { return runnable(); }
 
 void* dw_matrix(int type, int64_t n, int64_t k, const void* weight, int half, const float* bias, int threads) {
-  (void)threads;
-  return guarded<void*>(nullptr, [&] { return pack(static_cast<Type>(type), n, k, weight, half, bias); });
+  return guarded<void*>(nullptr, [&] { return pack(static_cast<Type>(type), n, k, weight, half, bias, threads); });
+}
+void* dw_matrix_grouped(int type, int64_t n, int64_t k, const uint8_t* numbers, const uint16_t* scale, const uint16_t* shift,
+                        const float* bias, int threads) {
+  return guarded<void*>(nullptr, [&] { return pack_grouped(static_cast<Type>(type), n, k, numbers, scale, shift, bias, threads); });
 }
 size_t dw_matrix_bytes(const void* m) { return static_cast<const Matrix*>(m)->bytes; }
 void dw_matrix_free(void* m) { release(static_cast<Matrix*>(m)); }

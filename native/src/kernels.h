@@ -30,6 +30,9 @@ enum Type : int { F32 = 0, BF16 = 1, INT8 = 2, INT4 = 3, INT8G = 4 };
 constexpr int PANEL = 16;   // outputs that lie together
 constexpr int GROUP = 32;   // inputs that share a scale, in INT4 and INT8G
 
+// Bytes of two groups of a panel: float16 scales [2][16], for INT4 shifts [2][16], then the weights.
+constexpr int64_t pair_bytes(Type type) { return type == INT4 ? PANEL * (8 + GROUP) : PANEL * (4 + 2 * GROUP); }
+
 // A weight W [n][k], repacked into panels of 16 outputs (matrix.cpp says how), with what its type needs beside.
 struct Matrix {
   Type type;
@@ -37,9 +40,7 @@ struct Matrix {
   int64_t panels;   // ceil(n / PANEL)
   int64_t kp;       // k rounded up to what the type packs together; the rest is zero
   uint8_t* data;    // 64-byte aligned
-  float* scale;     // INT8: [panels * PANEL]; grouped types: [panels][kp / GROUP][PANEL]
-  float* shift;     // INT4: like scale
-  int32_t* total;   // INT8: [panels * PANEL] sums of the whole numbers of each output
+  float* scale;     // INT8: [panels * PANEL], else null
   float* bias;      // [panels * PANEL], or null
   size_t bytes;     // of all of these
 };

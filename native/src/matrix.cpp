@@ -1,10 +1,10 @@
 #include "matrix.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
-#include <thread>
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -13,87 +13,173 @@
 
 namespace dw {
 
+static inline float value(float w) { return w; }
+static inline float value(bf16 w) { return widened(w); }
+
+// to nearest even; beyond the largest: infinity
+static uint16_t to_half(float f) {
+  uint32_t u;
+  std::memcpy(&u, &f, 4);
+  const uint16_t sign = u >> 16 & 0x8000;
+  const float size = std::fabs(f);
+  if (!(size < 65520)) return sign | (size == size ? 0x7c00 : 0x7e00);
+  if (size < 0x1p-14f) return sign | static_cast<uint16_t>(std::lrintf(size * 0x1p24f));
+  u &= 0x7fffffff;
+  return sign | static_cast<uint16_t>((u + 0xfff + (u >> 13 & 1) - (112u << 23)) >> 13);
+}
+
+static float from_half(uint16_t h) {
+  const float size = (h & 0x7c00) == 0x7c00 ? (h & 0x3ff ? NAN : INFINITY)
+                     : h & 0x7c00           ? std::ldexp(1024.f + (h & 0x3ff), (h >> 10 & 31) - 25)
+                                            : (h & 0x3ff) * 0x1p-24f;
+  return h & 0x8000 ? -size : size;
+}
+
 static void* room(Matrix& m, size_t bytes) {
   const size_t page = bytes >= (4u << 20) ? 2u << 20 : 64;
-  bytes = up(bytes ? bytes : 64, page);
-  void* p = std::aligned_alloc(page, bytes);
+  void* p = std::aligned_alloc(page, up(std::max<size_t>(bytes, 64), page));
   if (!p) throw std::bad_alloc();
 #if defined(__linux__)
-  if (page > 64) madvise(p, bytes, MADV_HUGEPAGE);  // fewer misses in the table of pages
+  if (page > 64) madvise(p, up(bytes, page), MADV_HUGEPAGE);  // fewer misses in the table of pages
 #endif
   m.bytes += bytes;
   return p;
 }
 
-// work(i) for i in [0, n), on all cores
-template <class F> static void each(int64_t n, int64_t size, F work) {
-  int cores = static_cast<int>(std::thread::hardware_concurrency());
-  together(n * size < 1 << 20 || cores < 1 ? 1 : cores, [&](Crew& crew) {
-    for (int64_t i; (i = crew.claim(n, 1)) >= 0;) work(i);
-  });
-}
-
-static inline float value(const float* w) { return *w; }
-static inline float value(const bf16* w) { return widened(*w); }
-
-// The layout in memory is that of matrix.h; f(weight, its output, place) puts one weight.
-template <int PER, class Weight, class F>
-static void panelled(const Matrix& m, int64_t panel, const Weight* weight, F put) {
-  int64_t outputs = m.n - panel * PANEL < PANEL ? m.n - panel * PANEL : PANEL;
-  for (int64_t k = 0; k < m.kp; k += PER)
-    for (int i = 0; i < PANEL; i++) {
-      const Weight* from = weight + (panel * PANEL + i) * m.k + k;
-      int64_t to = (panel * m.kp + k) * PANEL + i * PER;
-      for (int j = 0; j < PER; j++) put(i < outputs && k + j < m.k ? value(from + j) : 0.f, i, to + j);
+static Matrix* made(Type type, int64_t n, int64_t k, const float* bias) {
+  if (n < 1 || k < 1 || k > 1 << 17) throw std::invalid_argument("a weight must have 1 to 131072 inputs and at least one output");
+  const int64_t together = type == F32 ? 1 : type == BF16 ? 32 : 64;
+  Matrix* m = new Matrix{type, n, k, (n + PANEL - 1) / PANEL, static_cast<int64_t>(up(k, together)), nullptr, nullptr, nullptr, 0};
+  try {
+    const bool grouped = type == INT4 || type == INT8G;
+    m->data = static_cast<uint8_t*>(room(*m, m->panels * (grouped ? m->kp / 64 * pair_bytes(type)
+                                                                  : m->kp * PANEL * (type == F32 ? 4 : type == BF16 ? 2 : 1))));
+    if (type == INT8) m->scale = static_cast<float*>(room(*m, 4 * m->panels * PANEL));
+    if (bias) {
+      m->bias = static_cast<float*>(room(*m, 4 * m->panels * PANEL));
+      for (int64_t i = 0; i < m->panels * PANEL; i++) m->bias[i] = i < n ? bias[i] : 0;
     }
-}
-
-template <class Weight> static void filled(Matrix& m, const Weight* weight) {
-  m.data = static_cast<uint8_t*>(room(m, m.panels * PANEL * m.kp * (m.type == F32 ? 4 : m.type == BF16 ? 2 : 1)));
-  if (m.type == INT8) m.scale = static_cast<float*>(room(m, 4 * m.panels * PANEL));
-  each(m.panels, PANEL * m.kp, [&](int64_t panel) {
-    if (m.type == F32) {
-      panelled<1>(m, panel, weight, [&](float v, int, int64_t to) { reinterpret_cast<float*>(m.data)[to] = v; });
-    } else if (m.type == BF16) {
-      panelled<2>(m, panel, weight, [&](float v, int, int64_t to) { reinterpret_cast<bf16*>(m.data)[to] = rounded(v); });
-    } else {
-      float steps[PANEL] = {};
-      for (int i = 0; i < PANEL; i++) {
-        int64_t n = panel * PANEL + i;
-        float most = 0;
-        for (int64_t k = 0; n < m.n && k < m.k; k++) {
-          float size = std::fabs(value(weight + n * m.k + k));
-          most = size <= most ? most : size;  // a NaN stays: comparisons with it are false
-        }
-        bool usual = most > 1e-30f && std::isfinite(most);
-        steps[i] = usual ? 127 / most : 0;
-        m.scale[n] = usual || !std::isfinite(most) ? most / 127 : 0;
-      }
-      panelled<4>(m, panel, weight, [&](float v, int i, int64_t to) {
-        m.data[to] = static_cast<uint8_t>(steps[i] ? static_cast<int8_t>(std::lrintf(v * steps[i])) : 0);
-      });
-    }
-  });
-}
-
-Matrix* pack(Type type, int64_t n, int64_t k, const void* weight, bool half, const float* bias) {
-  int64_t to = type == F32 ? 1 : type == BF16 ? 32 : 64;
-  Matrix* m = new Matrix{type, n, k, (n + PANEL - 1) / PANEL, static_cast<int64_t>(up(k, to)), nullptr, nullptr, nullptr, nullptr, nullptr, 0};
-  if (half) filled(*m, static_cast<const bf16*>(weight));
-  else filled(*m, static_cast<const float*>(weight));
-  if (bias) {
-    m->bias = static_cast<float*>(room(*m, 4 * m->panels * PANEL));
-    for (int64_t i = 0; i < m->panels * PANEL; i++) m->bias[i] = i < n ? bias[i] : 0;
+  } catch (...) {
+    release(m);
+    throw;
   }
   return m;
+}
+
+template <class F> static Matrix* filled(Matrix* m, int threads, F panel) {
+  together(m->n * m->k < 1 << 18 ? 1 : std::max(threads, 1), [&](Crew& crew) {
+    for (int64_t p; (p = crew.claim(m->panels, 1)) >= 0;) panel(p, std::min<int64_t>(PANEL, m->n - p * PANEL));
+  });
+  return m;
+}
+
+// One step of whole numbers: weight j of four of output i.
+static inline uint8_t& place(const Matrix& m, int64_t panel, int64_t k, int i) {
+  return m.data[(panel * m.kp + k / 4 * 4) * PANEL + i * 4 + k % 4];
+}
+
+// Put group `group` of output i of a panel: `count` numbers, the rest of it is zero.
+static void put_group(const Matrix& m, int64_t panel, int64_t group, int i, const uint8_t* number, int64_t count, uint16_t scale,
+                      uint16_t shift) {
+  uint8_t* pair = m.data + (panel * (m.kp / 64) + group / 2) * pair_bytes(m.type);
+  uint16_t* head = reinterpret_cast<uint16_t*>(pair) + group % 2 * PANEL + i;
+  head[0] = scale;
+  if (m.type == INT4) head[2 * PANEL] = shift;
+  uint8_t* at = pair + PANEL * (m.type == INT4 ? 8 : 4) + group % 2 * PANEL * GROUP / (m.type == INT4 ? 2 : 1) + i * 4;
+  for (int j = 0; j < GROUP; j++) {
+    const uint8_t v = j < count ? number[j] : 0;
+    if (m.type == INT8G) at[j / 4 * 4 * PANEL + j % 4] = v;
+    else if (j % 8 < 4) at[j / 8 * 4 * PANEL + j % 4] = v & 15;
+    else at[j / 8 * 4 * PANEL + j % 4] |= v << 4;
+  }
+}
+
+// Largest size of `count` weights; a NaN among them is found.
+template <class Weight> static float most(const Weight* w, int64_t count) {
+  uint32_t found = 0;
+  for (int64_t i = 0; i < count; i++) {
+    const float v = value(w[i]);
+    uint32_t u;
+    std::memcpy(&u, &v, 4);
+    found = std::max(found, u & 0x7fffffff);
+  }
+  float size;
+  std::memcpy(&size, &found, 4);
+  return size;
+}
+
+static inline uint8_t nearest(float v) { return static_cast<uint8_t>(static_cast<int8_t>(std::lrintf(v))); }
+
+template <class Weight> static Matrix* packed(Matrix* m, const Weight* weight, int threads) {
+  return filled(m, threads, [=](int64_t panel, int64_t outputs) {
+    const int64_t k = m->k, kp = m->kp;
+    if (m->type == F32 || m->type == BF16) {
+      const int pair = m->type == F32 ? 1 : 2;
+      for (int64_t j = 0; j < kp; j += pair)
+        for (int i = 0; i < PANEL; i++)
+          for (int h = 0; h < pair; h++) {
+            const float v = i < outputs && j + h < k ? value(weight[(panel * PANEL + i) * k + j + h]) : 0;
+            const int64_t to = (panel * kp + j) * PANEL + i * pair + h;
+            if (pair == 1) reinterpret_cast<float*>(m->data)[to] = v;
+            else reinterpret_cast<bf16*>(m->data)[to] = rounded(v);
+          }
+      return;
+    }
+    for (int i = 0; i < PANEL; i++) {
+      const Weight* w = weight + (panel * PANEL + i) * k;
+      if (m->type == INT8) {
+        const float size = i < outputs ? most(w, k) : 0;
+        const float steps = size > 1e-30f && std::isfinite(size) ? 127 / size : 0;
+        m->scale[panel * PANEL + i] = steps || !std::isfinite(size) ? size / 127 : 0;
+        for (int64_t j = 0; j < kp; j++) place(*m, panel, j, i) = steps && j < k ? nearest(value(w[j]) * steps) : 0;
+        continue;
+      }
+      for (int64_t group = 0; group < kp / GROUP; group++) {
+        const int64_t from = group * GROUP, count = i < outputs ? std::max<int64_t>(0, std::min<int64_t>(GROUP, k - from)) : 0;
+        const float size = most(w + from, count);
+        float low = 0, high = size;
+        if (m->type == INT4 && count && std::isfinite(size)) {
+          low = high = value(w[from]);
+          for (int64_t j = 1; j < count; j++) low = std::min(low, value(w[from + j])), high = std::max(high, value(w[from + j]));
+        }
+        const uint16_t shift = to_half(low), scale = to_half(m->type == INT4 ? (high - from_half(shift)) / 15 : size / 127);
+        const float base = from_half(shift), step = from_half(scale);
+        uint8_t number[GROUP];
+        for (int64_t j = 0; j < count; j++) {
+          const float v = step > 0 && std::isfinite(step) ? (value(w[from + j]) - (m->type == INT4 ? base : 0)) / step : 0;
+          number[j] = m->type == INT4 ? nearest(std::min(std::max(v, 0.f), 15.f)) : nearest(std::min(std::max(v, -127.f), 127.f));
+        }
+        put_group(*m, panel, group, i, number, count, scale, shift);
+      }
+    }
+  });
+}
+
+Matrix* pack(Type type, int64_t n, int64_t k, const void* weight, bool half, const float* bias, int threads) {
+  Matrix* m = made(type, n, k, bias);
+  return half ? packed(m, static_cast<const bf16*>(weight), threads) : packed(m, static_cast<const float*>(weight), threads);
+}
+
+Matrix* pack_grouped(Type type, int64_t n, int64_t k, const uint8_t* numbers, const uint16_t* scale, const uint16_t* shift,
+                     const float* bias, int threads) {
+  if (type != INT4 && (type != INT8G || shift)) throw std::invalid_argument("groups are of 4 bits, or of 8 without shifts");
+  Matrix* m = made(type, n, k, bias);
+  const int64_t groups = (k + GROUP - 1) / GROUP;
+  return filled(m, threads, [=](int64_t panel, int64_t outputs) {
+    for (int i = 0; i < PANEL; i++)
+      for (int64_t group = 0; group < m->kp / GROUP; group++) {
+        const bool there = i < outputs && group < groups;
+        const int64_t at = (panel * PANEL + i) * groups + group;
+        put_group(*m, panel, group, i, numbers + (panel * PANEL + i) * k + group * GROUP,
+                  there ? std::min<int64_t>(GROUP, k - group * GROUP) : 0, there ? scale[at] : 0, there && shift ? shift[at] : 0);
+      }
+  });
 }
 
 void release(Matrix* m) {
   if (!m) return;
   std::free(m->data);
   std::free(m->scale);
-  std::free(m->shift);
-  std::free(m->total);
   std::free(m->bias);
   delete m;
 }

@@ -22,6 +22,7 @@ import draftwood
 from draftwood.core.forest import Forest
 from draftwood.errors import ModelError
 from draftwood.models import checkpoint, saving
+from draftwood.models.backend.matrix import Packed
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.rotary import RopeScaling
 
@@ -261,6 +262,28 @@ def test_the_checkpoint_is_held_once(dtype: str, tmp_path: Path) -> None:
     weights = sum(p.numel() * p.element_size() for p in decoder.parameters())
     largest = 4 * 128 * 256  # bytes of the largest tensor as stored: one may be in flight
     assert weights <= made.peak <= weights + largest + 4096
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads Linux's /proc")
+def test_matrices_are_packed_from_the_mapped_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the dtype is that of the file nothing is copied before; fused matrices are put together first."""
+    write(tmp_path, num_hidden_layers=2)
+
+    def mapped(tensor: torch.Tensor) -> bool:
+        areas = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+        bounds = [[int(bound, 16) for bound in area.split("-")] for area in areas]
+        return any(start <= tensor.data_ptr() < end for start, end in bounds)
+
+    seen: list[bool] = []
+
+    def hold(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Module:
+        seen.append(mapped(weight))
+        return Packed(weight, bias)
+
+    monkeypatch.setattr(checkpoint, "holder", lambda *_: hold)
+    decoder = checkpoint.load(tmp_path)
+    assert seen == [False, True, False, True] * 2 + [True]  # qkv, o, gate and up, down of each layer; head
+    assert not any(map(mapped, decoder.parameters()))
 
 
 def test_weights_do_not_hang_on_the_file(tmp_path: Path) -> None:

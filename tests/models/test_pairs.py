@@ -10,6 +10,7 @@ from checkpoints import byte_level, edit_json, llama_like, theirs, write
 
 import draftwood
 from draftwood.errors import ModelError, RequestError
+from draftwood.models.tokenizer import Tokenizer
 
 WORDS = llama_like().get_vocab_size()
 PROMPT = "the thin tin in the"
@@ -107,6 +108,18 @@ def test_different_tokenizers_are_refused(tmp_path: Path) -> None:
     byte_level().save(str(draft / "tokenizer.json"))
     with pytest.raises(ModelError, match=r"have different tokenizers.*use a draft of the same family"):
         draftwood.load(target, draft)
+
+
+def test_a_copy_of_the_targets_tokenizer_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large vocabularies take half a second each."""
+    target, draft = pair(tmp_path)
+    load, read = Tokenizer.load, []
+    monkeypatch.setattr(Tokenizer, "load", lambda directory, *name: read.append(directory) or load(directory, *name))
+    draftwood.load(target, draft)
+    assert read == [target]
+    (draft / "tokenizer.json").write_text((draft / "tokenizer.json").read_text() + " ")
+    draftwood.load(target, draft)
+    assert read[1:] == [target, draft]
 
 
 def test_a_draft_without_a_tokenizer_is_refused(tmp_path: Path) -> None:

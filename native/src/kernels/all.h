@@ -16,6 +16,7 @@ namespace dw::DW_SET {
 #include "elements.h"
 #include "attention.h"
 #include "kinds.h"
+#include "operands.h"
 #include "products.h"
 
 extern const Kernels table;

@@ -1,16 +1,47 @@
 // How the weights of WIDTH outputs gain sums, 64 bytes of a panel (a step) at a time. Included inside a set's namespace.
-// A kind has INPUTS in a step and PARTS of it, each with an operand `X` of a row; part<h>() makes its weights once for all rows.
+// A kind has INPUTS in a step and PARTS of it, each with an operand `X` of a row; part<h>() makes a part's weights once for
+// all rows. CHAINS: vectors of sums that the registers hold beside the rest.
 
-// CHAINS: vectors of sums that the registers hold beside the rest.
+constexpr int VECTORS = PANEL / WIDTH;
+constexpr int64_t STEP = 4 * PANEL;  // bytes of a panel that go together
 #if DW_WIDTH == 16 || defined(__aarch64__)
 constexpr int REGISTERS = 32;
 #else
 constexpr int REGISTERS = 16;
 #endif
+typedef int8_t Chars __attribute__((vector_size(DW_WIDTH)));
+
+struct Given {  // of a row of whole numbers, or of a group of them: x = factor * number; total = factor * sum
+  float factor, total;
+  int32_t sum;
+};
+
+// rounded to a bfloat16's digits, to nearest even; a NaN stays one
+static inline Floats shortened(Floats x) {
+  Words w = (Words)x;
+  Words near = (w + 0x7fff + (w >> 16 & 1)) & 0xffff0000u;
+  return bits((w & 0x7fffffff) > 0x7f800000 ? (w | 0x400000) & 0xffff0000u : near);
+}
+
+// WIDTH numbers of float16 as floats
+static inline Floats halves(const uint16_t* p) {
+#if DW_WIDTH == 16 && defined(__AVX512F__)
+  return (Floats)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif DW_WIDTH == 8 && defined(__F16C__)
+  return (Floats)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif DW_WIDTH == 4 && defined(__aarch64__)
+  return (Floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+#else
+  Words w = __builtin_convertvector(*reinterpret_cast<const Shorts*>(p), Words);
+  Floats size = bits((w & 0x7fff) << 13) * 0x1p112f;
+  return bits((Words)size | (w & 0x8000) << 16);
+#endif
+}
 
 struct Float32 {
   typedef Floats Sum;
   typedef float X;
+  static constexpr bool WHOLE = false;
   static constexpr int INPUTS = 1, PARTS = 1, CHAINS = REGISTERS * 3 / 4;
   template <int> static inline Floats part(const uint8_t* w) { return load(reinterpret_cast<const float*>(w)); }
   static inline Floats every(float x) { return all(x); }
@@ -23,42 +54,68 @@ struct Bfloat16 : Float32 {  // an operand is a float with the digits of a bfloa
     Words both = *reinterpret_cast<const Words*>(w);
     return bits(h ? both & 0xffff0000u : both << 16);
   }
+  static inline void put(const float* x, int64_t k, int64_t kp, float* to) {
+    vectors(k, [&](int64_t i, int64_t c) { ::dw::DW_SET::put(to + i, shortened(some(x + i, c)), c); });
+    std::memset(to + k, 0, 4 * (kp - k));
+  }
 };
 
-// Lane n of a sum gains x0 w[n][0] + .. + x3 w[n][3], exactly, so every set has the same.
-#if defined(__SSE2__) && DW_WIDTH < 16
-struct Int8 {
+struct Whole {
   typedef Ints Sum;
-  typedef int32_t X;  // as int16: inputs 0 and 2, then 1 and 3: what the even and the odd bytes of weights meet
-  static constexpr int INPUTS = 4, PARTS = 2, CHAINS = 10;
-#if DW_WIDTH == 8
-  template <int h> static inline Ints part(const uint8_t* w) {
-    __m256i all = *reinterpret_cast<const __m256i_u*>(w);
-    return (Ints)_mm256_srai_epi16(h ? all : _mm256_slli_epi16(all, 8), 8);
-  }
-  static inline Ints gain(Ints sum, Ints w, Ints x) { return sum + (Ints)_mm256_madd_epi16((__m256i)w, (__m256i)x); }
-#else
-  template <int h> static inline Ints part(const uint8_t* w) {
-    __m128i all = *reinterpret_cast<const __m128i_u*>(w);
-    return (Ints)_mm_srai_epi16(h ? all : _mm_slli_epi16(all, 8), 8);
-  }
-  static inline Ints gain(Ints sum, Ints w, Ints x) { return sum + (Ints)_mm_madd_epi16((__m128i)w, (__m128i)x); }
-#endif
+  typedef int32_t X;
+  static constexpr bool WHOLE = true;
   static inline Ints every(int32_t x) { return x - Ints{}; }
+  static inline Ints total(Ints sum, const Given&) { return sum; }
+};
+
+// Four inputs at a time: lane n of a sum gains x0 w[n][0] + .. + x3 w[n][3], exactly, so every set has the same.
+// Int8: weights of 8 bits; Int4: of 4 bits without sign, in a step those of four inputs in the low and of four in the high.
+#if defined(__SSE2__) && DW_WIDTH < 16
+#if DW_WIDTH == 8
+typedef __m256i Vector;
+#define DW_VECTOR(name) _mm256_##name
+#else
+typedef __m128i Vector;
+#define DW_VECTOR(name) _mm_##name
+#endif
+
+struct Int8 : Whole {  // an operand has int16: inputs 0 and 2, then 1 and 3: what the even and the odd bytes of weights meet
+  static constexpr bool PUT = true, SHIFTS = false;
+  static constexpr int INPUTS = 4, PARTS = 2, CHAINS = 10;
+  template <int h> static inline Ints part(const uint8_t* w) {
+    Vector all = (Vector)*reinterpret_cast<const Ints*>(w);
+    return (Ints)DW_VECTOR(srai_epi16)(h ? all : DW_VECTOR(slli_epi16)(all, 8), 8);
+  }
+  static inline Ints gain(Ints sum, Ints w, Ints x) { return sum + (Ints)DW_VECTOR(madd_epi16)((Vector)w, (Vector)x); }
   static inline void put(const int8_t* x, int32_t* to) {
     for (int h = 0; h < 2; h++) to[h] = (x[h] & 0xffff) | static_cast<int32_t>(static_cast<uint32_t>(x[h + 2]) << 16);
   }
 };
 #else
-struct Int8 {
-  typedef Ints Sum;
-  typedef int32_t X;
+struct Int8 : Whole {
+  static constexpr bool PUT = false, SHIFTS = false;
   static constexpr int INPUTS = 4, PARTS = 1, CHAINS = REGISTERS * 3 / 4;
   template <int> static inline Ints part(const uint8_t* w) { return *reinterpret_cast<const Ints*>(w); }
-  static inline Ints every(int32_t x) { return x - Ints{}; }
   static inline Ints gain(Ints sum, Ints w, Ints x) {
     return sum + (w << 24 >> 24) * (x << 24 >> 24) + (w << 16 >> 24) * (x << 16 >> 24) + (w << 8 >> 24) * (x << 8 >> 24) + (w >> 24) * (x >> 24);
   }
-  static inline void put(const int8_t* x, int32_t* to) { std::memcpy(to, x, 4); }
 };
 #endif
+
+struct Int4 : Whole {
+  static constexpr bool PUT = false, SHIFTS = true;
+  static constexpr int INPUTS = 8, PARTS = 2, CHAINS = REGISTERS == 16 ? 8 : 16;
+  template <int h> static inline Ints part(const uint8_t* w) {
+    return (*reinterpret_cast<const Ints*>(w) >> (h ? 4 : 0)) & 0x0f0f0f0f;
+  }
+#if DW_WIDTH == 8 && defined(__AVX2__)  // sums of int16: those of a group, at most 8 * 2 * 15 * 127, are not too large
+  static inline Ints gain(Ints sum, Ints w, Ints x) {
+    return (Ints)_mm256_add_epi16((Vector)sum, _mm256_maddubs_epi16((Vector)w, (Vector)x));
+  }
+  static inline Ints total(Ints sum, const Given&) { return (Ints)_mm256_madd_epi16((Vector)sum, _mm256_set1_epi16(1)); }
+#else
+  static inline Ints gain(Ints sum, Ints w, Ints x) {
+    return sum + (w & 15) * (x << 24 >> 24) + (w >> 8 & 15) * (x << 16 >> 24) + (w >> 16 & 15) * (x << 8 >> 24) + (w >> 24) * (x >> 24);
+  }
+#endif
+};
