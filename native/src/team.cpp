@@ -22,7 +22,7 @@ static inline void relax() {
 // Spin until done() for a while, then let others run in between: cores may be fewer than threads.
 template <class F> static void spin(F done) {
   for (int turns = 0; !done(); turns++) {
-    if (turns < 4000) relax();
+    if (turns < 500) relax();
     else std::this_thread::yield();
   }
 }
@@ -98,7 +98,9 @@ class Team {
 
   void serve(int me) {
     for (int seen = 0;;) {
-      for (int turns = 0; turns < 20000 && job.load(std::memory_order_acquire) == seen; turns++) relax();
+      for (int turns = 0; turns < 10000 && job.load(std::memory_order_acquire) == seen; turns++)
+        if (turns % 100) relax();
+        else std::this_thread::yield();
       if (job.load(std::memory_order_acquire) == seen) {
         std::unique_lock<std::mutex> lock(mutex);
         sleeping++;
