@@ -108,7 +108,7 @@ def _shape(raw: Mapping[str, Any], arch: str, heads: int) -> dict[str, Any]:
         "attention.head_count": heads,
         "attention.head_count_kv": raw["num_key_value_heads"],
         "attention.layer_norm_rms_epsilon": raw["rms_norm_eps"],
-        "attention.key_length": raw.get("head_dim"),
+        **dict.fromkeys(("attention.key_length", "attention.value_length"), raw.get("head_dim")),
         "rope.freq_base": float(rope["rope_theta"]),
         "rope.freq_base_swa": local.get("rope_theta") and float(local["rope_theta"]),
     }
