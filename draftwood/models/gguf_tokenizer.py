@@ -19,6 +19,7 @@ NAMED = {  # tokenizer_config.json's names and the format's roles
     **{"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown"},
     **{"sep_token": "seperator", "pad_token": "padding"},  # so spelled
 }
+UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")  # all other special tokens of Phi-3 take the white space behind them
 ENDS = ("eos", "eot", "eom")  # roles of tokens that end a text or a turn
 LONGEST = 256  # characters of a piece of text; published ones have at most 64
 END_TEXTS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>")
@@ -74,7 +75,9 @@ def read(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
     except ModelError:
         raise
     except Exception as error:  # the library raises plain Exception
-        raise ModelError(f"{path} holds a broken tokenizer ({str(error)[:200]}); fetch it again") from error
+        raise ModelError(
+            f"{path} holds a broken tokenizer ({' '.join(str(error).split())[:200]}); fetch it again"
+        ) from error
     return backend, words.config()
 
 
@@ -127,8 +130,14 @@ class _Words:
     def added(self) -> list[AddedToken]:
         """Tokens that are found in a text before it is split."""
         apart = (CONTROL, UNKNOWN, USER_DEFINED)
+        phi = self.file.metadata.get("general.architecture") == "phi3" and self.get("model") == "llama"
         return [
-            AddedToken(text, normalized=False, special=kind != USER_DEFINED)
+            AddedToken(
+                text,
+                normalized=False,
+                special=kind != USER_DEFINED,
+                rstrip=phi and text not in UNSTRIPPED,
+            )
             for _, text, kind in self.known()
             if kind in apart and text.strip(" ")
         ]
@@ -197,9 +206,10 @@ class _Words:
 
 
 def _merges(ranks: Mapping[str, tuple[bool, float]]) -> list[tuple[str, str]]:
-    """Every two pieces that make a third, those of the third with the lowest rank first."""
+    """Every two pieces that make a third, those of the third with the lowest rank first, of equals the longest left."""
     found = []
-    for whole in sorted(ranks, key=ranks.__getitem__):
-        splits = ((whole[:cut], whole[cut:]) for cut in range(1, len(whole) if len(whole) <= LONGEST else 0))
-        found += [(left, right) for left, right in splits if left in ranks and right in ranks]
-    return found
+    for whole, rank in ranks.items():
+        for cut in range(1, len(whole) if len(whole) <= LONGEST else 0):
+            if whole[:cut] in ranks and whole[cut:] in ranks:
+                found.append((rank, -cut, -len(whole), whole))
+    return [(whole[:-cut], whole[-cut:]) for _, cut, _, whole in sorted(found)]

@@ -52,8 +52,7 @@ def write(
     writer = gguf.GGUFWriter(path, arch)
     for key, value in {**_shape(raw, arch, heads), **metadata}.items():
         _add(writer, f"{arch}.{key}", value)
-    for key, value in (words or {}).items():
-        _add(writer, f"tokenizer.{key}", value)
+    _tell(writer, words or {})
     divisors = _divisors(raw)
     for name, array in {**(more or {}), **({} if divisors is None else {"rope_freqs.weight": divisors})}.items():
         writer.add_tensor(name, array)
@@ -72,6 +71,21 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_words(path: Path, words: Mapping[str, Any], arch: str = "llama") -> Path:
+    """A file with a tokenizer only."""
+    writer = gguf.GGUFWriter(path, arch)
+    _tell(writer, words)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def _tell(writer: gguf.GGUFWriter, words: Mapping[str, Any]) -> None:
+    for key, value in words.items():
+        _add(writer, f"tokenizer.{key}" if key.startswith("chat_template") else f"tokenizer.ggml.{key}", value)
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
@@ -94,7 +108,7 @@ def _shape(raw: Mapping[str, Any], arch: str, heads: int) -> dict[str, Any]:
         "attention.head_count": heads,
         "attention.head_count_kv": raw["num_key_value_heads"],
         "attention.layer_norm_rms_epsilon": raw["rms_norm_eps"],
-        "attention.key_length": raw.get("head_dim"),
+        **dict.fromkeys(("attention.key_length", "attention.value_length"), raw.get("head_dim")),
         "rope.freq_base": float(rope["rope_theta"]),
         "rope.freq_base_swa": local.get("rope_theta") and float(local["rope_theta"]),
     }
@@ -134,8 +148,7 @@ def byte_level(tokenizer: Tokenizer, pre: str, size: int | None = None, **more: 
     for text, i in ids.items():
         texts[i], types[i] = text, (3 if added[text] else 4) if text in added else 1
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in told["model"]["merges"]]
-    words = {"model": "gpt2", "pre": pre, "tokens": texts, "token_type": types, "merges": merges, **more}
-    return _prefixed(words)
+    return {"model": "gpt2", "pre": pre, "tokens": texts, "token_type": types, "merges": merges, **more}
 
 
 def pieces(model: Any, size: int | None = None, **more: Any) -> dict[str, Any]:
@@ -148,11 +161,7 @@ def pieces(model: Any, size: int | None = None, **more: Any) -> dict[str, Any]:
         types[i] = flags.index(True) + 2 if True in flags else 1
     roles = {"bos_token_id": model.bos_id(), "eos_token_id": model.eos_id(), "unknown_token_id": model.unk_id()}
     words = {"model": "llama", "pre": "default", "tokens": texts, "token_type": types, "scores": scores}
-    return _prefixed({**words, **roles, **more})
-
-
-def _prefixed(words: Mapping[str, Any]) -> dict[str, Any]:
-    return {key if key.startswith("chat_template") else f"ggml.{key}": value for key, value in words.items()}
+    return {**words, **roles, **more}
 
 
 def blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:

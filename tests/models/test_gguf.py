@@ -11,7 +11,7 @@ import gguf_files
 import numpy as np
 import pytest
 import torch
-from checkpoints import byte_level, ours
+from checkpoints import ours
 from checkpoints import write as write_llama
 from conftest import Command
 from family_models import PROMPT, chain
@@ -214,28 +214,3 @@ def test_the_missing_package_is_one_sentence(pair: dict[str, Path], monkeypatch:
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ConfigurationError, match=r"reading GGUF files needs the extra draftwood\[gguf\]"):
         draftwood.load(pair["target"])
-
-
-# llama.cpp
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["plain", "llama3", *FAMILIES])
-def test_llama_cpp_writes_the_same_tokens(name: str, tmp_path: Path) -> None:
-    llama_cpp = pytest.importorskip("llama_cpp")
-    changes, metadata = FAMILIES.get(name, ({}, {}))
-    if name in FAMILIES:
-        write_family(tmp_path, name, vocab_size=300, **changes)
-    else:
-        write_llama(tmp_path, vocab_size=300, **LLAMAS[name])
-    words = gguf_files.byte_level(Tokenizer(byte_level(), ""), "gpt-2", 300, eos_token_id=299, bos_token_id=299)
-    file = gguf_files.write(tmp_path, tmp_path / "x.gguf", words=words, **metadata)
-    theirs = llama_cpp.Llama(str(file), n_ctx=64, n_threads=1, verbose=False)
-    theirs.eval(PROMPT)
-    expected = [int(np.argmax(theirs.scores[len(PROMPT) - 1]))]
-    assert expected == logits(file)[-1:].argmax(-1).tolist()
-    engine = draftwood.load(file, device="cpu")
-    result = engine.generate(PROMPT, "autoregressive", sampling={"temperature": 0}, max_new_tokens=24, ignore_eos=True)
-    for token in result.tokens:
-        assert token == int(np.argmax(theirs.scores[theirs.n_tokens - 1]))
-        theirs.eval([token])
