@@ -271,6 +271,6 @@ def test_a_full_standard_output_is_one_sentence() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no device that is always full")
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "draftwood", "methods"], stdout=full, stderr=subprocess.PIPE)
+        done = subprocess.run([sys.executable, "-m", "draftwood", "--help"], stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 2
     assert done.stderr.decode() == "error: the output cannot be written: No space left on device\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -299,12 +298,7 @@ def test_tokenizer_objects_and_others() -> None:
         draftwood.load(object())
 
 
-def test_importing_draftwood_does_not_import_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = (
-        "import sys, draftwood; draftwood.load(draftwood.TabularModel.random(4, 0)); "
-        "print('transformers' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+def test_without_transformers_a_sentence_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "draftwood.models.hf")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigurationError, match=r"needs the extra draftwood\[hf\]"):
