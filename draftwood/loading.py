@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.resources import files
@@ -15,7 +15,7 @@ import torch
 
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, ModelError
-from draftwood.models import checkpoint
+from draftwood.models import checkpoint, int4
 from draftwood.models.backend.compiled import Compiled
 from draftwood.models.base import CausalModel
 from draftwood.models.tokenizer import Tokenizer
@@ -42,17 +42,20 @@ def load(
     max_queued: int | None = None,
     reuse_prefixes: bool = True,
     load_aware: bool = False,
+    quantising: Callable[[float], None] = lambda share: None,
 ) -> Engine:
     """An engine from checkpoint directories, hub ids, GGUF files or model objects.
 
     Without a target the embedded pair is loaded (its draft too, unless `draft` names another). `device` defaults to
     CUDA where there is one. Models may have differently padded vocabularies, but must share a tokenizer. A source that
     begins with "hf:", and a transformers model object, run through transformers (extra hf), whose fast tokenizers are
-    taken too. The quantised weights of a GGUF file (extra gguf) are dequantised. On a CPU, `quantize="int8"` holds
-    weights in a quarter of float32's bytes, which changes what the model says a little; methods stay exact to the model
-    so changed. There `backend` is "native" (one call of the package draftwood-native a forward, much faster),
-    "pytorch", or "auto", the first where it is installed. `compile` runs forwards of few cells through torch.compile
-    (backend pytorch), which takes a C++ compiler, and tens of seconds the first time on a machine.
+    taken too. The quantised weights of a GGUF file (extra gguf) are dequantised. On a CPU `quantize` holds weights in
+    fewer bytes, which changes what the model says a little; methods stay exact to the model so changed: "int8", a
+    quarter of float32's, or "int4", an eighth (backend native; made once, in minutes for large models, and kept next to
+    the checkpoint; `quantising` is told of the shares that are done). There `backend` is "native" (one call of the
+    package draftwood-native a forward, much faster), "pytorch", or "auto", the first where it is installed. `compile`
+    runs forwards of few cells through torch.compile (backend pytorch), which takes a C++ compiler, and tens of seconds
+    the first time on a machine.
 
     Requests share `kv_cache_bytes` of memory for keys and values (default: half of what is free) and the forwards, at
     most `max_running` at once; of those that come then at most `max_queued` wait (None: any number). Where a prompt
@@ -70,7 +73,7 @@ def load(
     if words is not None and not isinstance(words, Tokenizer):
         words = _adapter().wrap_tokenizer(words)
     end: frozenset[int] = frozenset()
-    how = _How(dtype, place, quantize, compile, backend)
+    how = _How(dtype, place, quantize, compile, backend, quantising)
     model, directory = _model(target, how)
     if directory is not None:
         words = words or Tokenizer.load(directory, _name(target))
@@ -128,6 +131,7 @@ class _How:
     quantize: str | None
     compile: bool
     backend: str
+    quantising: Callable[[float], None]
 
 
 def _model(source: ModelSource, how: _How) -> tuple[CausalModel, Path | None]:
@@ -149,7 +153,12 @@ def _model(source: ModelSource, how: _How) -> tuple[CausalModel, Path | None]:
         return _adapter().load(directory, how.dtype, how.device), directory
     if isinstance(source, str | Path):
         directory = checkpoint.locate(source)
-        decoder = checkpoint.load(directory, how.dtype, how.device, how.quantize, not how.compile, how.backend)
+        grouped = None
+        if how.quantize == "int4":
+            checkpoint.holder(checkpoint.DTYPES["float32"], how.device, how.quantize, how.backend)  # or it is refused
+            grouped = int4.cached(directory, Tokenizer.load(directory), how.quantising)
+        options: tuple[Any, ...] = how.quantize, not how.compile, how.backend, grouped
+        decoder = checkpoint.load(directory, how.dtype, how.device, *options)
         return Compiled(decoder) if how.compile else decoder, directory
     if any(base.__name__ == "PreTrainedModel" for base in type(source).__mro__):  # without importing transformers
         return _adapter().HuggingFaceModel(source), None

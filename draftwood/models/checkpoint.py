@@ -10,11 +10,11 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,11 +25,13 @@ from torch import Tensor, nn
 from draftwood.errors import ModelError, did_you_mean
 from draftwood.models import gguf_tokenizer
 from draftwood.models.backend.matrix import Holder, holder
+from draftwood.models.backend.native import NativeMatrix
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.families import FAMILIES, Family, Raw
 from draftwood.models.files import read_json
 from draftwood.models.gguf import PLAIN, SUFFIX
 from draftwood.models.gguf_weights import Weights
+from draftwood.models.quantise import Grouped
 from draftwood.reading import shown
 
 log = logging.getLogger(__name__)
@@ -127,13 +129,14 @@ def load(
     quantize: str | None = None,
     packed: bool = True,
     backend: str = "auto",
+    grouped: Mapping[str, Grouped] | None = None,
 ) -> Decoder:
     """A decoder from a directory, GGUF file or hub id, ready for inference, in the given dtype on the given device.
 
     dtype "auto" is the one that config.json names, else the one that the weights are stored in. On a CPU matrices are
     held packed for a backend ("native", "pytorch"; "auto": the first where it is there), or quantised ("int8");
     `packed=False` keeps plain parameters, which can be trained, grown and saved. The quantised tensors of a GGUF file
-    are dequantised.
+    are dequantised. `grouped` matrices, by the names of their modules, take the places of those of the checkpoint.
     """
     home = locate(source)
     file = Weights(home) if home.is_file() else None
@@ -160,7 +163,8 @@ def load(
         for name, shape in shapes.items():
             held = hold is not None and _is_matrix(model, name)
             tensor = _assemble(tensors, family, name, shape, wanted, place, held)
-            _put(model, name, nn.Parameter(tensor, requires_grad=False), hold)
+            known = (grouped or {}).get(name.rpartition(".")[0])
+            _put(model, name, nn.Parameter(tensor, requires_grad=False), partial(_instead_of, known) if known else hold)
             del tensor
             _give_back()
         if tied:
@@ -225,6 +229,11 @@ def _give_back() -> None:
 def _malloc_trim() -> Callable[[int], int] | None:
     """The function of glibc; other C libraries have none."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+
+
+def _instead_of(known: Grouped, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """A matrix in four bits in place of the weight that it was made of."""
+    return NativeMatrix(known, bias)
 
 
 def _put(model: Decoder, name: str, parameter: Tensor, hold: Holder | None) -> None:

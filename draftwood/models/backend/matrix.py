@@ -19,7 +19,7 @@ from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.models.backend.native import NativeMatrix, unavailable
 
 Holder = Callable[[Tensor, Tensor | None], nn.Module]  # from a weight and a bias to the layer that holds them
-QUANTISATIONS = ("int8",)
+QUANTISATIONS = ("int8", "int4")
 BACKENDS = ("auto", "native", "pytorch")
 PACKABLE = (torch.float32, torch.bfloat16)
 _ROWS_IN_MIND = 8  # oneDNN chooses a layout for about so many rows
@@ -117,21 +117,24 @@ def holder(dtype: torch.dtype, device: torch.device, quantize: str | None, backe
         )
     if quantize is not None and quantize not in QUANTISATIONS:
         raise ConfigurationError(
-            f"quantize {quantize!r} is not known{did_you_mean(quantize, QUANTISATIONS)}; use int8, or leave it out"
+            f"quantize {quantize!r} is not known{did_you_mean(quantize, QUANTISATIONS)}; use int8 or int4"
         )
     fits = device.type == "cpu" and dtype in PACKABLE
     if quantize is not None and not fits:
         raise ConfigurationError(
-            "quantize int8 is for the CPU with dtype float32 or bfloat16; leave it out, or change device or dtype"
+            f"quantize {quantize} is for the CPU, dtype float32 or bfloat16; leave it out, or change device or dtype"
         )
     if backend == "native" and not fits:
         raise ConfigurationError(
             "the native backend is for the CPU with dtype float32 or bfloat16; change device or dtype, or leave it out"
         )
-    if backend == "native" and (reason := unavailable()):
+    reason = "backend pytorch is asked for" if backend == "pytorch" else unavailable()
+    if backend == "native" and reason:
         raise ConfigurationError(f"the native backend is not there: {reason}")
-    if backend != "pytorch" and fits and not unavailable():
-        return partial(NativeMatrix, kind=quantize)
+    if quantize == "int4" and reason:
+        raise ConfigurationError(f"quantize int4 needs the native backend, which is not used: {reason}")
+    if fits and not reason:
+        return partial(NativeMatrix, kind=quantize and "int8")  # what has no four bits of its own has eight
     if quantize is not None:
         if "x86" not in torch.backends.quantized.supported_engines:
             raise ConfigurationError(

@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from draftwood.errors import ConfigurationError, OutOfMemory
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache
+from draftwood.models.quantise import Grouped
 
 if TYPE_CHECKING:
     from draftwood.models.decoder import Block, Decoder
 
 VERSION = 1  # of the interface
-TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
+TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
 
 
@@ -74,6 +75,8 @@ def library() -> ctypes.CDLL | str:
     lib.dw_error.restype = lib.dw_kernels.restype = lib.dw_runnable.restype = c_char_p
     lib.dw_matrix.restype = lib.dw_model.restype = c_void_p
     lib.dw_matrix.argtypes = [c_int, c_int64, c_int64, c_void_p, c_int, c_void_p, c_int]
+    lib.dw_matrix_grouped.restype = c_void_p
+    lib.dw_matrix_grouped.argtypes = [c_int, c_int64, c_int64, *[c_void_p] * 4, c_int]
     lib.dw_matrix_bytes.restype, lib.dw_matrix_bytes.argtypes = c_size_t, [c_void_p]
     lib.dw_matrix_apply.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int]
     lib.dw_model.argtypes = [POINTER(_Shape), c_int]
@@ -123,22 +126,22 @@ class NativeMatrix(nn.Module):
 
     fewest_rows = 1
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, kind: str | None = None) -> None:
+    def __init__(self, weight: Tensor | Grouped, bias: Tensor | None, kind: str | None = None) -> None:
         """`kind`: float32, bfloat16 or int8 (a scale per output); None: the weight's own."""
         super().__init__()
-        lib = _library()
-        self.out_features, self.in_features = weight.shape
-        weight = weight.detach().contiguous()
-        self.kind = kind or str(weight.dtype).removeprefix("torch.")
+        lib, threads = _library(), torch.get_num_threads()
         held = None if bias is None else bias.detach().float().contiguous()
-        self.handle = lib.dw_matrix(
-            TYPES[self.kind],
-            *weight.shape,
-            weight.data_ptr(),
-            weight.dtype == torch.bfloat16,
-            _place(held),
-            torch.get_num_threads(),
-        )
+        if isinstance(weight, Grouped):
+            self.kind, shape = "int4", (len(weight.codes), weight.columns)
+            parts = [part.contiguous() for part in (weight.codes[:, : weight.columns], weight.scale, weight.shift)]
+            places = [part.data_ptr() for part in parts]
+            self.handle = lib.dw_matrix_grouped(TYPES[self.kind], *shape, *places, _place(held), threads)
+        else:
+            self.kind, shape = kind or str(weight.dtype).removeprefix("torch."), (weight.shape[0], weight.shape[1])
+            weight = weight.detach().contiguous()
+            half = weight.dtype == torch.bfloat16
+            self.handle = lib.dw_matrix(TYPES[self.kind], *shape, weight.data_ptr(), half, _place(held), threads)
+        self.out_features, self.in_features = shape
         _check(not self.handle)
         self.weight_bytes = lib.dw_matrix_bytes(self.handle)
         self._free = lib.dw_matrix_free
