@@ -25,20 +25,20 @@ namespace avx512vnni { extern const Kernels table; }
 namespace avx512bf16 { extern const Kernels table; }
 namespace amx { extern const Kernels table; }
 
-static bool avx512() {
+static bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
          __builtin_cpu_supports("avx512vl");
 }
-static bool avx512_vnni() { return avx512() && __builtin_cpu_supports("avx512vnni"); }
-static bool avx512_bf16() { return avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
+static bool has_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+static bool has_bf16() { return has_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
 // Linux lets a process use tiles when it asks.
-static bool tiles() {
+static bool has_tiles() {
 #if defined(__linux__)
   unsigned a = 7, b, c = 0, d;
   asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
   const bool has = d >> 22 & d >> 24 & d >> 25 & 1;  // AMX-BF16, AMX-TILE, AMX-INT8
-  return has && avx512_bf16() && !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */);
+  return has && has_bf16() && !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */);
 #else
   return false;
 #endif
@@ -49,16 +49,16 @@ namespace neondot { extern const Kernels table; }
 namespace neonbf16 { extern const Kernels table; }
 
 #if defined(__linux__)
-static bool dot() { return getauxval(AT_HWCAP) >> 20 & 1; }           // HWCAP_ASIMDDP
-static bool bf16_dot() { return dot() && getauxval(AT_HWCAP2) >> 14 & 1; }  // HWCAP2_BF16
+static bool has_dot() { return getauxval(AT_HWCAP) >> 20 & 1; }           // HWCAP_ASIMDDP
+static bool has_bf16() { return has_dot() && getauxval(AT_HWCAP2) >> 14 & 1; }  // HWCAP2_BF16
 #else
 static bool has(const char* name) {
   int found = 0;
   size_t size = sizeof found;
   return !sysctlbyname(name, &found, &size, nullptr, 0) && found;
 }
-static bool dot() { return has("hw.optional.arm.FEAT_DotProd"); }
-static bool bf16_dot() { return dot() && has("hw.optional.arm.FEAT_BF16"); }
+static bool has_dot() { return has("hw.optional.arm.FEAT_DotProd"); }
+static bool has_bf16() { return has_dot() && has("hw.optional.arm.FEAT_BF16"); }
 #endif
 #endif
 
@@ -70,14 +70,14 @@ struct Choice {
 // the best first
 static const Choice CHOICES[] = {
 #if defined(__x86_64__)
-    {&amx::table, tiles},
-    {&avx512bf16::table, avx512_bf16},
-    {&avx512vnni::table, avx512_vnni},
-    {&avx512::table, avx512},
+    {&amx::table, has_tiles},
+    {&avx512bf16::table, has_bf16},
+    {&avx512vnni::table, has_vnni},
+    {&avx512::table, has_avx512},
     {&avx2::table, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
 #elif defined(__aarch64__)
-    {&neonbf16::table, bf16_dot},
-    {&neondot::table, dot},
+    {&neonbf16::table, has_bf16},
+    {&neondot::table, has_dot},
     {&neon::table, [] { return true; }},
 #endif
     {&portable::table, [] { return true; }},

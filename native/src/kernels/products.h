@@ -25,7 +25,7 @@ template <int CHAINS, class F> static inline void blocks(int64_t rows, int64_t f
   int64_t parts = (rows + ROWS - 1) / ROWS, panel = from;
   if (parts == 1)
     fixed<ROWS>(rows, [&](auto r) {
-      constexpr int R = decltype(r)::value, FIT = (CHAINS - 2) / (R * VECTORS), P = FIT > 4 ? 4 : FIT > 1 ? FIT : 1;
+      constexpr int R = decltype(r)::value, FIT = (CHAINS - 2) / (R * VECTORS), P = FIT > 3 && R == 1 ? 4 : FIT > 1 && R < 5 ? 2 : 1;
       for (; panel + P <= to; panel += P) f(r, Fixed<P>{}, 0, panel);
     });
   for (; panel < to; panel++)
