@@ -51,12 +51,16 @@ class _Place(OptionGroup):
 
 class _Target(OptionGroup):
     target: str | None = flag(
-        None, "Target model: a Hugging Face checkpoint directory or a hub id. Default: the embedded pair.", "DIR|ID"
+        None,
+        "Target model: a checkpoint directory, a hub id or a GGUF file. Default: the embedded pair.",
+        "DIR|ID|FILE",
     )
 
 
 class _Drafts(_Target):
-    draft: list[str] = flag([], "Draft model with the target's tokenizer. Repeat it for several (specinfer).", "DIR|ID")
+    draft: list[str] = flag(
+        [], "Draft model with the target's tokenizer. Repeat it for several (specinfer).", "DIR|ID|FILE"
+    )
 
 
 class _Quantize(OptionGroup):

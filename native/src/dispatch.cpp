@@ -2,16 +2,64 @@
 #include <cstdlib>
 #include <cstring>
 
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
 #include "kernels.h"
 
 namespace dw {
+
+bool exact(const Kernels& set, int64_t n, int64_t k, int64_t rows);  // check.cpp
 
 namespace portable { extern const Kernels table; }
 #if defined(__x86_64__)
 namespace avx2 { extern const Kernels table; }
 namespace avx512 { extern const Kernels table; }
+namespace avx512vnni { extern const Kernels table; }
+namespace avx512bf16 { extern const Kernels table; }
+namespace amx { extern const Kernels table; }
+
+static bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+}
+static bool has_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+static bool has_bf16() { return has_vnni() && __builtin_cpu_supports("avx512bf16"); }
+
+// Linux lets a process use tiles when it asks.
+static bool has_tiles() {
+#if defined(__linux__)
+  unsigned a = 7, b, c = 0, d;
+  asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+  const bool has = d >> 22 & d >> 24 & d >> 25 & 1;  // AMX-BF16, AMX-TILE, AMX-INT8
+  return has && has_bf16() && !syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */);
+#else
+  return false;
+#endif
+}
 #elif defined(__aarch64__)
 namespace neon { extern const Kernels table; }
+namespace neondot { extern const Kernels table; }
+namespace neonbf16 { extern const Kernels table; }
+
+#if defined(__linux__)
+static bool has_dot() { return getauxval(AT_HWCAP) >> 20 & 1; }           // HWCAP_ASIMDDP
+static bool has_bf16() { return has_dot() && getauxval(AT_HWCAP2) >> 14 & 1; }  // HWCAP2_BF16
+#else
+static bool has(const char* name) {
+  int found = 0;
+  size_t size = sizeof found;
+  return !sysctlbyname(name, &found, &size, nullptr, 0) && found;
+}
+static bool has_dot() { return has("hw.optional.arm.FEAT_DotProd"); }
+static bool has_bf16() { return has_dot() && has("hw.optional.arm.FEAT_BF16"); }
+#endif
 #endif
 
 struct Choice {
@@ -22,13 +70,14 @@ struct Choice {
 // the best first
 static const Choice CHOICES[] = {
 #if defined(__x86_64__)
-    {&avx512::table,
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-              __builtin_cpu_supports("avx512vl");
-     }},
+    {&amx::table, has_tiles},
+    {&avx512bf16::table, has_bf16},
+    {&avx512vnni::table, has_vnni},
+    {&avx512::table, has_avx512},
     {&avx2::table, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
 #elif defined(__aarch64__)
+    {&neonbf16::table, has_bf16},
+    {&neondot::table, has_dot},
     {&neon::table, [] { return true; }},
 #endif
     {&portable::table, [] { return true; }},
@@ -37,7 +86,8 @@ static const Choice CHOICES[] = {
 static const Kernels* chosen() {
   const char* wanted = std::getenv("DRAFTWOOD_KERNELS");
   for (const Choice& choice : CHOICES)
-    if (wanted && *wanted ? !std::strcmp(wanted, choice.table->name) && choice.runs() : choice.runs()) return choice.table;
+    if ((!wanted || !*wanted || !std::strcmp(wanted, choice.table->name)) && choice.runs() && exact(*choice.table, 40, 70, 7))
+      return choice.table;
   return nullptr;  // the named one is not there, or cannot run here
 }
 

@@ -196,7 +196,7 @@ def test_the_pair_writes_the_same_texts(pair: dict[str, Path]) -> None:
 def test_quantised_files_say_so(
     pair: dict[str, Path], command: Command, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO, "draftwood"):
         engine = draftwood.load(pair["small"], quantize="int8", device="cpu")
     assert f"{pair['small']}: weights of type Q8_0 are held as int8" in caplog.messages
     assert engine.names["dequantised"] == {"target": "Q8_0", "draft": []}

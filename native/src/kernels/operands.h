@@ -44,7 +44,7 @@ static Given quantised(const float* x, int64_t n, int8_t* code) {
   const float steps = usual ? 127 / largest : 0, magic = 12582912;  // 1.5 * 2^23: a sum's low bits are the nearest whole number
   Ints total{};
   vectors(n, [&](int64_t i, int64_t c) {
-    Floats v = usual ? fma(some(x + i, c), all(steps), all(magic)) : all(magic);
+    Floats v = usual ? some(x + i, c) * steps + magic : all(magic);  // not fused: the same in every set
     Ints whole = (Ints)v - 0x4b400000;
     total += whole;
     Chars small = __builtin_convertvector(whole, Chars);

@@ -25,7 +25,7 @@ template <int CHAINS, class F> static inline void blocks(int64_t rows, int64_t f
   int64_t parts = (rows + ROWS - 1) / ROWS, panel = from;
   if (parts == 1)
     fixed<ROWS>(rows, [&](auto r) {
-      constexpr int R = decltype(r)::value, FIT = (CHAINS - 2) / (R * VECTORS), P = FIT > 4 ? 4 : FIT > 1 ? FIT : 1;
+      constexpr int R = decltype(r)::value, FIT = (CHAINS - 2) / (R * VECTORS), P = FIT > 3 && R == 1 ? 4 : FIT > 1 && R < 5 ? 2 : 1;
       for (; panel + P <= to; panel += P) f(r, Fixed<P>{}, 0, panel);
     });
   for (; panel < to; panel++)
@@ -166,7 +166,15 @@ static void products(const Matrix& m, int64_t rows, const void* operand, float* 
     }
 }
 
+#ifdef DW_TILES
+#include "tiles.h"
+#endif
+
 static void multiply(const Matrix& m, int64_t rows, const void* operand, float* out, int64_t ldo, int64_t from, int64_t to) {
+#ifdef DW_TILES  // bfloat16 always: elsewhere it is rounded otherwise; whole numbers are the same
+  if (m.type == BF16) return tile_products<Bfloat16>(m, rows, operand, out, ldo, from, to);
+  if (m.type == INT8 && rows > 4) return tile_products<Int8>(m, rows, operand, out, ldo, from, to);
+#endif
   switch (m.type) {
     case F32: return products<Float32, false>(m, rows, operand, out, ldo, from, to);
     case BF16: return products<Bfloat16, false>(m, rows, operand, out, ldo, from, to);
