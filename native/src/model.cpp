@@ -245,22 +245,29 @@ static void demand(bool holds, const char* reason) {
 // Refuse a batch that would read or write what is not its own.
 void Model::check(const dw_batch& batch) const {
   auto within = [](int64_t i, int64_t count) { return i >= 0 && i < count; };
-  demand(0 <= batch.start && batch.start <= batch.stop && batch.stop <= static_cast<int64_t>(layers.size()), "there are no such layers");
+  demand(0 <= batch.start && batch.start <= batch.stop && batch.stop <= static_cast<int64_t>(layers.size()),
+         "there are no such layers");
   std::vector<int32_t> longest(batch.segments);
   for (int64_t i = 0; i < batch.rows; i++) {
     const int64_t segment = batch.segment[i], from = i ? batch.path_end[i - 1] : 0;
-    demand(within(segment, batch.segments) && within(batch.slot[i], batch.capacity[segment]), "a slot lies outside of its extent");
-    demand(within(batch.seen[i], batch.trunk_length[segment] + 1) && length(batch, i) >= std::max(1, batch.seen[i]), "a row sees what is not there");
+    demand(within(segment, batch.segments) && within(batch.slot[i], batch.capacity[segment]),
+           "a slot lies outside of its extent");
+    demand(within(batch.seen[i], batch.trunk_length[segment] + 1) && length(batch, i) >= std::max(1, batch.seen[i]),
+           "a row sees what is not there");
     longest[segment] = std::max(longest[segment], batch.seen[i]);
-    for (int64_t j = from; j < batch.path_end[i]; j++) demand(within(batch.path[j], batch.capacity[segment]), "a slot that is seen lies outside of its extent");
+    for (int64_t j = from; j < batch.path_end[i]; j++)
+      demand(within(batch.path[j], batch.capacity[segment]), "a slot that is seen lies outside of its extent");
     demand(within(batch.position[i], batch.reach), "a position is not below the model's context");
     demand(batch.hidden || (shape.embeddings && within(batch.token[i], shape.vocabulary)), "a token is not in the vocabulary");
   }
   for (int64_t n = 0; n < batch.segments; n++) {
-    demand(batch.base[n] >= 0 && batch.base[n] + static_cast<int64_t>(batch.capacity[n]) <= batch.slots, "an extent lies outside of its cache");
-    for (int32_t j = 0; j < longest[n]; j++) demand(within(batch.trunk[n][j], batch.capacity[n]), "a slot that is seen lies outside of its extent");
+    demand(batch.base[n] >= 0 && batch.base[n] + static_cast<int64_t>(batch.capacity[n]) <= batch.slots,
+           "an extent lies outside of its cache");
+    for (int32_t j = 0; j < longest[n]; j++)
+      demand(within(batch.trunk[n][j], batch.capacity[n]), "a slot that is seen lies outside of its extent");
   }
-  for (int64_t i = 0; i < batch.wanted_count; i++) demand(within(batch.wanted ? batch.wanted[i] : batch.wanted_first + i, batch.rows), "a row that is wanted is not there");
+  for (int64_t i = 0; i < batch.wanted_count; i++)
+    demand(within(batch.wanted ? batch.wanted[i] : batch.wanted_first + i, batch.rows), "a row that is wanted is not there");
 }
 
 void Model::forward(const dw_batch& batch) {

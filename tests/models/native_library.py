@@ -1,4 +1,4 @@
-"""Whether the native library is there, and models for it: random ones of every kind of layer, and the embedded target."""
+"""Whether the native library is there, and the embedded target for it."""
 
 from __future__ import annotations
 

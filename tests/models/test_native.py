@@ -1,4 +1,4 @@
-"""The native backend in hard conditions: threads, forks, many models, damaged numbers, wrong batches, its own errors."""
+"""The native backend in hard conditions: threads, forks, many models, damaged numbers, wrong batches."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a slot below": (lambda b: b.segments[0].slots.__setitem__(2, -1), "a slot lies outside"),
     "a trunk": (lambda b: b.segments[0].trunk.__setitem__(2, 5000), "seen lies outside"),
     "a short trunk": (
-        lambda b: setattr(b.segments[0], "trunk", np.arange(3, dtype=np.int32)),
+        lambda b: setattr(b.segments[0], "trunk", np.zeros(3, np.int32)),
         "sees what is not there",
     ),
     "seen": (lambda b: b.segments[0].seen.__setitem__(0, 0), "sees what is not there"),

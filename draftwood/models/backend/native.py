@@ -172,7 +172,7 @@ class Program:
         self.config, self.n_layers = (
             c,
             decoder.n_layers,
-        )  # not the decoder: in a circle it would not go when it is dropped
+        )  # not the decoder, which would go late in a circle
         self._kept: list[Tensor | NativeMatrix] = []  # what the library holds pointers to
         self._free = lib.dw_model_free
         half = torch.bfloat16
@@ -243,9 +243,7 @@ class Program:
             made = [rope.tables(reach, torch.device("cpu"), torch.float32) for rope in self._ropes if rope is not None]
             halves = [(cos[:, 0].chunk(2, -1)[0], sin[:, 0].chunk(2, -1)[1]) for cos, sin in made]
             self._tables = [(cos.contiguous(), sin.contiguous()) for cos, sin in halves]
-            self._reach = min(
-                (len(cos) for cos, _ in self._tables), default=1 << 60
-            )  # last: other threads read it first
+            self._reach = min((len(cos) for cos, _ in self._tables), default=1 << 60)  # last: threads read it first
         return self._tables
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
@@ -266,9 +264,7 @@ class Program:
                 path += part
                 ends.append(len(path))
         if not count == len(slots) == len(seen) == len(ends) == len(batch.positions):
-            raise ModelError(
-                f"a batch of {count} tokens has {len(slots)} slots in its segments; give one for each token"
-            )
+            raise ModelError(f"a batch of {count} tokens has {len(slots)} slots; give one for each token")
         if batch.hidden is not None and batch.hidden.shape != (count, width):
             raise ModelError(f"hidden states of a batch must be [{count}, {width}], not {list(batch.hidden.shape)}")
         places = [segment.extent for segment in batch.segments]
