@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+import gguf_files
 import pytest
 import torch
 import torch.nn.functional as F
@@ -170,6 +171,12 @@ def test_a_file_of_other_weights_is_made_anew(home: Path, caplog: pytest.LogCapt
     assert len(caplog.messages) == 1 and "was trained for another model" in caplog.messages[0]
     scales = [each["layers.1.down"].scale for each in (before, made)]
     assert torch.equal(2 * scales[0], scales[1])
+
+
+def test_a_gguf_file_has_matrices_of_its_own(home: Path) -> None:
+    file = gguf_files.write(home, home / "x.gguf")
+    assert same(int4.cached(file, None), int4.cached(home, None))
+    assert {path.name for path in (home / "int4").iterdir()} == {"x.safetensors", "int4.safetensors"}
 
 
 def test_where_the_checkpoint_cannot_be_written_the_users_cache_keeps_them(
