@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwood.corpus import DOMAINS, documents
@@ -44,9 +45,9 @@ class Matrices(Mapping[str, Grouped]):
     columns: dict[str, int] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Grouped:
-        columns, codes = self.columns[name], self.tensors[f"{name}.codes"]
-        both = torch.stack((codes & 15, codes >> 4), -1).flatten(1)
-        return Grouped(both, self.tensors[f"{name}.scale"], self.tensors[f"{name}.shift"], columns)
+        packed, scale, shift = (self.tensors[f"{name}.{part}"] for part in ("codes", "scale", "shift"))
+        codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1)[:, : self.columns[name]]
+        return Grouped(codes.contiguous(), scale, shift)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.columns)
@@ -55,8 +56,9 @@ class Matrices(Mapping[str, Grouped]):
         return len(self.columns)
 
     def add(self, name: str, matrix: Grouped) -> None:
-        self.columns[name] = matrix.columns
-        self.tensors[f"{name}.codes"] = matrix.codes[:, ::2] | matrix.codes[:, 1::2] << 4
+        self.columns[name] = count = matrix.codes.shape[1]
+        codes = F.pad(matrix.codes, (0, count % 2))
+        self.tensors[f"{name}.codes"] = codes[:, ::2] | codes[:, 1::2] << 4
         self.tensors.update({f"{name}.scale": matrix.scale, f"{name}.shift": matrix.shift})
 
 
@@ -131,12 +133,11 @@ def load(path: Path, model: str) -> Matrices:
     columns = found.settings.get("columns")
     try:
         for name, count in dict(columns or {}).items():
-            codes, scale, shift = (found.tensors[f"{name}.{part}"] for part in ("codes", "scale", "shift"))
-            shape = (len(codes), -(-count // GROUP))
-            kinds = (codes.dtype, scale.dtype, shift.dtype)
-            if codes.shape != (shape[0], shape[1] * GROUP // 2) or scale.shape != shape or shift.shape != shape:
+            parts = [found.tensors[f"{name}.{part}"] for part in ("codes", "scale", "shift")]
+            rows, groups = len(parts[0]), -(-count // GROUP)
+            if [part.shape for part in parts] != [(rows, -(-count // 2)), (rows, groups), (rows, groups)]:
                 raise ValueError(f"{name} has another shape")
-            if kinds != (torch.uint8, torch.float16, torch.float16):
+            if [part.dtype for part in parts] != [torch.uint8, torch.float16, torch.float16]:
                 raise ValueError(f"{name} has another dtype")
     except (LookupError, TypeError, ValueError) as error:
         raise artifact.damaged(path, KIND, error) from error

@@ -19,27 +19,25 @@ GROUP = 32
 TOP = 15
 STEPS = (15.0, 13.5, 14.0, 14.5, 15.5, 16.0, 16.5)  # in which the range of a group is cut; the first finds exact ones
 REFITS = 2
-DAMPING = 0.1  # of the mean importance, added to each: calibration saw few inputs
+DAMPING = 0.1  # of each mean square, added to it: calibration saw few inputs, so correlations count less
+LEAST = 1e-3  # of the mean importance, added to each: inputs that never came may come
 
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
     """A matrix [N, K]: w[n, k] = scale[n, k // 32] * codes[n, k] + shift[n, k // 32].
 
-    `codes` [N, K'] uint8 and `scale`, `shift` [N, K' / 32] float16, where K' is K, rounded up to whole groups. What
-    pads the last group has code 0, which stands for no weight: products take inputs of 0 there.
+    `codes` [N, K] uint8; `scale` and `shift` [N, K / 32, rounded up] float16: the last group may be short.
     """
 
     codes: Tensor
     scale: Tensor
     shift: Tensor
-    columns: int  # K
 
     def weight(self) -> Tensor:
         """The matrix [N, K] float32 that the codes stand for."""
-        groups = self.codes.view(len(self.codes), -1, GROUP).float()
-        whole = groups * self.scale[..., None].float() + self.shift[..., None].float()
-        return whole.flatten(1)[:, : self.columns]
+        group = torch.arange(self.codes.shape[1]) // GROUP
+        return self.codes * self.scale.float()[:, group] + self.shift.float()[:, group]
 
 
 @torch.no_grad()
@@ -51,17 +49,18 @@ def quantise(weight: Tensor, importance: Tensor | None = None) -> Grouped:
     """
     n, k = weight.shape
     left = torch.empty(k, n).copy_(weight.T)  # columns are made one after another
-    wanted = torch.ones(k) if importance is None else importance.float()
-    level = (wanted.diagonal() if wanted.dim() > 1 else wanted).mean()
-    added = DAMPING * level if level > 0 else torch.tensor(1.0)
-    spread = None
-    if wanted.dim() > 1:
-        wanted = wanted + added * torch.eye(k)
-        spread, wanted = _inverse_factor(wanted), wanted.diagonal()
-    else:
-        wanted = wanted + added
+    moments = torch.ones(k) if importance is None else importance.float()
+    if not moments.isfinite().all():
+        raise ModelError(
+            "inputs of a matrix are not finite on the calibration text, so it cannot be quantised; leave out int4"
+        )
+    squares = moments.diagonal() if moments.dim() > 1 else moments
+    least = LEAST * squares.mean() or 1.0
+    wanted, spread = squares + least, None
+    if moments.dim() > 1:
+        spread = _inverse_factor(moments + torch.diag(DAMPING * squares + least))
     groups = -(-k // GROUP)
-    codes = torch.zeros(groups * GROUP, n, dtype=torch.uint8)
+    codes = torch.empty(k, n, dtype=torch.uint8)
     scales, shifts = torch.empty(groups, n), torch.empty(groups, n)
     for group in range(groups):
         start, stop = group * GROUP, min(k, (group + 1) * GROUP)
@@ -78,7 +77,7 @@ def quantise(weight: Tensor, importance: Tensor | None = None) -> Grouped:
             errors[column - start] = error = (mine - code * scale - shift) / share[column]
             block[column - start + 1 :].addr_(share[column + 1 : stop], error, alpha=-1)
         left[stop:].addmm_(spread[start:stop, stop:].T, errors, alpha=-1)
-    made = Grouped(codes.T.contiguous(), scales.T.half().contiguous(), shifts.T.half().contiguous(), k)
+    made = Grouped(codes.T.contiguous(), scales.T.half().contiguous(), shifts.T.half().contiguous())
     if not (made.scale.isfinite().all() and made.shift.isfinite().all()):
         raise ModelError("weights that are not finite, or too large for float16, cannot be quantised; leave out int4")
     return made

@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #define DW_API __attribute__((visibility("default")))
 
-enum { DW_VERSION = 1 };
+enum { DW_VERSION = 2 };
 
 DW_API int dw_version(void);
 DW_API const char* dw_error(void);
@@ -50,11 +50,12 @@ typedef struct {
 /* Rows of one forward. Each belongs to a segment and sees the first `seen` of its segment's trunk slots, then its path,
    all in order of position; its own slot, where its key and value go, comes last. */
 typedef struct {
-  int32_t rows, segments;
+  int32_t rows, segments, slots /* of the planes */, reach /* positions that tables have */;
   const int64_t *token /* [rows] */, *position;
   const int32_t *slot /* [rows] */, *seen, *path_end /* where the row's part of path ends */, *segment, *path;
   const float* hidden; /* [rows][width]: input instead of tokens, or null */
   const int32_t *base, *capacity; /* [segments] of their extents */
+  const int32_t* trunk_length;    /* [segments] */
   const int32_t* const* trunk;     /* [segments] */
   void* const* planes;
   const float* const* cos; /* [tables]: [position][rotary_dim / 2] */

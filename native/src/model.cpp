@@ -238,14 +238,36 @@ struct Forward {
 
 }  // namespace
 
-// Refuse a row that would read or write what is not its own.
-void Model::check(const dw_batch& batch, int64_t i) const {
-  int64_t segment = batch.segment[i];
-  if (batch.seen[i] < 0 || length(batch, i) < std::max(1, batch.seen[i])) throw std::invalid_argument("a row sees nothing");
-  if (segment < 0 || segment >= batch.segments || batch.slot[i] < 0 || batch.slot[i] >= batch.capacity[segment])
-    throw std::invalid_argument("a slot lies outside of its extent");
-  if (!batch.hidden && (!shape.embeddings || batch.token[i] < 0 || batch.token[i] >= shape.vocabulary))
-    throw std::invalid_argument("a token is not in the vocabulary");
+static void demand(bool holds, const char* reason) {
+  if (!holds) throw std::invalid_argument(reason);
+}
+
+// Refuse a batch that would read or write what is not its own.
+void Model::check(const dw_batch& batch) const {
+  auto within = [](int64_t i, int64_t count) { return i >= 0 && i < count; };
+  demand(0 <= batch.start && batch.start <= batch.stop && batch.stop <= static_cast<int64_t>(layers.size()),
+         "there are no such layers");
+  std::vector<int32_t> longest(batch.segments);
+  for (int64_t i = 0; i < batch.rows; i++) {
+    const int64_t segment = batch.segment[i], from = i ? batch.path_end[i - 1] : 0;
+    demand(within(segment, batch.segments) && within(batch.slot[i], batch.capacity[segment]),
+           "a slot lies outside of its extent");
+    demand(within(batch.seen[i], batch.trunk_length[segment] + 1) && length(batch, i) >= std::max(1, batch.seen[i]),
+           "a row sees what is not there");
+    longest[segment] = std::max(longest[segment], batch.seen[i]);
+    for (int64_t j = from; j < batch.path_end[i]; j++)
+      demand(within(batch.path[j], batch.capacity[segment]), "a slot that is seen lies outside of its extent");
+    demand(within(batch.position[i], batch.reach), "a position is not below the model's context");
+    demand(batch.hidden || (shape.embeddings && within(batch.token[i], shape.vocabulary)), "a token is not in the vocabulary");
+  }
+  for (int64_t n = 0; n < batch.segments; n++) {
+    demand(batch.base[n] >= 0 && batch.base[n] + static_cast<int64_t>(batch.capacity[n]) <= batch.slots,
+           "an extent lies outside of its cache");
+    for (int32_t j = 0; j < longest[n]; j++)
+      demand(within(batch.trunk[n][j], batch.capacity[n]), "a slot that is seen lies outside of its extent");
+  }
+  for (int64_t i = 0; i < batch.wanted_count; i++)
+    demand(within(batch.wanted ? batch.wanted[i] : batch.wanted_first + i, batch.rows), "a row that is wanted is not there");
 }
 
 void Model::forward(const dw_batch& batch) {
@@ -254,8 +276,8 @@ void Model::forward(const dw_batch& batch) {
   const int64_t rows = batch.rows;
   std::vector<int64_t> at(rows);
   int64_t slots = 0, longest = 0;
+  check(batch);
   for (int64_t i = 0; i < rows; i++) {
-    check(batch, i);
     at[i] = slots;
     slots += length(batch, i);
     longest = std::max(longest, length(batch, i));

@@ -29,7 +29,7 @@ class Model {
   std::vector<std::vector<dw_part>> layers;
 
  private:
-  void check(const dw_batch& batch, int64_t row) const;
+  void check(const dw_batch& batch) const;
 
   std::mutex mutex;  // one forward at a time
   Buffer x, branch, inner, operand, lists, scratch;

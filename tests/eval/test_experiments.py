@@ -18,7 +18,7 @@ from draftwood.eval.experiments.execute import chosen, execute, write
 from draftwood.eval.experiments.experiment import Experiment, Run, Table, load
 from draftwood.eval.experiments.learned import Exit, Places, resolved
 from draftwood.eval.experiments.methods import Entry, Methods, compared, expanded, speed
-from draftwood.eval.experiments.pairs import PAIRS, is_made, make, pair
+from draftwood.eval.experiments.pairs import PAIRS, Pair, is_made, make, pair
 from draftwood.eval.experiments.pairs import weights as count_weights
 from draftwood.eval.experiments.tables import CELLS, documents, experiments, markdown, overview, parsed
 from draftwood.eval.summary import decode_seconds
@@ -95,6 +95,15 @@ def test_requests_at_once_have_the_bits_that_they_have_alone(tmp_path: Path, mon
     rows = run("requests", tmp_path)["tables"]["requests"]
     assert [row["concurrent"] for row in rows] == ["one by one", "1 at once", "2 at once"]
     assert all(row["same_bits"] == 1 for row in rows[1:]) and rows[1]["to_one_by_one"]["value"] > 0
+
+
+def test_types_of_weights_are_compared_with_float32_and_bfloat16(target: Path, draft: Path, tmp_path: Path) -> None:
+    path, models = BENCH / "quantisation.yaml", Pair("tiny", target, draft, tmp_path / "made")
+    found = execute(load(path), path, "tiny", Run(pair=None), tmp_path, smoke=True, models=models)
+    rows = {row["type"]: row for row in found["tables"]["quality"]}
+    assert rows["float32"]["agreement"]["value"] == rows["bfloat16"]["to_bfloat16"]["value"] == 1
+    for name in ("int8", "int4", "int4, not calibrated", "int4, head too"):
+        assert 0.9 < rows[name]["to_bfloat16"]["value"] < 1.1 and 0.5 < rows[name]["agreement"]["value"] < 1
 
 
 def test_training_steps_are_timed(tmp_path: Path) -> None:

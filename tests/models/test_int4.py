@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+import gguf_files
 import pytest
 import torch
 import torch.nn.functional as F
@@ -108,10 +109,20 @@ def home(copy_of_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return copy_of_target
 
 
+@pytest.mark.parametrize("columns", [64, 48, 33])
+def test_two_codes_a_byte_are_what_they_were(columns: int, tmp_path: Path) -> None:
+    matrix = quantise(torch.randn(5, columns, generator=torch.Generator().manual_seed(2)))
+    made = int4.Matrices()
+    made.add("a", matrix)
+    int4.save(tmp_path / "a.safetensors", made, "0" * 16)
+    found = int4.load(tmp_path / "a.safetensors", "0" * 16)["a"]
+    assert all(torch.equal(getattr(found, part), getattr(matrix, part)) for part in ("codes", "scale", "shift"))
+
+
 def test_matrices_are_made_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = Tokenizer.load(home)
     made = int4.cached(home, words)
-    assert made["layers.1.down"].codes.shape == (32, 64) and made.columns["layers.1.down"] == 48
+    assert made["layers.1.down"].codes.shape == (32, 48)
     monkeypatch.setattr(int4, "quantised", None)
     assert same(int4.cached(home, words), made)
 
@@ -160,6 +171,12 @@ def test_a_file_of_other_weights_is_made_anew(home: Path, caplog: pytest.LogCapt
     assert len(caplog.messages) == 1 and "was trained for another model" in caplog.messages[0]
     scales = [each["layers.1.down"].scale for each in (before, made)]
     assert torch.equal(2 * scales[0], scales[1])
+
+
+def test_a_gguf_file_has_matrices_of_its_own(home: Path) -> None:
+    file = gguf_files.write(home, home / "x.gguf")
+    assert same(int4.cached(file, None), int4.cached(home, None))
+    assert {path.name for path in (home / "int4").iterdir()} == {"x.safetensors", "int4.safetensors"}
 
 
 def test_where_the_checkpoint_cannot_be_written_the_users_cache_keeps_them(

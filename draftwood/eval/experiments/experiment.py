@@ -25,6 +25,7 @@ KINDS = {  # kind -> the class that measures it
     "loop": "loop:Loop",
     "serving": "serving:Serving",
     "peers": "peers:Peers",
+    "quantisation": "quantisation:Quantisation",
     "controllers": "controllers:Controllers",
     "search": "search:Search",
     "training": "training:Training",

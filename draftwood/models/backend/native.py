@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftwood.errors import ConfigurationError, OutOfMemory
+from draftwood.errors import ConfigurationError, ModelError, OutOfMemory
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache
 from draftwood.models.quantise import Grouped
@@ -24,7 +24,7 @@ from draftwood.models.quantise import Grouped
 if TYPE_CHECKING:
     from draftwood.models.decoder import Block, Decoder
 
-VERSION = 1  # of the interface
+VERSION = 2  # of the interface
 TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
 
@@ -51,8 +51,11 @@ class _Part(Structure):
 
 class _Batch(Structure):
     _fields_ = [
-        *_fields(c_int32, "rows segments"),
-        *_fields(c_void_p, "token position slot seen path_end segment path hidden base capacity trunk planes cos sin"),
+        *_fields(c_int32, "rows segments slots reach"),
+        *_fields(
+            c_void_p,
+            "token position slot seen path_end segment path hidden base capacity trunk_length trunk planes cos sin",
+        ),
         *_fields(c_int32, "start stop wanted_count wanted_first"),
         *_fields(c_void_p, "wanted logits output"),
         ("states_count", c_int32),
@@ -114,7 +117,7 @@ def _library() -> ctypes.CDLL:
 def _check(failed: bool) -> None:
     if failed:
         reason = _library().dw_error().decode()
-        raise OutOfMemory(f"the native backend failed: {reason}")
+        raise (OutOfMemory if reason == "out of memory" else ModelError)(f"the native backend failed: {reason}")
 
 
 def _place(tensor: Tensor | None) -> int | None:
@@ -130,10 +133,11 @@ class NativeMatrix(nn.Module):
         """`kind`: float32, bfloat16 or int8 (a scale per output); None: the weight's own."""
         super().__init__()
         lib, threads = _library(), torch.get_num_threads()
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)  # tells the dtype of small models
         held = None if bias is None else bias.detach().float().contiguous()
         if isinstance(weight, Grouped):
-            self.kind, shape = "int4", (len(weight.codes), weight.columns)
-            parts = [part.contiguous() for part in (weight.codes[:, : weight.columns], weight.scale, weight.shift)]
+            self.kind, shape = "int4", (weight.codes.shape[0], weight.codes.shape[1])
+            parts = [part.contiguous() for part in (weight.codes, weight.scale, weight.shift)]
             places = [part.data_ptr() for part in parts]
             self.handle = lib.dw_matrix_grouped(TYPES[self.kind], *shape, *places, _place(held), threads)
         else:
@@ -150,6 +154,9 @@ class NativeMatrix(nn.Module):
         if handle := self.__dict__.pop("handle", None):
             self._free(handle)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ModelError("a model whose matrices are packed cannot be copied; load it again, or with packed=False")
+
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features).float().contiguous()
         out = torch.empty(len(rows), self.out_features)
@@ -165,7 +172,10 @@ class Program:
 
     def __init__(self, decoder: Decoder) -> None:
         lib, c = _library(), decoder.config
-        self.decoder = decoder
+        self.config, self.n_layers = (
+            c,
+            decoder.n_layers,
+        )  # not the decoder, which would go late in a circle
         self._kept: list[Tensor | NativeMatrix] = []  # what the library holds pointers to
         self._free = lib.dw_model_free
         half = torch.bfloat16
@@ -208,7 +218,7 @@ class Program:
         return None if values is None else self._keep(values.detach().float().contiguous())
 
     def _norm(self, weight: Tensor | None) -> int | None:
-        offset = weight is not None and self.decoder.config.norm == "rms_offset"
+        offset = weight is not None and self.config.norm == "rms_offset"
         return self._vector(1 + weight.detach().float() if offset and weight is not None else weight)
 
     def _matrix(self, module: nn.Module) -> Any:
@@ -234,18 +244,16 @@ class Program:
         """Cosines and sines [positions, rotary_dim / 2] of each kind of layer, for positions below `reach` at least."""
         if reach > self._reach:
             made = [rope.tables(reach, torch.device("cpu"), torch.float32) for rope in self._ropes if rope is not None]
-            self._tables = []
-            for cos, sin in made:
-                half = cos.shape[-1] // 2
-                self._tables.append((cos[:, 0, :half].contiguous(), sin[:, 0, half:].contiguous()))
-            self._reach = min((len(cos) for cos, _ in self._tables), default=1 << 60)
+            halves = [(cos[:, 0].chunk(2, -1)[0], sin[:, 0].chunk(2, -1)[1]) for cos, sin in made]
+            self._tables = [(cos.contiguous(), sin.contiguous()) for cos, sin in halves]
+            self._reach = min((len(cos) for cos, _ in self._tables), default=1 << 60)  # last: threads read it first
         return self._tables
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
-        """As `Decoder.forward`; hidden states are float32."""
-        decoder = self.decoder
-        width, count = decoder.config.hidden_size, len(batch.tokens)
-        stop = decoder.n_layers if batch.stop is None else batch.stop
+        """As `Decoder.forward`; hidden states are float32. A batch that the cache does not hold raises ModelError."""
+        config, count = self.config, len(batch.tokens)
+        width, layers = config.hidden_size, self.n_layers
+        stop = layers if batch.stop is None else batch.stop
         slots: list[int] = []
         seen: list[int] = []
         ends: list[int] = []
@@ -258,8 +266,12 @@ class Program:
             for part in segment.paths:
                 path += part
                 ends.append(len(path))
+        if not count == len(slots) == len(seen) == len(ends) == len(batch.positions):
+            raise ModelError(f"a batch of {count} tokens has {len(slots)} slots; give one for each token")
+        if batch.hidden is not None and batch.hidden.shape != (count, width):
+            raise ModelError(f"hidden states of a batch must be [{count}, {width}], not {list(batch.hidden.shape)}")
         places = [segment.extent for segment in batch.segments]
-        bounds = [*(at.base for at in places), *(at.capacity for at in places)]
+        bounds = [*(at.base for at in places), *(at.capacity for at in places), *(len(s.trunk) for s in batch.segments)]
         table = np.array([*slots, *seen, *ends, *owner, *bounds, *path], np.int32)
         first = table.__array_interface__["data"][0]
         row, some = 4 * count, 4 * len(places)
@@ -275,7 +287,9 @@ class Program:
         call = _Batch(rows=count, segments=len(places), start=batch.start, stop=stop, threads=torch.get_num_threads())
         call.token, call.position = batch.tokens.data_ptr(), batch.positions.data_ptr()
         call.slot, call.seen, call.path_end, call.segment = first, first + row, first + 2 * row, first + 3 * row
-        call.base, call.capacity, call.path = first + 4 * row, first + 4 * row + some, first + 4 * row + 2 * some
+        call.base, call.capacity = first + 4 * row, first + 4 * row + some
+        call.trunk_length, call.path = first + 4 * row + 2 * some, first + 4 * row + 3 * some
+        call.slots, call.reach = cache.slots, min(config.max_position_embeddings, self._reach)
         call.trunk, call.planes = address, address + 8 * len(places)
         call.cos = call.planes + 8 * len(planes)
         call.sin = call.cos + 8 * len(tables)
@@ -286,8 +300,8 @@ class Program:
             call.wanted_first, call.wanted_count = start, max(0, end - start)
         else:
             call.wanted, call.wanted_count = batch.wanted.data_ptr(), len(batch.wanted)
-        if stop == decoder.n_layers:
-            out = torch.empty(call.wanted_count, decoder.vocab_size if batch.head else 0)
+        if stop == layers:
+            out = torch.empty(call.wanted_count, config.vocab_size if batch.head else 0)
             call.logits = out.data_ptr() if batch.head else None
         else:
             out = torch.empty(count, width)

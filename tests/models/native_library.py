@@ -1,0 +1,42 @@
+"""Whether the native library is there, and the embedded target for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from draftwood.loading import EMBEDDED
+from draftwood.models import checkpoint
+from draftwood.models.backend import native
+from draftwood.models.base import Batch, Segment
+from draftwood.models.cache import Cache
+from draftwood.models.decoder import Decoder
+
+REASON = native.unavailable()
+needs_native = pytest.mark.skipif(REASON is not None, reason=f"no native backend: {REASON}")
+TYPES: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"quantize": "int8"},
+}
+
+
+@cache
+def embedded(kind: str) -> Decoder:
+    """The embedded target in one of TYPES."""
+    return checkpoint.load(EMBEDDED / "target", **TYPES[kind], backend="native")
+
+
+def chain(model: Decoder, tokens: Sequence[int], first: int = 0, cache: Cache | None = None) -> tuple[Tensor, Batch]:
+    """Logits of tokens at positions `first`, ... in the slots of their positions, and the batch that asked for them."""
+    held = cache or model.new_cache()
+    extent = held.lend(len(tokens)) if cache is None else held._lent[0]
+    segment = Segment.causal(extent, first, len(tokens))
+    batch = Batch.of(model, tokens, range(first, first + len(tokens)), [segment])
+    with torch.inference_mode():
+        return model.forward(batch, held), batch

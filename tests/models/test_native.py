@@ -1,0 +1,130 @@
+"""The native backend in hard conditions: threads, forks, many models, damaged numbers, wrong batches."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import pickle
+import shutil
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import VOCAB, write
+from native_library import chain, needs_native
+
+import draftwood
+from draftwood.errors import ModelError
+from draftwood.models import checkpoint
+from draftwood.models.backend import native
+from draftwood.models.base import Batch, Segment
+from draftwood.models.cache import Extent
+from draftwood.models.decoder import Decoder
+
+TEXT = [3, 94, 17, 17, 60, 5, 0, 41, 8, 77, 2, 29]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("native") / "model"
+    write(place)
+    return place
+
+
+@pytest.fixture
+def model(directory: Path) -> Decoder:
+    return checkpoint.load(directory, backend="native")
+
+
+def test_the_library_is_built_where_there_is_a_compiler() -> None:
+    """Or all that is tested here would be skipped unseen; scripts/setup builds it."""
+    if shutil.which(os.environ.get("CXX", "c++")) is None:
+        pytest.skip("no C++ compiler")
+    assert importlib.util.find_spec("draftwood_native") is not None
+    assert native.unavailable() is None
+
+
+# -- wrong batches ----------------------------------------------------------------------------------------------------
+
+
+def damaged(change: Callable[[Batch], object]) -> Callable[[Decoder], None]:
+    """A forward of a batch in which something is changed."""
+
+    def run(model: Decoder) -> None:
+        cache = model.new_cache()
+        segment = Segment.causal(cache.lend(len(TEXT)), 0, len(TEXT))
+        segment.slots, segment.seen, segment.paths = list(segment.slots), list(segment.seen), list(segment.paths)
+        batch = Batch.of(model, TEXT, range(len(TEXT)), [segment])
+        change(batch)
+        model.forward(batch, cache)
+
+    return run
+
+
+WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
+    "a token above": (lambda b: b.tokens.__setitem__(3, VOCAB), "a token is not in the vocabulary"),
+    "a token below": (lambda b: b.tokens.__setitem__(3, -1), "a token is not in the vocabulary"),
+    "a position above": (lambda b: b.positions.__setitem__(3, 128), "not below the model's context"),
+    "a position below": (lambda b: b.positions.__setitem__(3, -1), "not below the model's context"),
+    "a slot above": (lambda b: b.segments[0].slots.__setitem__(2, 5000), "a slot lies outside"),
+    "a slot below": (lambda b: b.segments[0].slots.__setitem__(2, -1), "a slot lies outside"),
+    "a trunk": (lambda b: b.segments[0].trunk.__setitem__(2, 5000), "seen lies outside"),
+    "a short trunk": (
+        lambda b: setattr(b.segments[0], "trunk", np.zeros(3, np.int32)),
+        "sees what is not there",
+    ),
+    "seen": (lambda b: b.segments[0].seen.__setitem__(0, 0), "sees what is not there"),
+    "a path": (lambda b: b.segments[0].paths.__setitem__(2, (5000,)), "seen lies outside"),
+    "an extent": (lambda b: setattr(b.segments[0], "extent", Extent(1 << 20, 32)), "outside of its cache"),
+    "an extent below": (lambda b: setattr(b.segments[0], "extent", Extent(-32, 32)), "outside of its cache"),
+    "wanted": (lambda b: setattr(b, "wanted", torch.tensor([99])), "wanted is not there"),
+    "layers": (lambda b: setattr(b, "stop", 9), "no such layers"),
+    "too few slots": (lambda b: b.segments[0].slots.pop(), "give one for each token"),
+    "too few positions": (lambda b: setattr(b, "positions", b.positions[:4]), "give one for each token"),
+    "hidden states": (lambda b: setattr(b, "hidden", torch.zeros(2, 32)), r"must be \[12, 32\], not \[2, 32\]"),
+}
+
+
+@needs_native
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_batch_that_the_cache_does_not_hold_is_refused(wrong: str, model: Decoder) -> None:
+    """What would be read or written elsewhere is one sentence, and the model goes on."""
+    change, sentence = WRONG[wrong]
+    right = chain(model, TEXT)[0]
+    with pytest.raises(ModelError, match=sentence):
+        damaged(change)(model)
+    assert torch.equal(chain(model, TEXT)[0], right)
+
+
+# -- models that come and go ------------------------------------------------------------------------------------------
+
+
+@needs_native
+def test_a_model_goes_when_it_is_dropped(directory: Path) -> None:
+    """At once, not when garbage is next collected: its weights are large."""
+    model = checkpoint.load(directory, backend="native")
+    chain(model, TEXT)
+    gone, matrix = weakref.ref(model), weakref.ref(model.head)
+    del model
+    assert gone() is None and matrix() is None
+
+
+@needs_native
+@pytest.mark.parametrize("way", [copy.deepcopy, copy.copy, pickle.dumps], ids=["deepcopy", "copy", "pickle"])
+def test_packed_weights_are_not_copied(way: Callable[[Any], Any], model: Decoder) -> None:
+    """Two owners of one handle would free it twice."""
+    with pytest.raises(ModelError, match="load it again"):
+        way(model.head)
+    chain(model, TEXT)
+
+
+@needs_native
+def test_heads_know_their_device_and_dtype() -> None:
+    engine = draftwood.load(backend="native")
+    result = engine.generate("def f(x):", "medusa", max_new_tokens=4, ignore_eos=True)
+    assert len(result.tokens) == 4
