@@ -17,6 +17,7 @@ from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, ModelError
 from draftwood.models import checkpoint, int4
 from draftwood.models.backend.compiled import Compiled
+from draftwood.models.backend.matrix import holder
 from draftwood.models.base import CausalModel
 from draftwood.models.tokenizer import Tokenizer
 
@@ -155,7 +156,7 @@ def _model(source: ModelSource, how: _How) -> tuple[CausalModel, Path | None]:
         directory = checkpoint.locate(source)
         grouped = None
         if how.quantize == "int4":
-            checkpoint.holder(checkpoint.DTYPES["float32"], how.device, how.quantize, how.backend)  # or it is refused
+            holder(checkpoint.DTYPES["float32"], how.device, how.quantize, how.backend)  # or it is refused
             grouped = int4.cached(directory, Tokenizer.load(directory), how.quantising)
         options: tuple[Any, ...] = how.quantize, not how.compile, how.backend, grouped
         decoder = checkpoint.load(directory, how.dtype, how.device, *options)

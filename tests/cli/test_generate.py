@@ -112,7 +112,8 @@ def test_one_json_document(command: Command, pair: list[str], engine: Engine) ->
     }
     assert document["metrics"]["tau"] == result.metrics.tau
     assert document["draftwood"] == draftwood.__version__
-    models = {"target": pair[1], "draft": [pair[3]], "dtype": "float32", "device": str(engine.target.device)}
+    how = {"dtype": "float32", "backend": engine.names["backend"], "device": str(engine.target.device)}
+    models = {"target": pair[1], "draft": [pair[3]], **how}
     assert document["models"] == models
     assert all(len(best) == 3 for best in document["top_logprobs"])
 
