@@ -206,10 +206,10 @@ class _Words:
 
 
 def _merges(ranks: Mapping[str, tuple[bool, float]]) -> list[tuple[str, str]]:
-    """Every two pieces that make a third, those of the third with the lowest rank first, of equals the longest left."""
+    """Every two pieces that make a third, those of the third with the lowest rank first, of equals the longest."""
     found = []
-    for whole, rank in ranks.items():
-        for cut in range(1, len(whole) if len(whole) <= LONGEST else 0):
+    for whole in sorted(ranks, key=lambda text: (ranks[text], -len(text))):
+        for cut in range(len(whole) - 1 if len(whole) <= LONGEST else 0, 0, -1):
             if whole[:cut] in ranks and whole[cut:] in ranks:
-                found.append((rank, -cut, -len(whole), whole))
-    return [(whole[:-cut], whole[-cut:]) for _, cut, _, whole in sorted(found)]
+                found.append((whole[:cut], whole[cut:]))
+    return found
