@@ -15,7 +15,7 @@ import torch
 
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, ModelError
-from draftwood.models import checkpoint, int4
+from draftwood.models import checkpoint, gguf_tokenizer, int4
 from draftwood.models.backend.compiled import Compiled
 from draftwood.models.backend.matrix import holder
 from draftwood.models.base import CausalModel
@@ -106,6 +106,8 @@ def load(
 
 def _agree(words: Tokenizer, home: Path | None, draft: Path) -> bool:
     """Whether a draft's tokenizer agrees with `words`, which was read from `home`; a copy of that file is not read."""
+    if draft.is_file():
+        return words.backend.get_vocab(True) == gguf_tokenizer.vocabulary(draft)
     if home is not None:
         known, file = home / "tokenizer.json", draft / "tokenizer.json"
         if known.is_file() and file.is_file() and filecmp.cmp(known, file, shallow=False):

@@ -81,6 +81,11 @@ def read(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
     return backend, words.config()
 
 
+def vocabulary(path: Path) -> dict[str, int]:
+    """The ids of a file's tokens, without what it takes to read text."""
+    return _Words(gguf.opened(path)).vocabulary()
+
+
 def end_tokens(path: Path) -> frozenset[int]:
     """Ids that end a text: those that the file names, and its control tokens that end a turn in known templates."""
     words = _Words(gguf.opened(path))
@@ -123,23 +128,22 @@ class _Words:
 
     def known(self) -> Iterator[tuple[int, str, int]]:
         """Id, text and type of each token; ids that only pad the vocabulary have none."""
+        pieces = self.get("model") == "llama"
         for i, (text, kind) in enumerate(zip(self.texts, self.types, strict=True)):
             if kind != UNUSED or text != f"[PAD{i}]":
-                yield i, text, kind
+                yield i, text if text.strip(" ") or not pieces else SPACE * len(text), kind
+
+    def vocabulary(self) -> dict[str, int]:
+        return {text: i for i, text, _ in self.known()}
 
     def added(self) -> list[AddedToken]:
         """Tokens that are found in a text before it is split."""
         apart = (CONTROL, UNKNOWN, USER_DEFINED)
         phi = self.file.metadata.get("general.architecture") == "phi3" and self.get("model") == "llama"
         return [
-            AddedToken(
-                text,
-                normalized=False,
-                special=kind != USER_DEFINED,
-                rstrip=phi and text not in UNSTRIPPED,
-            )
+            AddedToken(text, normalized=False, special=kind != USER_DEFINED, rstrip=phi and text not in UNSTRIPPED)
             for _, text, kind in self.known()
-            if kind in apart and text.strip(" ")
+            if kind in apart and text.strip(SPACE)
         ]
 
     def ends(self, begins: bool) -> processors.PostProcessor:
@@ -162,8 +166,7 @@ class _Words:
             )
         split = SPLITS[name]
         merges = [tuple(merge.split(" ", 1)) for merge in self.file.array("tokenizer.ggml.merges")]
-        vocabulary = {text: i for i, text, _ in self.known()}
-        tokenizer = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split.whole))
+        tokenizer = Tokenizer(models.BPE(self.vocabulary(), merges, ignore_merges=split.whole))
         steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if split.digits else []
         if split.pattern is not None:
             steps.append(pre_tokenizers.Split(Regex(split.pattern), "isolated"))
@@ -179,16 +182,14 @@ class _Words:
         scores = self.file.array("tokenizer.ggml.scores")
         if len(scores) != len(self.texts):
             raise ModelError(f"{self.file.path} has {len(scores)} scores for {len(self.texts)} tokens; fetch it again")
-        vocabulary, ranks = {}, {}
+        ranks = {}
         for i, text, kind in self.known():
-            blank = kind == USER_DEFINED and not text.strip(" ")  # runs of spaces, which merge before all else
-            text = text.replace(" ", SPACE) if blank else text
-            vocabulary[text] = i
+            blank = kind == USER_DEFINED and not text.strip(SPACE)  # runs of spaces, which merge before all else
             if kind == NORMAL or blank:
                 ranks[text] = (not blank, -scores[i])
         tokenizer = Tokenizer(
             models.BPE(
-                vocabulary,
+                self.vocabulary(),
                 _merges(ranks),
                 unk_token=next((text for _, text, kind in self.known() if kind == UNKNOWN), None),
                 fuse_unk=True,
@@ -206,10 +207,10 @@ class _Words:
 
 
 def _merges(ranks: Mapping[str, tuple[bool, float]]) -> list[tuple[str, str]]:
-    """Every two pieces that make a third, those of the third with the lowest rank first, of equals the longest left."""
+    """Every two pieces that make a third, those of the third with the lowest rank first, of equals the longest."""
     found = []
-    for whole, rank in ranks.items():
-        for cut in range(1, len(whole) if len(whole) <= LONGEST else 0):
+    for whole in sorted(ranks, key=lambda text: (ranks[text], -len(text))):
+        for cut in range(len(whole) - 1 if len(whole) <= LONGEST else 0, 0, -1):
             if whole[:cut] in ranks and whole[cut:] in ranks:
-                found.append((rank, -cut, -len(whole), whole))
-    return [(whole[:-cut], whole[-cut:]) for _, cut, _, whole in sorted(found)]
+                found.append((whole[:cut], whole[cut:]))
+    return found

@@ -34,8 +34,8 @@ def embedded(kind: str) -> Decoder:
 
 def chain(model: Decoder, tokens: Sequence[int], first: int = 0, cache: Cache | None = None) -> tuple[Tensor, Batch]:
     """Logits of tokens at positions `first`, ... in the slots of their positions, and the batch that asked for them."""
-    held = cache or model.new_cache()
-    extent = held.lend(len(tokens)) if cache is None else held._lent[0]
+    held = model.new_cache() if cache is None else cache
+    extent = held._lent[0] if held._lent else held.lend(first + len(tokens))
     segment = Segment.causal(extent, first, len(tokens))
     batch = Batch.of(model, tokens, range(first, first + len(tokens)), [segment])
     with torch.inference_mode():

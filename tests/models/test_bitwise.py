@@ -15,20 +15,19 @@ from typing import Any
 
 import pytest
 import torch
+from walks import Walk
 
 import draftwood
-from draftwood.core.forest import Forest, Verdict, advance
 from draftwood.corpus import DOMAINS, documents
 from draftwood.loading import EMBEDDED
 from draftwood.models import checkpoint
 from draftwood.models.backend import matrix
 from draftwood.models.backend.attention import additive, folded, ordered
 from draftwood.models.backend.matrix import Int8, Packed
-from draftwood.models.cache import GRAIN, Cache
-from draftwood.models.decoder import ACTIVATIONS, Decoder, activate, rms_norm
+from draftwood.models.cache import GRAIN
+from draftwood.models.decoder import ACTIVATIONS, activate, rms_norm
 from draftwood.models.grow import Growth, write
 from draftwood.runtime.executor import execute
-from draftwood.runtime.session import Run, Session
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 COUNTS = (1, 2, 3, 4, 5, 8, 17, 64, 130)  # rows in a product
@@ -169,28 +168,6 @@ def kept(engine: draftwood.Engine, count: int) -> list[torch.Tensor]:
     planes = [entry.cache.read(plane, entry.extent, count).clone() for plane in range(len(entry.cache.planes))]
     prefixes.reset()
     return planes
-
-
-class Walk:
-    """A request that reads a prompt and then decodes chains, trees or single tokens of a fixed random text."""
-
-    def __init__(self, model: Decoder, cache: Cache, length: int, kind: str, seed: int) -> None:
-        self.rng, self.kind, self.vocab = random.Random(seed), kind, model.vocab_size
-        self.session = Session(model, cache)
-        self.forest = Forest.from_prompt([self.rng.randrange(self.vocab) for _ in range(length)])
-
-    def run(self) -> Run:
-        """The next round's rows; a partial one stops at a layer on the way."""
-        forest, nodes = self.forest, [*self.forest.roots]
-        for depth in range({"single": 0, "chain": 6, "tree": 3}[self.kind]):
-            width = 1 if self.kind == "chain" else 2 + depth % 2
-            nodes += forest.propose(nodes[-1], [self.rng.randrange(self.vocab) for _ in range(width)], None)
-        return Run(self.session, forest, range(forest.fresh, len(forest)))
-
-    def commit(self) -> None:
-        last = self.rng.randrange(self.forest.fresh, len(self.forest))
-        trunk, kept, self.forest = advance(self.forest, Verdict([last], [self.rng.randrange(self.vocab)], [], {}))
-        self.session.commit(trunk, kept, self.forest)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
+import multiprocessing
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import VOCAB, write
-from native_library import chain, needs_native
+from native_library import TYPES, chain, embedded, needs_native
 
 import draftwood
 from draftwood.errors import ModelError
@@ -39,6 +44,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def model(directory: Path) -> Decoder:
     return checkpoint.load(directory, backend="native")
+
+
+def python(program: str, *arguments: object, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A program run by itself, with some variables in its environment."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=check, env={**os.environ, **variables})
 
 
 def test_the_library_is_built_where_there_is_a_compiler() -> None:
@@ -128,3 +139,105 @@ def test_heads_know_their_device_and_dtype() -> None:
     engine = draftwood.load(backend="native")
     result = engine.generate("def f(x):", "medusa", max_new_tokens=4, ignore_eos=True)
     assert len(result.tokens) == 4
+
+
+# -- threads and processes --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@needs_native
+@pytest.mark.parametrize("kind", TYPES)
+def test_any_number_of_threads_computes_the_same_bits(kind: str, threads: Callable[[int], None]) -> None:
+    model = embedded(kind)
+    found = []
+    for count in (1, 2, 3, 8):
+        threads(count)
+        found.append([chain(model, TEXT[:rows])[0] for rows in (1, 5, 12)])
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            assert torch.equal(one, other)
+
+
+@needs_native
+def test_engines_in_several_threads(directory: Path, threads: Callable[[int], None]) -> None:
+    """Two models of two threads each, and two engines of one model, all at once."""
+    threads(2)
+    shared = checkpoint.load(directory, backend="native")
+    models = [shared, shared, checkpoint.load(directory, backend="native")]
+    options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
+
+    def write_text(model: Decoder, first: int) -> list[list[int]]:
+        engine = draftwood.Engine(model)
+        return [engine.generate([first, i], "autoregressive", seed=i, **options).tokens for i in range(4)]
+
+    expected = [write_text(model, i) for i, model in enumerate(models)]
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(write_text, models, range(3))) == expected
+
+
+def forked(model: Decoder, place: Any) -> None:
+    """In a child: what the parent's model computes."""
+    place.send(chain(model, TEXT)[0].tolist())
+
+
+@needs_native
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_computes_with_threads_of_its_own(model: Decoder, threads: Callable[[int], None]) -> None:
+    threads(3)
+    expected = chain(model, TEXT)[0]
+    here, there = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=forked, args=(model, there))
+    child.start()
+    assert here.poll(60), "the child computes nothing"
+    assert torch.equal(torch.tensor(here.recv()), expected)
+    child.join(60)
+    assert child.exitcode == 0
+    assert torch.equal(chain(model, TEXT)[0], expected)
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+HELD = """
+import json, re, sys
+import draftwood
+from draftwood.models import checkpoint
+from draftwood.loading import EMBEDDED
+
+def held():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+
+def use(engine, seed):
+    engine.generate([3 + seed] + [5] * (seed * 7 % 90), "autoregressive", seed=seed, max_new_tokens=3, ignore_eos=True)
+
+def dropped(times):
+    for seed in range(times):
+        use(draftwood.load(backend="native"), seed)
+
+dropped(8)
+first = held()
+dropped(int(sys.argv[1]))
+loads = held() - first
+engine = draftwood.load(EMBEDDED / "target", backend="native", kv_cache_bytes=1 << 23)
+for seed in range(40):
+    use(engine, seed)
+first = held()
+for seed in range(int(sys.argv[2])):
+    use(engine, seed)
+print(json.dumps([loads, held() - first]))
+"""
+
+
+@needs_native
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+@pytest.mark.parametrize(("loads", "prompts"), [(8, 50), pytest.param(30, 200, marks=pytest.mark.slow)])
+def test_memory_is_given_back(loads: int, prompts: int) -> None:
+    """After engines that were made and dropped, and after prompts: less than a tenth of one model more."""
+    more = json.loads(python(HELD, loads, prompts).stdout)
+    assert max(more) < 2 << 20, more

@@ -44,8 +44,8 @@ static inline Floats halves(const uint16_t* p) {
   return (Floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
 #else
   Words w = __builtin_convertvector(*reinterpret_cast<const Shorts*>(p), Words);
-  Floats size = bits((w & 0x7fff) << 13) * 0x1p112f;
-  return bits((Words)size | (w & 0x8000) << 16);
+  Words size = (Words)(bits((w & 0x7fff) << 13) * 0x1p112f) | ((w & 0x7c00) == 0x7c00 ? 0x7f800000 : Words{});
+  return bits(size | (w & 0x8000) << 16);
 #endif
 }
 
