@@ -65,29 +65,31 @@ static bool has_bf16() { return has_dot() && has("hw.optional.arm.FEAT_BF16"); }
 struct Choice {
   const Kernels* table;
   bool (*runs)();  // whether this processor can
+  bool proven;     // it has run on such a processor; others are taken where they are named only
 };
 
 // the best first
 static const Choice CHOICES[] = {
 #if defined(__x86_64__)
-    {&amx::table, has_tiles},
-    {&avx512bf16::table, has_bf16},
-    {&avx512vnni::table, has_vnni},
-    {&avx512::table, has_avx512},
-    {&avx2::table, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
+    {&amx::table, has_tiles, false},
+    {&avx512bf16::table, has_bf16, false},
+    {&avx512vnni::table, has_vnni, false},
+    {&avx512::table, has_avx512, false},
+    {&avx2::table, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }, true},
 #elif defined(__aarch64__)
-    {&neonbf16::table, has_bf16},
-    {&neondot::table, has_dot},
-    {&neon::table, [] { return true; }},
+    {&neonbf16::table, has_bf16, true},
+    {&neondot::table, has_dot, true},
+    {&neon::table, [] { return true; }, true},
 #endif
-    {&portable::table, [] { return true; }},
+    {&portable::table, [] { return true; }, true},
 };
 
 static const Kernels* chosen() {
   const char* wanted = std::getenv("DRAFTWOOD_KERNELS");
-  for (const Choice& choice : CHOICES)
-    if ((!wanted || !*wanted || !std::strcmp(wanted, choice.table->name)) && choice.runs() && exact(*choice.table, 40, 70, 7))
-      return choice.table;
+  for (const Choice& choice : CHOICES) {
+    const bool asked = wanted && *wanted ? !std::strcmp(wanted, choice.table->name) : choice.proven;
+    if (asked && choice.runs() && exact(*choice.table, 40, 70, 7)) return choice.table;
+  }
   return nullptr;  // the named one is not there, or cannot run here
 }
 

@@ -74,7 +74,7 @@ struct Kernels {
 
 enum Activation : int { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };
 
-// The set in use: the best that this processor has, or the one that DRAFTWOOD_KERNELS names.
+// The set in use: the best proven one that this processor has, or the one that DRAFTWOOD_KERNELS names.
 const Kernels& kernels();
 
 }  // namespace dw
