@@ -15,7 +15,7 @@ from draftwood.models.tokenizer import Tokenizer
 WORDS = llama_like().get_vocab_size()
 PROMPT = "the thin tin in the"
 METHODS: list[str | dict[str, Any]] = [
-    "speculative",
+    {"name": "speculative", "gamma": 4},
     {"name": "mcsd", "tree": [3, 2, 1]},
     {"name": "specinfer", "expansion": [2, 2]},
 ]

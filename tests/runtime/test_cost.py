@@ -7,6 +7,7 @@ import pytest
 from draftwood import TabularModel
 from draftwood.runtime.cost import CHANGED, Costs, Curve
 
+pytestmark = pytest.mark.measured
 MODEL, OTHER = TabularModel.random(4, seed=1), TabularModel.random(4, seed=2)
 
 
