@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,3 +44,11 @@ def chain(model: Decoder, tokens: Sequence[int], first: int = 0, cache: Cache | 
     batch = Batch.of(model, tokens, range(first, first + len(tokens)), [segment])
     with torch.inference_mode():
         return model.forward(batch, held), batch
+
+
+def python(program: str, *arguments: object, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A program run by itself, with some variables in its environment."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    places = os.pathsep.join((str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
+    environment = {**os.environ, **variables, "PYTHONPATH": places}
+    return subprocess.run(command, capture_output=True, text=True, check=check, env=environment)

@@ -9,8 +9,6 @@ import multiprocessing
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import VOCAB, write
-from native_library import TYPES, chain, embedded, needs_native
+from native_library import TYPES, chain, embedded, needs_native, python
 
 import draftwood
 from draftwood.errors import ModelError
@@ -44,12 +42,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def model(directory: Path) -> Decoder:
     return checkpoint.load(directory, backend="native")
-
-
-def python(program: str, *arguments: object, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A program run by itself, with some variables in its environment."""
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=check, env={**os.environ, **variables})
 
 
 def test_the_library_is_built_where_there_is_a_compiler() -> None:
