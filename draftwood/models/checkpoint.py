@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from draftwood.errors import ModelError, did_you_mean
+from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.models import gguf_tokenizer
 from draftwood.models.backend.matrix import Holder, holder
 from draftwood.models.backend.native import NativeMatrix
@@ -138,6 +138,8 @@ def load(
     `packed=False` keeps plain parameters, which can be trained, grown and saved. The quantised tensors of a GGUF file
     are dequantised. `grouped` matrices, by the names of their modules, take the places of those of the checkpoint.
     """
+    if quantize == "int4" and grouped is None:
+        raise ConfigurationError("quantize int4 takes matrices that were made before: use draftwood.load")
     home = locate(source)
     file = Weights(home) if home.is_file() else None
     raw, family, config = _described(home) if file is None else file.described()

@@ -134,8 +134,10 @@ def test_a_failing_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_cannot_be_compiled_or_quantised_is_refused(tmp_path: Path) -> None:
     saving.save(tiny(), tmp_path / "model")
     for options, sentence in (
-        ({"quantize": "int4"}, "quantize 'int4' is not known"),
-        ({"quantize": "int8", "dtype": "float64"}, "quantize int8 is for the CPU with dtype float32 or bfloat16"),
+        ({"quantize": "int3"}, "quantize 'int3' is not known"),
+        ({"quantize": "int4"}, "quantize int4 takes matrices that were made before: use draftwood.load"),
+        ({"quantize": "int4", "backend": "pytorch", "grouped": {}}, "quantize int4 needs the native backend"),
+        ({"quantize": "int8", "dtype": "float64"}, "quantize int8 is for the CPU, dtype float32 or bfloat16"),
     ):
         with pytest.raises(ConfigurationError, match=sentence):
             checkpoint.load(tmp_path / "model", **options)
