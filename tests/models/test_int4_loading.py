@@ -1,0 +1,35 @@
+"""quantize="int4" from loading to text: made once, kept, exact to the model so changed."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import draftwood
+from draftwood.loading import EMBEDDED
+from draftwood.models import int4
+from draftwood.models.backend import native
+
+pytestmark = pytest.mark.skipif(native.unavailable() is not None, reason="draftwood-native is not installed")
+PROMPT = "Problem: Rosa has 26 apples. Rosa buys 9 more. Rosa loses 7 of them. How many apples does Rosa have?\nSteps:"
+
+
+def test_a_model_in_four_bits_is_made_once_and_drafts_change_no_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(EMBEDDED / "target", target, ignore=shutil.ignore_patterns("int4"))
+    shares: list[float] = []
+    engine = draftwood.load(target, quantize="int4", quantising=shares.append)
+    assert sum(shares) == pytest.approx(1, abs=0.01)
+    assert engine.names["quantize"] == "int4" and engine.target.layers[0].qkv.kind == "int4"
+    assert engine.target.head.kind == "int8"
+    options = {"sampling": {"temperature": 0}, "max_new_tokens": 40, "ignore_eos": True}
+    plain = engine.generate(PROMPT, "autoregressive", **options)
+    for method in ({"name": "lookup"}, {"name": "self-spec"}):
+        assert engine.generate(PROMPT, method, **options).tokens == plain.tokens
+    exact = draftwood.load(target, dtype="bfloat16").generate(PROMPT, "autoregressive", **options)
+    assert plain.tokens[:8] == exact.tokens[:8]
+    monkeypatch.setattr(int4, "quantised", None)  # it would be called to make them anew
+    again = draftwood.load(target, quantize="int4").generate(PROMPT, "autoregressive", **options)
+    assert again.tokens == plain.tokens and again.logprobs == plain.logprobs
