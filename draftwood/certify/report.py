@@ -147,7 +147,8 @@ def certify_each(
 
     `watch` is told of every step; where it stops the work, the report holds what was finished.
     """
-    environment = provenance.session(torch.device("cpu") if engine is None else engine.target.device)
+    place = (torch.device("cpu"),) if engine is None else (engine.target.device, engine.names.get("backend"))
+    environment = provenance.session(*place)
     found: list[Certificate] = []
     for method in methods:
         found.append(certify(method, engine if _fits(engine, method) else None, prompts, budget, params, watch))

@@ -51,13 +51,19 @@ def run(
 
 def write_page(folder: Path, out: Path) -> None:
     """Write the page of results, and the tables that other pages show."""
+    from draftwood import plots
     from draftwood.cli.running import check_writable, write_text
-    from draftwood.eval.experiments.tables import PAGES, filled, page
+    from draftwood.eval.experiments.tables import PAGES, drawings, filled, page
 
     text = page(folder)
     check_writable(out, "--results")
     write_text(out, text, "--results")
     print(out)
+    for name, title, drawn in drawings(folder):
+        path = out.parent / "assets" / name
+        path.parent.mkdir(exist_ok=True)
+        plots.save(drawn, path, title)
+        print(path)
     for path in (folder.parent / name for name in PAGES):
         if path.is_file() and (after := filled(before := path.read_text("utf-8"), folder)) != before:
             write_text(path, after, "--results")

@@ -57,8 +57,9 @@ def _complete(runner: Runner, begun: Callable[[int, int], None], told: Callable[
     begun(made, made + left)
     if left:
         runner.meter.rest(REST_SECONDS)
-        device = runner.engine.target.device
-        runner.store.note_session({**provenance.session(device), "idle_watts": runner.meter.idle or None})
+        engine = runner.engine
+        session = provenance.session(engine.target.device, engine.names.get("backend"))
+        runner.store.note_session({**session, "idle_watts": runner.meter.idle or None})
         runner.run(told)
 
 

@@ -69,7 +69,7 @@ def quantise(weight: Tensor, importance: Tensor | None = None) -> Grouped:
         if spread is None:
             codes[start:stop] = _codes(block, scale, shift)
             continue
-        errors = torch.empty_like(block)
+        errors = torch.empty_like(block)  # of each column, over its share in what is made up for
         for column in range(start, stop):
             mine, share = block[column - start], spread[column]
             code = _codes(mine, scale, shift)

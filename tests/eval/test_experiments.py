@@ -9,22 +9,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from draftwood.errors import ConfigurationError
-from draftwood.eval.experiments import controllers, fronts, peers
+from draftwood.eval import provenance
+from draftwood.eval.experiments import controllers, forwards, fronts, machine, peers
 from draftwood.eval.experiments.bench import Bench
-from draftwood.eval.experiments.engines import Output, cell, gguf_file, weights
+from draftwood.eval.experiments.engines import Output, cell, gguf_file, hugging_face, weights
 from draftwood.eval.experiments.execute import chosen, execute, write
 from draftwood.eval.experiments.experiment import Experiment, Run, Table, load
 from draftwood.eval.experiments.learned import Exit, Places, resolved
 from draftwood.eval.experiments.methods import Entry, Methods, compared, expanded, speed
 from draftwood.eval.experiments.pairs import PAIRS, Pair, is_made, make, pair
 from draftwood.eval.experiments.pairs import weights as count_weights
-from draftwood.eval.experiments.tables import CELLS, documents, experiments, markdown, overview, parsed
+from draftwood.eval.experiments.tables import CELLS, documents, drawn, experiments, markdown, overview, parsed
 from draftwood.eval.summary import decode_seconds
 from draftwood.loading import EMBEDDED
 from draftwood.methods import Method
+from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.params import SamplingParams
+from draftwood.plots import svg
 
 BENCH = Path(__file__).parents[2] / "bench"
 LEARNED = Places(
@@ -104,6 +110,35 @@ def test_types_of_weights_are_compared_with_float32_and_bfloat16(target: Path, d
     assert rows["float32"]["agreement"]["value"] == rows["bfloat16"]["to_bfloat16"]["value"] == 1
     for name in ("int8", "int4", "int4, not calibrated", "int4, head too"):
         assert 0.9 < rows[name]["to_bfloat16"]["value"] < 1.1 and 0.5 < rows[name]["agreement"]["value"] < 1
+
+
+def test_forwards_are_held_to_what_the_machine_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hugging_face, "forward", lambda cell: lambda prompt: None)  # slow to import
+    monkeypatch.setattr(machine, "BYTES", 2**20)
+    found = run("native", tmp_path, types=["float32", "int7"])
+    rows = {(row["backend"], row["rows"]): row for row in found["tables"]["forwards"]}
+    failed = {(row["type"], row["backend"]): row["failure"] for row in found["tables"]["failures"]}
+    backend = found["environment"]["backend"]
+    assert rows[backend, 1]["limit_ms"]["value"] > 0 and rows["Hugging Face", "prompt"]["to_pytorch"]["value"] > 1
+    assert rows["pytorch", "prompt"]["limit_ms"]["value"] > 0 and ("Hugging Face", 1) not in rows
+    assert rows["pytorch", 2]["to_pytorch"]["value"] == 1 and "'int7' is not known" in failed["int7", "pytorch"]
+    assert (("float32", "native") in failed) == (backend == "pytorch") == (found["environment"]["kernels"] is None)
+    assert provenance.session(torch.device("cpu"), "pytorch").items() >= {("backend", "pytorch"), ("kernels", None)}
+    requests = {(row["backend"], row["method"]): row for row in found["tables"]["requests"]}
+    assert requests[backend, "chain of 4"]["same_text"] == 1
+    asked = load(BENCH / "native.yaml").drawings["rows"]
+    assert svg(drawn(asked, found), asked.title).count("<title>pytorch, float32") == 2
+
+
+def test_operations_of_a_forward_are_those_that_pytorch_counts() -> None:
+    c = DecoderConfig(50, 32, 48, 3, 4, 2, 16)
+    rows = 9
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
+        Decoder(c).eval().train_forward(torch.zeros(1, rows, dtype=torch.long))
+    masked = c.num_hidden_layers * 4 * (rows * (rows - 1) // 2) * c.num_attention_heads * c.head_dim
+    assert forwards.operations(c, 0, rows, rows) + masked == counted.get_total_flops()
+    behind = forwards.operations(c, rows, 1, 1)
+    assert behind == forwards.operations(c, 0, rows + 1, rows + 1) - forwards.operations(c, 0, rows, rows)
 
 
 def test_training_steps_are_timed(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class Bench:
     told: Told = lambda what, done, total: None
     models: Pair | None = None  # instead of the run's pair
     stopped: bool = False  # by Ctrl-C: rows are of what was measured before
-    _engines: dict[tuple[str, str, str | None], Engine] = field(default_factory=dict)
+    _engines: dict[tuple[str, ...], Engine] = field(default_factory=dict)
     _kept: dict[str, Any] | None = None
 
     @property
@@ -50,12 +50,12 @@ class Bench:
         """The pair of this run, loaded once."""
         return self.engine_of(self.pair, self.run.dtype, self.run.quantize)
 
-    def engine_of(self, chosen: Pair, dtype: str, quantize: str | None = None) -> Engine:
+    def engine_of(self, chosen: Pair, dtype: str, quantize: str | None = None, backend: str = "auto") -> Engine:
         """Any pair, loaded once."""
-        key = chosen.name, dtype, quantize
+        key = chosen.name, dtype, str(quantize), backend
         if key not in self._engines:
             self.told(f"loading {chosen.name}", 0, None)
-            self._engines[key] = load(chosen.target, chosen.draft, dtype=dtype, quantize=quantize)
+            self._engines[key] = load(chosen.target, chosen.draft, dtype=dtype, quantize=quantize, backend=backend)
         return self._engines[key]
 
     def describe(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ KINDS = {  # kind -> the class that measures it
     "methods": "methods:Methods",
     "requests": "requests:Requests",
     "loop": "loop:Loop",
+    "forwards": "forwards:Forwards",
     "serving": "serving:Serving",
     "peers": "peers:Peers",
     "quantisation": "quantisation:Quantisation",
@@ -85,6 +86,17 @@ class Table(Strict):
     marker: str = ""  # of this table in other pages that show it, too
 
 
+class Drawing(Strict):
+    """Curves of a run beneath its tables: a point for each row whose `x` is a number, a curve for each `label`."""
+
+    title: str
+    rows: str
+    x: str
+    y: str
+    label: str  # a template, as of a column
+    colour: str  # curves that agree in this field have one colour
+
+
 class Experiment(Strict):
     """A YAML file of bench/."""
 
@@ -98,6 +110,7 @@ class Experiment(Strict):
     smoke: dict[str, Any] = Field(default_factory=dict)  # settings of a run that only shows that everything works
     runs: dict[str, Run]
     tables: tuple[Table, ...] = ()
+    drawings: dict[str, Drawing] = Field(default_factory=dict)  # by the end of their files' names
 
     def measure(self, run: Run, smoke: bool = False) -> Kind:
         """What is to be measured in a run; raises ConfigurationError for settings that its kind does not have."""

@@ -14,9 +14,12 @@ from typing import Any
 
 from pydantic import Field
 
+from draftwood import plots
 from draftwood.errors import ConfigurationError
 from draftwood.eval.experiments.execute import read, results_of
-from draftwood.eval.experiments.experiment import Experiment, Rows, Strict, Table, load, parsed, validated
+from draftwood.eval.experiments.experiment import Drawing, Experiment, Rows, Strict, Table, load, parsed, validated
+from draftwood.eval.report.charts import Curve, Span, curves
+from draftwood.plots import PALETTE
 
 HEAD = """# Results
 
@@ -168,8 +171,41 @@ def section(experiment: Experiment, file: Path) -> Iterator[str]:
             if table.about:
                 yield table.about.strip()
             yield made
+    for name, asked in experiment.drawings.items():
+        for result in results:
+            yield f"![{asked.title}: {result['run']}](assets/{picture(file, result, name)})"
     if experiment.conclusions:
         yield experiment.conclusions.strip()
+
+
+def picture(file: Path, result: Mapping[str, Any], name: str) -> str:
+    """The file of a drawing of a run."""
+    return f"{file.stem}-{result['run']}-{name}.svg"
+
+
+def drawings(folder: Path) -> Iterator[tuple[str, str, Any]]:
+    """(file, title, matplotlib figure) of all drawings of the page."""
+    for file, experiment in experiments(folder):
+        for name, asked in experiment.drawings.items():
+            for result in documents(file):
+                yield picture(file, result, name), asked.title, drawn(asked, result)
+
+
+def drawn(asked: Drawing, result: Mapping[str, Any]) -> Any:
+    """The matplotlib figure of a run."""
+    points: dict[str, list[tuple[float, Span]]] = {}
+    colours: dict[str, str] = {}
+    kinds: dict[Any, str] = {}
+    for row in result["tables"].get(asked.rows, ()):
+        if isinstance(row[asked.x], int):
+            y, label = row[asked.y], CELLS.fill(asked.label, row)
+            span = Span(y["value"], y["low"], y["high"]) if isinstance(y, Mapping) else Span(y)
+            points.setdefault(label, []).append((row[asked.x], span))
+            kinds.setdefault(row[asked.colour], PALETTE[len(kinds) % len(PALETTE)])
+            colours[label] = kinds[row[asked.colour]]
+    lines = [Curve(label, each, colours[label]) for label, each in points.items()]
+    chart = curves(asked.x, asked.title, lines, doubling=True)
+    return plots.figure(chart.draw, height=chart.height)
 
 
 def experiments(folder: Path) -> list[tuple[Path, Experiment]]:

@@ -241,8 +241,9 @@ def curves(
     lines: Sequence[Curve],
     levels: Sequence[tuple[str, Span, str]] = (),
     bounds: tuple[float, float] = UNBOUNDED,
+    doubling: bool = False,
 ) -> Chart:
-    """Curves over a number, and levels (label, span, colour) that do not depend on it."""
+    """Curves over a number, whose doubles may be equally far; levels (label, span, colour) do not depend on it."""
 
     def draw(canvas: Any) -> None:
         axes = canvas.subplots()
@@ -255,8 +256,11 @@ def curves(
         for _, span, colour in levels:
             axes.axhline(span.value, color=colour, linestyle="--")
         xs = {x for curve in lines for x, _ in curve.points}
+        if doubling:
+            axes.set_xscale("log", base=2)
+            axes.minorticks_off()
         if len(xs) <= 12:
-            axes.set_xticks(sorted(xs))
+            axes.set_xticks(sorted(xs), [f"{x:g}" for x in sorted(xs)])
         else:
             axes.xaxis.get_major_locator().set_params(integer=all(x == int(x) for x in xs))
         axes.set(xlabel=x_axis, ylabel=y_axis)

@@ -3,7 +3,8 @@
 An engine's module has `MODES` (mode -> types that the engine has it in), `prepare(cell)`, which converts the weights
 and is not timed, and `load(cell)`, which gives a function from a prompt and a number of tokens to an `Output`. Each
 runs in a process of its own (cell.py), so the engines are imported inside the functions. Those that take many prompts
-at once have `batched(cell)` too, a function from prompts and a number of tokens for each.
+at once have `batched(cell)` too, a function from prompts and a number of tokens for each, and some `forward(cell)`, the
+forward of a prompt alone.
 """
 
 from __future__ import annotations
@@ -63,6 +64,11 @@ class Output:
 
 Generate: TypeAlias = Callable[[list[int], int], Output]
 Batched: TypeAlias = Callable[[Sequence[list[int]], int], None]  # decodes all prompts at once, greedily
+
+
+def loading(kind: str) -> dict[str, Any]:
+    """The options of `draftwood.load` for weights of a type."""
+    return {"dtype": kind} if kind in FLOATS else {"dtype": "bfloat16", "quantize": kind}
 
 
 def runner(peer: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from draftwood.eval.experiments.engines import FLOATS, Batched, Cell, Generate, Output
@@ -73,3 +73,14 @@ def batched(cell: Cell) -> Batched:
         model.generate(padded, attention_mask=mask, do_sample=False, pad_token_id=0, **lengths)
 
     return run
+
+
+def forward(cell: Cell) -> Callable[[list[int]], object]:
+    """The forward of a prompt, which keeps keys and values and gives the last token's logits."""
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model: Any = AutoModelForCausalLM.from_pretrained(cell.target, dtype=getattr(torch, cell.dtype)).eval()
+    return lambda prompt: model(torch.tensor([prompt]), use_cache=True, logits_to_keep=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftwood.eval.experiments.engines import DTYPES, Cell, Generate, Output
+from draftwood.eval.experiments.engines import DTYPES, Cell, Generate, Output, loading
 
 MODES = {
     "plain": DTYPES,
@@ -35,9 +35,7 @@ def load(cell: Cell) -> Generate:
         method = {"name": "beam-search", "width": BEAMS}
     elif cell.mode == "speculative beam search":
         method = {"name": "speculative-beam-search", "width": BEAMS, "draft_width": BEAMS, "gamma": 2}
-    options: dict[str, Any] = {"dtype": cell.dtype}
-    if cell.dtype == "int8":
-        options = {"dtype": "bfloat16", "quantize": "int8"}
+    options = loading(cell.dtype)
     if cell.mode.endswith("compiled"):
         options["compile"] = True
     draft = None if cell.mode.startswith(("plain", "beam")) else cell.draft
