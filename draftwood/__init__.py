@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from draftwood.models.backend import mkl as kernels
+from draftwood.models.backend import mkl, openmp
 
 if TYPE_CHECKING:
     from draftwood.async_engine import AsyncEngine
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-kernels.choose()
+mkl.choose()
+openmp.choose()
 
 __all__ = [
     "METHODS",

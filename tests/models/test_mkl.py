@@ -34,3 +34,19 @@ def test_a_mode_that_was_chosen_stays() -> None:
         check=True,
     )
     assert said.stdout.strip() == "COMPATIBLE"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")]
+)
+def test_threads_that_wait_leave_the_cores_soon(given: dict[str, str], found: str) -> None:
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
+    said = subprocess.run(
+        [sys.executable, "-c", "import draftwood, os; print(os.environ.get('GOMP_SPINCOUNT'))"],
+        capture_output=True,
+        text=True,
+        env=environment | given,
+    )
+    assert said.stdout.strip() == found
