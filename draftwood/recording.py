@@ -16,7 +16,7 @@ from draftwood.core.records import Beam, EmittedToken, Round, TopLogprobs
 from draftwood.errors import NonFiniteError
 from draftwood.results import Ranking
 from draftwood.runtime.session import Answer, Run, Session
-from draftwood.sampling import Distributions
+from draftwood.sampling import Distributions, row_by_row
 from draftwood.text import Ending
 
 T = TypeVar("T")
@@ -162,7 +162,7 @@ class Recorder:
         if not edges:
             return [None] * len(verdict.parent)
         row = {parent: i for i, parent in enumerate(dict.fromkeys(parent for parent, _ in edges))}
-        raw = torch.log_softmax(target.logits(list(row)), -1)
+        raw = row_by_row(torch.log_softmax, target.logits(list(row)))
         places = torch.tensor([row[parent] * raw.shape[-1] + token for parent, token in edges], device=raw.device)
         logprobs = raw.take(places).tolist()
         if any(map(math.isnan, logprobs)):

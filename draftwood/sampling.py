@@ -19,6 +19,20 @@ from draftwood.params import SamplingParams
 COLDEST = 1e-30  # below it a temperature is 0 in float32, and nothing but ties is left
 
 
+SMALL = 1 << 15  # elements
+
+
+def row_by_row(work: Callable[[Tensor, int], Tensor], logits: Tensor) -> Tensor:
+    """softmax or log_softmax over the last dimension [..., V], of few elements one row after the other.
+
+    PyTorch shares rows out among its threads however short they are, and those spin afterwards, while native forwards
+    need the cores.
+    """
+    if logits.dim() < 2 or logits.numel() >= SMALL or logits.shape[:-1].numel() < 2 or logits.is_cuda:
+        return work(logits, -1)
+    return torch.stack([work(row, -1) for row in logits.flatten(0, -2)]).view(logits.shape)
+
+
 def warp(logits: Tensor, params: SamplingParams) -> Tensor:
     """T∘softmax over the last dimension: [..., V] -> probabilities of the same shape and dtype.
 
@@ -30,7 +44,7 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.temperature != 1:  # the largest becomes 0 first, so that no temperature overflows
         logits = logits - logits.amax(-1, keepdim=True)
         logits = logits / params.temperature if params.temperature > COLDEST else logits * (1 / COLDEST)
-    probs = torch.softmax(logits, -1)
+    probs = row_by_row(torch.softmax, logits)
     threshold = None
     if 0 < params.top_k < probs.shape[-1]:
         top = probs.topk(params.top_k, -1).values  # [..., k], descending
