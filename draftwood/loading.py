@@ -52,11 +52,11 @@ def load(
     begins with "hf:", and a transformers model object, run through transformers (extra hf), whose fast tokenizers are
     taken too. The quantised weights of a GGUF file (extra gguf) are dequantised. On a CPU `quantize` holds weights in
     fewer bytes, which changes what the model says a little; methods stay exact to the model so changed: "int8", a
-    quarter of float32's, or "int4", an eighth (backend native; made once, in minutes for large models, and kept next to
-    the checkpoint; `quantising` is told of the shares that are done). There `backend` is "native" (one call of the
-    package draftwood-native a forward, much faster), "pytorch", or "auto", the first where it is installed. `compile`
-    runs forwards of few cells through torch.compile (backend pytorch), which takes a C++ compiler, and tens of seconds
-    the first time on a machine.
+    quarter of float32's, or "int4", about a sixth (backend native; made once, in minutes for large models, and kept
+    next to the checkpoint; `quantising` is told of the shares that are done). There `backend` is "native" (one call of
+    the package draftwood-native a forward, much faster), "pytorch", or "auto", the first where it is installed.
+    `compile` runs forwards of few cells through torch.compile (backend pytorch), which takes a C++ compiler, and tens
+    of seconds the first time on a machine.
 
     Requests share `kv_cache_bytes` of memory for keys and values (default: half of what is free) and the forwards, at
     most `max_running` at once; of those that come then at most `max_queued` wait (None: any number). Where a prompt

@@ -65,7 +65,7 @@ class _Drafts(_Target):
 
 class _Quantize(OptionGroup):
     quantize: Literal["int8", "int4"] | None = flag(
-        None, "int8: a quarter of float32's bytes, int4 an eighth; faster on CPUs, answers change a little.", "KIND"
+        None, "int8: a quarter of float32's bytes, int4 about a sixth; faster on CPUs, answers change a little.", "KIND"
     )
 
 

@@ -233,3 +233,12 @@ def test_memory_is_given_back(loads: int, prompts: int) -> None:
     """After engines that were made and dropped: less than half of one model more; after prompts, hardly more."""
     engines, texts = json.loads(python(HELD, loads, prompts).stdout)
     assert engines < 10 << 20 and texts < 4 << 20
+
+
+@needs_native
+def test_a_library_of_another_version_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that lacks what this version calls."""
+    other = next((Path(torch.__file__).parent / "lib").glob("libc10.*"))
+    monkeypatch.setattr("draftwood_native.library", lambda: other)
+    found = native.library.__wrapped__()
+    assert found == "draftwood-native is of another version than draftwood; install it again: pip install ./native"

@@ -75,6 +75,8 @@ def library() -> ctypes.CDLL | str:
         return "draftwood-native is not installed; pip install ./native builds it where there is a C++ compiler"
     except OSError as error:
         return f"draftwood-native cannot be loaded ({error}); install it again"
+    if getattr(lib, "dw_version", lambda: 0)() != VERSION:  # first: an older one may lack functions
+        return "draftwood-native is of another version than draftwood; install it again: pip install ./native"
     lib.dw_error.restype = lib.dw_kernels.restype = lib.dw_runnable.restype = c_char_p
     lib.dw_matrix.restype = lib.dw_model.restype = c_void_p
     lib.dw_matrix.argtypes = [c_int, c_int64, c_int64, c_void_p, c_int, c_void_p, c_int]
@@ -87,8 +89,6 @@ def library() -> ctypes.CDLL | str:
     lib.dw_forward.argtypes = [c_void_p, POINTER(_Batch)]
     lib.dw_matrix_free.argtypes = lib.dw_model_free.argtypes = [c_void_p]
     lib.dw_matrix_free.restype = lib.dw_model_free.restype = None
-    if lib.dw_version() != VERSION:
-        return "draftwood-native is of another version than draftwood; install it again: pip install ./native"
     if not lib.dw_kernels():
         able = lib.dw_runnable().decode().replace(" ", ", ")
         return f"DRAFTWOOD_KERNELS names no kernel set that this processor can run; it can run {able}"
@@ -172,10 +172,7 @@ class Program:
 
     def __init__(self, decoder: Decoder) -> None:
         lib, c = _library(), decoder.config
-        self.config, self.n_layers = (
-            c,
-            decoder.n_layers,
-        )  # not the decoder, which would go late in a circle
+        self.config, self.n_layers = c, decoder.n_layers  # not the decoder, which would go late in a circle
         self._kept: list[Tensor | NativeMatrix] = []  # what the library holds pointers to
         self._free = lib.dw_model_free
         half = torch.bfloat16
