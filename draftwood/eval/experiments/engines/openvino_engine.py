@@ -10,7 +10,6 @@ from draftwood.eval.experiments.engines import DTYPES, Batched, Cell, Generate, 
 from draftwood.eval.experiments.engines.openvino_graph import write
 
 MODES = {"plain": DTYPES, "speculation": DTYPES}
-PRECISION = {"float32": "f32", "bfloat16": "bf16", "int8": "bf16"}  # of the arithmetic; int8 are the weights
 
 
 def prepare(cell: Cell) -> None:
@@ -22,12 +21,16 @@ def prepare(cell: Cell) -> None:
 
 def _prepared(cell: Cell) -> tuple[Any, Any, dict[str, Any], dict[str, Any]]:
     """(how it schedules, what is generated, properties of the device, the draft model where there is one)."""
+    import openvino as ov
     import openvino_genai as genai
 
+    # Of the arithmetic; int8 are the weights. A processor without bfloat16 refuses it
+    halves = cell.dtype != "float32" and "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    precision = "bf16" if halves else "f32"
     properties: dict[str, Any] = {
         "INFERENCE_NUM_THREADS": cell.threads,
-        "INFERENCE_PRECISION_HINT": PRECISION[cell.dtype],
-        "KV_CACHE_PRECISION": PRECISION[cell.dtype],
+        "INFERENCE_PRECISION_HINT": precision,
+        "KV_CACHE_PRECISION": precision,
     }
     scheduling = genai.SchedulerConfig()
     scheduling.enable_prefix_caching = False  # else a known prompt is not computed again
