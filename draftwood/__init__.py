@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from draftwood.models.backend import mkl, openmp
+from draftwood.models.backend import environment
 
 if TYPE_CHECKING:
     from draftwood.async_engine import AsyncEngine
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-mkl.choose()
-openmp.choose()
+environment.prepare()
 
 __all__ = [
     "METHODS",

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from threading import RLock
-from typing import TYPE_CHECKING, Any, SupportsIndex, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 from weakref import WeakKeyDictionary
 
 from draftwood import config
+from draftwood.batching import BatchFailed, BatchInterrupted, completed, entries
 from draftwood.core.records import Kind, Round
 from draftwood.decode import rounds
 from draftwood.depth import LOAD, Auto, Learner
 from draftwood.draft import SharedSession
-from draftwood.errors import ConfigurationError, DraftwoodError, Overloaded, RequestError, did_you_mean
 from draftwood.generation import Generation
+from draftwood.intake import Intake, whole
 from draftwood.methods import Method
 from draftwood.models.base import CausalModel
 from draftwood.models.cache import Budget, Cache, free_bytes
@@ -50,26 +49,7 @@ class StreamEvent:
     result: GenerationResult | None = None
 
 
-class BatchInterrupted(KeyboardInterrupt):
-    """Ctrl-C during `Engine.batch`: `results` holds what was finished, by place among the prompts."""
-
-    def __init__(self, results: dict[int, GenerationResult]) -> None:
-        super().__init__(f"interrupted with {len(results)} results")
-        self.results = results
-
-
-class BatchFailed(DraftwoodError):
-    """Some requests of a batch ended in an error: `errors` and `results`, by place among the prompts."""
-
-    def __init__(self, errors: dict[int, BaseException]) -> None:
-        place, first = next(iter(errors.items()))
-        more = f" (and {len(errors) - 1} more requests failed)" if len(errors) > 1 else ""
-        super().__init__(f"request {place + 1} of the batch: {first}{more}; the results of the others are kept")
-        self.errors = errors
-        self.results: dict[int, GenerationResult] = {}
-
-
-class Engine:
+class Engine(Intake):
     """A target model, draft models and a tokenizer, ready to decode. Made by `draftwood.load`."""
 
     def __init__(
@@ -262,162 +242,13 @@ class Engine:
         self, prompts: Sequence[Prompt | Mapping[str, Any]], concurrency: int = 8, **options: Unpack[Options]
     ) -> Generator[tuple[int, GenerationResult], None, None]:
         """As `batch`, but (place among the prompts, result) as each request ends; bad input is refused at once."""
-        _whole("concurrency", concurrency, 1)
-        if isinstance(prompts, str | bytes | Mapping):
-            raise RequestError("batch takes a list of prompts; wrap a single one in a list: batch([prompt])")
-        entries = list(prompts)
-        if any(isinstance(entry, Mapping) and "role" in entry for entry in entries):
-            raise RequestError(
-                "batch takes a list of prompts, but found a message of a conversation in it; "
-                "wrap the conversation in a list: batch([messages])"
-            )
-        if any(isinstance(entry, Mapping) and "prompt" not in entry for entry in entries):
-            raise RequestError('an entry of the batch has no prompt; give {"prompt": ..., option: value}')
-        requests = [
-            self.request(**{**options, **(entry if isinstance(entry, Mapping) else {"prompt": entry})})
-            for entry in entries
-        ]
+        whole("concurrency", concurrency, 1)
+        requests = [self.request(**{**options, **entry}) for entry in entries(prompts)]
         queue = deque(
             (index, generation, self.task(generation))
             for index, generation in enumerate(map(self._generation, requests))
         )
-        return self._completed(queue, concurrency)
-
-    def _completed(
-        self, queue: deque[tuple[int, Generation, Task[Round]]], limit: int
-    ) -> Generator[tuple[int, GenerationResult], None, None]:
-        tasks: dict[int, tuple[Generation, Task[Round]]] = {}
-        errors: dict[int, BaseException] = {}
-        try:
-            while queue or tasks:
-                while queue and len(tasks) < limit:
-                    index, generation, task = queue[0]
-                    try:
-                        self.scheduler.submit(task)
-                    except Overloaded:
-                        if not tasks:
-                            raise
-                        break  # it waits here until one of the others has ended
-                    tasks[index] = generation, task
-                    queue.popleft()
-                self.scheduler.wait([task for _, task in tasks.values()])
-                for index, (generation, task) in list(tasks.items()):
-                    done = task.done
-                    while task.events:
-                        generation.note(task.events.popleft())
-                    if not done:
-                        continue
-                    del tasks[index]  # nothing is kept of what has ended
-                    if task.error is None:
-                        yield index, generation.result()
-                    else:
-                        errors[index] = task.error
-        finally:
-            for _, task in tasks.values():
-                self.scheduler.cancel(task)
-        if errors:
-            raise BatchFailed(errors) from next(iter(errors.values()))
-
-    def method(self, spec: MethodSpec | None = None) -> Method:
-        """The method that a specification means here; refuses one that needs other draft models than there are."""
-        if spec is None:
-            spec = "speculative" if self.drafts else "autoregressive"
-        method = Method.parse(spec)
-        fewest, most = method.drafts_needed
-        if len(self.drafts) < fewest:
-            raise ConfigurationError(
-                f"method {method.name} needs a draft model; name one with --draft, or load(target, draft=...)"
-            )
-        if fewest and len(self.drafts) > most:
-            raise ConfigurationError(
-                f"method {method.name} works with {most} draft model, but {len(self.drafts)} were loaded; "
-                "load one, or use specinfer"
-            )
-        return method
-
-    def tokens(self, prompt: Prompt) -> list[int]:
-        """Ids of a prompt, checked."""
-        tokens = self._encoded(prompt)
-        if not tokens:
-            raise RequestError("the prompt is empty; give at least one token of text")
-        vocab, context = self.target.vocab_size, self.target.context
-        bad = next((token for token in tokens if not 0 <= token < vocab), None)
-        if bad is not None:
-            raise RequestError(f"the prompt has token id {bad}, but the target's ids go from 0 to {vocab - 1}")
-        if len(tokens) >= context:
-            raise RequestError(
-                f"the prompt has {len(tokens)} tokens, but the target's context holds {context} with the output; "
-                "shorten the prompt"
-            )
-        return tokens
-
-    def _encoded(self, prompt: Any) -> list[int]:
-        wrong = f"a prompt is text, a list of token ids or a list of messages, not {type(prompt).__name__}"
-        if isinstance(prompt, bytes | Mapping):
-            raise RequestError(wrong)
-        if not isinstance(prompt, str):
-            try:
-                prompt = list(prompt)
-            except TypeError:
-                raise RequestError(wrong) from None
-        if not prompt:
-            return []
-        if isinstance(prompt, str) or isinstance(prompt[0], Mapping):
-            if self.tokenizer is None:
-                raise RequestError("this engine has no tokenizer; give the prompt as token ids")
-            read = self.tokenizer.encode if isinstance(prompt, str) else self.tokenizer.chat
-            return read(prompt, most=self.target.context)
-        try:
-            return [operator.index(token) for token in prompt]
-        except TypeError:
-            odd = next(token for token in prompt if not isinstance(token, SupportsIndex))
-            raise RequestError(f"token ids are whole numbers, but the prompt has {odd!r}") from None
-
-    def request(self, prompt: Prompt, **options: Unpack[Options]) -> Request:
-        """What `generate` would carry out: everything checked, nothing allocated."""
-        for name in options:
-            if name in SamplingParams.model_fields:
-                raise RequestError(f"{name} is a sampling option; give it as sampling={{{name!r}: ...}}")
-            if name not in Options.__annotations__:
-                raise RequestError(f"there is no option {name!r}" + did_you_mean(name, Options.__annotations__))
-        sampling = options.get("sampling")
-        if not isinstance(sampling, SamplingParams):
-            sampling = config.parse(SamplingParams, sampling or {}, "sampling")
-        self._check_bias(sampling)
-        tokens = self.tokens(prompt)
-        stop = options.get("stop", ())
-        stops = (stop,) if isinstance(stop, str) else stop
-        if not isinstance(stops, Sequence) or not all(isinstance(one, str) for one in stops):
-            raise RequestError(f"stop is {stop!r}, but must be a string or a list of strings")
-        if "" in stops:
-            raise RequestError("a stop string is empty; leave it out")
-        if stops and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer, and this engine has none")
-        cancelled = options.get("cancelled")
-        if cancelled is not None and not callable(cancelled):
-            raise RequestError(f"cancelled is {cancelled!r}, but must be a function that is asked once per round")
-        method = self.method(options.get("method"))
-        method.check(sampling)
-        most = _whole("max_new_tokens", options.get("max_new_tokens", 128), 1)
-        return Request(
-            prompt=tuple(tokens),
-            method=method,
-            params=sampling,
-            max_new_tokens=min(most, self.target.context - len(tokens)),
-            seed=_whole("seed", options.get("seed", 0)),
-            stop=tuple(stops),
-            top_logprobs=_whole("top_logprobs", options.get("top_logprobs", 0), 0),
-            end_tokens=frozenset() if options.get("ignore_eos", False) else self.end_tokens,
-            cancelled=cancelled,
-        )
-
-    def _check_bias(self, sampling: SamplingParams) -> None:
-        vocab, bias = self.target.vocab_size, sampling.logit_bias
-        bad = next((token for token in bias if not 0 <= token < vocab), None)
-        if bad is not None:
-            raise ConfigurationError(f"sampling: logit_bias names token {bad}, but ids go from 0 to {vocab - 1}")
-        if len(bias) == vocab and all(value == -math.inf for value in bias.values()):
-            raise ConfigurationError("sampling: logit_bias forbids every token; leave at least one")
+        return completed(self.scheduler, queue, concurrency)
 
     def generation(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """What carries a request out: checked, its parts made, no memory taken."""
@@ -480,16 +311,3 @@ class Engine:
         if cache is None:
             cache = self._caches[model] = model.new_cache(budget=self._budget)
         return cache
-
-
-def _whole(name: str, value: object, least: int | None = None) -> int:
-    """A whole number of at least `least`; RequestError where it is none."""
-    try:
-        number = operator.index(value) if not isinstance(value, bool) else None  # type: ignore[arg-type]
-    except TypeError:
-        number = None
-    if number is None:
-        raise RequestError(f"{name} is {value!r}, but must be a whole number")
-    if least is not None and number < least:
-        raise RequestError(f"{name} is {number}, but must be at least {least}")
-    return number

@@ -18,7 +18,7 @@ from test_session import VOCAB
 from torch import Tensor
 
 from draftwood import DraftwoodError, Engine, NonFiniteError, OutOfMemory, Overloaded, RequestError, TabularModel
-from draftwood.engine import BatchFailed, BatchInterrupted
+from draftwood.batching import BatchFailed, BatchInterrupted
 from draftwood.models.base import Batch
 from draftwood.models.cache import Budget, Cache
 from draftwood.models.decoder import Decoder

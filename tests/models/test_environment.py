@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from draftwood.models.backend.mkl import MODE, strict_mode
+from draftwood.models.backend.environment import MODE, strict_mode
 
 INTEL = "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Some Xeon\nflags\t\t: fpu {}\n\nprocessor\t: 1\n"
 

@@ -1,0 +1,139 @@
+"""What is asked of an engine, checked: prompts, methods and options become a `Request`, or a sentence says why not."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, SupportsIndex, Unpack
+
+from draftwood import config
+from draftwood.errors import ConfigurationError, RequestError, did_you_mean
+from draftwood.methods import Method
+from draftwood.models.base import CausalModel
+from draftwood.models.tokenizer import Tokenizer
+from draftwood.params import SamplingParams
+from draftwood.request import MethodSpec, Options, Prompt, Request
+
+
+class Intake:
+    """The part of an engine that reads requests: it knows models and tokenizer, and computes nothing."""
+
+    target: CausalModel
+    drafts: list[CausalModel]
+    tokenizer: Tokenizer | None
+    end_tokens: frozenset[int]
+
+    def method(self, spec: MethodSpec | None = None) -> Method:
+        """The method that a specification means here; refuses one that needs other draft models than there are."""
+        if spec is None:
+            spec = "speculative" if self.drafts else "autoregressive"
+        method = Method.parse(spec)
+        fewest, most = method.drafts_needed
+        if len(self.drafts) < fewest:
+            raise ConfigurationError(
+                f"method {method.name} needs a draft model; name one with --draft, or load(target, draft=...)"
+            )
+        if fewest and len(self.drafts) > most:
+            raise ConfigurationError(
+                f"method {method.name} works with {most} draft model, but {len(self.drafts)} were loaded; "
+                "load one, or use specinfer"
+            )
+        return method
+
+    def tokens(self, prompt: Prompt) -> list[int]:
+        """Ids of a prompt, checked."""
+        tokens = self._encoded(prompt)
+        if not tokens:
+            raise RequestError("the prompt is empty; give at least one token of text")
+        vocab, context = self.target.vocab_size, self.target.context
+        bad = next((token for token in tokens if not 0 <= token < vocab), None)
+        if bad is not None:
+            raise RequestError(f"the prompt has token id {bad}, but the target's ids go from 0 to {vocab - 1}")
+        if len(tokens) >= context:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens, but the target's context holds {context} with the output; "
+                "shorten the prompt"
+            )
+        return tokens
+
+    def _encoded(self, prompt: Any) -> list[int]:
+        wrong = f"a prompt is text, a list of token ids or a list of messages, not {type(prompt).__name__}"
+        if isinstance(prompt, bytes | Mapping):
+            raise RequestError(wrong)
+        if not isinstance(prompt, str):
+            try:
+                prompt = list(prompt)
+            except TypeError:
+                raise RequestError(wrong) from None
+        if not prompt:
+            return []
+        if isinstance(prompt, str) or isinstance(prompt[0], Mapping):
+            if self.tokenizer is None:
+                raise RequestError("this engine has no tokenizer; give the prompt as token ids")
+            read = self.tokenizer.encode if isinstance(prompt, str) else self.tokenizer.chat
+            return read(prompt, most=self.target.context)
+        try:
+            return [operator.index(token) for token in prompt]
+        except TypeError:
+            odd = next(token for token in prompt if not isinstance(token, SupportsIndex))
+            raise RequestError(f"token ids are whole numbers, but the prompt has {odd!r}") from None
+
+    def request(self, prompt: Prompt, **options: Unpack[Options]) -> Request:
+        """What `generate` would carry out: everything checked, nothing allocated."""
+        for name in options:
+            if name in SamplingParams.model_fields:
+                raise RequestError(f"{name} is a sampling option; give it as sampling={{{name!r}: ...}}")
+            if name not in Options.__annotations__:
+                raise RequestError(f"there is no option {name!r}" + did_you_mean(name, Options.__annotations__))
+        sampling = options.get("sampling")
+        if not isinstance(sampling, SamplingParams):
+            sampling = config.parse(SamplingParams, sampling or {}, "sampling")
+        self._check_bias(sampling)
+        tokens = self.tokens(prompt)
+        stop = options.get("stop", ())
+        stops = (stop,) if isinstance(stop, str) else stop
+        if not isinstance(stops, Sequence) or not all(isinstance(one, str) for one in stops):
+            raise RequestError(f"stop is {stop!r}, but must be a string or a list of strings")
+        if "" in stops:
+            raise RequestError("a stop string is empty; leave it out")
+        if stops and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, and this engine has none")
+        cancelled = options.get("cancelled")
+        if cancelled is not None and not callable(cancelled):
+            raise RequestError(f"cancelled is {cancelled!r}, but must be a function that is asked once per round")
+        method = self.method(options.get("method"))
+        method.check(sampling)
+        most = whole("max_new_tokens", options.get("max_new_tokens", 128), 1)
+        return Request(
+            prompt=tuple(tokens),
+            method=method,
+            params=sampling,
+            max_new_tokens=min(most, self.target.context - len(tokens)),
+            seed=whole("seed", options.get("seed", 0)),
+            stop=tuple(stops),
+            top_logprobs=whole("top_logprobs", options.get("top_logprobs", 0), 0),
+            end_tokens=frozenset() if options.get("ignore_eos", False) else self.end_tokens,
+            cancelled=cancelled,
+        )
+
+    def _check_bias(self, sampling: SamplingParams) -> None:
+        vocab, bias = self.target.vocab_size, sampling.logit_bias
+        bad = next((token for token in bias if not 0 <= token < vocab), None)
+        if bad is not None:
+            raise ConfigurationError(f"sampling: logit_bias names token {bad}, but ids go from 0 to {vocab - 1}")
+        if len(bias) == vocab and all(value == -math.inf for value in bias.values()):
+            raise ConfigurationError("sampling: logit_bias forbids every token; leave at least one")
+
+
+def whole(name: str, value: object, least: int | None = None) -> int:
+    """A whole number of at least `least`; RequestError where it is none."""
+    try:
+        number = operator.index(value) if not isinstance(value, bool) else None  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None:
+        raise RequestError(f"{name} is {value!r}, but must be a whole number")
+    if least is not None and number < least:
+        raise RequestError(f"{name} is {number}, but must be at least {least}")
+    return number
