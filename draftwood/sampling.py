@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +29,7 @@ def row_by_row(work: Callable[[Tensor, int], Tensor], logits: Tensor) -> Tensor:
     PyTorch shares rows out among its threads however short they are, and those spin afterwards, while native forwards
     need the cores.
     """
-    if logits.dim() < 2 or logits.numel() >= SMALL or logits.shape[:-1].numel() < 2 or logits.is_cuda:
+    if logits.dim() < 2 or len(logits) < 2 or logits.numel() >= SMALL or logits.is_cuda:
         return work(logits, -1)
     return torch.stack([work(row, -1) for row in logits.flatten(0, -2)]).view(logits.shape)
 
@@ -63,6 +64,12 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
         return probs
     probs = torch.where(probs >= threshold, probs, 0.0)
     return probs / probs.sum(-1, keepdim=True)
+
+
+def best(logits: Tensor) -> list[int]:
+    """The place of the largest in each row of logits [n, V], the first among ties."""
+    found: list[int] = (logits if logits.is_cuda else logits.numpy()).argmax(-1).tolist()  # NumPy takes a tenth
+    return found
 
 
 def _nucleus(top: Tensor, mass: Tensor | float) -> Tensor:
@@ -100,11 +107,16 @@ class Distributions:
 
     def logits(self, nodes: Sequence[int]) -> Tensor:
         """Untouched logits [len(nodes), V]."""
-        forest = self.forest
-        if forest.known and any(node < forest.fresh for node in nodes):
-            rows = [forest.known[node] if node < forest.fresh else self._logits[node - forest.fresh] for node in nodes]
-            return torch.stack(rows)
-        return self._logits[[node - forest.fresh for node in nodes]]
+        first, end = nodes[0], nodes[-1] + 1
+        fresh = self.forest.fresh
+        if first >= fresh and list(nodes) == list(range(first, end)):  # a view costs less than an index
+            return self._logits[first - fresh : end - fresh]
+        return torch.stack([self.row(node) for node in nodes])
+
+    def row(self, node: int) -> Tensor:
+        """Untouched logits [V] after a node."""
+        fresh = self.forest.fresh
+        return self._logits[node - fresh] if node >= fresh else self.forest.known[node]
 
     def edited(self, nodes: Sequence[int]) -> Tensor:
         """Logits [len(nodes), V] after penalties and biases."""
@@ -113,9 +125,10 @@ class Distributions:
 
     def probs(self, node: int) -> Tensor:
         """T∘p after a node [V], the distribution that is decoded."""
-        if node not in self._probs:
-            self._probs[node] = warp(self.edited([node]), self.params)[0]
-        return self._probs[node]
+        found = self._probs.get(node)
+        if found is None:
+            found = self._probs[node] = warp(self.edited([node])[0], self.params)
+        return found
 
     def log_prob(self, node: int, token: int) -> float:
         """log T∘p of a token after a node; -inf where it is impossible."""
@@ -124,7 +137,7 @@ class Distributions:
 
     def best(self, node: int) -> int:
         """The most probable token after a node, the first among ties: greedy decoding."""
-        return int(self.edited([node])[0].argmax())
+        return best(self.edited([node]))[0]
 
     def hidden(self, node: int) -> Tensor | None:
         """What the head read after a fresh node [D], where the run asked for it."""
@@ -134,7 +147,7 @@ class Distributions:
     def fresh(self) -> dict[int, Tensor]:
         """The logits [V] of each fresh node whose sequence goes on."""
         nodes = range(self.forest.fresh, len(self.forest))
-        rows = zip(nodes, self._logits, strict=True)
+        rows = zip(nodes, self._logits.unbind(), strict=True)
         return {node: row for node, row in rows if node not in self.forest.finished}
 
 
@@ -161,20 +174,23 @@ class Streams:
         self._keys = {
             purpose: _mix((self.seed ^ code * 0x9E3779B97F4A7C15) & MASK64) for purpose, code in PURPOSES.items()
         }
-        self._counter: dict[str, int] = {}
+        self._position = 0
+        self._counter: dict[str, int] = {}  # of the purposes that this round has used
         self._generator: torch.Generator | None = None
         self._gumbel: dict[int, Tensor] = {}
-        self.at(0)
 
     def at(self, position: int) -> None:
         """Begin the round whose root stands at `position`."""
-        self._counter = {
-            purpose: _mix((key + position * 0xD1342543DE82EF95) & MASK64) for purpose, key in self._keys.items()
-        }
-        self._gumbel = {at: noise for at, noise in self._gumbel.items() if at >= position}
+        self._position = position
+        self._counter.clear()
+        if self._gumbel:
+            self._gumbel = {at: noise for at, noise in self._gumbel.items() if at >= position}
 
     def _next(self, purpose: str) -> int:
-        state = self._counter[purpose] = (self._counter[purpose] + 0x9E3779B97F4A7C15) & MASK64
+        before = self._counter.get(purpose)
+        if before is None:
+            before = _mix((self._keys[purpose] + self._position * 0xD1342543DE82EF95) & MASK64)
+        state = self._counter[purpose] = (before + 0x9E3779B97F4A7C15) & MASK64
         return _mix(state)
 
     def uniform(self, purpose: str) -> float:
@@ -207,20 +223,16 @@ def draw(probs: Tensor, u: float) -> int:
 
 def draws(probs: Tensor, us: Sequence[float]) -> list[int]:
     """`draw` for several u, which share the sums."""
-    total = probs.cumsum(-1, dtype=torch.float64)
+    total = probs.cpu().numpy().cumsum(dtype=np.float64)
     mass = float(total[-1])
-    if not 0 < mass < float("inf"):
+    if not 0 < mass < math.inf:
         raise NonFiniteError("a next-token distribution is not finite (NaN or infinite logits)")
-    if len(us) == 1:
-        return [int(torch.searchsorted(total, us[0] * mass, right=True))]
-    sought = torch.tensor([u * mass for u in us], dtype=torch.float64, device=total.device)
-    places: list[int] = torch.searchsorted(total, sought, right=True).tolist()
-    return places
+    return [int(total.searchsorted(u * mass, "right")) for u in us]
 
 
 def draw_iid(probs: Tensor, count: int, streams: Streams) -> list[list[int]]:
     """`count` independent draws from each row of probs [n, V], in drawn order."""
-    return [[draw(row, streams.uniform("draft")) for _ in range(count)] for row in probs]
+    return [[draw(row, streams.uniform("draft")) for _ in range(count)] for row in probs.unbind()]
 
 
 def draw_distinct(probs: Tensor, count: int, streams: Streams, purpose: str = "draft") -> list[list[int]]:

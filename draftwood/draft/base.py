@@ -13,7 +13,7 @@ from draftwood.core.forest import Forest
 from draftwood.depth import NOTHING, DepthController
 from draftwood.params import SamplingParams
 from draftwood.runtime.session import Answer, Run
-from draftwood.sampling import Distributions, Edit, Streams, draw_distinct, draw_iid, warp
+from draftwood.sampling import Distributions, Edit, Streams, best, draw_distinct, draw_iid, warp
 from draftwood.verify.coupled import perturb
 
 
@@ -70,11 +70,11 @@ class Proposer:
     def _best(logits: Tensor, count: int) -> list[list[int]]:
         """The `count` largest possible tokens of each row, best first; of equals the first, as argmax has it."""
         if count == 1:
-            return [[token] for token in logits.argmax(-1).tolist()]
-        best = logits.topk(min(count, logits.shape[-1]), -1)
+            return [[token] for token in best(logits)]
+        top = logits.topk(min(count, logits.shape[-1]), -1)
         return [
             [token for token, value in zip(tokens, values, strict=True) if value > float("-inf")]
-            for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            for tokens, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
         ]
 
 

@@ -5,6 +5,7 @@ Anything with these members plugs in: the configurable decoder, a tabular functi
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -116,7 +117,8 @@ class Batch:
             wanted = slice(*wanted.indices(count))
         elif wanted and list(wanted) == list(range(wanted[0], wanted[-1] + 1)):
             wanted = slice(wanted[0], wanted[-1] + 1)
-        ids, places = torch.from_numpy(np.array((tokens, positions), np.int64)).to(model.device).unbind()
+        both = torch.frombuffer(array("q", [*tokens, *positions]), dtype=torch.int64).to(model.device)
+        ids, places = both.view(2, -1).unbind()
         rows = wanted if isinstance(wanted, slice) else torch.tensor(wanted, dtype=torch.int64, device=model.device)
         return cls(ids, places, segments, reach, rows, hidden=hidden, **options)
 

@@ -7,6 +7,7 @@ held for a request that is gone.
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -96,6 +97,7 @@ class Cache:
         self.fixed = fixed
         self.slot_bytes = sum(heads * width * dtype.itemsize for heads, width, dtype in self.layout)
         self.planes = [torch.zeros(0, width, dtype=dtype, device=device) for _, width, dtype in planes]
+        self.places = addresses(self.planes)
         self.slots = 0
         self._lent: list[Extent] = []  # by base
         if slots:
@@ -180,6 +182,7 @@ class Cache:
         view = copy(self)
         view.planes = [self.planes[plane] for plane in planes]
         view.layout = [self.layout[plane] for plane in planes]
+        view.places = addresses(view.planes)
         return view
 
     def copy(self, source: Extent, target: Extent, slots: int) -> None:
@@ -240,6 +243,8 @@ class Cache:
                 f"this machine has no memory for {room * self.slot_bytes:,} bytes of keys and values; lower "
                 f"kv_cache_bytes ({error})"
             ) from error
+        finally:
+            self.places = addresses(self.planes)
         for extent, now in zip(order, after, strict=True):
             extent.base, extent.capacity = now.base, now.capacity
         self.slots, self._lent = room, order
@@ -268,6 +273,11 @@ class Cache:
         """Give back what is not lent."""
         if self.slots > self.lent:
             self._move(self.lent, ahead=False)
+
+
+def addresses(tensors: Sequence[Tensor]) -> array[int]:
+    """Where the data of tensors lie, as a library wants them: 64 bits each."""
+    return array("Q", [tensor.data_ptr() for tensor in tensors])
 
 
 def _moves(before: Sequence[Extent], after: Sequence[Extent]) -> list[tuple[Extent, Extent]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from time import perf_counter
 
 import torch
@@ -22,23 +23,21 @@ class Pending:
 
     run: Run
     rows: list[Row]
-    answer: Answer
     levels: dict[int, int]  # slot -> layers computed of its row
+    stop: int  # layers that the run wants computed
+    answer: Answer
     parts: list[tuple[list[int], Answer]] = field(default_factory=list)  # (places in run.nodes, their answers)
 
     @classmethod
     def of(cls, run: Run) -> Pending:
         """Allots slots: raises RequestError beyond the model's context, OutOfMemory beyond the memory's budget."""
-        rows = run.session.rows(run) if run.nodes else []
-        levels = {row.slot: run.session.level(row.slot) for row in rows}
-        pending = cls(run, rows, Answer(torch.empty(0, run.session.model.vocab_size)), levels)
+        session = run.session
+        rows = session.rows(run) if run.nodes else []
+        levels = {row.slot: session.level(row.slot) for row in rows}
+        stop = session.model.n_layers if run.upto is None else run.upto
+        pending = cls(run, rows, levels, stop, Answer(_nothing(session.model.vocab_size)))
         pending.rows = pending.below(rows)
         return pending
-
-    @property
-    def stop(self) -> int:
-        """The layers that the run wants computed."""
-        return self.run.session.model.n_layers if self.run.upto is None else self.run.upto
 
     def below(self, rows: Sequence[Row]) -> list[Row]:
         """Those of some rows that are not computed far enough."""
@@ -60,82 +59,99 @@ class Pending:
         return answer
 
 
+@cache
+def _nothing(width: int) -> Tensor:
+    """[0, width]: the logits of a run that has none."""
+    return torch.empty(0, width)
+
+
 def execute(runs: Sequence[Run]) -> list[Answer]:
     """Answer runs that share a model, whatever their layer ranges, in one sweep over its layers."""
     pending = [Pending.of(run) for run in runs]
     with torch.inference_mode():
-        sweep(pending)
+        sweep(pending, [len(each.rows) for each in pending])
     return [each.finish() for each in pending]
 
 
-def sweep(pending: Sequence[Pending], limits: Sequence[int] | None = None) -> None:
+def sweep(pending: Sequence[Pending], limits: Sequence[int]) -> None:
     """Compute the rows of runs that share a model, of each run the first ones up to a limit: layers upwards, together.
 
     Where rows were computed to different layers, the lower ones come first; what another row resumes from or stops at
     ends a forward. A forward's seconds are shared out evenly among the runs in it.
     """
-    counts = limits or [len(each.rows) for each in pending]
-    chosen = {id(each): each.rows[:count] for each, count in zip(pending, counts, strict=True)}
-    while todo := [(each, rows) for each in pending if (rows := each.below(chosen[id(each)]))]:
-        levels = sorted({each.levels[row.slot] for each, rows in todo for row in rows})
-        low, bounds = levels[0], [*levels[1:], *(each.stop for each, _ in todo)]
-        stop = min(bound for bound in bounds if bound > low)
-        members, jobs = [], []
+    todo = [(each, each.rows[:limit]) for each, limit in zip(pending, limits, strict=True)]
+    while todo := [(each, rows) for each, all_rows in todo if (rows := each.below(all_rows))]:
+        levels = {each.levels[row.slot] for each, rows in todo for row in rows}
+        low = min(levels)
+        stop = min(bound for bound in (*levels, *(each.stop for each, _ in todo)) if bound > low)
+        jobs: list[tuple[Pending, Job]] = []
         for each, rows in todo:
-            if lowest := [row for row in rows if each.levels[row.slot] == low]:
-                members.append(each)
-                jobs.append(each.run.session.job(each.run, lowest, low, stop))
-        order = sorted(range(len(jobs)), key=lambda i: jobs[i].segment.extent.base)
-        _forward([members[i] for i in order], [jobs[i] for i in order])
-    for each, count in zip(pending, counts, strict=True):
-        each.rows = each.rows[count:]
+            lowest = rows if len(levels) == 1 else [row for row in rows if each.levels[row.slot] == low]
+            if lowest:
+                jobs.append((each, each.run.session.job(each.run, lowest, low, stop)))
+        _forward(sorted(jobs, key=_base))
+    for each, limit in zip(pending, limits, strict=True):
+        each.rows = each.rows[limit:]
 
 
-def _forward(pending: Sequence[Pending], jobs: Sequence[Job]) -> None:
+def _base(member: tuple[Pending, Job]) -> int:
+    return member[1].segment.extent.base
+
+
+def _forward(members: Sequence[tuple[Pending, Job]]) -> None:
     """One forward for jobs of one model and layer range, in the order of their extents."""
-    session, start, stop = jobs[0].session, jobs[0].start, jobs[0].stop
-    model = session.model
-    rows = [row for job in jobs for row in job.rows]
-    ends = [each.stop == stop for each in pending]  # whether a run's rows are computed far enough
-    asked: list[list[tuple[int, int]]] = []  # of each job (place in run.nodes, row)
-    first = 0
-    for each, job, done in zip(pending, jobs, ends, strict=True):
-        place = {row.node: first + i for i, row in enumerate(job.rows)} if done else {}
-        asked.append([(i, place[node]) for i, node in enumerate(each.run.nodes) if node in place])
-        first += len(job.rows)
-    hidden = None if jobs[0].hidden is None else torch.cat([job.hidden for job in jobs if job.hidden is not None])
+    job = members[0][1]
+    session, start, stop, model = job.session, job.start, job.stop, job.session.model
     last = stop == model.n_layers
+    tokens: list[int] = []
+    positions: list[int] = []
+    wanted: list[int] = []  # rows whose logits or states are asked for
+    asked: list[tuple[list[int], int]] = []  # of each job: their places in run.nodes, and its first row
+    states: set[int] = set()
+    head = False
+    for each, job in members:
+        first, rows, places = len(tokens), job.rows, []
+        if each.stop == stop:  # computed far enough
+            row_of = {row.node: i for i, row in enumerate(rows, first)}
+            places = [place for place, node in enumerate(each.run.nodes) if node in row_of]
+            wanted += [row_of[each.run.nodes[place]] for place in places]
+        asked.append((places, first))
+        tokens += [row.token for row in rows]
+        positions += [row.position for row in rows]
+        head |= each.run.logits
+        states.update(each.run.hidden)
+    hidden = None if job.hidden is None else torch.cat([job.hidden for _, job in members if job.hidden is not None])
     batch = Batch.of(
         model,
-        [row.token for row in rows],
-        [row.position for row in rows],
-        [job.segment for job in jobs],
-        [row for pairs in asked for _, row in pairs] if last else slice(None),
+        tokens,
+        positions,
+        [job.segment for _, job in members],
+        wanted if last else slice(None),
         hidden,
         start=start,
         stop=None if last else stop,
-        head=any(each.run.logits for each in pending),
-        states=tuple(sorted({layer for each in pending for layer in each.run.hidden if start < layer <= stop})),
+        head=head,
+        states=tuple(sorted(layer for layer in states if start < layer <= stop)),
     )
     output, seconds = _timed(model, batch, session)
-    seconds /= len(jobs)
-    row = kept = 0
-    for each, job, done, pairs in zip(pending, jobs, ends, asked, strict=True):
-        count = len(job.rows)
-        each.answer.seconds += seconds
-        each.answer.rows += count * (stop - start) / model.n_layers
-        each.answer.forwards += 1
+    kept = 0
+    for (each, job), (places, first) in zip(members, asked, strict=True):
+        count, answer = len(job.rows), each.answer
+        answer.seconds += seconds / len(members)
+        answer.rows += count * (stop - start) / model.n_layers
+        answer.forwards += 1
         each.levels.update(dict.fromkeys(job.segment.slots, stop))
-        job.session.store(job, None if last else output[row : row + count])
-        if done and pairs:
-            places, places_of = [place for place, _ in pairs], [line for _, line in pairs]
+        job.session.store(job, None if last else output[first : first + count])
+        if places:
+            end = kept + len(places)
             if last:
-                mine = slice(kept, kept + len(pairs))
-                part = Answer(output[mine], {layer: batch.kept[layer][mine] for layer in each.run.hidden})
+                whole = end - kept == len(output)
+                logits = output if whole else output[kept:end]
+                part = Answer(logits, {layer: batch.kept[layer][kept:end] for layer in each.run.hidden})
             else:
-                part = Answer(each.answer.logits, {stop: output[places_of]})
+                part = Answer(answer.logits, {stop: output[wanted[kept:end]]})
             each.parts.append((places, part))
-        row, kept = row + count, kept + len(pairs)
+            kept = end
 
 
 def _timed(model: CausalModel, batch: Batch, session: Session) -> tuple[Tensor, float]:

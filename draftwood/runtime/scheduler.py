@@ -166,9 +166,10 @@ class Scheduler:
         try:
             self._end_cancelled()
             self._count()
-            self._admit()
-            self.steps += 1
-            self._passes()
+            with torch.inference_mode():
+                self._admit()
+                self.steps += 1
+                self._passes()
             self._end_cancelled()
         except Exception as error:
             for task in list(self.active):
@@ -225,8 +226,9 @@ class Scheduler:
     def _count(self) -> None:
         """How many requests run, or are about to, that draft by the load, how many that do not, and rows of those."""
         running = [*self.active, *islice(self.waiting, self.running - len(self.active))]
-        rows = [task.verified for task in running if not task.adapts]
-        self.load = max(1, len(running) - len(rows)), len(rows), sum(rows)
+        if any(task.adapts for task in running):
+            rows = [task.verified for task in running if not task.adapts]
+            self.load = len(running) - len(rows), len(rows), sum(rows)
 
     def _admit(self) -> None:
         """Let the first of those that wait begin, or go on, while there is room."""
@@ -298,8 +300,7 @@ class Scheduler:
         if not pending:
             return
         try:
-            with torch.inference_mode():
-                sweep(pending, list(limits.values()))
+            sweep(pending, list(limits.values()))
         except Exception as error:
             if len(limits) == 1:
                 self._end(next(iter(limits)), error)

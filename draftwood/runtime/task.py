@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
-import torch
-
 from draftwood.runtime.executor import Pending
 from draftwood.runtime.session import Answer, Decoding, Event, Run, Session
 
@@ -40,21 +38,20 @@ class Task(Generic[Event]):
     _decoding: Decoding[Event] | None = None
 
     def advance(self, answer: Answer | None) -> bool:
-        """Go on until the next run, or the end: False. Raises what the request raises."""
+        """Go on until the next run, or the end: False. Raises what the request raises. In inference mode."""
         self.run, self.pending, self.lost = None, None, False
-        with torch.inference_mode():
-            if self._decoding is None:
-                self._decoding = self.start()
-                wish = next(self._decoding, None)
-            else:
-                try:
-                    wish = self._decoding.send(answer)
-                except StopIteration:
-                    wish = None
-            while wish is not None and not isinstance(wish, Run):
-                self.events.append(wish)
-                self.tell()
-                wish = next(self._decoding, None)
+        if self._decoding is None:
+            self._decoding = self.start()
+            wish = next(self._decoding, None)
+        else:
+            try:
+                wish = self._decoding.send(answer)
+            except StopIteration:
+                wish = None
+        while wish is not None and not isinstance(wish, Run):
+            self.events.append(wish)
+            self.tell()
+            wish = next(self._decoding, None)
         self.run = wish
         if wish is not None and not wish.drafts:
             self.verified = len(wish.nodes)

@@ -7,18 +7,21 @@ The only file that knows its C interface (native/src/abi.h).
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
+from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate, chain
+from struct import Struct
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from draftwood.errors import ConfigurationError, ModelError, OutOfMemory
 from draftwood.models.base import Batch
-from draftwood.models.cache import Cache
+from draftwood.models.cache import Cache, addresses
 from draftwood.models.quantise import Grouped
 
 if TYPE_CHECKING:
@@ -49,19 +52,9 @@ class _Part(Structure):
     ]
 
 
-class _Batch(Structure):
-    _fields_ = [
-        *_fields(c_int32, "rows segments slots reach"),
-        *_fields(
-            c_void_p,
-            "token position slot seen path_end segment path hidden base capacity trunk_length trunk planes cos sin",
-        ),
-        *_fields(c_int32, "start stop wanted_count wanted_first"),
-        *_fields(c_void_p, "wanted logits output"),
-        ("states_count", c_int32),
-        *_fields(c_void_p, "states_after states"),
-        ("threads", c_int32),
-    ]
+# dw_batch: rows, segments, slots, reach; 15 places from token to sin; start, stop, wanted_count, wanted_first; wanted,
+# logits, output; states_count; states_after, states; threads
+_CALL = Struct("@4i15P4i3Pi2Pi")
 
 
 @cache
@@ -86,7 +79,7 @@ def library() -> ctypes.CDLL | str:
     lib.dw_matrix_apply.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int]
     lib.dw_model.argtypes = [POINTER(_Shape), c_int]
     lib.dw_model_part.argtypes = [c_void_p, c_int, POINTER(_Part)]
-    lib.dw_forward.argtypes = [c_void_p, POINTER(_Batch)]
+    lib.dw_forward.argtypes = [c_void_p, c_void_p]
     lib.dw_matrix_free.argtypes = lib.dw_model_free.argtypes = [c_void_p]
     lib.dw_matrix_free.restype = lib.dw_model_free.restype = None
     if not lib.dw_kernels():
@@ -200,8 +193,8 @@ class Program:
                     part.window = decoder.windows[part.rope]
                     part.keys, part.values = 2 * layer, 2 * layer + 1
                 _check(lib.dw_model_part(self.handle, layer, byref(part)) != 0)
-        self._tables: list[tuple[Tensor, Tensor]] = []
-        self._reach = 0  # positions that the tables are for
+        self._tables = _Rotary((), 0, array("Q"), array("Q"))
+        self._forward = lib.dw_forward
 
     def __del__(self) -> None:
         if handle := self.__dict__.pop("handle", None):
@@ -237,78 +230,79 @@ class Program:
             setattr(part, f"{name}_bias", self._vector(getattr(block, f"{source}_bias", None)))
         return part
 
-    def _rotary(self, reach: int) -> Sequence[tuple[Tensor, Tensor]]:
-        """Cosines and sines [positions, rotary_dim / 2] of each kind of layer, for positions below `reach` at least."""
-        if reach > self._reach:
+    def _rotary(self, reach: int) -> _Rotary:
+        """The tables of each kind of layer for positions below `reach` at least."""
+        if reach > self._tables.reach:
             made = [rope.tables(reach, torch.device("cpu"), torch.float32) for rope in self._ropes if rope is not None]
             halves = [(cos[:, 0].chunk(2, -1)[0], sin[:, 0].chunk(2, -1)[1]) for cos, sin in made]
-            self._tables = [(cos.contiguous(), sin.contiguous()) for cos, sin in halves]
-            self._reach = min((len(cos) for cos, _ in self._tables), default=1 << 60)  # last: threads read it first
+            self._tables = _Rotary.of([(cos.contiguous(), sin.contiguous()) for cos, sin in halves])
         return self._tables
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         """As `Decoder.forward`; hidden states are float32. A batch that the cache does not hold raises ModelError."""
-        config, count = self.config, len(batch.tokens)
-        width, layers = config.hidden_size, self.n_layers
-        stop = layers if batch.stop is None else batch.stop
-        slots: list[int] = []
-        seen: list[int] = []
-        ends: list[int] = []
-        owner: list[int] = []
-        path: list[int] = []
-        for number, segment in enumerate(batch.segments):
-            slots += segment.slots
-            seen += segment.seen
-            owner += [number] * len(segment.slots)
-            for part in segment.paths:
-                path += part
-                ends.append(len(path))
-        if not count == len(slots) == len(seen) == len(ends) == len(batch.positions):
-            raise ModelError(f"a batch of {count} tokens has {len(slots)} slots; give one for each token")
-        if batch.hidden is not None and batch.hidden.shape != (count, width):
-            raise ModelError(f"hidden states of a batch must be [{count}, {width}], not {list(batch.hidden.shape)}")
-        places = [segment.extent for segment in batch.segments]
-        bounds = [*(at.base for at in places), *(at.capacity for at in places), *(len(s.trunk) for s in batch.segments)]
-        table = np.array([*slots, *seen, *ends, *owner, *bounds, *path], np.int32)
-        first = table.__array_interface__["data"][0]
-        row, some = 4 * count, 4 * len(places)
-        tables = self._rotary(batch.reach)
-        planes = [plane.data_ptr() for plane in cache.planes]
-        pointers = (c_void_p * (len(places) + len(planes) + 2 * len(tables) + len(batch.states)))(
-            *(segment.trunk.__array_interface__["data"][0] for segment in batch.segments),
-            *planes,
-            *(cos.data_ptr() for cos, _ in tables),
-            *(sin.data_ptr() for _, sin in tables),
-        )
-        address = ctypes.addressof(pointers)
-        call = _Batch(rows=count, segments=len(places), start=batch.start, stop=stop, threads=torch.get_num_threads())
-        call.token, call.position = batch.tokens.data_ptr(), batch.positions.data_ptr()
-        call.slot, call.seen, call.path_end, call.segment = first, first + row, first + 2 * row, first + 3 * row
-        call.base, call.capacity = first + 4 * row, first + 4 * row + some
-        call.trunk_length, call.path = first + 4 * row + 2 * some, first + 4 * row + 3 * some
-        call.slots, call.reach = cache.slots, min(config.max_position_embeddings, self._reach)
-        call.trunk, call.planes = address, address + 8 * len(places)
-        call.cos = call.planes + 8 * len(planes)
-        call.sin = call.cos + 8 * len(tables)
+        config, count, segments, states = self.config, len(batch.tokens), batch.segments, batch.states
+        stop = self.n_layers if batch.stop is None else batch.stop
+        paths = list(chain.from_iterable(segment.paths for segment in segments))
+        table = array("i", chain.from_iterable(segment.slots for segment in segments))
+        slots = len(table)
+        table.extend(chain.from_iterable(segment.seen for segment in segments))
+        if not count == slots == len(table) - slots == len(paths) == len(batch.positions):
+            raise ModelError(f"a batch of {count} tokens has {slots} slots; give one for each token")
+        if batch.hidden is not None and batch.hidden.shape != (count, config.hidden_size):
+            wanted = [count, config.hidden_size]
+            raise ModelError(f"hidden states of a batch must be {wanted}, not {list(batch.hidden.shape)}")
+        table.extend(accumulate(map(len, paths)))
+        for number, segment in enumerate(segments):
+            table.extend([number] * len(segment))
+        table.extend([segment.extent.base for segment in segments])
+        table.extend([segment.extent.capacity for segment in segments])
+        table.extend([len(segment.trunk) for segment in segments])
+        table.extend(chain.from_iterable(paths))
+        trunks = array("Q", [segment.trunk.__array_interface__["data"][0] for segment in segments])
+        rotary = self._rotary(batch.reach)
         hidden = None if batch.hidden is None else batch.hidden.float().contiguous()
-        call.hidden = _place(hidden)
         if isinstance(batch.wanted, slice):
-            start, end, _ = batch.wanted.indices(count)
-            call.wanted_first, call.wanted_count = start, max(0, end - start)
+            place, (first, end, _) = 0, batch.wanted.indices(count)
+            asked = max(0, end - first)
         else:
-            call.wanted, call.wanted_count = batch.wanted.data_ptr(), len(batch.wanted)
-        if stop == layers:
-            out = torch.empty(call.wanted_count, config.vocab_size if batch.head else 0)
-            call.logits = out.data_ptr() if batch.head else None
+            place, first, asked = batch.wanted.data_ptr(), 0, len(batch.wanted)
+        whole = stop == self.n_layers
+        if whole:
+            out = torch.empty(asked, config.vocab_size if batch.head else 0)
         else:
-            out = torch.empty(count, width)
-            call.output = out.data_ptr()
-        after = np.array(batch.states, np.int32)
-        if batch.states:
-            call.states = call.sin + 8 * len(tables)
-            call.states_count, call.states_after = len(after), after.__array_interface__["data"][0]
-            for number, layer in enumerate(batch.states):
-                batch.kept[layer] = torch.empty(call.wanted_count, width)
-                pointers[number - len(batch.states)] = batch.kept[layer].data_ptr()
-        _check(_library().dw_forward(self.handle, byref(call)) != 0)
+            out = torch.empty(count, config.hidden_size)
+        batch.kept.update((layer, torch.empty(asked, config.hidden_size)) for layer in states)
+        after, kept = array("i", states), addresses([batch.kept[layer] for layer in states])
+        at, row, some = _start(table), 4 * count, 4 * len(segments)
+        bounds = at + 4 * row
+        call = _CALL.pack(
+            *(count, len(segments), cache.slots, min(config.max_position_embeddings, rotary.reach)),
+            *(batch.tokens.data_ptr(), batch.positions.data_ptr(), at, at + row, at + 2 * row, at + 3 * row),
+            *(bounds + 3 * some, 0 if hidden is None else hidden.data_ptr(), bounds, bounds + some, bounds + 2 * some),
+            *(_start(trunks), _start(cache.places), _start(rotary.cos), _start(rotary.sin)),
+            *(batch.start, stop, asked, first, place),
+            *(out.data_ptr() if whole and batch.head else 0, 0 if whole else out.data_ptr()),
+            *(len(states), _start(after), _start(kept), torch.get_num_threads()),
+        )
+        _check(self._forward(self.handle, call) != 0)
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Rotary:
+    """Cosines and sines [positions, rotary_dim / 2] of each kind of layer, and where they lie."""
+
+    tables: Sequence[tuple[Tensor, Tensor]]
+    reach: int  # positions that they are for
+    cos: array[int]
+    sin: array[int]
+
+    @classmethod
+    def of(cls, tables: Sequence[tuple[Tensor, Tensor]]) -> _Rotary:
+        reach = min((len(cos) for cos, _ in tables), default=1 << 60)
+        cos, sin = (addresses([pair[i] for pair in tables]) for i in (0, 1))
+        return cls(tables, reach, cos, sin)
+
+
+def _start(values: array[int]) -> int:
+    return values.buffer_info()[0]
