@@ -203,11 +203,10 @@ class Engine(Intake):
 
     @staticmethod
     def event(generation: Generation, round_: Round) -> StreamEvent:
-        """What a stream shows of a round."""
+        """What a stream shows of a round, however far the generation is by now."""
         generation.note(round_)
-        ending = generation.ending
-        result = None if ending.reason is None else generation.result()
-        return StreamEvent(ending.new_text(), round_.tokens, round_.kinds, round_.logprobs, round_, result)
+        result = None if round_.finish is None else generation.result()
+        return StreamEvent(round_.text, round_.tokens, round_.kinds, round_.logprobs, round_, result)
 
     def batch(
         self,

@@ -43,7 +43,7 @@ def surprise(model: CausalModel, tokens: Sequence[int]) -> float:
 
 def hint(engine: Engine, prompt: Prompt) -> str | None:
     """What the embedded pair is for, where it is asked for something else; None for all other models."""
-    if not _embedded(engine.names.get("target")):
+    if not is_embedded(engine.names.get("target")):
         return None
     try:
         tokens = engine.tokens(prompt)[-MOST:]
@@ -54,7 +54,7 @@ def hint(engine: Engine, prompt: Prompt) -> str | None:
     return HINT
 
 
-def _embedded(target: object) -> bool:
+def is_embedded(target: object) -> bool:
     """Whether a target, by its name, is the embedded one or was grown from it."""
     if target == "embedded":
         return True

@@ -146,6 +146,8 @@ class Recorder:
             siblings=_siblings(forest, trunk),
             layers=verdict.layers,
             beams=beams,
+            text=self.ending.new_text(),
+            finish=self.ending.reason,
         )
 
     def _judged(self, forest: Forest, verdict: Verdict, target: Distributions) -> list[EmittedToken | None]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from draftwood.core.records import Kind
+
 
 class TextDecoder(Protocol):
     """Incremental detokenisation: feed one id, get the text that is complete by now."""
@@ -106,3 +108,30 @@ class Ending:
                     longest = length
                     break
         return longest
+
+
+@dataclass(slots=True)
+class Pieces:
+    """Tells which token each piece of a text came from.
+
+    `Round.text` says which text is certain; text behind a stop string, or one that may still become a stop string,
+    is in no piece.
+    """
+
+    decoder: TextDecoder
+    _waiting: list[tuple[str, Kind]] = field(init=False, default_factory=list)  # not yet certain
+
+    def split(self, text: str, tokens: Sequence[int], kinds: Sequence[Kind]) -> list[tuple[str, Kind]]:
+        """The pieces of `text`, which became certain by the `tokens` of a round, with the kinds of their tokens."""
+        for token, kind in zip(tokens, kinds, strict=True):
+            if piece := self.decoder.step(token):
+                self._waiting.append((piece, kind))
+        found: list[tuple[str, Kind]] = []
+        while text:
+            piece, kind = self._waiting.pop(0) if self._waiting else (text, "plain")
+            if len(piece) > len(text):
+                self._waiting.insert(0, (piece[len(text) :], kind))
+                piece = piece[: len(text)]
+            found.append((piece, kind))
+            text = text[len(piece) :]
+        return found

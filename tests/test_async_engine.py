@@ -188,3 +188,14 @@ def test_a_callback_that_would_end_the_process_ends_its_request() -> None:
 
     asyncio.run(left())
     idle(engine)
+
+
+@pytest.mark.parametrize("method", ["speculative", "dsbd"])
+def test_a_reader_that_is_late_gets_each_round_for_itself(method: str) -> None:
+    """However far the thread that computes is: one event has the result, the last one."""
+    engine = make()
+    generation = engine.generation([1, 2], method=method, max_new_tokens=15, seed=3)
+    events = [engine.event(generation, round_) for round_ in list(engine._rounds(generation))]
+    assert [event.result is None for event in events] == [True] * (len(events) - 1) + [False]
+    assert events[-1].result is not None and len(events) > 1
+    assert events[-1].result.tokens == [token for event in events for token in event.tokens]

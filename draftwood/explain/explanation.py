@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from draftwood.core.records import Round
+from draftwood.core.records import Kind, Round
 from draftwood.explain.judging import Judgement, Recorder
 from draftwood.explain.terminal import method_label
 from draftwood.explain.text import Words, lines, spelling
@@ -15,8 +15,45 @@ from draftwood.explain.tree import RoundTree, trees_of
 from draftwood.generation import Generation
 from draftwood.models.tokenizer import Tokenizer
 from draftwood.results import GenerationResult
+from draftwood.text import Pieces
 
 HEIGHT = 760  # pixels of the page in a notebook
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A generation with a recorder in its verifier's place; it gives the tokens that it would give without one."""
+
+    generation: Generation
+    judgements: list[Judgement]  # one for each round; there may be more of them than rounds that were noted
+    words: Words
+    about: dict[str, Any]  # what was asked, of whom
+    spelled: Pieces | None
+
+    @classmethod
+    def of(cls, generation: Generation, tokenizer: Tokenizer | None, models: Mapping[str, Any]) -> Recording:
+        """Begin to record; `models` are their names."""
+        recorder = generation.verify = Recorder(generation.verify)
+        request = generation.request
+        method = request.method.as_dict()
+        about = {
+            "method": method_label(method),
+            "options": method,
+            "lossless": request.method.lossless,
+            "coupled": recorder.coupled,
+            "models": dict(models),
+            "sampling": request.params.model_dump(mode="json"),
+            "seed": request.seed,
+            "greedy": request.params.greedy,
+        }
+        spelled = None if tokenizer is None else Pieces(tokenizer.stream(list(request.prompt)))
+        return cls(generation, recorder.judgements, spelling(tokenizer), about, spelled)
+
+    def pieces(self, round_: Round) -> list[tuple[str, Kind]]:
+        """The text that became certain by a round, in pieces with the kinds of their tokens."""
+        if self.spelled is None:
+            return [(self.words([token]), kind) for token, kind in zip(round_.tokens, round_.kinds, strict=True)]
+        return self.spelled.split(round_.text, round_.tokens, round_.kinds)
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,6 +64,7 @@ class Explanation:
     trees: list[RoundTree]
     judgements: list[Judgement]
     words: Words
+    pieces: list[list[tuple[str, Kind]]]  # of each round: text that became certain by it, and where it came from
     ends: frozenset[int]
     about: dict[str, Any]  # what was asked, of whom
 
@@ -38,21 +76,16 @@ class Explanation:
         tokenizer: Tokenizer | None,
         models: Mapping[str, Any],
     ) -> Explanation:
-        """Run a generation, with a recorder in its verifier's place, to the tokens that it would give without one."""
-        recorder = generation.verify = Recorder(generation.verify)
+        """Run a generation and record it."""
+        recording = Recording.of(generation, tokenizer, models)
+        pieces = []
         for round_ in run(generation):
             generation.note(round_)
-        result = generation.result()
-        about = {
-            "method": method_label(result.method),
-            "lossless": result.lossless,
-            "models": dict(models),
-            "sampling": result.sampling,
-            "seed": result.seed,
-            "greedy": result.sampling["temperature"] == 0,
-        }
-        trees = trees_of(result.rounds, result.prompt_tokens, recorder.judgements)
-        return cls(result, trees, recorder.judgements, spelling(tokenizer), generation.request.end_tokens, about)
+            pieces.append(recording.pieces(round_))
+        result, judgements = generation.result(), recording.judgements
+        trees = trees_of(result.rounds, result.prompt_tokens, judgements)
+        ends = generation.request.end_tokens
+        return cls(result, trees, judgements, recording.words, pieces, ends, recording.about)
 
     def lines(self, width: int = 80, colour: bool = False) -> list[str]:
         """The rounds as indented trees, in lines of at most `width` columns (76 or more)."""

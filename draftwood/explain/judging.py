@@ -7,6 +7,7 @@ and walks down the accepted path as the verifier did, with the outcomes known.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -29,6 +30,7 @@ class Judgement:
     chosen: tuple[Outcome, float] | None = None  # the token that ended the round, and its chance where it was drawn
     greedy: bool = False  # nothing was drawn: p is the target's untouched softmax, of which the largest wins
     likely: dict[int, list[tuple[int, float]]] = field(default_factory=dict)  # node -> (token, p), most probable first
+    scores: Sequence[float] = ()  # log-likelihoods of the hypotheses that the next round begins with (beams)
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ class Recorder:
 
     def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
         verdict = self.verify(forest, target, streams)
-        found = Judgement()
+        found = Judgement(scores=verdict.score)
         if not forest.layers and not verdict.layers and verdict.token[0] != FINISHED:
             self._judge(found, forest, verdict, target)
         self.judgements.append(found)

@@ -1,22 +1,32 @@
-"""The page that steps through the rounds of an answer: one HTML file that needs no network."""
+"""An answer and its rounds as plain data, and the page that steps through them: one HTML file that needs no network.
+
+The server's page shows the same data with the same modules (`viewer/`), a round at a time as they happen.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from draftwood.core.forest import FINISHED, TRUNK
+from draftwood.core.records import Kind
 from draftwood.explain.judging import Judgement
 from draftwood.explain.text import Words
-from draftwood.explain.tree import FATES, RoundTree, TreeNode, completions
+from draftwood.explain.tree import FATES, RoundTree, TreeNode, completions, hypotheses_after
 
 if TYPE_CHECKING:
     from draftwood.explain.explanation import Explanation
+    from draftwood.results import GenerationResult
 
 BEFORE = 40  # tokens of the prompt that are shown
 ROOT = 20  # characters of the text that a round begins behind
+VIEWER = files("draftwood.explain") / "viewer"
+MODULES = "dom.js", "tree.js", "run.js", "viewer.js"  # each before those that import it
 
 
 def html(explanation: Explanation) -> str:
@@ -24,38 +34,70 @@ def html(explanation: Explanation) -> str:
     data = json.dumps(document(explanation), ensure_ascii=False, allow_nan=False)
     for bad in "<>&\u2028\u2029":
         data = data.replace(bad, f"\\u{ord(bad):04x}")
-    return (files("draftwood.explain") / "viewer.html").read_text("utf-8").replace("{{ data }}", data)
+    return template().replace("{{ data }}", data)
+
+
+def template() -> str:
+    """The page without its data, which takes the place of `{{ data }}`; only its own script may run in it."""
+    modules = [(VIEWER / name).read_text("utf-8") for name in MODULES]
+    script = "".join(re.sub(r"^import .*\n|^export ", "", module, flags=re.MULTILINE) for module in modules)
+    parts = {
+        "style": (VIEWER / "viewer.css").read_text("utf-8"),
+        "script": script,
+        "digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    }
+    page = (VIEWER / "viewer.html").read_text("utf-8")
+    return re.sub(r"{{ (style|script|digest) }}", lambda match: parts[match[1]], page)
 
 
 def document(explanation: Explanation) -> dict[str, Any]:
-    """All that the page shows, as plain data."""
+    """All that the page shows."""
     result, words, ends = explanation.result, explanation.words, explanation.ends
     rounds, before = [], list(result.prompt_tokens)
-    for tree, judgement in zip(explanation.trees, explanation.judgements, strict=True):
-        rounds.append(_round(tree, judgement, before, words, ends))
+    for tree, judgement, pieces in zip(explanation.trees, explanation.judgements, explanation.pieces, strict=True):
+        rounds.append(round_document(tree, judgement, before, words, ends, pieces))
         before += tree.round_.tokens
-    metrics = result.metrics
+    return {**start(explanation.about, result.prompt_tokens, words), "rounds": rounds, **end(result)}
+
+
+def start(about: Mapping[str, Any], prompt: Sequence[int], words: Words) -> dict[str, Any]:
+    """What is known before the first round; for `about` see `Explanation`."""
     return {
-        **explanation.about,
-        "prompt": [words([token]) for token in result.prompt_tokens[-BEFORE:]],
-        "shortened": len(result.prompt_tokens) > BEFORE,
+        **about,
+        "prompt": [words([token]) for token in prompt[-BEFORE:]],
+        "shortened": len(prompt) > BEFORE,
         "fates": {name: fate.meaning for name, fate in FATES.items()},
-        "finish": result.finish_reason,
-        "sums": {
-            "rounds": metrics.rounds,
-            "tokens": metrics.emitted,
-            "drafted": sum(each["drafted"] for each in rounds),
-            "wasted": sum(each["wasted"] for each in rounds),
-            "rows": metrics.target_rows,
-            "tau": metrics.tau,
-        },
-        "rounds": rounds,
     }
 
 
-def _round(
-    tree: RoundTree, judgement: Judgement, before: Sequence[int], words: Words, ends: frozenset[int]
+def end(result: GenerationResult) -> dict[str, Any]:
+    """What is known after the last round."""
+    metrics = result.metrics
+    names = "rounds", "emitted", "seconds", "tau", "acceptance_rate", "tokens_per_second"
+    return {
+        "finish": result.finish_reason,
+        "metrics": {name: getattr(metrics, name) for name in names},
+        "best": [
+            {
+                "text": beam.text,
+                "score": beam.log_likelihood,
+                "perplexity": beam.perplexity if beam.tokens else None,
+                "finish": beam.finish_reason,
+            }
+            for beam in result.beams
+        ],
+    }
+
+
+def round_document(
+    tree: RoundTree,
+    judgement: Judgement,
+    before: Sequence[int],
+    words: Words,
+    ends: frozenset[int],
+    pieces: Sequence[tuple[str, Kind]] = (),
 ) -> dict[str, Any]:
+    """A round: what came out, its forest, what it cost. `pieces` of text became certain; `before` are all tokens."""
     round_ = tree.round_
     places = {id(node): place for place, node in tree.nodes.items()}
 
@@ -82,7 +124,9 @@ def _round(
     kept = sum(any(draw.fate in ("accepted", "cut off") for draw in one.draws) for one in drafted)
     return {
         "tokens": [[words([token]), kind] for token, kind in zip(round_.tokens, round_.kinds, strict=True)],
+        "pieces": [list(piece) for piece in pieces],
         "drafted": len(drafted),
+        "accepted": round_.accepted,
         "draws": round_.draws,
         "wasted": len(drafted) - kept,
         "rows": round_.target_rows,
@@ -90,10 +134,11 @@ def _round(
             "drafting": 1000 * round_.draft_seconds,
             "target": 1000 * round_.verify_seconds,
             "sampling": 1000 * round_.sampling_seconds,
-            "bookkeeping": 1000 * round_.other_seconds,
+            "other": 1000 * round_.other_seconds,
         },
         "left": None if judgement.chosen is None or judgement.greedy else judgement.chosen[1],
         "roots": [root(one) for one in tree.roots],
+        "beams": _beams(tree, judgement, words, ends) if round_.layers else [],
         "layers": [
             {
                 "width": layer.width,
@@ -107,6 +152,18 @@ def _round(
             for layer in round_.layers
         ],
     }
+
+
+def _beams(tree: RoundTree, judgement: Judgement, words: Words, ends: frozenset[int]) -> list[dict[str, Any]]:
+    """The hypotheses after a round, most likely first: what each has beyond the text that all of them share."""
+    found: dict[tuple[int, ...], dict[str, Any]] = {}
+    after = hypotheses_after(tree.round_)
+    scores = judgement.scores or (None,) * len(after)
+    for tokens, token, score in zip(after, tree.round_.roots, scores, strict=True):
+        beam = found.setdefault(tokens, {"text": words(tokens), "score": score, "times": 0, "ended": False})
+        beam["times"] += 1
+        beam["ended"] = token == FINISHED or token in ends
+    return sorted(found.values(), key=lambda beam: -(beam["score"] or 0.0))
 
 
 def last_words(text: str) -> str:

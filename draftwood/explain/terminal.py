@@ -9,18 +9,21 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.cells import cell_len
 from rich.color import ColorSystem
 from rich.style import Style
 
+from draftwood.text import Pieces
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from draftwood.core.records import Kind
     from draftwood.results import GenerationResult
     from draftwood.text import TextDecoder
 
@@ -73,34 +76,22 @@ def paint(text: str, style: Style, colour: bool) -> str:
 
 @dataclass(slots=True)
 class Painter:
-    """Writes text to a stream as it becomes certain, each token in the colour of its kind.
-
-    The engine says which text is certain; this only knows which token each piece of it came from. So text behind a
-    stop string, or one that may still become a stop string, is never written.
-    """
+    """Writes text to a stream as it becomes certain, each token in the colour of its kind."""
 
     stream: TextIO
-    decoder: TextDecoder
+    decoder: InitVar[TextDecoder]
     colour: bool
     kinds: Counter[str] = field(init=False, default_factory=Counter)
-    _waiting: list[tuple[str, str]] = field(init=False, default_factory=list)  # (text, kind) not yet certain
+    _pieces: Pieces = field(init=False)
     _line_open: bool = field(init=False, default=False)
 
-    def show(self, text: str, tokens: Sequence[int], kinds: Sequence[str]) -> None:
+    def __post_init__(self, decoder: TextDecoder) -> None:
+        self._pieces = Pieces(decoder)
+
+    def show(self, text: str, tokens: Sequence[int], kinds: Sequence[Kind]) -> None:
         """Take the tokens of a round and write `text`, what became certain by them."""
         self.kinds.update(kinds)
-        for token, kind in zip(tokens, kinds, strict=True):
-            piece = self.decoder.step(token)
-            if piece:
-                self._waiting.append((piece, kind))
-        painted = []
-        while text:
-            piece, kind = self._waiting.pop(0) if self._waiting else (text, "plain")
-            if len(piece) > len(text):
-                self._waiting.insert(0, (piece[len(text) :], kind))
-                piece = piece[: len(text)]
-            painted.append(self._paint(piece, kind))
-            text = text[len(piece) :]
+        painted = [self._paint(piece, kind) for piece, kind in self._pieces.split(text, tokens, kinds)]
         if painted:
             self.stream.write("".join(painted))
             self.stream.flush()

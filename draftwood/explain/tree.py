@@ -118,15 +118,23 @@ class RoundTree:
 
 def trees_of(rounds: Sequence[Round], prompt: Sequence[int], judgements: Sequence[Judgement] = ()) -> list[RoundTree]:
     """The tree of every round after the prompt, with the numbers that a recorder noted for it, if there was one."""
-    trees: list[RoundTree] = []
-    hypotheses: Sequences = [(prompt[-1],)]
-    for round_, judgement in zip_longest(rounds, judgements):
-        tree = tree_of(round_, hypotheses)
+    grower = Grower([(prompt[-1],)])
+    return [grower.tree(round_, judgement) for round_, judgement in zip_longest(rounds, judgements)]
+
+
+@dataclass(slots=True)
+class Grower:
+    """Makes the trees of a request's rounds, one after the other."""
+
+    hypotheses: Sequences  # that the next round begins with
+
+    def tree(self, round_: Round, judgement: Judgement | None = None) -> RoundTree:
+        """The tree of the next round, with the numbers that a recorder noted for it."""
+        tree = tree_of(round_, self.hypotheses)
         if judgement is not None:
             _annotate(tree, judgement)
-        trees.append(tree)
-        hypotheses = hypotheses_after(round_)
-    return trees
+        self.hypotheses = hypotheses_after(round_)
+        return tree
 
 
 def hypotheses_after(round_: Round) -> Sequences:

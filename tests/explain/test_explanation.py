@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import errno
+import hashlib
 import json
 import re
 from collections import Counter
@@ -111,7 +113,12 @@ def test_the_page_holds_every_draft(name: str) -> None:
     frame = found._repr_html_()
     assert frame.startswith('<iframe sandbox="allow-scripts"') and frame.count("<") == 2  # all else is escaped
     assert [token for entry in data["rounds"] for token in entry["tokens"]] == [[hostile, k] for k in result.kinds]
-    assert data["sums"]["drafted"] >= data["sums"]["wasted"] > 0
+    assert "".join(piece for entry in data["rounds"] for piece, _ in entry["pieces"]) == "".join(
+        f"<{token}>"
+        for token in result.tokens  # without a tokenizer: ids
+    )
+    assert all(entry["drafted"] >= entry["wasted"] for entry in data["rounds"])
+    assert sum(entry["wasted"] for entry in data["rounds"]) > 0
 
     def count(nodes: list[dict[str, Any]]) -> Counter[str]:
         found: Counter[str] = Counter()
@@ -139,11 +146,16 @@ def test_the_command(command: Command, pair: list[str], tmp_path: Path) -> None:
     assert done.code == 0 and done.out.rstrip("\n") == answer.rstrip("\n") and done.err == f"{out}\n"
     text = out.read_text("utf-8")
     assert "{{" not in text and not re.findall(r"""(?:src|href)=|@import|url\(""", text)
-    assert "://" not in text and "prefers-color-scheme: dark" in text and "max-width: 700px" in text
+    assert "://" not in text and "color-scheme: light dark" in text and "max-width: 700px" in text
+    script = re.search(r'<script type="module">(.*?)</script>', text, re.DOTALL)
+    assert script is not None and not re.search(r"^(import|export) ", script[1], re.MULTILINE)
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    assert f"default-src 'none'; script-src 'sha256-{digest}'" in text  # no other script may run
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     assert found is not None
     data = json.loads(found[1])
-    assert data["sums"]["tokens"] == 8 and data["rounds"] and data["method"] == "mcsd tree=3,2"
+    assert data["metrics"]["emitted"] == 8 and data["rounds"] and data["method"] == "mcsd tree=3,2"
+    assert "".join(piece for entry in data["rounds"] for piece, _ in entry["pieces"]) == answer.rstrip("\n")
     drawn = command("explain", *flags)
     assert drawn.code == 0 and "Round 1" in drawn.out and "accept" in drawn.out
     assert command("explain", "x", *pair, "--method", "mcds").code == 2
@@ -194,3 +206,16 @@ def test_every_column_of_numbers_has_a_heading(temperature: float) -> None:
 )
 def test_a_round_begins_behind_whole_words(text: str, shown: str) -> None:
     assert last_words(text) == shown
+
+
+def test_the_page_follows_the_beams() -> None:
+    """After each round, what a hypothesis has beyond the shared text, most likely first; at the end the answer."""
+    _, found = explained({"name": "dsbd", "width": 3, "n_best": 2}, 2)
+    data = document(found)
+    assert [beam["score"] for beam in data["best"]] == [beam.log_likelihood for beam in found.result.beams]
+    for entry, round_ in zip(data["rounds"], found.result.rounds, strict=True):
+        scores = [beam["score"] for beam in entry["beams"]]
+        assert scores == sorted(scores, reverse=True)
+        assert sum(beam["times"] for beam in entry["beams"]) == len(round_.roots)
+    assert any(len(entry["beams"]) > 1 for entry in data["rounds"])
+    assert not any(entry["beams"] for entry in document(explained({"name": "mcsd"}, 2)[1])["rounds"])
