@@ -29,6 +29,7 @@ def rounds(generation: Generation) -> Decoding[Round]:
         generation.depth.observe(record, target.hidden(verdict.parent[0]))
         forest = grown
         yield record
+    generation.drafter.finish(forest)
 
 
 def _round(generation: Generation, forest: Forest) -> Generator[Run, Answer, tuple[Verdict, Distributions]]:

@@ -16,10 +16,11 @@ from draftwood.batching import BatchFailed, BatchInterrupted, completed, entries
 from draftwood.core.records import Kind, Round
 from draftwood.decode import rounds
 from draftwood.depth import LOAD, Auto, Learner
-from draftwood.draft import SharedSession
+from draftwood.draft import EarlierAnswers, SharedSession
 from draftwood.generation import Generation
 from draftwood.intake import Intake, whole
 from draftwood.methods import Method
+from draftwood.methods.usual import usual
 from draftwood.models.base import CausalModel
 from draftwood.models.cache import Budget, Cache, free_bytes
 from draftwood.models.tokenizer import INCOMPLETE, Tokenizer, TokenStream
@@ -94,10 +95,22 @@ class Engine(Intake):
         self._caches: WeakKeyDictionary[CausalModel, Cache] = WeakKeyDictionary()
         self._models: dict[object, Sequence[CausalModel]] = {}  # what methods draft with; see Method.drafts_from
         self._learners: dict[Method, Learner] = {}  # controllers whose requests learn together
+        self._earlier = EarlierAnswers()  # of requests that share theirs
+        self._usual: Method | None = None
 
     def __repr__(self) -> str:
         names = ", ".join(f"{key}={value!r}" for key, value in self.names.items() if isinstance(value, str))
-        return f"Engine({names})" if names else f"Engine({type(self.target).__name__}, {len(self.drafts)} drafts)"
+        return f"Engine({names or type(self.target).__name__}, {len(self.drafts)} drafts, method={self.usual.name!r})"
+
+    @property
+    def usual(self) -> Method:
+        """What decodes a request that names no method: the best of what is there."""
+        with self._building:
+            if self._usual is None:
+                self._usual, models = usual(len(self.drafts), self.target)
+                if models is not None:
+                    self._models.setdefault(self._usual.drafts_from, models)
+            return self._usual
 
     @property
     def compile_seconds(self) -> float:
@@ -123,6 +136,10 @@ class Engine(Intake):
         """Give back the keys and values that finished requests left for others."""
         self.scheduler.exclusively(self.scheduler.prefixes.reset)
 
+    def forget_answers(self) -> None:
+        """Forget the answers that requests with `lookup`, shared=true, left for others."""
+        self._earlier = EarlierAnswers()
+
     def draft_with(self, method: MethodSpec, models: Sequence[CausalModel]) -> None:
         """Have a method draft with `models` in place of what it makes or loads for the target.
 
@@ -144,8 +161,8 @@ class Engine(Intake):
         The checkpoint's chat template makes a prompt of a conversation, up to where the assistant's reply begins;
         `tokenizer.chat` gives token ids likewise and takes the template's variables.
 
-        `method` is a name, {"name": ..., option: value} or a Method; default: `speculative` with a draft model, else
-        `autoregressive`. `sampling` holds temperature (0 = greedy), top_k, top_p, ...; see SamplingParams. The same
+        `method` is a name, {"name": ..., option: value} or a Method; default: `usual`, which the result names.
+        `sampling` holds temperature (0 = greedy), top_k, top_p, ...; see SamplingParams. The same
         `seed` gives the same text. `top_logprobs` asks for the most probable tokens at each place, `ignore_eos` goes on
         behind an end token, `cancelled` is asked once per round. Output ends at EOS, at a `stop` string, after
         `max_new_tokens` or where the context ends. Raises RequestError or ConfigurationError where something asked for
@@ -265,6 +282,7 @@ class Engine(Intake):
         target = Session(self.target, self._cache(self.target), prefixes=self.scheduler.prefixes)
         drafts = [self._drafting(model, target) for model in models]
         drafter, verify, depth, ranking = request.method.build(drafts, target)
+        drafter.share(self._earlier)
         if isinstance(depth, Auto) and not (self.load_aware or request.method.repeats(request.params.greedy)):
             depth = depth.repeatable()
         if isinstance(depth, Learner) and depth.shared:

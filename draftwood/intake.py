@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex, Unpack
 
@@ -24,11 +25,14 @@ class Intake:
     tokenizer: Tokenizer | None
     end_tokens: frozenset[int]
 
+    @property
+    @abstractmethod
+    def usual(self) -> Method:
+        """What decodes a request that names no method."""
+
     def method(self, spec: MethodSpec | None = None) -> Method:
         """The method that a specification means here; refuses one that needs other draft models than there are."""
-        if spec is None:
-            spec = "speculative" if self.drafts else "autoregressive"
-        method = Method.parse(spec)
+        method = self.usual if spec is None else Method.parse(spec)
         fewest, most = method.drafts_needed
         if len(self.drafts) < fewest:
             raise ConfigurationError(

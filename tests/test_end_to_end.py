@@ -34,7 +34,8 @@ METHOD_CELLS: dict[str, tuple[dict[str, Any], int]] = {
     "mcsd-iid": ({"name": "mcsd", "tree": [4, 2], "replacement": True}, 1),
     "mcsd-distinct": ({"name": "mcsd", "tree": [3, 2, 2], "replacement": False}, 1),
     "mcsd-fork": ({"name": "mcsd-fork", "width": 3, "gamma": 3}, 1),
-    "lookup": ({"name": "lookup", "min_ngram": 1, "max_ngram": 3, "gamma": 3}, 0),
+    "lookup": ({"name": "lookup"}, 0),
+    "speculative-lookup": ({"name": "speculative", "gamma": 3, "lookup": True}, 1),
 }
 WARPS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -207,7 +208,11 @@ ENUMERATED = [  # method, its options, draft models, vocabulary, tokens
     ("mcsd", {"tree": [2, 2], "replacement": False}, 1, 3, 4),
     ("mcsd", {"tree": [3, 2], "replacement": False}, 1, 3, 3),
     ("mcsd", {"tree": [4, 1], "replacement": False}, 1, 3, 4),
-    ("lookup", {"min_ngram": 1}, 0, 4, 5),
+    ("lookup", {"gamma": 6}, 0, 4, 5),
+    ("speculative", {"gamma": 2, "lookup": True}, 1, 3, 4),
+    ("mcsd", {"tree": [2, 1], "lookup": True}, 1, 3, 4),
+    ("specinfer", {"expansion": [1, 1], "lookup": True}, 2, 3, 3),
+    ("lookup", {}, 0, 4, 5),
 ]
 
 

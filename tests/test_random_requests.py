@@ -52,25 +52,16 @@ ONE_DRAFT = st.one_of(
     st.fixed_dictionaries(
         {"name": st.just("mcsd-fork"), "width": st.integers(1, 4), "gamma": st.integers(1, 4), "verify": VERIFY}
     ),
-    st.builds(
-        lambda gamma, low, more, verify: {
-            "name": "lookup",
-            "gamma": gamma,
-            "min_ngram": low,
-            "max_ngram": low + more,
-            "verify": verify,
-        },
-        st.integers(0, 6),
-        st.integers(1, 2),
-        st.integers(0, 6),
-        VERIFY,
+    st.fixed_dictionaries(
+        {"name": st.just("lookup"), "min_ngram": st.integers(1, 2), "verify": VERIFY},
+        optional={"gamma": st.integers(0, 6)},
     ),
 )
 METHODS = {
     1: ONE_DRAFT,
     2: st.one_of(
         st.fixed_dictionaries({"name": st.just("specinfer"), "expansion": WIDTHS, "verify": VERIFY}),
-        st.fixed_dictionaries({"name": st.just("lookup"), "min_ngram": st.just(1), "verify": VERIFY}),
+        st.fixed_dictionaries({"name": st.just("lookup"), "verify": VERIFY}),
     ),
 }
 SAMPLINGS = st.fixed_dictionaries(

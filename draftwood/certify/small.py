@@ -29,7 +29,7 @@ from draftwood.certify.laws import (
 from draftwood.certify.references import BeamLaw, exact_law
 from draftwood.depth import parse_depth
 from draftwood.engine import Engine
-from draftwood.methods import Method
+from draftwood.methods import Lookup, Method
 from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, DynamicWidth
 from draftwood.methods.self_speculative import SelfSpeculative
 from draftwood.models.base import CausalModel
@@ -39,7 +39,8 @@ from draftwood.params import SamplingParams
 from draftwood.results import GenerationResult
 
 END = frozenset({0})
-PROMPT = [1, 0, 1]  # a repetition, so that n-grams are found; the end token has no meaning in a prompt
+PROMPT = [1, 0, 1]  # a repetition, so that lookup finds something; the end token has no meaning in a prompt
+COPIED = [4, 1, 2, 3, 4]  # the prompt of windows where lookup drafts: what follows 4 in it is what is certain behind it
 VARYING = 0.3  # a threshold at which dynamic widths are of several sizes
 COST = 0.1  # of a draft in target forwards, where a depth controller would measure it: clocks cannot be replayed
 VOCAB = 5  # of windows
@@ -91,15 +92,15 @@ class _Heads(Heads):
         return self.tables[:, None].expand(-1, len(hidden), -1)
 
 
-def window_table(seed: int, number: int, possible: Sequence[int]) -> TabularModel:
-    """A random model of which the n-th generated token has `possible[n]` values, one that is certain where that is 1.
+def window_table(seed: int, number: int, possible: Sequence[int], prompt: Sequence[int]) -> TabularModel:
+    """A random model of which the n-th token behind the prompt has `possible[n]` values, a certain one if 1.
 
     What drafts (`number` above 0) find likely the target (0) does not, and it has a value more: many draws are rejected
     one after the other, and something remains each time.
     """
 
     def law(prefix: tuple[int, ...]) -> list[float]:
-        place = len(prefix) - len(PROMPT)
+        place = len(prefix) - len(prompt)
         count = possible[place] if 0 <= place < len(possible) else 1
         weights = [0.0] * VOCAB
         if count == 1:
@@ -154,6 +155,12 @@ class Case:
         self.params = SamplingParams(**WARPS[self.warp])
 
     @property
+    def prompt(self) -> list[int]:
+        """A repetition, so that lookup finds something."""
+        looks = isinstance(self.method, Lookup) or getattr(self.method, "lookup", False)
+        return COPIED if looks and self.possible else PROMPT
+
+    @property
     def label(self) -> str:
         values = f", {','.join(map(str, self.possible))} values" if self.possible else ""
         return f"vocabulary {self.vocab}, {self.tokens} tokens{values}, {self.warp}"
@@ -161,7 +168,7 @@ class Case:
     def _random(self, number: int) -> TabularModel:
         """A model of two layers, so that drafts may come from the first."""
         if self.possible:
-            return window_table(self.seed, number, self.possible)
+            return window_table(self.seed, number, self.possible, self.prompt)
         seed = 1000 * self.seed + number
         if self.tied:
             return tied_table(seed, self.vocab, self.tied)
@@ -186,7 +193,7 @@ class Case:
         """Plain decoding; of beams beam sampling; for a dynamic width each layer given those before."""
         method = self.method
         if not isinstance(method, BeamSamplingMethod):
-            outputs = exact_law(self.target, PROMPT, self.params, self.tokens, END)
+            outputs = exact_law(self.target, self.prompt, self.params, self.tokens, END)
             return (OpeningLaw if self.possible else WholeLaw)(output_of, outputs)
         law = self._beams(self.target)
         width = getattr(method, "width", None)
@@ -202,11 +209,11 @@ class Case:
 
     def _beams(self, model: TabularModel) -> BeamLaw:
         assert isinstance(self.method, BeamSamplingMethod)
-        return BeamLaw(model, PROMPT, self.params, END, self.method.warp)
+        return BeamLaw(model, self.prompt, self.params, END, self.method.warp)
 
     def run(self, method: Method | None = None, seed: int = 0) -> GenerationResult:
         """One generation."""
-        return self._engine().generate(PROMPT, method or self.method, self.params, self.tokens, seed)
+        return self._engine().generate(self.prompt, method or self.method, self.params, self.tokens, seed)
 
     def found(self) -> GenerationResult | Opening:
         """What an enumeration looks at: a generation, or its rounds up to the first with drafts."""
@@ -214,18 +221,18 @@ class Case:
             return self.run()
         rounds = []
         events = self._engine().stream(
-            PROMPT, method=self.method, sampling=self.params, max_new_tokens=self.tokens, seed=0
+            self.prompt, method=self.method, sampling=self.params, max_new_tokens=self.tokens, seed=0
         )
         with closing(events):  # type: ignore[type-var]
             for event in events:
                 rounds.append(event.round)
                 if event.round.draws:
                     break
-        return Opening(PROMPT, rounds)
+        return Opening(self.prompt, rounds)
 
     def runs(self, seeds: Sequence[int], concurrency: int) -> list[GenerationResult]:
         """A generation per seed, several at a time."""
-        requests = [{"prompt": PROMPT, "seed": seed} for seed in seeds]
+        requests = [{"prompt": self.prompt, "seed": seed} for seed in seeds]
         return self.engine.batch(
             requests, concurrency, method=self.method, sampling=self.params, max_new_tokens=self.tokens
         )

@@ -49,11 +49,13 @@ def certify(
     """
     from draftwood.certify import certify_each
     from draftwood.methods import METHODS, Method
+    from draftwood.methods.usual import usual
     from draftwood.prompts import corpus_prompts, fitted, read_prompts
 
     if every and (decoding.method is not None or decoding.settings):
         raise ConfigurationError("give --all or one --method with its options, not both")
-    chosen = [Method.parse(name) for name in METHODS] if every else [decoding.chosen(models.drafts)]
+    one = decoding.chosen(models.drafts) or usual(models.drafts)[0]
+    chosen = [Method.parse(name) for name in METHODS] if every else [one]
     texts = corpus_prompts(2) if prompts is None else read_prompts(prompts)
     if out is not None:
         check_writable(out)

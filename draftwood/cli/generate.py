@@ -74,7 +74,8 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
     if top_logprobs and not output.json_:
         raise ConfigurationError("--top-logprobs is shown in JSON only; give --json too")
     method = decoding.chosen(models.drafts)
-    method.check(sampling)
+    if method is not None:
+        method.check(sampling)
     engine = models.load()
     warn_if_foreign(engine, asked)
     with interruptible() as wanted:
@@ -178,7 +179,8 @@ def explain(
     """
     asked = prompt.conversation()
     method = decoding.chosen(models.drafts)
-    method.check(sampling)
+    if method is not None:
+        method.check(sampling)
     if html is not None:
         check_writable(html, "--html")
     engine = models.load()

@@ -137,19 +137,21 @@ class MethodOptions(OptionGroup):
     method: str | None = flag(
         None,
         "How to decode, see 'draftwood methods'; file:PATH reads name and options from JSON or YAML. "
-        "Default: speculative with a draft model, else autoregressive.",
+        "Default: the best of what is there, as the summary says.",
         "NAME",
     )
     settings: list[str] = flag(
         [], "An option of the method, such as gamma=6 or tree=4,2,2,1. Repeatable.", "KEY=VALUE", ("--set",)
     )
 
-    def chosen(self, drafts: int) -> Method:
-        """The method; without a name the engine's own default for so many draft models."""
+    def chosen(self, drafts: int) -> Method | None:
+        """The method; None where nothing was said of it, and the engine chooses. Options alone are those of a chain."""
         from draftwood import config
         from draftwood.methods import Method
 
-        name = self.method or ("speculative" if drafts else "autoregressive")
+        if self.method is None and not self.settings:
+            return None
+        name = self.method or ("speculative" if drafts else "lookup")
         return Method.parse(name, config.assignments(self.settings))
 
 

@@ -6,6 +6,7 @@ Learns from rounds: of all requests of an engine and method, or of its own where
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from draftwood.core.records import Round
 from draftwood.depth.load import ALONE, Load
 from draftwood.depth.rules import LOAD, LOGITS, DepthController, Growth
-from draftwood.depth.stopping import PRIOR, PRIOR_WEIGHT, WEIGHT, Experience, Path
+from draftwood.depth.stopping import PRIOR, PRIOR_WEIGHT, WEIGHT, Experience, Path, bin_of
 from draftwood.sampling import Streams
 
 TRIED = 0.01  # share of the time that drafting is tried with where it does not pay
@@ -67,6 +68,7 @@ class Plan:
     price: float = math.inf  # of a trial in rounds without drafts: of one draft by one request, if any can ever pay
     widths: list[int] = field(init=False, default_factory=list)
     seconds: list[float] = field(init=False, default_factory=list)  # of a step with 0, 1, ... layers
+    found: list[float] = field(init=False, default_factory=list)  # the same where lookup drafts them, for nothing
     rate: float = field(init=False, default=0.0)  # lambda, tokens per second
     rounds: int = field(init=False, default=0)  # that began by it
 
@@ -87,12 +89,16 @@ class Plan:
         if any(load.tokens + 1 + depth > plain * spent for depth, spent in enumerate(seconds[1:], 1)):
             self.price = load.one / seconds[0]
 
-    def pays(self, depth: int, reach: float) -> bool:
-        """Whether some number of layers more is worth its time; `reach`: the chance that the next one is accepted."""
-        seconds, widths, gain = self.seconds, self.widths, 0.0
-        for layer in range(depth, len(widths)):
+    def pays(self, depth: int, reach: float, ahead: Sequence[float]) -> bool:
+        """Whether some number of layers more is worth its time; `reach`: the chance that the next one is accepted.
+
+        `ahead` are the chances of the layers that lookup has found from there on, if it drafts them alone.
+        """
+        seconds, gain = self.found if ahead else self.seconds, 0.0
+        chances = ahead or (self.chances[width] for width in self.widths[depth:])
+        for layer, chance in zip(range(depth, len(self.widths)), chances, strict=False):
             if layer > depth:
-                reach *= self.chances[widths[layer]]
+                reach *= chance
             gain += reach
             if gain > self.rate * (seconds[layer + 1] - seconds[depth]):
                 return True
@@ -117,7 +123,8 @@ class Auto(DepthController):
     With `Plan`'s rate lambda for what a second is worth, before each layer go on if some number of layers more yields
     more: (reach of the path so far) x (chances of the next layers) > lambda x (their seconds at the load), where reach
     and the next layer's chance follow from the draft's probabilities of what was drafted (`Path`). That finds
-    B* = argmax (R + sum of the chances of B drafts) / (C_draft + C_verify(B)) layer by layer.
+    B* = argmax (R + sum of the chances of B drafts) / (C_draft + C_verify(B)) layer by layer. Of what lookup
+    drafts alone the chances of all layers are known ahead, and no layer costs anything before verification.
 
     Nothing depends on tokens that are not drawn yet, so the law of the output stays as it is at any load. Where
     drafting does not pay it is tried now and then, with a hundredth of the time; more often while little is known.
@@ -126,6 +133,7 @@ class Auto(DepthController):
     most: int
     widths: tuple[int, ...] = (1,)  # children per node, layer by layer; the last one repeats
     roots: int = 1  # nodes that the first layer hangs on, or beams
+    lookup: bool = False  # whether it drafts too
     discount: float = 0.99
     shared: bool = True
     known: Known = field(default_factory=Known)
@@ -153,17 +161,20 @@ class Auto(DepthController):
             known.idle = 0  # others need not try now
 
     def _planned(self, load: Load) -> Plan:
-        own, after = self.known.paths.own.chances(), self.known.paths.next.chances()
+        own, after = self.known.paths.own.chances(self.lookup), self.known.paths.next.chances()
         plan = Plan(load.counts, own, after, self.known.places.chances(max(self.widths)))
         full = [self.widths[min(layer, len(self.widths) - 1)] for layer in range(self.most)]
         for cap in sorted(set(self.widths), reverse=True):
             plan.consider([min(cap, width) for width in full], self.roots, load)
+        if self.lookup:
+            plan.found = replace(load, draft=lambda rows: 0.0).seconds([1] * self.most)
         return plan
 
     def deeper(self, growth: Growth) -> bool:
         path, depth = self._path, growth.depth
-        chance = path.follow(growth)
-        if depth >= self.most or not ((self._tries and not depth) or self._plan.pays(depth, path.reach * chance)):
+        reach = path.follow(growth) * path.reach
+        ahead = [path.own[bin_of([chance])] for chance in growth.ahead]
+        if depth >= self.most or not ((self._tries and not depth) or self._plan.pays(depth, reach, ahead)):
             return False
         path.asked = depth + 1
         return True

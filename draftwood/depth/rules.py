@@ -31,6 +31,9 @@ class Growth:
     `logits` and `picked` are given when the controller needs anything of it, `hidden` when it needs 'hidden'; beams,
     which ask the draft of some nodes only, give no hidden states. The logits are the draft's before temperature and
     truncation, so that they say something in greedy decoding too.
+
+    Where lookup drafts, `chances` are its own that the last layer's drafts are accepted, and `ahead` those of the
+    layers to come that it drafts alone.
     """
 
     depth: int
@@ -38,9 +41,14 @@ class Growth:
     logits: Tensor | None = None  # [n, V] that the last layer was drawn from
     picked: Sequence[tuple[int, int]] = ()  # (row of `logits`, token) of each node of the last layer that is not over
     hidden: Tensor | None = None  # [n, D] what the draft's head read for the same rows
+    chances: Sequence[float] = ()
+    ahead: Sequence[float] = ()
 
     def confidences(self) -> list[float]:
-        """The draft's probability of each picked token; nothing where there are no logits."""
+        """The draft's probability of each picked token, and lookup's of its own."""
+        return [*self._confidences(), *self.chances]
+
+    def _confidences(self) -> list[float]:
         if self.logits is None or not self.picked:
             return []
         if len(self.picked) == 1:  # the same without lists as indices, which cost more than the sums

@@ -22,6 +22,11 @@ WEIGHT = 4.0  # trials that the overall rate counts for in each bin
 PRIOR, PRIOR_WEIGHT = 0.7, 2.0  # rate before anything was seen; rather high, so that drafting is tried
 
 
+def bin_of(confidences: Sequence[float]) -> int:
+    """The bin of a layer whose drafts have these confidences."""
+    return min(BINS - 1, int(max(confidences) * BINS)) if confidences else UNKNOWN
+
+
 @dataclass(slots=True)
 class Rates:
     """Discounted acceptance rates by bin, each pulled towards the rate of all bins together."""
@@ -37,9 +42,12 @@ class Rates:
         self.accepted = [discount * n for n in self.accepted]
         self.tried = [discount * n for n in self.tried]
 
-    def chances(self) -> list[float]:
+    def chances(self, honest: bool = False) -> list[float]:
+        """Of each bin; where confidences are chances (`honest`), its own is where it begins, not all bins' rate."""
         overall = (sum(self.accepted) + PRIOR_WEIGHT * PRIOR) / (sum(self.tried) + PRIOR_WEIGHT)
-        return [(a + WEIGHT * overall) / (n + WEIGHT) for a, n in zip(self.accepted, self.tried, strict=True)]
+        first = [(bin_ + 0.5) / BINS if honest else overall for bin_ in range(BINS)]
+        seen = zip(self.accepted, self.tried, [*first, overall], strict=True)
+        return [(a + WEIGHT * guess) / (n + WEIGHT) for a, n, guess in seen]
 
 
 @dataclass(slots=True)
@@ -58,8 +66,8 @@ class Path:
     """Chances of a round's layers, by the draft's confidence in them: its probability of its token, in trees and beams
     the largest.
 
-    A layer's chance of acceptance is that of earlier layers of about the same confidence. The next layer, whose
-    confidence is not known yet, gets the chance that layers had behind one of the last layer's confidence.
+    A layer's chance of acceptance is that of earlier layers of about the same confidence. The next layer, unless its
+    confidence is known ahead, gets the chance that layers had behind one of the last layer's confidence.
     """
 
     own: Sequence[float] = ()  # chances by confidence
@@ -72,11 +80,10 @@ class Path:
         """Note the layer that was drafted last, if any; the chance of the next one where all before it are accepted."""
         last = UNKNOWN
         if growth.depth:
-            confidences = growth.confidences()
-            last = min(BINS - 1, int(max(confidences) * BINS)) if confidences else UNKNOWN
+            last = bin_of(growth.confidences())
             self._bins.append(last)
             self.reach *= self.own[last]
-        return self.next[last]
+        return self.own[bin_of(growth.ahead[:1])] if growth.ahead else self.next[last]
 
     def learn(self, round_: Round, seen: Experience, discount: float) -> None:
         """Add what became of the round."""

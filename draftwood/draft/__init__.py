@@ -5,18 +5,19 @@ from draftwood.draft.beam import BeamDrafter
 from draftwood.draft.early_exit import ExitDrafter, ExitSource
 from draftwood.draft.heads import HeadsDrafter
 from draftwood.draft.model import ModelDrafter
-from draftwood.draft.ngram import NgramDrafter
 from draftwood.draft.shared import SharedSession
+from draftwood.draft.suffix import EarlierAnswers, SuffixLookup
 
 __all__ = [
     "BeamDrafter",
     "Drafter",
+    "EarlierAnswers",
     "ExitDrafter",
     "ExitSource",
     "HeadsDrafter",
     "ModelDrafter",
-    "NgramDrafter",
     "NoDrafter",
     "Proposer",
     "SharedSession",
+    "SuffixLookup",
 ]

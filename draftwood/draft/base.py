@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest
 from draftwood.depth import NOTHING, DepthController
+from draftwood.draft.suffix import EarlierAnswers
 from draftwood.params import SamplingParams
 from draftwood.runtime.session import Answer, Run
 from draftwood.sampling import Distributions, Edit, Streams, best, draw_distinct, draw_iid, warp
@@ -111,6 +112,14 @@ class Drafter(Protocol):
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
         """Follow `advance`, as `Session.commit`; `forest` is the next one, `target` what verification read."""
+        return None
+
+    def share(self, earlier: EarlierAnswers) -> None:
+        """Use the engine's earlier answers, if the method asked for that; before the first round."""
+        return None
+
+    def finish(self, forest: Forest) -> None:
+        """The request has come to its end."""
         return None
 
 

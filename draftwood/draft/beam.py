@@ -16,7 +16,7 @@ from torch import Tensor
 from draftwood.core.forest import TRUNK, DraftedLayer, Forest
 from draftwood.core.topology import trunk_node
 from draftwood.depth import LOAD, NOTHING, DepthController, Growth
-from draftwood.draft.base import Proposer, Source
+from draftwood.draft.base import Drafter, Proposer, Source
 from draftwood.runtime.session import Answer, Run
 from draftwood.sampling import Distributions
 from draftwood.verify.beam_search import BeamSearch
@@ -25,7 +25,7 @@ from draftwood.verify.layers import extended, joint_over
 
 
 @dataclass(slots=True)
-class BeamDrafter:
+class BeamDrafter(Drafter):
     """`width` draws per layer, W_S of the paper: with replacement, without, or with `search` the best continuations.
 
     `root_weights` "draft" weighs the round's beams by the draft's own joint q(x), as the paper does; "target" by the

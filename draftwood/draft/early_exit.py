@@ -15,6 +15,7 @@ from draftwood.core.forest import TRUNK, Forest
 from draftwood.core.topology import trunk_node, trunk_position
 from draftwood.depth import DepthController
 from draftwood.draft.base import Drafter, Proposer
+from draftwood.draft.suffix import EarlierAnswers
 from draftwood.runtime.session import LOST, Answer, Run, Session
 from draftwood.sampling import Distributions
 
@@ -87,7 +88,7 @@ class ExitSource:
 
 
 @dataclass(slots=True)
-class ExitDrafter:
+class ExitDrafter(Drafter):
     """Any drafter that drafts from an exit: what it leaves unread is read at the end.
 
     Verification would compute the first layers of the last tokens too, but then the exit could never read them.
@@ -108,3 +109,9 @@ class ExitDrafter:
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
         self.drafter.commit(trunk, kept, forest, target)
+
+    def share(self, earlier: EarlierAnswers) -> None:
+        self.drafter.share(earlier)
+
+    def finish(self, forest: Forest) -> None:
+        self.drafter.finish(forest)

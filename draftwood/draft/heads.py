@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest
 from draftwood.depth import LOAD, DepthController, Growth
-from draftwood.draft.base import Proposer
+from draftwood.draft.base import Drafter, Proposer
 from draftwood.runtime.session import Answer, Run, Session
 from draftwood.sampling import Distributions
 
@@ -69,7 +69,7 @@ def likeliest(chances: Sequence[Sequence[float]], nodes: int) -> Choices:
 
 
 @dataclass(slots=True)
-class HeadsDrafter:
+class HeadsDrafter(Drafter):
     """Each round's tree hangs on the root; a node of path `p` gets `tree[p]` distinct children of its layer's head.
 
     A round needs the target's hidden state at the node before its root, so the first one drafts nothing. With `best`

@@ -1,4 +1,4 @@
-"""Drafting with draft models: chains, k-configuration trees and expansions, one or several models.
+"""Drafting with draft models: chains, k-configuration trees and expansions, one or several models, and with lookup.
 
 A chain is the tree 1,1,1,...; MCSD's k-configuration and SpecInfer's expansion configuration are widths per layer.
 """
@@ -14,40 +14,64 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest
 from draftwood.depth import LOAD, NOTHING, DepthController, Growth
-from draftwood.draft.base import Proposer, Source
+from draftwood.draft.base import Drafter, Proposer, Source
+from draftwood.draft.suffix import EarlierAnswers, SuffixLookup
 from draftwood.runtime.session import Answer, Run
 from draftwood.sampling import Distributions
 
+ENDS = 0.1  # chance that what lookup found ends at a node, from which on models draft there
+
 
 @dataclass(slots=True)
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Each source, mostly a draft model, grows its own tree of `widths[l]` children per node in layer l.
 
     Equal sequences are one node. The last width repeats when the depth controller asks for more layers. With several
     models (SpecInfer's merge-based trees) a node's children are the draws of the first model, then of the second, ...
+
+    What `lookup` finds is a chain of point masses in the same forest, the last children of its nodes. The models draft
+    below the root, and below the other nodes of the chain, only where it is likely to end: elsewhere it costs nothing.
+    Since their draws are judged first, and in the same way as without the chain, a layer is accepted at least as
+    often as by either alone wherever both draft.
     """
 
     sources: Sequence[Source]
-    widths: tuple[int, ...]
+    widths: tuple[int, ...] = (1,)
     replacement: bool = True
+    lookup: SuffixLookup | None = None
 
     needs: ClassVar[frozenset[str]] = NOTHING
 
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
     ) -> Generator[Run, Answer, None]:
-        frontiers = [forest.roots for _ in self.sources]
+        found = [] if self.lookup is None else self.lookup.continuation(forest, limit)
+        starts, chain = _starts(found), forest.roots
+        frontiers: list[list[int]] = [[] for _ in self.sources]
         hidden = "hidden" in depth.needs
-        growth = Growth(0)
-        layer = 0
-        while layer < limit and depth.deeper(growth):
+        shown: Sequence[int] = ()
+        looked: list[Tensor] = []
+        read: list[Tensor] = []
+        picked: list[tuple[int, int]] = []
+        for layer in range(limit):
+            if layer in starts:
+                frontiers = [list(dict.fromkeys((*nodes, *chain))) for nodes in frontiers]
+            frontiers = [[node for node in nodes if node not in forest.finished] for nodes in frontiers]
+            drawing = any(frontiers)
+            growth = Growth(
+                layer,
+                shown,
+                torch.cat(looked) if looked else None,
+                picked,
+                torch.cat(read) if read else None,
+                [chance for _, chance in found[layer - 1 : layer]] if layer else (),
+                () if drawing else [chance for _, chance in found[layer:]],
+            )
+            if not (drawing or growth.ahead) or not depth.deeper(growth):
+                break
             width = depth.width(self.widths[min(layer, len(self.widths) - 1)])
-            shown: list[int] = []
-            looked: list[Tensor] = []
-            read: list[Tensor] = []
-            picked: list[tuple[int, int]] = []
-            for i, source in enumerate(self.sources):
-                nodes = [node for node in frontiers[i] if node not in forest.finished]
+            shown, looked, read, picked = [], [], [], []
+            for i, (source, nodes) in enumerate(zip(self.sources, frontiers, strict=True)):
                 if nodes and forest.position(nodes[0]) < source.context:
                     answer = yield from source.answer(forest, nodes, hidden)
                     frontiers[i] = propose(forest, nodes, answer.logits, width, self.replacement)
@@ -63,13 +87,32 @@ class ModelDrafter:
                 else:
                     frontiers[i] = []
                 shown += frontiers[i]
+            if layer < len(found):
+                chain = forest.propose(chain[0], [found[layer][0]], None)
+                shown += chain
+                if chain[0] in forest.finished:
+                    del found[layer + 1 :]
             if not shown:
                 break
-            layer += 1
-            growth = Growth(
-                layer, shown, torch.cat(looked) if looked else None, picked, torch.cat(read) if read else None
-            )
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
         for source in self.sources:
             source.commit(trunk, kept, forest)
+
+    def share(self, earlier: EarlierAnswers) -> None:
+        if self.lookup is not None:
+            self.lookup.share(earlier)
+
+    def finish(self, forest: Forest) -> None:
+        if self.lookup is not None:
+            self.lookup.finish(forest)
+
+
+def _starts(found: Sequence[tuple[int, float]]) -> set[int]:
+    """The depths at which a chain of (token, chance) ends with the chance `ENDS` or more: models draft from there."""
+    starts, reach = set(), 1.0
+    for depth, chance in enumerate([*(chance for _, chance in found), 0.0]):
+        if reach * (1 - chance) >= ENDS:
+            starts.add(depth)
+        reach *= chance
+    return starts

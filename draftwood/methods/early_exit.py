@@ -11,8 +11,8 @@ from draftwood.core.shape import Shape
 from draftwood.draft import ModelDrafter
 from draftwood.draft.base import Source
 from draftwood.methods.base import Parts
-from draftwood.methods.options import Depth, Gamma, Widths, check_rows, controller
-from draftwood.methods.sequences import SequenceMethod
+from draftwood.methods.options import Depth, Gamma, Mixed, Widths, check_rows, controller
+from draftwood.methods.sequences import SequenceMethod, found
 from draftwood.methods.sources import Exit, from_exit
 from draftwood.models import exit as exits
 from draftwood.models.base import CausalModel
@@ -35,6 +35,7 @@ class EarlyExit(SequenceMethod):
         default=None, description="children per node, layer by layer, in place of a chain of gamma tokens"
     )
     replacement: bool = Field(default=False, description="draw siblings independently; false: distinct siblings")
+    lookup: Mixed = False
     depth: Depth = "fixed"
     exit: Exit = None
 
@@ -55,9 +56,8 @@ class EarlyExit(SequenceMethod):
         widths = self.tree or (1,)
 
         def make(source: Source) -> ModelDrafter:
-            return ModelDrafter([source], widths, self.replacement)
+            return ModelDrafter([source], widths, self.replacement, found(self.lookup))
 
         most = len(self.tree) if self.tree else self.gamma
-        return Parts(
-            from_exit(make, drafts, target), self.verifier(), controller(self.depth, most, drafts, target, widths)
-        )
+        depth = controller(self.depth, most, drafts, target, widths, lookup=self.lookup)
+        return Parts(from_exit(make, drafts, target), self.verifier(), depth)

@@ -26,6 +26,7 @@ def listed(value: object) -> object:
 
 
 MOST_ROWS = 1024  # tokens that one forward verifies
+DEEPEST = 32  # layers that lookup drafts unless told otherwise
 
 Initial = Annotated[
     int, Field(ge=1, le=256, description="tokens of the target that a round begins with; more than 1: lossy")
@@ -38,6 +39,9 @@ Depth = Annotated[
         description="who ends drafting early: auto, fixed, confidence:0.4, adaptive-confidence, entropy, "
         "decision:PATH, beta-ts, speedup-ts, optimal-stopping; chains and trees of no named size: auto"
     ),
+]
+Mixed = Annotated[
+    bool, Field(description="what prompt lookup finds is drafted too, for nothing; models draft where it may end")
 ]
 Width = Annotated[int, Field(ge=1)]
 Widths = Annotated[
@@ -71,17 +75,22 @@ def controller(
     widths: Sequence[int] = (1,),
     roots: int = 1,
     hidden: bool = True,
+    lookup: bool = False,
 ) -> DepthController:
     """Who decides whether to draft a layer more, at most `most` of them; `hidden`: whether hidden states are given.
 
     A layer has `widths` children per node of the one before, the last width again and again, the first one `roots`
-    times as many.
+    times as many. `lookup`: whether lookup drafts too, or alone.
     """
-    made = parse_depth(depth).build(
-        most, lambda: fingerprints([session.model for session in drafts]), lambda: fingerprint(target.model)
-    )
+    settings = parse_depth(depth)
+    if drafts:
+        made = settings.build(
+            most, lambda: fingerprints([session.model for session in drafts]), lambda: fingerprint(target.model)
+        )
+    else:
+        made = settings.build(most)
     if isinstance(made, Auto):
-        made.widths, made.roots = tuple(widths), roots
+        made.widths, made.roots, made.lookup = tuple(widths), roots, lookup
     if not hidden and "hidden" in made.needs:
         raise ConfigurationError(
             f"depth {depth} reads the draft's hidden states, which beams do not give; use "

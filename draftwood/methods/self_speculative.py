@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from draftwood.draft import ModelDrafter
 from draftwood.methods.base import Parts
-from draftwood.methods.options import Depth, Gamma, controller, listed
-from draftwood.methods.sequences import SequenceMethod
+from draftwood.methods.options import Depth, Gamma, Mixed, controller, listed
+from draftwood.methods.sequences import SequenceMethod, found
 from draftwood.models.base import CausalModel
 from draftwood.models.skip import Skipped, load, skipping
 from draftwood.runtime.session import Session
@@ -44,6 +44,7 @@ class SelfSpeculative(SequenceMethod):
     attention: Layers = Field(default=None, description="layers whose attention is skipped, from 0, such as 3,5,7")
     mlp: Layers = Field(default=None, description="layers whose MLP is skipped")
     gamma: Gamma = 8
+    lookup: Mixed = False
     depth: Depth = "adaptive-confidence"
 
     @model_validator(mode="after")
@@ -64,4 +65,5 @@ class SelfSpeculative(SequenceMethod):
         return [skipping(target, skipped)]
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
-        return Parts(ModelDrafter(drafts, (1,)), self.verifier(), controller(self.depth, self.gamma, drafts, target))
+        depth = controller(self.depth, self.gamma, drafts, target, lookup=self.lookup)
+        return Parts(ModelDrafter(drafts, lookup=found(self.lookup)), self.verifier(), depth)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from draftwood.core.shape import Shape
 from draftwood.depth import Fixed
-from draftwood.draft import ModelDrafter, NgramDrafter, NoDrafter
+from draftwood.draft import ModelDrafter, NoDrafter, SuffixLookup
 from draftwood.draft.base import Source
 from draftwood.methods.base import Method, Parts
-from draftwood.methods.options import Depth, Gamma, Initial, Widths, check_rows, controller, sized
+from draftwood.methods.options import DEEPEST, Depth, Gamma, Initial, Mixed, Widths, check_rows, controller, sized
 from draftwood.methods.sources import Sourced
 from draftwood.runtime.session import Session
 from draftwood.verify import Coupled, Initialised, Rejection, Verifier
+
+
+def found(lookup: bool) -> SuffixLookup | None:
+    """What looks for drafts in the text of a request."""
+    return SuffixLookup() if lookup else None
 
 
 def rule(verify: str) -> Verifier:
@@ -64,15 +70,18 @@ class Speculative(SequenceMethod):
     draft_models = (1, 1)
 
     gamma: Gamma = 12
+    lookup: Mixed = False
     depth: Depth = "auto"
 
     @model_validator(mode="before")
     @classmethod
     def _sized(cls, values: object) -> object:
-        return sized(values, "gamma", gamma=4)
+        options = sized(values, "gamma", gamma=4)
+        return {"gamma": DEEPEST, **options} if isinstance(options, Mapping) and options.get("lookup") else options
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
-        return Parts(ModelDrafter(drafts, (1,)), self.verifier(), controller(self.depth, self.gamma, drafts, target))
+        depth = controller(self.depth, self.gamma, drafts, target, lookup=self.lookup)
+        return Parts(ModelDrafter(drafts, lookup=found(self.lookup)), self.verifier(), depth)
 
 
 class SpecInfer(SequenceMethod):
@@ -83,6 +92,7 @@ class SpecInfer(SequenceMethod):
     draft_models = (1, 8)
 
     expansion: Widths = (1, 2, 2, 1)
+    lookup: Mixed = False
     depth: Depth = "auto"
 
     @model_validator(mode="before")
@@ -91,8 +101,10 @@ class SpecInfer(SequenceMethod):
         return sized(values, "expansion")
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
-        depth = controller(self.depth, len(self.expansion), drafts, target, self.expansion, len(drafts))
-        return Parts(ModelDrafter(drafts, self.expansion), self.verifier(), depth)
+        depth = controller(
+            self.depth, len(self.expansion), drafts, target, self.expansion, len(drafts), lookup=self.lookup
+        )
+        return Parts(ModelDrafter(drafts, self.expansion, lookup=found(self.lookup)), self.verifier(), depth)
 
 
 class MultiCandidate(Sourced, SequenceMethod):
@@ -105,6 +117,7 @@ class MultiCandidate(Sourced, SequenceMethod):
     tree: Widths = (4, 2, 2, 1)
     initial: Initial = 1
     replacement: bool = Field(default=False, description="draw siblings independently; false: distinct siblings")
+    lookup: Mixed = False
     depth: Depth = "auto"
 
     @model_validator(mode="before")
@@ -121,6 +134,8 @@ class MultiCandidate(Sourced, SequenceMethod):
                 "verify=coupled chooses one token at each place, so rounds cannot begin with several; "
                 "use initial 1, or verify=rejection"
             )
+        if self.initial > 1 and self.lookup:
+            raise ValueError("lookup goes on from one token, but a round begins with several; use initial 1")
         return self
 
     def verifier(self) -> Verifier:
@@ -130,9 +145,9 @@ class MultiCandidate(Sourced, SequenceMethod):
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         def make(source: Source) -> ModelDrafter:
-            return ModelDrafter([source], self.tree, self.replacement)
+            return ModelDrafter([source], self.tree, self.replacement, found(self.lookup))
 
-        depth = controller(self.depth, len(self.tree), drafts, target, self.tree, self.initial)
+        depth = controller(self.depth, len(self.tree), drafts, target, self.tree, self.initial, lookup=self.lookup)
         return Parts(self.drafting(make, drafts, target), self.verifier(), depth)
 
 
@@ -181,20 +196,44 @@ class Fork(OneHypothesis):
 
 
 class Lookup(SequenceMethod):
-    """Prompt lookup: what followed the same n-gram before is proposed as it stands."""
+    """Prompt lookup: what followed the longest match of the last tokens before is proposed as it stands.
+
+    A suffix automaton of prompt and output finds matches of any length, at no cost that matters. How often what
+    followed it and how long the match is say how sure a draft is, and depth=auto, where no gamma is named, how much
+    of it is worth verifying. With `shared` earlier answers of the engine are looked at too; verification is then
+    coupled, since other drafts could know what a seed draws.
+    """
 
     name = "lookup"
-    summary = "n-grams of prompt and output as drafts; needs no draft model"
+    summary = "what followed the same tokens before as drafts; needs no draft model"
 
-    gamma: Gamma = 6
-    max_ngram: int = Field(default=4, ge=1, le=16, description="longest match that is looked for, in tokens")
-    min_ngram: int = Field(default=2, ge=1, le=16, description="shortest match that is good enough")
+    gamma: Gamma = DEEPEST
+    min_ngram: int = Field(default=1, ge=1, le=16, description="shortest match that is good enough, in tokens")
+    shared: bool = Field(
+        default=False, description="look at earlier answers to any prompt of the engine, and leave this one there"
+    )
+    depth: Depth = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sized(cls, values: object) -> object:
+        options = sized(values, "gamma")
+        if isinstance(options, Mapping) and options.get("shared"):
+            return {"verify": "coupled", **options}
+        return options
 
     @model_validator(mode="after")
-    def _ordered(self) -> Lookup:
-        if self.min_ngram > self.max_ngram:
-            raise ValueError("min_ngram must not be larger than max_ngram")
+    def _possible(self) -> Self:
+        if self.shared and self.verify != "coupled":
+            raise ValueError(
+                "an earlier answer under the same seed would be a draft that knows what is drawn, so shared=true goes "
+                "with verify=coupled"
+            )
+        if self.depth.startswith("entropy"):
+            raise ValueError("depth=entropy reads a draft model's distribution; use auto, confidence or fixed")
         return self
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
-        return Parts(NgramDrafter(self.max_ngram, self.min_ngram), self.verifier(), Fixed(self.gamma))
+        lookup = SuffixLookup(self.min_ngram, self.shared)
+        depth = controller(self.depth, self.gamma, (), target, lookup=True)
+        return Parts(ModelDrafter((), lookup=lookup), self.verifier(), depth)

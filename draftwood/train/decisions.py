@@ -137,7 +137,7 @@ class Recorder(DepthController):
         return output_features(growth.logits[row : row + 1], self.top)[0].cpu()
 
 
-def recordable(engine: Engine, spec: MethodSpec) -> Method:
+def recordable(engine: Engine, spec: MethodSpec | None) -> Method:
     """The method, if decision models can be trained on it; else ConfigurationError."""
     method = engine.method(spec)
     if not drafts_one_by_one(method):

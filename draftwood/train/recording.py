@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
 from draftwood.generation import Generation
-from draftwood.methods import Method
+from draftwood.methods import Lookup, Method
 from draftwood.request import Request
 
 Watch = Callable[[Generation, int], None]  # (a generation that begins, its number); may change its parts
@@ -32,9 +32,9 @@ class Recording(Engine):
 
 
 def drafts_one_by_one(method: Method) -> bool:
-    """Whether a method drafts for one hypothesis, as far as a depth controller lets it."""
+    """Whether a method drafts with a model for one hypothesis, as far as a depth controller lets it."""
     options = type(method).model_fields
-    return "depth" in options and "n_best" not in options
+    return "depth" in options and "n_best" not in options and not isinstance(method, Lookup)
 
 
 def split(groups: Tensor, held_out: float, generator: torch.Generator, what: str) -> list[Tensor]:

@@ -27,7 +27,7 @@ SPACES: dict[str, Space] = {
         "root_weights": ("draft", "target"),
     },
     "speculative-beam-search": {"draft_width": tuple(range(2, 17)), "gamma": tuple(range(1, 7))},
-    "lookup": {"gamma": tuple(range(1, 17)), "max_ngram": tuple(range(1, 9)), "min_ngram": tuple(range(1, 5))},
+    "lookup": {"gamma": tuple(range(1, 33)), "min_ngram": tuple(range(1, 5))},
 }
 
 

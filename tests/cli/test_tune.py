@@ -53,7 +53,7 @@ def test_trees_on_the_embedded_pair(command: Command, prompts: Path, tmp_path: P
         ("mcsd-fork", ("--set", "verify=longest"), "width"),
         ("dsbd", ("--tolerance", 0.5, "--beams", 2), "threshold"),
         ("speculative-beam-search", ("--set", "width=2", "--temperature", 0), "draft_width"),
-        ("lookup", (), "max_ngram"),
+        ("lookup", (), "min_ngram"),
     ],
 )
 def test_other_methods(

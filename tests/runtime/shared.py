@@ -26,7 +26,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "chain": {"name": "speculative", "gamma": 3},
     "coupled": {"name": "speculative", "gamma": 3, "verify": "coupled"},
     "tree": {"name": "mcsd", "tree": [3, 2]},
-    "lookup": {"name": "lookup", "min_ngram": 1},
+    "lookup": {"name": "lookup"},
     "exit": {"name": "eesd", "gamma": 3},
     "exit-tree": {"name": "eesd", "tree": [2, 2]},
     "self": {"name": "self-spec", "attention": [1], "mlp": [2], "gamma": 3, "depth": "fixed"},

@@ -27,7 +27,7 @@ METHODS = [
     ({"name": "specinfer", "expansion": [2, 1, 1]}, 2),
     ({"name": "mcsd", "tree": [3, 2], "replacement": True}, 1),
     ({"name": "mcsd", "tree": [4, 2], "replacement": False}, 1),
-    ({"name": "lookup", "min_ngram": 1}, 0),
+    ({"name": "lookup"}, 0),
 ]
 SAMPLINGS = [
     {},

@@ -30,6 +30,7 @@ from draftwood.eval.summary import (
     TOKENS,
     decode_seconds,
     decoding,
+    field,
     mean,
     over,
     paired,
@@ -260,6 +261,7 @@ def speed(group: Sequence[Record], base: Sequence[Record]) -> dict[str, Any]:
     """Speed over the baseline in the same turns, the rounds' counts and where their time went.
 
     Ratios are of sums over runs; `speed_up` leaves the prompt's forward out, `speed_up_with_prompt` does not.
+    `tau_ratio` compares tokens per round.
     """
     pairs = paired(group, base)
     if not pairs:
@@ -273,6 +275,7 @@ def speed(group: Sequence[Record], base: Sequence[Record]) -> dict[str, Any]:
         "runs": len(mine),
         "speed_up": versus(pairs, TOKENS, decode_seconds),
         "speed_up_with_prompt": versus(pairs, TOKENS, SECONDS),
+        "tau_ratio": versus(pairs, TOKENS, field("rounds", "rounds")),
         "tokens_per_second": over(mine, TOKENS, decode_seconds),
         **{name: counts[name]["value"] for name in (*RATIOS, "harmonic_mean") if name != "layers_per_round"},
         "peak_slots": counts["peak_slots"],
@@ -328,7 +331,14 @@ def compared(
             if of is None or over is None:
                 continue
             ratios = speed(members[of], members[over])
-            row = {"task": task, "of": labels[of], "over": labels[over], "what": each.what, "speed": ratios["speed_up"]}
+            row = {
+                "task": task,
+                "of": labels[of],
+                "over": labels[over],
+                "what": each.what,
+                "speed": ratios["speed_up"],
+                "tau": ratios["tau_ratio"],
+            }
             if each.wanted is not None:
                 row |= {"wanted": each.wanted, "reached": "yes" if ratios["speed_up"]["value"] >= each.wanted else "no"}
             rows.append(row)

@@ -1,0 +1,194 @@
+"""Prompt lookup: propose what followed the last tokens when they occurred before, of any length.
+
+No model; what is proposed is a function of prompt and output alone. A suffix automaton of the text (Blumer et al. 1985)
+has the longest match at every time, in O(1) amortised time a token. Saxena 2023 ("prompt lookup") and Hu et al. 2024
+("SAM decoding") draft likewise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, field
+
+from draftwood.core.forest import Forest
+
+ESCAPE = 2.0  # how often the next token is held to be another one after a match of one token; n tokens: 1/n of that
+FAINT = 0.02  # least chance that all of a draft is accepted
+EARLIER = 32768  # tokens of earlier answers that are kept at least, and twice as many at most
+
+
+class SuffixAutomaton:
+    """All substrings of a growing text. A state stands for those that end at the same places; state 0 is the empty one.
+
+    Of each state: the states that a token more leads to, how often which token followed the longest match, the one that
+    did most often (of equals the latest), the state of the longest suffix that is not in it, and the length of its
+    longest string. A text of n tokens has 2n states at most.
+    """
+
+    def __init__(self) -> None:
+        self.following: list[dict[int, int]] = [{}]  # token -> state
+        self.counts: list[dict[int, int]] = [{}]  # token -> times, where that is more than once
+        self.total = [0]  # times of all tokens
+        self.best = [0]
+        self.shorter = [-1]
+        self.length = [0]
+        self.size = 0  # tokens
+        self._last = 0  # the state of the whole text
+
+    @property
+    def match(self) -> Match:
+        """The longest suffix that occurred before."""
+        state = max(0, self.shorter[self._last])
+        return Match(self, state, self.length[state])
+
+    def append(self, token: int) -> None:
+        """The text grows by a token."""
+        following, counts, shorter, length = self.following, self.counts, self.shorter, self.length
+        state, new = self._last, self._state({}, {}, 0, 0, 0, length[self._last] + 1)
+        self._last = new
+        self.size += 1
+        while state != -1 and token not in following[state]:
+            following[state][token] = new
+            self.total[state] += 1
+            if counts[state].get(self.best[state], 1) == 1:
+                self.best[state] = token
+            state = shorter[state]
+        if state == -1:
+            return
+        times = counts[state][token] = counts[state].get(token, 1) + 1
+        self.total[state] += 1
+        if times >= counts[state].get(self.best[state], 1):
+            self.best[state] = token
+        found = following[state][token]
+        if length[found] > length[state] + 1:  # its shorter strings now end at a place more than the others
+            short = self._state(
+                dict(following[found]),
+                dict(counts[found]),
+                self.total[found],
+                self.best[found],
+                shorter[found],
+                length[state] + 1,
+            )
+            while state != -1 and following[state].get(token) == found:
+                following[state][token] = short
+                state = shorter[state]
+            shorter[found] = found = short
+        shorter[new] = found
+
+    def _state(
+        self, following: dict[int, int], counts: dict[int, int], total: int, best: int, shorter: int, length: int
+    ) -> int:
+        self.following.append(following)
+        self.counts.append(counts)
+        self.total.append(total)
+        self.best.append(best)
+        self.shorter.append(shorter)
+        self.length.append(length)
+        return len(self.length) - 1
+
+
+@dataclass(slots=True)
+class Match:
+    """The longest suffix of a text that is in an automaton: its state there, and its length."""
+
+    texts: SuffixAutomaton
+    state: int = 0
+    length: int = 0
+
+    def step(self, token: int) -> None:
+        """The text grows by a token."""
+        texts, state = self.texts, self.state
+        while state and token not in texts.following[state]:
+            state = texts.shorter[state]
+            self.length = texts.length[state]
+        found = texts.following[state].get(token)
+        self.state, self.length = (0, 0) if found is None else (found, self.length + 1)
+
+    def settle(self) -> None:
+        """Follow an automaton that has grown: the strings of a state may have got a state of their own."""
+        texts = self.texts
+        while self.state and self.length <= texts.length[texts.shorter[self.state]]:
+            self.state = texts.shorter[self.state]
+
+    def guess(self, least: int) -> tuple[float, int] | None:
+        """(chance, token) of what follows; None where no match of at least `least` tokens goes on.
+
+        A token that followed n of N times has the chance n / (N + ESCAPE / length).
+        """
+        texts, state, length = self.texts, self.state, self.length
+        while not texts.following[state]:  # the end of the text: a copy may run into itself
+            state = texts.shorter[state]
+            if state < 1:
+                return None
+            length = texts.length[state]
+        if length < least or not length:
+            return None
+        token = texts.best[state]
+        return texts.counts[state].get(token, 1) / (texts.total[state] + ESCAPE / length), token
+
+
+@dataclass(slots=True)
+class EarlierAnswers:
+    """Answers of an engine's requests that asked to share theirs, in two automata: the older one goes in the end."""
+
+    most: int = EARLIER
+    texts: list[SuffixAutomaton] = field(default_factory=lambda: [SuffixAutomaton()])
+
+    def add(self, answer: Sequence[int]) -> None:
+        """Keep an answer; no match goes from one to the next."""
+        if self.texts[-1].size + len(answer) >= self.most:
+            self.texts = [self.texts[-1], SuffixAutomaton()]
+        text = self.texts[-1]
+        for token in (*answer[-self.most :], -1 - text.size):
+            text.append(token)
+
+
+@dataclass(slots=True)
+class SuffixLookup:
+    """What followed the longest match in prompt and output; where `shared`, in earlier answers too.
+
+    The more often, and the longer the match, the surer it is, and the more of it is proposed.
+    """
+
+    least: int = 1  # tokens of a match
+    shared: bool = False
+    _text: SuffixAutomaton = field(init=False, default_factory=SuffixAutomaton)
+    _others: list[Match] = field(init=False, default_factory=list)  # of the text in earlier answers, the latest first
+    _earlier: EarlierAnswers | None = field(init=False, default=None)
+
+    def share(self, earlier: EarlierAnswers) -> None:
+        """Look at earlier answers, and leave the request's there, if that was asked for; before the first round."""
+        if self.shared:
+            self._earlier = earlier
+            self._others = [Match(texts) for texts in reversed(earlier.texts)]
+
+    def continuation(self, forest: Forest, most: int) -> list[tuple[int, float]]:
+        """(token, chance to be accepted if all before it are) of the draft below the only root."""
+        self._read([*forest.trunk[self._text.size :], forest.token[forest.roots[0]]])
+        matches = [self._text.match, *map(copy, self._others)]
+        found: list[tuple[int, float]] = []
+        reach = 1.0
+        while len(found) < most:
+            guesses = [guess for match in matches if (guess := match.guess(self.least)) is not None]
+            chance, token = max(guesses, key=lambda guess: guess[0], default=(0.0, -1))
+            reach *= chance
+            if reach < FAINT or token < 0:
+                break
+            found.append((token, chance))
+            for match in matches:
+                match.step(token)
+        return found
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        for match in self._others:
+            match.settle()
+        for token in tokens:
+            self._text.append(token)
+            for match in self._others:
+                match.step(token)
+
+    def finish(self, forest: Forest) -> None:
+        """The request is over."""
+        if self._earlier is not None:
+            self._earlier.add(forest.sequence(forest.roots[0])[forest.prompt :])

@@ -1,0 +1,41 @@
+"""Which method a request decodes with that names none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from draftwood.errors import ModelError
+from draftwood.methods.base import Method
+from draftwood.methods.options import DEEPEST
+from draftwood.models.artifact import companion
+from draftwood.models.base import CausalModel
+
+log = logging.getLogger(__name__)
+
+MIXED = {"lookup": True, "depth": "auto"}
+BESIDE = {  # kind of a file next to a target's weights -> what drafts with it; the faster first, as measured
+    "exit": {"name": "eesd", "gamma": DEEPEST, **MIXED},
+    "heads": {"name": "medusa"},
+    "skip": {"name": "self-spec", "gamma": DEEPEST, **MIXED},
+}
+
+
+def usual(drafts: int, target: CausalModel | None = None) -> tuple[Method, Sequence[CausalModel] | None]:
+    """The best method for so many draft models, else for what lies beside a target's weights; with what was loaded.
+
+    Lookup drafts too where it can, and alone where there is nothing else. All of them are lossless, and draft as far
+    as it pays.
+    """
+    if drafts:
+        return Method.parse({"name": "speculative" if drafts == 1 else "specinfer", **MIXED}), None
+    home: Path | None = getattr(target, "home", None)
+    for kind, options in BESIDE.items():
+        if target is not None and home is not None and companion(home, kind).is_file():
+            method = Method.parse(options)
+            try:
+                return method, method.models(target, ())
+            except ModelError as error:
+                log.warning("%s is left alone: %s", kind, error)
+    return Method.parse("lookup"), None

@@ -1,0 +1,138 @@
+"""Lookup and models in one forest: who drafts where, the order of judgement, and what it is never worse than."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from enumeration import Choices, emitted, law_of, sequences
+from torch import Tensor
+
+from draftwood import Engine, Method, SamplingParams, TabularModel
+from draftwood.core.forest import Forest, Proposal
+from draftwood.depth import Auto, Fixed, Growth, Load
+from draftwood.draft import ModelDrafter, Proposer, SuffixLookup
+from draftwood.errors import ConfigurationError
+from draftwood.runtime.executor import execute
+from draftwood.runtime.session import Run, Session
+from draftwood.sampling import Streams
+from draftwood.verify import tree
+
+VOCAB = 6
+
+
+def drafted(model: TabularModel, prompt: list[int], depth: int = 6, **params: Any) -> tuple[Forest, list[Run]]:
+    """The forest of one round, and the runs that it took."""
+    drafter = ModelDrafter([Session(model, model.new_cache(64), "draft")], lookup=SuffixLookup())
+    propose = Proposer(SamplingParams(**params), Streams(0), model.vocab_size)
+    forest = Forest.from_prompt(prompt)
+    drafting = drafter.draft(forest, Fixed(depth), depth, propose)
+    runs: list[Run] = []
+    try:
+        runs.append(next(drafting))
+        while True:
+            runs.append(drafting.send(execute([runs[-1]])[0]))
+    except StopIteration:
+        return forest, runs
+
+
+def chain(forest: Forest) -> list[int]:
+    """The nodes of what lookup found."""
+    points = [one.nodes[0] for proposals in forest.proposals.values() for one in proposals if one.q is None]
+    return [forest.roots[0], *points]
+
+
+OTHER = TabularModel(lambda prefix: [0.0] * 5 + [1.0], VOCAB)  # always says 5
+
+
+def test_models_draft_below_the_root_and_where_a_copy_may_end() -> None:
+    """A match of one token has the chance 1/3: the copy most likely ends at once, or after one or two tokens."""
+    forest, runs = drafted(OTHER, [1, 2, 3, 4, 0, 1])
+    copied = chain(forest)
+    assert [forest.token[node] for node in copied] == [1, 2, 3, 4, 0, 1, 2]
+    asked = {node for run in runs for node in run.nodes}
+    assert asked >= set(copied[:2]) and not asked & set(copied[3:])
+    assert len(runs) == 6  # the model goes on from the root, layer by layer
+    for node in copied[:2]:
+        drawn, point = forest.proposals[node]  # draws are judged first
+        assert drawn.q is not None and point.q is None and len(point.nodes) == 1
+
+
+def test_a_sure_copy_costs_no_draft_forward() -> None:
+    text = [1, 2, 3, 4] * 12
+    forest, runs = drafted(OTHER, text, depth=3)
+    assert runs == [] and len(forest) == 4
+
+
+def test_equal_drafts_are_one_node() -> None:
+    follows = TabularModel(lambda prefix: [float(token == (prefix[-1] + 1) % 5) for token in range(VOCAB)], VOCAB)
+    forest, _ = drafted(follows, [1, 2, 3, 4, 0, 1])
+    assert forest.token == [1, 2, 3, 4, 0, 1, 2]
+    assert [[one.q is None for one in forest.proposals[node]] for node in range(6)] == [[False, True]] * 6
+
+
+def accepted(p: Tensor, proposals: list[tuple[Tensor | None, int, bool]], point: int) -> float:
+    """The chance that a draft is accepted."""
+
+    def experiment(choices: Choices) -> bool:
+        made = [
+            Proposal(q, [point] if q is None else sequences(choices, q, count, replacement), replacement)
+            for q, count, replacement in proposals
+        ]
+        child, _ = tree.resolve(p, made, range(len(p)), lambda p_x, q_x: choices.coin(tree.acceptance(p_x, q_x)))
+        return child is not None
+
+    return law_of(experiment).get(True, 0.0)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_law_is_exact_and_acceptance_no_lower_than_of_either(count: int) -> None:
+    """Draws first, the point mass behind them: every random choice enumerated."""
+    generator = torch.Generator().manual_seed(count)
+    for trial in range(30):
+        p, q = (torch.rand(4, generator=generator, dtype=torch.float64) ** 3 for _ in range(2))
+        p, q = p / p.sum(), q / q.sum()
+        draws, point = (q, count, trial % 2 == 0), (None, 0, True)
+        for order in ([draws, point], [point, draws]):
+            spots = [(None, i, True) if one is point else one for i, one in enumerate(order)]
+            law = emitted(p, spots, points=[[trial % 4]] * 2)
+            assert torch.allclose(law, p, atol=1e-12)
+        both = accepted(p, [draws, point], trial % 4)
+        assert both >= accepted(p, [draws], 0) - 1e-12 and both >= float(p[trial % 4]) - 1e-12
+
+
+MIXED: list[tuple[dict[str, Any], int]] = [
+    ({"name": "speculative", "lookup": True}, 1),
+    ({"name": "speculative", "gamma": 3, "lookup": True}, 1),
+    ({"name": "specinfer", "expansion": [2, 1, 1], "lookup": True}, 2),
+    ({"name": "mcsd", "tree": [2, 2, 1], "lookup": True}, 1),
+    ({"name": "mcsd", "tree": [3, 1], "replacement": True, "lookup": True}, 1),
+]
+
+
+@pytest.mark.parametrize(("method", "count"), MIXED, ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_texts_are_those_of_plain_decoding(method: dict[str, Any], count: int, temperature: float) -> None:
+    """Greedy and coupled: token for token, with and without what lookup adds."""
+    target = TabularModel.random(VOCAB, 1, order=2, sharpness=2)
+    engine = Engine(target, [TabularModel.random(VOCAB, 2 + i, order=2) for i in range(count)], end_tokens={0})  # type: ignore[arg-type]
+    options: dict[str, Any] = {"sampling": {"temperature": temperature}, "max_new_tokens": 16}
+    for seed in range(8):
+        prompt = [1, 2, 3, seed % VOCAB, 1, 2]
+        plain = engine.generate(prompt, {"name": "autoregressive", "verify": "coupled"}, seed=seed, **options)
+        assert engine.generate(prompt, {**method, "verify": "coupled"}, seed=seed, **options).tokens == plain.tokens
+
+
+def test_auto_takes_layers_of_lookup_for_what_they_cost() -> None:
+    """Drafting costs as much as a target forward here: a model's layer never pays, a copy's does."""
+    auto = Auto(8, lookup=True)
+    auto.start(Streams(0), Load(draft=lambda rows: 1.0, verify=lambda rows: 1 + rows / 20))
+    assert auto.deeper(Growth(0, ahead=[0.9, 0.9])) and not auto.deeper(Growth(0))
+
+
+def test_lookup_goes_on_from_one_token() -> None:
+    with pytest.raises(ConfigurationError, match="lookup goes on from one token, but a round begins with several"):
+        Method.parse({"name": "mcsd", "initial": 2, "lookup": True})
+    assert Method.parse({"name": "speculative", "lookup": True}).as_dict()["gamma"] == 32
+    assert Method.parse({"name": "speculative", "gamma": 5, "lookup": True}).as_dict()["depth"] == "fixed"
