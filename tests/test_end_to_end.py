@@ -220,6 +220,7 @@ LONG = [  # without truncation these have thousands of replays
     ("speculative", {"gamma": 2}, 1, 4, 4),
     ("specinfer", {"expansion": [2, 2]}, 1, 3, 4),
     ("specinfer", {"expansion": [2, 1]}, 2, 3, 3),
+    ("specinfer", {"expansion": [1, 1], "lookup": True}, 2, 3, 3),
 ]
 WARPED: dict[str, Any] = {"temperature": 1.5, "top_k": 2, "presence_penalty": 0.5}
 

@@ -14,8 +14,10 @@ from draftwood.models.base import CausalModel
 
 log = logging.getLogger(__name__)
 
-MIXED = {"lookup": True, "depth": "auto"}
-BESIDE = {  # kind of a file next to a target's weights -> what drafts with it; the faster first, as measured
+MIXED: dict[str, object] = {"lookup": True, "depth": "auto"}
+BESIDE: dict[
+    str, dict[str, object]
+] = {  # kind of a file next to a target's weights -> what drafts with it; the faster first, as measured
     "exit": {"name": "eesd", "gamma": DEEPEST, **MIXED},
     "heads": {"name": "medusa"},
     "skip": {"name": "self-spec", "gamma": DEEPEST, **MIXED},
