@@ -1,6 +1,9 @@
 """The engine's surface: what a request may ask, what a result holds, and what is refused with one sentence."""
 
 import math
+import shutil
+from importlib.resources import files
+from pathlib import Path
 
 import pytest
 import torch
@@ -163,7 +166,30 @@ def test_methods_refuse_engines_without_the_draft_models_they_need() -> None:
         draftwood.load(model).generate([1], "speculative")
     with pytest.raises(ConfigurationError, match="works with 1 draft model, but 2 were loaded"):
         draftwood.load(model, [model, model]).generate([1], "mcsd")
-    assert draftwood.load(model).generate([1], max_new_tokens=2).method["name"] == "autoregressive"
+
+
+def test_an_engine_takes_the_best_of_what_is_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With drafts these and lookup; else the exit, heads or skip set beside the weights; else lookup. It says which."""
+    model = TabularModel.random(5, seed=1)
+    alone, pair = draftwood.load(model), draftwood.load(model, model)
+    assert alone.generate([1], max_new_tokens=2).method["name"] == alone.usual.name == "lookup"
+    assert pair.usual.as_dict()["lookup"] and pair.usual.name == "speculative" and "speculative" in repr(pair)
+    assert pair.generate([1], max_new_tokens=2).method == pair.usual.as_dict()
+    assert draftwood.load(model, [model, model]).usual.name == "specinfer"
+    embedded = Path(str(files("draftwood") / "models" / "embedded" / "target"))
+    target = tmp_path / "target"
+    target.mkdir()
+    for file in filter(Path.is_file, embedded.iterdir()):
+        shutil.copy(file, target)
+    found = {}
+    for kind, name in (("skip", "self-spec"), ("heads", "medusa"), ("exit", "eesd")):  # each before those that follow
+        shutil.copytree(embedded / kind, target / kind)
+        engine = draftwood.load(target)
+        found[name] = engine.generate("Story: In Corfe", max_new_tokens=8, sampling={"temperature": 0})
+        assert engine.usual.name == found[name].method["name"] == name and f"method={name!r}" in repr(engine)
+    assert len({tuple(result.tokens) for result in found.values()}) == 1
+    shutil.copy(embedded / "heads" / "heads.safetensors", target / "exit" / "exit.safetensors")
+    assert draftwood.load(target).usual.name == "medusa" and "exit is left alone" in caplog.text
 
 
 def test_only_models_are_loaded() -> None:

@@ -56,7 +56,6 @@ class ModelDrafter(Drafter):
         for layer in range(limit):
             if layer in starts:
                 frontiers = [list(dict.fromkeys((*nodes, *chain))) for nodes in frontiers]
-            frontiers = [[node for node in nodes if node not in forest.finished] for nodes in frontiers]
             drawing = any(frontiers)
             growth = Growth(
                 layer,
@@ -71,7 +70,8 @@ class ModelDrafter(Drafter):
                 break
             width = depth.width(self.widths[min(layer, len(self.widths) - 1)])
             shown, looked, read, picked = [], [], [], []
-            for i, (source, nodes) in enumerate(zip(self.sources, frontiers, strict=True)):
+            for i, source in enumerate(self.sources):
+                nodes = [node for node in frontiers[i] if node not in forest.finished]
                 if nodes and forest.position(nodes[0]) < source.context:
                     answer = yield from source.answer(forest, nodes, hidden)
                     frontiers[i] = propose(forest, nodes, answer.logits, width, self.replacement)

@@ -154,10 +154,12 @@ def test_a_stop_string_is_not_shown(command: Command, pair: list[str]) -> None:
     assert command("generate", PROMPT, *pair, "--seed", 3, "--ignore-eos", "--stop", cut).out == whole.split(cut)[0]
 
 
-def test_without_a_draft_decoding_is_plain(command: Command, target: Path) -> None:
+def test_without_a_draft_lookup_drafts(command: Command, target: Path) -> None:
     document = command("generate", PROMPT, "--target", target, "--json").document
-    assert document["method"]["name"] == "autoregressive"
-    assert set(document["kinds"]) == {"plain"}
+    assert document["method"]["name"] == "lookup" and document["metrics"]["draft_forwards"] == 0
+    assert " · lookup · " in command("generate", PROMPT, "--target", target).err
+    few = command("generate", PROMPT, "--target", target, "--set", "gamma=2", "--json").document
+    assert (few["method"]["name"], few["method"]["gamma"]) == ("lookup", 2)
 
 
 def test_several_drafts(command: Command, pair: list[str], target: Path) -> None:
