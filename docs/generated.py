@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from typer.cli import get_docs_for_click
 
 from draftwood import Metrics, SamplingParams, load
-from draftwood.cli.listings import kind
 from draftwood.cli.main import COMMANDS, made
 from draftwood.depth import CONTROLLERS
+from draftwood.describing import kind
 from draftwood.eval.tasks import TASKS
 from draftwood.explain.tree import FATES
 from draftwood.methods import METHODS

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
 from draftwood import config
@@ -25,6 +25,7 @@ from draftwood.models.base import CausalModel
 from draftwood.models.cache import Budget, Cache, free_bytes
 from draftwood.models.tokenizer import INCOMPLETE, Tokenizer, TokenStream
 from draftwood.params import RuntimeParams, SamplingParams
+from draftwood.prompt_scores import PromptScores, scored
 from draftwood.request import Limits, MethodSpec, Options, Prompt, Request
 from draftwood.results import GenerationResult
 from draftwood.runtime.policy import SHORT
@@ -36,6 +37,11 @@ from draftwood.text import Ending, StopStrings
 
 if TYPE_CHECKING:
     from draftwood.explain.explanation import Explanation
+
+MOST_METHODS = 256  # different settings whose models and learned state an engine keeps
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,8 @@ class Engine(Intake):
         self.load_aware = runtime.load_aware
         self._building = RLock()
         self._caches: WeakKeyDictionary[CausalModel, Cache] = WeakKeyDictionary()
-        self._models: dict[object, Sequence[CausalModel]] = {}  # what methods draft with; see Method.drafts_from
+        self._given: dict[object, Sequence[CausalModel]] = {}  # what methods draft with; see Method.drafts_from
+        self._models: dict[object, Sequence[CausalModel]] = {}  # the same, as methods make or load it
         self._learners: dict[Method, Learner] = {}  # controllers whose requests learn together
         self._earlier = EarlierAnswers()  # of requests that share theirs
         self._usual: Method | None = None
@@ -145,7 +152,7 @@ class Engine(Intake):
 
         So do all methods that draft from the same (`Method.drafts_from`), such as those with another tree.
         """
-        self._models[Method.parse(method).drafts_from] = list(models)
+        self._given[Method.parse(method).drafts_from] = list(models)
 
     def generate(
         self,
@@ -164,9 +171,10 @@ class Engine(Intake):
         `method` is a name, {"name": ..., option: value} or a Method; default: `usual`, which the result names.
         `sampling` holds temperature (0 = greedy), top_k, top_p, ...; see SamplingParams. The same
         `seed` gives the same text. `top_logprobs` asks for the most probable tokens at each place, `ignore_eos` goes on
-        behind an end token, `cancelled` is asked once per round. Output ends at EOS, at a `stop` string, after
-        `max_new_tokens` or where the context ends. Raises RequestError or ConfigurationError where something asked for
-        is wrong, before any work is done.
+        behind an end token, `cancelled` is asked once per round. Output ends at EOS or one of `stop_token_ids`, at a
+        `stop` string, after `max_new_tokens` or where the context ends; the first `min_new_tokens` tokens are none
+        that would end it. Raises RequestError or ConfigurationError where something asked for is wrong, before any
+        work is done.
         """
         generation = self.generation(
             prompt, method=method, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, **limits
@@ -194,6 +202,20 @@ class Engine(Intake):
         task = Task(partial(rounds, generation), sessions, prompt, most, notify, generation.depth.needs >= LOAD)
         self.scheduler.check(task)
         return task
+
+    def score(self, prompt: Prompt, top_logprobs: int = 0) -> PromptScores:
+        """The log-probability of each token of a text under the target, given those before it."""
+        (found,) = self.scheduler.events(self.scheduler.submit(self.scoring(prompt, top_logprobs)))
+        return found
+
+    def scoring(
+        self, prompt: Prompt, top_logprobs: int = 0, notify: Callable[[], object] | None = None
+    ) -> Task[PromptScores]:
+        """What `score` submits."""
+        tokens = self.tokens(prompt)
+        top = whole("top_logprobs", top_logprobs, 0)
+        session = Session(self.target, self._cache(self.target), prefixes=self.scheduler.prefixes)
+        return Task(partial(scored, session, tokens, top), (session,), len(tokens), len(tokens), notify)
 
     def explain(self, prompt: Prompt, **options: Unpack[Options]) -> Explanation:
         """As `generate`, and keep what became of every draft.
@@ -276,9 +298,10 @@ class Engine(Intake):
             return self._built(request)
 
     def _built(self, request: Request) -> Generation:
-        models = self._models.get(request.method.drafts_from)
+        models = self._given.get(request.method.drafts_from)
         if models is None:
-            models = self._models[request.method.drafts_from] = request.method.models(self.target, self.drafts)
+            method = request.method
+            models = _kept(self._models, method.drafts_from, lambda: method.models(self.target, self.drafts))
         target = Session(self.target, self._cache(self.target), prefixes=self.scheduler.prefixes)
         drafts = [self._drafting(model, target) for model in models]
         drafter, verify, depth, ranking = request.method.build(drafts, target)
@@ -286,7 +309,8 @@ class Engine(Intake):
         if isinstance(depth, Auto) and not (self.load_aware or request.method.repeats(request.params.greedy)):
             depth = depth.repeatable()
         if isinstance(depth, Learner) and depth.shared:
-            depth = self._learners.setdefault(request.method, depth).for_request()
+            learner = depth
+            depth = _kept(self._learners, request.method, lambda: learner).for_request()
         return Generation(
             request=request,
             target=target,
@@ -311,7 +335,8 @@ class Engine(Intake):
     def _ending(self, request: Request) -> Ending:
         """Where one of the request's texts ends."""
         stream = None if self.tokenizer is None else self.tokenizer.stream(list(request.prompt))
-        return Ending(request.max_new_tokens, request.end_tokens, request.stop, stream, request.cancelled)
+        least = request.min_new_tokens
+        return Ending(request.max_new_tokens, request.end_tokens, request.stop, stream, request.cancelled, least)
 
     def _stop(self, request: Request) -> StopStrings | None:
         """The check for stop strings of texts that are not emitted yet."""
@@ -328,3 +353,12 @@ class Engine(Intake):
         if cache is None:
             cache = self._caches[model] = model.new_cache(budget=self._budget)
         return cache
+
+
+def _kept(known: dict[K, V], key: K, make: Callable[[], V]) -> V:
+    """The value of a key, made where it is not known; of too many the one that was used longest ago is forgotten."""
+    value = known.pop(key) if key in known else make()
+    known[key] = value
+    if len(known) > MOST_METHODS:
+        del known[next(iter(known))]
+    return value

@@ -56,11 +56,12 @@ class Generation:
         self.began = perf_counter()
         params, model = self.request.params, self.target.model
         self.streams = Streams(self.request.seed)
-        if params.edits_logits:
-            self.edit = Penalties(params, model.vocab_size, len(self.request.prompt), model.device)
+        least, ends = self.request.min_new_tokens, self.request.end_tokens
+        if params.edits_logits or least:
+            self.edit = Penalties(params, model.vocab_size, len(self.request.prompt), model.device, least, ends)
         self.propose = Proposer(params, self.streams, model.vocab_size, self.edit, self.verify.coupled)
         prompt = list(self.request.prompt)
-        return Forest.from_prompt(prompt, len(prompt) + self.request.max_new_tokens, self.request.end_tokens, self.stop)
+        return Forest.from_prompt(prompt, len(prompt) + self.request.max_new_tokens, ends, self.stop, least)
 
     def load(self) -> Load:
         """The load now; for controllers that do not ask for it that of a request alone, by the sizes of its models."""

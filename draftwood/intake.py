@@ -93,7 +93,6 @@ class Intake:
         sampling = options.get("sampling")
         if not isinstance(sampling, SamplingParams):
             sampling = config.parse(SamplingParams, sampling or {}, "sampling")
-        self._check_bias(sampling)
         tokens = self.tokens(prompt)
         stop = options.get("stop", ())
         stops = (stop,) if isinstance(stop, str) else stop
@@ -109,6 +108,15 @@ class Intake:
         method = self.method(options.get("method"))
         method.check(sampling)
         most = whole("max_new_tokens", options.get("max_new_tokens", 128), 1)
+        least = whole("min_new_tokens", options.get("min_new_tokens", 0), 0)
+        if least > most:
+            raise RequestError(f"min_new_tokens is {least}, but max_new_tokens only {most}; raise it")
+        ends = frozenset() if options.get("ignore_eos", False) else self.end_tokens
+        stop_ids = options.get("stop_token_ids", ())
+        if not isinstance(stop_ids, Sequence):
+            raise RequestError(f"stop_token_ids is {stop_ids!r}, but must be a list of token ids")
+        ends |= {whole("stop_token_ids", token, 0) for token in stop_ids}
+        self._check_tokens(sampling, ends, least)
         return Request(
             prompt=tuple(tokens),
             method=method,
@@ -117,17 +125,25 @@ class Intake:
             seed=whole("seed", options.get("seed", 0)),
             stop=tuple(stops),
             top_logprobs=whole("top_logprobs", options.get("top_logprobs", 0), 0),
-            end_tokens=frozenset() if options.get("ignore_eos", False) else self.end_tokens,
+            end_tokens=ends,
+            min_new_tokens=least,
             cancelled=cancelled,
         )
 
-    def _check_bias(self, sampling: SamplingParams) -> None:
+    def _check_tokens(self, sampling: SamplingParams, ends: frozenset[int], least: int) -> None:
+        """Refuse ids that are none, and a request that leaves no token to choose."""
         vocab, bias = self.target.vocab_size, sampling.logit_bias
         bad = next((token for token in bias if not 0 <= token < vocab), None)
         if bad is not None:
             raise ConfigurationError(f"sampling: logit_bias names token {bad}, but ids go from 0 to {vocab - 1}")
-        if len(bias) == vocab and all(value == -math.inf for value in bias.values()):
+        bad = next((token for token in ends - self.end_tokens if token >= vocab), None)
+        if bad is not None:
+            raise RequestError(f"stop_token_ids has {bad}, but the target's ids go from 0 to {vocab - 1}")
+        forbidden = {token for token, value in bias.items() if value == -math.inf}
+        if len(forbidden) == vocab:
             raise ConfigurationError("sampling: logit_bias forbids every token; leave at least one")
+        if least and len(forbidden | ends) >= vocab:
+            raise RequestError("min_new_tokens forbids every token that logit_bias leaves; leave at least one")
 
 
 def whole(name: str, value: object, least: int | None = None) -> int:

@@ -1,8 +1,8 @@
-"""Repetition, presence and frequency penalties and logit bias: edits of logits that depend on a node's own path."""
+"""Penalties, logit bias and tokens that may not come yet: edits of logits that depend on a node's own path."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -14,11 +14,21 @@ from draftwood.params import SamplingParams
 class Penalties:
     """Repetition, presence and frequency penalties and logit bias for one request, each node seeing its own path only.
 
-    Keeps counts of the trunk's tokens and adds those of a node's ancestors, so that the prefix is never re-counted.
+    The tokens `late` are impossible among the first `least` generated ones. Keeps counts of the trunk's tokens and adds
+    those of a node's ancestors, so that the prefix is never re-counted.
     """
 
-    def __init__(self, params: SamplingParams, vocab_size: int, prompt_length: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        vocab_size: int,
+        prompt_length: int,
+        device: torch.device,
+        least: int = 0,
+        late: Collection[int] = (),
+    ) -> None:
         self.params = params
+        self.least, self.late = least, [token for token in late if token < vocab_size]
         self.prompt_length = prompt_length
         self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self._count = torch.zeros(vocab_size, dtype=torch.float32, device=device)
@@ -48,7 +58,12 @@ class Penalties:
             pressed = torch.where(logits > 0, logits / p.repetition_penalty, logits * p.repetition_penalty)
             logits = torch.where(seen, pressed, logits)
         logits = logits - p.frequency_penalty * count - p.presence_penalty * (count > 0)
-        return logits if self._bias is None else logits + self._bias
+        if self._bias is not None:
+            logits = logits + self._bias
+        early = [row for row, node in enumerate(nodes) if forest.position(node) + 1 < self.prompt_length + self.least]
+        if early and self.late:
+            logits[torch.tensor(early, device=logits.device)[:, None], self.late] = -torch.inf
+        return logits
 
     def _count_trunk(self, trunk: list[int]) -> None:
         new = trunk[self._length :]

@@ -172,8 +172,8 @@ class Recorder:
         top: list[TopLogprobs] = [[]] * len(row)
         warped_top = top
         if self.top_logprobs:
-            top = _best(raw, self.top_logprobs)
-            warped_top = _best(torch.stack([target.probs(parent) for parent in row]).log(), self.top_logprobs)
+            top = likeliest(raw, self.top_logprobs)
+            warped_top = likeliest(torch.stack([target.probs(parent) for parent in row]).log(), self.top_logprobs)
         kinds = dict(zip(zip(verdict.parent, verdict.token, strict=True), verdict.kind, strict=True))
         judged = {}
         for ((parent, token), node), logprob in zip(edges.items(), logprobs, strict=True):
@@ -197,7 +197,8 @@ class Recorder:
         for root in ranked[: self.ranking.n_best]:
             whole = [*emitted, *(self._tokens[node] for node in forest.path(root) if node in self._tokens)]
             tokens, logprobs = [token.token for token in whole], [token.logprob for token in whole]
-            beams.append(Beam(tokens, logprobs, forest.score[root], score[root]))
+            top = [token.top for token in whole] if self.top_logprobs else []
+            beams.append(Beam(tokens, logprobs, forest.score[root], score[root], top_logprobs=top))
         return beams, ranked[0]
 
 
@@ -215,7 +216,7 @@ def _siblings(forest: Forest, path: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-def _best(log_probs: Tensor, count: int) -> list[TopLogprobs]:
+def likeliest(log_probs: Tensor, count: int) -> list[TopLogprobs]:
     """The `count` most probable tokens of each row [n, V] with their log-probabilities, impossible ones left out."""
     best = log_probs.topk(min(count, log_probs.shape[-1]), -1)
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)

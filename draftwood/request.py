@@ -18,6 +18,8 @@ class Limits(TypedDict, total=False):
     """Where a generation ends, and what is noted on the way; see `Engine.generate`."""
 
     stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    min_new_tokens: int
     top_logprobs: int
     ignore_eos: bool
     cancelled: Callable[[], bool] | None
@@ -44,4 +46,5 @@ class Request:
     stop: tuple[str, ...]
     top_logprobs: int
     end_tokens: frozenset[int]
+    min_new_tokens: int
     cancelled: Callable[[], bool] | None

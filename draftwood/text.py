@@ -45,10 +45,12 @@ class Ending:
     stop: Sequence[str] = ()
     decoder: TextDecoder | None = None
     cancelled: Callable[[], bool] | None = None
+    min_new_tokens: int = 0  # stop strings are looked for behind so many tokens
     text: str = ""
     count: int = 0
     reason: str | None = None
     _streamed: int = field(init=False, default=0)
+    _first: int = field(init=False, default=0)  # where a stop string may begin
 
     @property
     def remaining(self) -> int:
@@ -67,7 +69,9 @@ class Ending:
                 if piece:
                     before = len(self.text)
                     self.text += piece
-                    if self.stop and self._cut(before):
+                    if self.count <= self.min_new_tokens:
+                        self._first = len(self.text)
+                    elif self.stop and self._cut(before):
                         self.reason = "stop"
                         return kept
             if self.count >= self.max_new_tokens:
@@ -92,7 +96,7 @@ class Ending:
         """Cut the text at the first stop string that ends after place `before`; whether there was one."""
         found = []
         for stop in self.stop:
-            place = self.text.find(stop, max(0, before - len(stop) + 1))
+            place = self.text.find(stop, max(self._first, before - len(stop) + 1))
             if place >= 0:
                 found.append(place)
         if found:
@@ -103,7 +107,7 @@ class Ending:
         """Length of the longest tail that is a proper beginning of a stop string."""
         longest = 0
         for stop in self.stop:
-            for length in range(min(len(stop) - 1, len(self.text)), longest, -1):
+            for length in range(min(len(stop) - 1, len(self.text) - self._first), longest, -1):
                 if self.text.endswith(stop[:length]):
                     longest = length
                     break

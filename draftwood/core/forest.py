@@ -69,6 +69,7 @@ class Forest:
     longest: int = 1 << 30  # tokens at which every sequence ends
     end: frozenset[int] = frozenset()  # tokens that end a sequence
     stop: StopCheck | None = None  # whether generated tokens meet a stop string
+    least: int = 0  # generated tokens before those that are asked for stop strings
     token: list[int] = field(default_factory=list)
     parent: list[int] = field(default_factory=list)
     depth: list[int] = field(default_factory=list)
@@ -88,13 +89,14 @@ class Forest:
         longest: int = 1 << 30,
         end: frozenset[int] = frozenset(),
         stop: StopCheck | None = None,
+        least: int = 0,
     ) -> Forest:
         """The forest before the first round: the prompt as trunk, its last token as the only, pending, root."""
         if not prompt:
             raise ValueError("the prompt is empty; give at least one token")
         forest = cls(trunk=list(prompt[:-1]), prompt=len(prompt), longest=longest)
         forest.roots = [forest.add(TRUNK, prompt[-1])]
-        forest.end, forest.stop = end, stop  # from here on: a prompt may end as an output does
+        forest.end, forest.stop, forest.least = end, stop, least  # from here on: a prompt may end as an output does
         forest.score = {forest.roots[0]: 0.0}
         return forest
 
@@ -117,7 +119,9 @@ class Forest:
         """Whether `token` below `parent` ends the sequence: an end token, or the last one of a stop string."""
         if token in self.end:
             return True
-        return self.stop is not None and self.stop([*self.tail(parent, self.stop.reach - 1), token])
+        if self.stop is None or self.length(parent) < self.least:
+            return False
+        return self.stop([*self.tail(parent, self.stop.reach - 1), token])
 
     def add_outcome(self, parent: int, token: int) -> int:
         """`add`, where FINISHED is the finished node itself and stop strings end a sequence, too."""
@@ -153,9 +157,9 @@ class Forest:
         return self.trunk + [self.token[n] for n in self.path(node)]
 
     def tail(self, node: int, count: int) -> list[int]:
-        """The last tokens after the prompt, up to and with `node`: at most `count`."""
+        """The last tokens that may be part of a stop string, up to and with `node`: at most `count`."""
         path = [self.token[one] for one in self.path(node)]
-        before = max(self.prompt, len(self.trunk) + len(path) - count)
+        before = max(self.prompt + self.least, len(self.trunk) + len(path) - count)
         return [*self.trunk[before:], *path[max(0, before - len(self.trunk)) :]]
 
     def length(self, node: int) -> int:
@@ -238,5 +242,9 @@ def advance(forest: Forest, verdict: Verdict) -> tuple[list[int], list[int], For
         renumbered[parent] if token == FINISHED else grown.add(renumbered[parent], token) for parent, token in roots
     ]
     grown.score = dict(zip(grown.roots, verdict.score, strict=False))
-    grown.end, grown.stop = forest.end, forest.stop  # only now: all these sequences have been asked already
+    grown.end, grown.stop, grown.least = (
+        forest.end,
+        forest.stop,
+        forest.least,
+    )  # only now: all these sequences have been asked already
     return shared, sorted(kept), grown

@@ -86,6 +86,7 @@ class Beam:
     score: float
     text: str = ""
     finish_reason: str = "length"
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)  # per token, before warping, where asked for
 
     @property
     def perplexity(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from draftwood import config
-from draftwood.depth import DepthController
+from draftwood.depth import DepthController, parse_depth
 from draftwood.draft import Drafter
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.models.base import CausalModel
@@ -19,6 +19,8 @@ from draftwood.reading import shown
 from draftwood.results import Ranking
 from draftwood.runtime.session import Session
 from draftwood.verify import Verifier
+
+FILE = "file"  # marks options that name a file or directory of this machine
 
 
 class Parts(NamedTuple):
@@ -76,6 +78,14 @@ class Method(BaseModel):
 
     def check(self, params: SamplingParams) -> None:
         """Raise ConfigurationError where sampling options mean nothing to this method."""
+
+    @property
+    def files(self) -> list[str]:
+        """Files and directories that its options name."""
+        named = [getattr(self, name) for name, option in type(self).model_fields.items() if FILE in option.metadata]
+        if hasattr(self, "depth"):
+            named.append(getattr(parse_depth(self.depth), "path", None))
+        return [path for path in named if path is not None]
 
     def as_dict(self) -> dict[str, Any]:
         """Name and options; `Method.parse` reads it back."""

@@ -64,7 +64,7 @@ class PlainBeamSampling(BeamSamplingMethod):
     name = "beam-sampling"
     summary = "beams drawn from the joint of beam and token, one layer per target forward"
 
-    width: int = Field(default=4, ge=1, description="draws per layer; distinct beams without replacement")
+    width: int = Field(default=4, ge=1, le=256, description="draws per layer; distinct beams without replacement")
 
     @property
     def widest(self) -> int:
@@ -134,7 +134,7 @@ class PlainBeamSearch(BeamMethod):
     name = "beam-search"
     summary = "the best beams, deterministic, one layer per target forward"
 
-    width: int = Field(default=4, ge=1, description="beams")
+    width: int = Field(default=4, ge=1, le=256, description="beams")
     early_stopping: bool | Literal["never"] = Field(
         default=False,
         description="end with `width` finished beams; false: when no live one looks better; never: can be",

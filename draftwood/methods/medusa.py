@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from draftwood.core.shape import Shape
 from draftwood.draft.heads import Choices, HeadsDrafter, likeliest, regular, sparse
-from draftwood.methods.base import Parts
+from draftwood.methods.base import FILE, Parts
 from draftwood.methods.options import MOST_ROWS, Depth, Widths, check_rows, controller
 from draftwood.methods.sequences import OneHypothesis, rule
 from draftwood.models import heads as trained
@@ -41,7 +41,7 @@ class Medusa(OneHypothesis):
     name = "medusa"
     summary = "a tree of candidates from trained heads on the target's last hidden state"
 
-    heads: str | None = Field(
+    heads: Annotated[str | None, FILE] = Field(
         default=None, min_length=1, description="directory of the target's heads; null: the one beside its weights"
     )
     tree: Widths | None = Field(

@@ -9,7 +9,7 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from draftwood.draft import ModelDrafter
-from draftwood.methods.base import Parts
+from draftwood.methods.base import FILE, Parts
 from draftwood.methods.options import Depth, Gamma, Mixed, controller, listed
 from draftwood.methods.sequences import SequenceMethod, found
 from draftwood.models.base import CausalModel
@@ -37,7 +37,7 @@ class SelfSpeculative(SequenceMethod):
     name = "self-spec"
     summary = "the target drafts for itself with some of its sublayers skipped"
 
-    skip: str | None = Field(
+    skip: Annotated[str | None, FILE] = Field(
         default=None,
         description="file of `draftwood tune skip`; null: the one beside the weights, else every other layer",
     )

@@ -9,13 +9,14 @@ from pydantic import Field, model_validator
 
 from draftwood.draft import Drafter, ExitDrafter, ExitSource
 from draftwood.draft.base import Source
-from draftwood.methods.base import Method
+from draftwood.methods.base import FILE, Method
 from draftwood.models import exit as exits
 from draftwood.models.base import CausalModel
 from draftwood.runtime.session import Session
 
 Exit = Annotated[
     str | None,
+    FILE,
     Field(min_length=1, description="directory of the target's exit layer; null: the one beside its weights"),
 ]
 

@@ -25,6 +25,7 @@ KINDS = {  # kind -> the class that measures it
     "loop": "loop:Loop",
     "forwards": "forwards:Forwards",
     "serving": "serving:Serving",
+    "http": "http:Http",
     "peers": "peers:Peers",
     "quantisation": "quantisation:Quantisation",
     "controllers": "controllers:Controllers",

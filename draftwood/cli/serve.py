@@ -1,0 +1,66 @@
+"""`draftwood serve`: the OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from draftwood.cli.groups import MethodOptions, ModelOptions
+from draftwood.cli.options import OptionGroup, variable
+from draftwood.errors import ConfigurationError
+from draftwood.serve.settings import ServeSettings
+
+KEY = "--api-key"
+
+
+class ServerOptions(OptionGroup, ServeSettings):
+    """How the server behaves."""
+
+
+def serve(
+    *, server: ServerOptions, models: ModelOptions = ModelOptions(max_queued=256), decoding: MethodOptions
+) -> None:
+    """Serve the model to clients of OpenAI's API, with a page at the same address.
+
+    Requests may name another method: "speculation": {"name": "mcsd", "tree": [4, 2]}.
+    --method is for those that name none.
+    """
+    _hide_key()
+    try:
+        from draftwood.serve.run import run
+    except ModuleNotFoundError as missing:
+        raise ConfigurationError(
+            f"the server needs {missing.name}, which is missing; pip install 'draftwood[serve]'"
+        ) from None
+    server.keys()
+    method = decoding.chosen(models.drafts)
+    if server.log_json:
+        _log_json()
+    run(models.load(), server, method)
+
+
+def _hide_key() -> None:
+    """Start again without the key on the command line, where every user of the machine could read it."""
+    arguments, kept = iter(sys.orig_argv[1:]), []
+    key = None
+    for argument in arguments:
+        if argument == KEY:
+            key = next(arguments, "")
+        elif argument.startswith(f"{KEY}="):
+            key = argument.partition("=")[2]
+        else:
+            kept.append(argument)
+    if key is None:
+        os.environ.pop(variable(KEY), None)
+        return
+    os.execve(sys.executable, [sys.executable, *kept], {**os.environ, variable(KEY): key})
+
+
+def _log_json() -> None:
+    """Lines of JSON on standard error, nothing else before or behind them."""
+    access = logging.getLogger("draftwood.serve.access")
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    access.handlers, access.propagate = [handler], False
+    access.setLevel(logging.INFO)

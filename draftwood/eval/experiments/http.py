@@ -1,0 +1,173 @@
+"""What HTTP adds: the same streamed requests to a server in a process of its own, and to the engine by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import cycle, islice
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from draftwood.async_engine import AsyncEngine
+from draftwood.corpus import DOMAINS, documents
+from draftwood.engine import Engine
+from draftwood.errors import DraftwoodError
+from draftwood.eval.experiments.bench import Bench
+from draftwood.eval.experiments.experiment import Kind, Rows
+from draftwood.eval.intervals import median
+
+Times = list[float]  # of a request: when it was sent, then when each of its chunks came
+Ask = Callable[[list[int], int], Awaitable[tuple[Times, int]]]  # prompt, seed -> times, tokens
+
+
+class Http(Kind):
+    """So many clients at once, each with one request, by way of both in turn."""
+
+    methods: dict[str, dict[str, Any]]
+    clients: tuple[int, ...] = (1, 16, 64)
+    tokens: int = 64
+    prompt: int = 64  # tokens at most
+    repeats: int = 5
+
+    def measure(self, bench: Bench) -> dict[str, Rows]:
+        engine = bench.engine
+        engine.scheduler.prefixes.enabled = False
+        prompts = self.prompts(engine, max(self.clients))
+        rows: Rows = []
+        with server(bench) as address:
+            for name, method in self.methods.items():
+                ways: dict[str, Callable[[], Any]] = {
+                    "engine": partial(self.by_engine, engine, method),
+                    "HTTP": partial(self.by_http, address, method),
+                }
+                for warm in ways.values():
+                    asyncio.run(self.load(warm, prompts[:2]))
+                for clients in bench.track(self.clients, name):
+                    found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+                    for repeat in range(self.repeats):
+                        for way in sorted(ways, reverse=repeat % 2 == 1):
+                            sample = partial(self.sample, ways[way], prompts[:clients])
+                            found[way].append(bench.once([name, clients, repeat, way], sample))
+                    rows.append({"method": name, "clients": clients, **compared(found)})
+        return {"http": rows}
+
+    def prompts(self, engine: Engine, count: int) -> list[list[int]]:
+        """Held-out prompts of all kinds of text in turn."""
+        each = [documents(domain, "held-out", seed=4) for domain in DOMAINS]
+        return [engine.tokens(next(domain).text)[: self.prompt] for domain in islice(cycle(each), count)]
+
+    def sample(self, way: Callable[[], Any], prompts: list[list[int]]) -> dict[str, float]:
+        """One load: milliseconds to the first chunk and between tokens, medians over requests; tokens a second."""
+        began = perf_counter()
+        found = asyncio.run(self.load(way, prompts))
+        seconds = perf_counter() - began
+        return {
+            "first_ms": 1000 * float(np.median([times[1] - times[0] for times, _ in found])),
+            "gap_ms": 1000 * float(np.median([(times[-1] - times[1]) / (count - 1) for times, count in found])),
+            "tokens_per_second": sum(count for _, count in found) / seconds,
+        }
+
+    async def load(self, way: Callable[[], Any], prompts: list[list[int]]) -> list[tuple[Times, int]]:
+        """All prompts at once."""
+        async with way() as ask:
+            return list(await asyncio.gather(*(ask(prompt, seed) for seed, prompt in enumerate(prompts))))
+
+    def by_engine(self, engine: Engine, method: dict[str, Any]) -> Any:
+        """Requests to the engine."""
+        options: dict[str, Any] = {"method": method, "sampling": {"temperature": 0.0}, "ignore_eos": True}
+
+        class Asking(AsyncEngine):
+            async def __aenter__(self) -> Any:
+                return self.ask
+
+            async def ask(self, prompt: list[int], seed: int) -> tuple[Times, int]:
+                times, count = [perf_counter()], 0
+                async for event in self.stream(prompt, seed=seed, max_new_tokens=tokens, **options):
+                    times.append(perf_counter())
+                    count += len(event.tokens)
+                return times, count
+
+        tokens = self.tokens
+        return Asking(engine)
+
+    def by_http(self, address: tuple[str, int], method: dict[str, Any]) -> Any:
+        """Requests to the server, each on a connection of its own."""
+        body = {
+            "max_tokens": self.tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "speculation": method,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+        class Asking:
+            async def __aenter__(self) -> Ask:
+                return self.ask
+
+            async def __aexit__(self, *error: object) -> None: ...
+
+            async def ask(self, prompt: list[int], seed: int) -> tuple[Times, int]:
+                content = json.dumps({**body, "prompt": prompt, "seed": seed})
+                times = [perf_counter()]
+                reader, writer = await asyncio.open_connection(*address)
+                head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n"
+                writer.write(f"{head}content-type: application/json\r\n\r\n{content}".encode())
+                last = b""
+                try:
+                    while line := await reader.readline():
+                        if line == b"data: [DONE]\n":
+                            return times[:-1], json.loads(last.removeprefix(b"data: "))["usage"]["completion_tokens"]
+                        if line.startswith(b"data: "):
+                            last = line
+                            times.append(perf_counter())
+                finally:
+                    writer.close()
+                raise DraftwoodError(f"the server ended an answer early, with {last.decode()!r}")
+
+        return Asking()
+
+
+def compared(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Each measure of both ways, and of the same repeat what HTTP adds."""
+    ours, theirs = found["engine"], found["HTTP"]
+    row: dict[str, Any] = {}
+    for key in ("first_ms", "gap_ms", "tokens_per_second"):
+        row[f"engine_{key}"] = median([one[key] for one in ours])
+        row[f"http_{key}"] = median([one[key] for one in theirs])
+        pairs = list(zip(ours, theirs, strict=True))
+        row[f"ratio_{key}"] = median([http[key] / engine[key] for engine, http in pairs])
+        row[f"more_{key}"] = median([http[key] - engine[key] for engine, http in pairs])
+    return row
+
+
+@contextmanager
+def server(bench: Bench) -> Iterator[tuple[str, int]]:
+    """`draftwood serve` with the run's models, in a process of its own: where it listens."""
+    run, pair = bench.run, bench.pair
+    command = [sys.executable, "-m", "draftwood", "serve", "--port", "0", "--no-reuse-prefixes"]
+    command += ["--target", str(pair.target), "--draft", str(pair.draft), "--dtype", run.dtype]
+    command += ["--threads", str(run.threads), *(["--quantize", run.quantize] if run.quantize else [])]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    said = ""
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            said += line
+            if found := re.search(r"serves .* on http://(\S+):(\d+)", line):
+                yield found[1], int(found[2])
+                return
+        raise DraftwoodError(f"the server did not start: {said.strip()[-300:]}")
+    finally:
+        process.terminate()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()

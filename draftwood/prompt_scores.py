@@ -1,0 +1,40 @@
+"""Log-probabilities of a given text under the target, as a request beside others: one pass over its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from draftwood.core.forest import Forest
+from draftwood.core.records import TopLogprobs
+from draftwood.core.topology import trunk_node
+from draftwood.recording import likeliest
+from draftwood.runtime.session import Decoding, Run, Session
+from draftwood.sampling import row_by_row
+
+PIECE = 256  # tokens whose logits are held at once
+
+
+@dataclass(slots=True)
+class PromptScores:
+    """What the target says of each token of a text, given those before it; of the first one nothing."""
+
+    tokens: list[int]
+    logprobs: list[float | None] = field(default_factory=lambda: [None])  # under the untouched softmax
+    top_logprobs: list[TopLogprobs] = field(default_factory=lambda: [[]])  # most probable tokens, where asked for
+
+
+def scored(session: Session, tokens: list[int], top: int) -> Decoding[PromptScores]:
+    """Score a text with a session on the target, yielding `Run` for each piece and the scores at the end."""
+    found = PromptScores(tokens)
+    for start in range(0, len(tokens) - 1, PIECE):
+        end = min(start + PIECE, len(tokens) - 1)
+        forest = Forest.from_prompt(tokens[: end + 1])
+        answer = yield Run(session, forest, [trunk_node(place) for place in range(start, end)])
+        assert answer is not None
+        raw = row_by_row(torch.log_softmax, answer.logits)  # [end - start, V]
+        following = torch.tensor(tokens[start + 1 : end + 1], device=raw.device)
+        found.logprobs += raw.gather(1, following[:, None])[:, 0].tolist()
+        found.top_logprobs += likeliest(raw, top) if top else [[]] * (end - start)
+    yield found

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server on `AsyncEngine`; needs the extra `serve`."""

@@ -1,0 +1,188 @@
+"""What clients get: choices, chunks, usage and speculation's figures, as plain dictionaries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from draftwood.core.records import TopLogprobs
+from draftwood.models.tokenizer import INCOMPLETE
+from draftwood.prompt_scores import PromptScores
+from draftwood.results import GenerationResult
+
+REASONS = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "abort"}
+IMPOSSIBLE = -9999.0  # in place of -infinity, which JSON does not have
+Words = Callable[[Sequence[int]], str]
+
+
+@dataclass(slots=True)
+class Piece:
+    """A text, or the next part of one, with what is known of its tokens."""
+
+    text: str = ""
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[float | None] = ()
+    top: Sequence[TopLogprobs] = ()
+    finish: str | None = None
+    more: dict[str, Any] = field(default_factory=dict)  # of a hypothesis: its score
+
+
+def pieces(result: GenerationResult) -> list[Piece]:
+    """The texts of a result: its beams, best first, or the only one."""
+    if not result.beams:
+        finish = REASONS[result.finish_reason]
+        return [Piece(result.text, result.tokens, result.logprobs, result.top_logprobs, finish)]
+    return [
+        Piece(
+            beam.text,
+            beam.tokens,
+            beam.logprobs,
+            beam.top_logprobs,
+            REASONS[beam.finish_reason],
+            {"score": beam.score, "cumulative_logprob": beam.log_likelihood},
+        )
+        for beam in result.beams
+    ]
+
+
+class Form(Protocol):
+    """One endpoint's way to write choices."""
+
+    prefix: str
+    object: str
+    chunk: str
+
+    def choice(self, index: int, piece: Piece) -> dict[str, Any]: ...
+
+    def delta(self, index: int, piece: Piece, first: bool) -> dict[str, Any]: ...
+
+
+@dataclass(slots=True)
+class CompletionForm:
+    """/v1/completions. `logprobs`: whether they were asked for; offsets in a text go on from chunk to chunk."""
+
+    words: Words
+    logprobs: bool
+    prefix: str = "cmpl-"
+    object: str = "text_completion"
+    chunk: str = "text_completion"
+    offsets: dict[int, int] = field(default_factory=dict)
+
+    def choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": piece.text,
+            "logprobs": self._logprobs(index, piece) if self.logprobs else None,
+            "finish_reason": piece.finish,
+            **piece.more,
+        }
+
+    def delta(self, index: int, piece: Piece, first: bool) -> dict[str, Any]:
+        return self.choice(index, piece)
+
+    def _logprobs(self, index: int, piece: Piece) -> dict[str, Any]:
+        found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        tops = piece.top or [[]] * len(piece.tokens)
+        for token, logprob, top in zip(piece.tokens, piece.logprobs, tops, strict=True):
+            word = self.words([token])
+            found["tokens"].append(word)
+            found["token_logprobs"].append(finite(logprob))
+            found["text_offset"].append(self.offsets.setdefault(index, 0))
+            best = {self.words([other]): finite(value) for other, value in top}
+            found["top_logprobs"].append(None if logprob is None else best | {word: finite(logprob)})
+            self.offsets[index] += len(word)
+        return found
+
+
+@dataclass(slots=True)
+class ChatForm:
+    """/v1/chat/completions."""
+
+    words: Words
+    logprobs: bool
+    prefix: str = "chatcmpl-"
+    object: str = "chat.completion"
+    chunk: str = "chat.completion.chunk"
+
+    def choice(self, index: int, piece: Piece) -> dict[str, Any]:
+        message = {"role": "assistant", "content": piece.text, "refusal": None}
+        return {"index": index, "message": message, **self._rest(piece)}
+
+    def delta(self, index: int, piece: Piece, first: bool) -> dict[str, Any]:
+        delta = {"role": "assistant", "content": piece.text} if first else {"content": piece.text}
+        return {"index": index, "delta": delta, **self._rest(piece)}
+
+    def _rest(self, piece: Piece) -> dict[str, Any]:
+        logprobs = None
+        if self.logprobs:
+            tops = piece.top or [[]] * len(piece.tokens)
+            content = [
+                {**self._token(token, logprob), "top_logprobs": [self._token(*other) for other in top]}
+                for token, logprob, top in zip(piece.tokens, piece.logprobs, tops, strict=True)
+            ]
+            logprobs = {"content": content, "refusal": None}
+        return {"logprobs": logprobs, "finish_reason": piece.finish, **piece.more}
+
+    def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
+        word = self.words([token])
+        known = None if INCOMPLETE in word or word == f"<{token}>" else list(word.encode())
+        return {"token": word, "logprob": finite(logprob), "bytes": known}
+
+
+def finite(value: float | None) -> float | None:
+    """A number that JSON has."""
+    return IMPOSSIBLE if value is not None and math.isinf(value) else value
+
+
+def prompt_piece(scores: PromptScores, text: str) -> Piece:
+    """The prompt as the beginning of a text."""
+    return Piece(text, scores.tokens, scores.logprobs, scores.top_logprobs)
+
+
+def joined(first: Piece, second: Piece) -> Piece:
+    """One text behind another."""
+    tops = [*(first.top or [[]] * len(first.tokens)), *(second.top or [[]] * len(second.tokens))]
+    return Piece(
+        first.text + second.text,
+        [*first.tokens, *second.tokens],
+        [*first.logprobs, *second.logprobs],
+        tops,
+        second.finish,
+        second.more,
+    )
+
+
+def usage(prompts: Sequence[int], results: Sequence[GenerationResult]) -> dict[str, Any]:
+    """Tokens of the prompts, each counted once, and all that was generated for them."""
+    made = sum(sum(len(beam.tokens) for beam in one.beams) or len(one.tokens) for one in results)
+    read, cached = sum(prompts), sum(result.metrics.reused_tokens for result in results)
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": made,
+        "total_tokens": read + made,
+        "prompt_tokens_details": {"cached_tokens": min(read, cached)},
+    }
+
+
+def speculation(results: Sequence[GenerationResult]) -> dict[str, Any]:
+    """How speculation went, over all texts and beams of a request; a step is a round that drafted something.
+
+    Of trees and beams the accepted drafts are those of the longest path: layers.
+    """
+    steps = [round_ for result in results for round_ in result.rounds if round_.drafted]
+    histogram = [0] * (1 + max((step.depth_accepted for step in steps), default=0))
+    for step in steps:
+        histogram[step.depth_accepted] += 1
+    accepted, drafted = sum(step.depth_accepted for step in steps), sum(step.drafted for step in steps)
+    return {
+        "mean_acceptance_length": 1 + accepted / len(steps) if steps else 1.0,
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
+        "acceptance_histogram": histogram,
+        "num_spec_steps": len(steps),
+        "num_draft_tokens": drafted,
+        "num_accepted_tokens": accepted,
+        "num_accepted_draft_tokens": accepted,  # as vLLM calls it
+        "num_spec_tokens": max((step.attempted for step in steps), default=0),
+    }

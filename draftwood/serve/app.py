@@ -1,0 +1,254 @@
+"""The endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any
+
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
+from starlette.staticfiles import StaticFiles
+
+from draftwood import __version__
+from draftwood.describing import describe
+from draftwood.engine import Engine
+from draftwood.errors import DraftwoodError
+from draftwood.methods import METHODS
+from draftwood.request import MethodSpec, Prompt
+from draftwood.serve import answers
+from draftwood.serve.answers import ChatForm, CompletionForm, Form, Piece
+from draftwood.serve.errors import ApiError, api_error
+from draftwood.serve.guard import Guard, response
+from draftwood.serve.plan import plan
+from draftwood.serve.protocol import (
+    Asked,
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from draftwood.serve.responses import responses
+from draftwood.serve.service import Service, answered, check_model, streamed
+from draftwood.serve.settings import ServeSettings
+from draftwood.serve.stream import EventStream, unless_gone
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": "an error, as OpenAI has them"}
+    for status in (400, 401, 403, 404, 408, 413, 422, 429, 500, 503, 504)
+}
+
+
+def create_app(engine: Engine, settings: ServeSettings | None = None, method: MethodSpec | None = None) -> FastAPI:
+    """The server as an ASGI application; `method` is what requests are decoded with that name none."""
+    service = Service(engine, settings or ServeSettings(), method)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.served.aclose()
+
+    app = FastAPI(
+        title="draftwood",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+        responses=ERRORS,
+    )
+    app.state.service = service
+    _status(app, service)
+    _texts(app, service)
+    responses(app, service)
+    _tokens(app, service)
+    _insights(app, service)
+    api = {str(getattr(route, "path", "")): getattr(route, "methods", None) or () for route in app.routes}
+    app.mount("/", StaticFiles(directory=str(files("draftwood.serve") / "page"), html=True))
+    app.add_middleware(Guard, service=service, api=api)
+    if service.settings.allowed_origin:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=service.settings.allowed_origin, allow_methods=["*"], allow_headers=["*"]
+        )
+    for kind in (ApiError, DraftwoodError, RequestValidationError, HTTPException, TimeoutError):
+        app.add_exception_handler(kind, _told)
+    return app
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    told = api_error(error)
+    if told.status >= 500 and not isinstance(error, ApiError):
+        raise error  # for the guard, which logs it
+    return response(told)
+
+
+def _status(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        """Whether the engine computes."""
+        if broken := service.served.broken:
+            return response(ApiError(503, f"the engine is broken: {broken}"))
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        """Whether requests are taken."""
+        if service.draining.is_set() or service.served.broken:
+            return response(ApiError(503, "no requests are taken"))
+        return JSONResponse({"status": "ready"})
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The one model that is served."""
+        model = {
+            "id": service.name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "draftwood",
+            "max_model_len": service.engine.target.context,
+            "chat": bool(service.tokenizer.templates),
+            "method": service.method.name,
+        }
+        return {"object": "list", "data": [model]}
+
+    @app.get("/v1/methods")
+    async def methods() -> dict[str, Any]:
+        """What `speculation` may name, with options, their ranges and help; `usable` here and now."""
+        found = [describe(method) | {"usable": _usable(service, name)} for name, method in METHODS.items()]
+        return {"object": "list", "default": service.method.name, "data": found}
+
+
+def _usable(service: Service, name: str) -> bool:
+    try:
+        service.engine.method(name)
+    except DraftwoodError:
+        return False
+    return True
+
+
+def _head(prefix: str, request: Request, service: Service) -> dict[str, Any]:
+    return {"id": prefix + request.state.request_id, "created": int(time.time()), "model": service.name}
+
+
+async def _answer(
+    service: Service,
+    request: Request,
+    body: Asked,
+    form: Form,
+    prompts: Sequence[Prompt],
+    echoed: Sequence[Piece] = (),
+) -> Response:
+    """Carry a request out, streamed or not."""
+    work = service.work(plan(service, body, prompts), request.state.request_id)
+    head = _head(form.prefix, request, service)
+    noted: dict[str, Any] = request.state.noted
+    if service.settings.log_prompts:
+        noted["prompt"] = prompts[0] if len(prompts) == 1 else list(prompts)
+    if body.stream:
+        await unless_gone(request, work.begin())
+        usage = bool(body.stream_options and body.stream_options.include_usage)
+        return EventStream(streamed(work, form, head, usage, echoed))
+    answer = await unless_gone(request, answered(work, form, head, echoed))
+    noted |= {key: answer["usage"][key] for key in ("prompt_tokens", "completion_tokens")}
+    return JSONResponse(answer)
+
+
+def _texts(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue a text, or several."""
+        check_model(service, body.model)
+        form = CompletionForm(service.words, body.logprobs is not None)
+        echoed: list[Piece] = []
+        if body.max_tokens == 0 and not body.echo:
+            raise ApiError(400, "max_tokens is 0, which is for echo; ask for a token", "max_tokens")
+        if body.echo:
+            scores = await unless_gone(request, service.scores(body.prompts, body.logprobs))
+            texts = [prompt if isinstance(prompt, str) else service.text(prompt) for prompt in body.prompts]
+            echoed = [answers.prompt_piece(*pair) for pair in zip(scores, texts, strict=True)]
+        if body.max_tokens == 0:
+            return JSONResponse(_echo(_head(form.prefix, request, service), form, body, echoed))
+        return await _answer(service, request, body, form, body.prompts, echoed)
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation, by the checkpoint's chat template."""
+        check_model(service, body.model)
+        form = ChatForm(service.words, bool(body.logprobs))
+        return await _answer(service, request, body, form, [_conversation(body.messages)])
+
+
+def _conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    return [message.plain() for message in messages]
+
+
+def _echo(
+    head: dict[str, Any], form: CompletionForm, body: CompletionRequest, echoed: Sequence[Piece]
+) -> dict[str, Any]:
+    """Prompts alone, with their log-probabilities."""
+    for piece in echoed:
+        piece.finish = "length"
+    whole = [piece for piece in echoed for _ in range(body.choices)]
+    choices = [form.choice(index, piece) for index, piece in enumerate(whole)]
+    read = sum(len(piece.tokens) for piece in echoed)
+    usage = {"prompt_tokens": read, "completion_tokens": 0, "total_tokens": read}
+    return {**head, "object": form.object, "choices": choices, "usage": usage}
+
+
+def _tokens(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        """Ids of a text or a conversation."""
+        check_model(service, body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise ApiError(400, "give prompt, a text, or messages, a conversation", "prompt")
+        if body.messages is not None:
+            opened = body.add_generation_prompt is not False
+            tokens = await asyncio.to_thread(
+                service.tokenizer.chat, _conversation(body.messages), add_generation_prompt=opened
+            )
+        else:
+            tokens = await asyncio.to_thread(
+                service.tokenizer.encode, body.prompt or "", body.add_special_tokens is not False
+            )
+        strings = [service.words([token]) for token in tokens] if body.return_token_strs else None
+        context = service.engine.target.context
+        return {"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": strings}
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
+        """The text of ids."""
+        check_model(service, body.model)
+        most = service.engine.target.vocab_size
+        if bad := next((token for token in body.tokens if token >= most), None):
+            raise ApiError(400, f"there is no token {bad}; ids go from 0 to {most - 1}", "tokens")
+        return {"prompt": service.text(body.tokens)}
+
+
+def _insights(app: FastAPI, service: Service) -> None:
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """For Prometheus."""
+        return Response(service.meters.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> Response:
+        """Give back the keys and values that finished requests left for others."""
+        await asyncio.to_thread(service.engine.reset_prefix_cache)
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/v1/forest")
+    async def forest(request: str | None = Query(None, max_length=128)) -> Response:
+        """Server-sent events: rounds of the request with this x-request-id, which is sent next; or the load."""
+        return EventStream(service.load() if request is None else service.feed.listen(request))

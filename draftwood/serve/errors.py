@@ -1,0 +1,102 @@
+"""Errors as OpenAI has them: {"error": {"message", "type", "param", "code"}} with a fitting status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from draftwood.errors import (
+    ConfigurationError,
+    DraftwoodError,
+    ModelError,
+    OutOfMemory,
+    Overloaded,
+    RequestError,
+    did_you_mean,
+)
+from draftwood.serve import protocol
+
+RETRY = {"retry-after": "1"}
+KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
+    504: "timeout_error",
+}
+
+
+class Gone(Exception):
+    """The client went away; nobody will read an answer."""
+
+
+class ApiError(Exception):
+    """What a client is told instead of an answer."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code, self.headers = status, param, code, dict(headers or {})
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """As it is sent."""
+        told = {"message": str(self), "type": KINDS.get(self.status, "invalid_request_error"), "param": self.param}
+        readable = {key: value and value.encode("utf-8", "replace").decode() for key, value in told.items()}
+        return {"error": {**readable, "code": self.code}}
+
+
+def api_error(error: BaseException) -> ApiError:
+    """What a client is told of any error; what is not its own fault is described in the log only."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, str(error.detail).lower(), headers=error.headers)
+    if isinstance(error, Overloaded):
+        return ApiError(429, str(error), code="queue_full", headers=RETRY)
+    if isinstance(error, RequestError | ConfigurationError):
+        return ApiError(400, str(error))
+    if isinstance(error, ModelError):
+        return ApiError(422, str(error))
+    if isinstance(error, OutOfMemory):
+        return ApiError(503, str(error), headers=RETRY)
+    if isinstance(error, TimeoutError):
+        return ApiError(504, "the request took longer than the server allows; ask for less", code="timeout")
+    if isinstance(error, UnicodeEncodeError):
+        return ApiError(400, "the text is not valid Unicode: it has half of a surrogate pair")
+    if isinstance(error, DraftwoodError):
+        return ApiError(500, str(error))
+    return ApiError(500, "the request failed inside the server, whose log says why")
+
+
+def _invalid(error: RequestValidationError) -> ApiError:
+    """The first thing that is wrong with a body."""
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"]]
+    if (first["type"] in ("json_invalid", "model_attributes_type", "missing") and len(where) < 2) or where[0] != "body":
+        return ApiError(400, "the body must be a JSON object, sent as application/json")
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', 'it cannot be read')}")
+    param = where[1]
+    if first["type"] == "extra_forbidden":
+        known = {name for kind in vars(protocol).values() for name in getattr(kind, "model_fields", ())}
+        hint = did_you_mean(where[-1], known)
+        return ApiError(
+            400, f"there is no field {'.'.join(where[1:])!r}{hint if 'mean' in hint else ''}", param, "unknown_field"
+        )
+    if first["type"] == "missing":
+        return ApiError(400, f"the field {'.'.join(where[1:])!r} is missing", param, "missing_field")
+    return ApiError(400, f"{param}: {first['msg'][:1].lower()}{first['msg'][1:]}", param, "invalid_value")

@@ -1,0 +1,166 @@
+"""What every request passes through: host, origin, key, size, time, draining, its id, its line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from typing import Any, TypeAlias
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from draftwood.serve.errors import RETRY, ApiError, Gone, api_error
+from draftwood.serve.service import Service
+
+log = logging.getLogger("draftwood.serve.access")
+
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+App: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
+
+REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
+OPEN = {"/health", "/ready", "/version"}
+SECURE = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (
+        b"content-security-policy",
+        b"default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+        b"frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    ),
+]
+
+
+class Guard:
+    """Wraps the application; `api` are the paths that are more than the page, with their methods."""
+
+    def __init__(self, app: App, service: Service, api: Mapping[str, Collection[str]]) -> None:
+        self.app, self.service, self.api = app, service, api
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in service.keys]
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        given = headers.get("x-request-id", "")
+        request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        noted: dict[str, Any] = {}
+        scope.setdefault("state", {}).update(request_id=request_id, noted=noted)
+        began, status = time.perf_counter(), 0
+        works = scope["method"] == "POST" and scope["path"] in self.api
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode()), *SECURE]
+            await send(message)
+
+        try:
+            self._check(scope, headers)
+            self.service.busy += works
+            try:
+                await self.app(scope, self._bounded(receive), answer)
+            finally:
+                self.service.busy -= works
+        except Gone:
+            status = 499
+        except Exception as error:
+            told = api_error(error)
+            if told.status == 500:
+                log.exception("request %s failed", request_id)
+            if not status:
+                await response(told)(scope, receive, answer)
+        finally:
+            self._log(scope, request_id, status, time.perf_counter() - began, noted)
+
+    def _check(self, scope: Message, headers: dict[str, str]) -> None:
+        settings, path = self.service.settings, scope["path"]
+        host = headers.get("host", "").lower()
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if settings.hosts and name not in settings.hosts:
+            raise ApiError(400, f"this server does not answer for the host {name[:80]!r}; see --allowed-host")
+        origin = headers.get("origin")
+        if origin is not None and origin.partition("://")[2].lower() != host and not self._allowed(origin):
+            raise ApiError(403, f"pages of {origin[:80]} may not ask this server; see --allowed-origin")
+        if path not in self.api or path in OPEN:
+            return
+        if scope["method"] not in self.api[path]:
+            allow = ", ".join(sorted(self.api[path]))
+            raise ApiError(405, f"{path} takes {allow}, not {scope['method']}", headers={"allow": allow})
+        if self._keys and not self._known(headers.get("authorization", "")):
+            raise ApiError(
+                401,
+                "the API key is missing or wrong; send it as Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        if self.service.draining.is_set() and scope["method"] == "POST":
+            raise ApiError(503, "the server is about to end and takes no more requests", headers=RETRY)
+        length = headers.get("content-length", "0")
+        if not length.isdecimal() or len(length) > 20 or int(length) > settings.max_body:
+            raise self._too_large()
+
+    def _allowed(self, origin: str) -> bool:
+        return bool({origin, "*"} & set(self.service.settings.allowed_origin))
+
+    def _known(self, authorization: str) -> bool:
+        """Whether a header carries one of the keys; takes as long whichever it is."""
+        scheme, _, key = authorization.partition(" ")
+        digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+        found = [hmac.compare_digest(digest, known) for known in self._keys]
+        return scheme.lower() == "bearer" and any(found)
+
+    def _too_large(self) -> ApiError:
+        most = self.service.settings.max_body
+        return ApiError(
+            413, f"the body has more than {most:,} bytes, the most that are taken", headers={"connection": "close"}
+        )
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """`receive` for a body that ends in time and is not too long; behind it only a disconnect comes."""
+        settings, size, over = self.service.settings, 0, False
+        until: float | None = None
+
+        async def bounded() -> Message:
+            nonlocal size, over, until
+            if over:
+                return await receive()
+            until = until or asyncio.get_running_loop().time() + settings.body_seconds
+            try:
+                async with asyncio.timeout_at(until):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, "the body did not arrive in time", {"connection": "close"}) from None
+            size += len(message.get("body", b""))
+            over = not message.get("more_body", False)
+            if size > settings.max_body:
+                large = self._too_large()
+                raise HTTPException(large.status, str(large), large.headers)
+            return message
+
+        return bounded
+
+    def _log(self, scope: Message, request_id: str, status: int, seconds: float, noted: dict[str, Any]) -> None:
+        facts = {"request_id": request_id, "method": scope["method"], "path": scope["path"], "status": status}
+        facts |= {"ms": round(1000 * seconds, 1), **noted}
+        if self.service.settings.log_json:
+            log.info(json.dumps(facts))
+        else:
+            log.info(
+                " ".join(f"{key}={value!r}" if key == "prompt" else f"{key}={value}" for key, value in facts.items())
+            )
+
+
+def response(error: ApiError) -> Response:
+    """An error as it is sent."""
+    return JSONResponse(error.document, error.status, error.headers)

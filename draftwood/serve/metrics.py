@@ -1,0 +1,163 @@
+"""What Prometheus scrapes: vLLM's names where it has them, ours beside them. Counting a token costs no lock."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from draftwood.core.records import Round
+from draftwood.engine import Engine
+from draftwood.eval.energy import counters
+from draftwood.results import GenerationResult
+from draftwood.serve.answers import REASONS
+
+LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+GAPS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
+LABEL = "model_name"
+
+
+class Meters(Collector):
+    """Sums over requests, filled by the event loop, and the engine's own state when it is asked for."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self.engine, self.name = engine, name
+        self.registry = CollectorRegistry()
+        self.sums: defaultdict[str, float] = defaultdict(float)
+        self.finished: Counter[str] = Counter()
+        self.positions: Counter[int] = Counter()  # accepted at each drafted position
+        self.registry.register(self)
+
+        def histogram(name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+            made = Histogram(f"vllm:{name}", about, [LABEL], registry=self.registry, buckets=buckets)
+            child: Histogram = made.labels(self.name)
+            return child
+
+        self.first = histogram("time_to_first_token_seconds", "Seconds to the first token.", LATENCY)
+        self.gap = histogram("inter_token_latency_seconds", "Seconds between tokens.", GAPS)
+        self.whole = histogram("e2e_request_latency_seconds", "Seconds of a whole request.", LATENCY)
+        self._energy = counters(engine.target.device)
+        self._read = self._joules_read()
+        self._share = 0.0
+
+    def round(self, round_: Round, seconds: float, first: bool) -> None:
+        """A round came, so long after the request's last one, or after its beginning."""
+        tokens, sums = len(round_.tokens), self.sums
+        if first:
+            self.first.observe(seconds)
+        elif tokens:
+            self.gap.observe(seconds / tokens)
+        sums["generation_tokens"] += tokens
+        sums["rounds"] += 1
+        sums["target_rows"] += round_.target_rows
+        sums["draft_rows"] += round_.draft_rows
+        if round_.drafted:
+            sums["drafts"] += 1
+            sums["draft_tokens"] += round_.drafted
+            sums["accepted_tokens"] += round_.depth_accepted
+            for place in range(round_.depth_accepted):
+                self.positions[place] += 1
+        for layer in round_.layers:
+            sums["layers"] += 1
+            sums["widths"] += layer.width
+
+    def ended(self, result: GenerationResult, seconds: float) -> None:
+        """A generation has its result."""
+        self.whole.observe(seconds)
+        self.sums["prompt_tokens"] += len(result.prompt_tokens)
+        self.finished[REASONS[result.finish_reason]] += 1
+
+    def left(self, generations: int) -> None:
+        """So many generations ended without a result."""
+        if generations:
+            self.finished["abort"] += generations
+
+    def joules(self) -> float | None:
+        """A count of energy of which a request's part is the difference: what is spent, shared by those that run."""
+        if not self._energy:
+            return None
+        now = self._joules_read()
+        self._share += (now - self._read) / max(1, len(self.engine.scheduler.active))
+        self.sums["joules"] += now - self._read
+        self._read = now
+        return self._share
+
+    def _joules_read(self) -> float:
+        return sum(counter.joules() for counter in self._energy)
+
+    def text(self) -> bytes:
+        """What a scrape is answered."""
+        self.joules()
+        return generate_latest(self.registry)
+
+    def load(self) -> dict[str, float]:
+        """The load now, for the page."""
+        scheduler, memory = self.engine.scheduler, self.engine.memory
+        return {
+            "time": time.time(),
+            "running": len(scheduler.active),
+            "waiting": len(scheduler.waiting),
+            "kv_used": memory["used"],
+            "kv_held": memory["held"],
+            "kv_budget": scheduler.memory or 0,
+            "prefix_hit_rate": self.engine.prefix_hit_rate,
+            "tokens": self.sums["generation_tokens"],
+            "rounds": self.sums["rounds"],
+            "drafted": self.sums["draft_tokens"],
+            "accepted": self.sums["accepted_tokens"],
+            **({"joules": self.sums["joules"]} if self._energy else {}),
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        """The families that are not histograms."""
+        sums, prefixes, load = self.sums, self.engine.scheduler.prefixes, self.load()
+        memory = load["kv_used"] / load["kv_budget"] if load["kv_budget"] else 0.0
+        gauges = {
+            "vllm:num_requests_running": (load["running"], "Requests that share the forwards."),
+            "vllm:num_requests_waiting": (load["waiting"], "Requests that wait."),
+            "vllm:kv_cache_usage_perc": (memory, "Share of the memory for keys and values that is used; 1: all."),
+            "draftwood:kv_cache_held_bytes": (load["kv_held"], "Bytes of keys and values that are held."),
+            "draftwood:tau": (sums["generation_tokens"] / max(1, sums["rounds"]), "Tokens per target forward."),
+            "draftwood:mean_width": (sums["widths"] / max(1, sums["layers"]), "Beams per layer."),
+        }
+        counts = {
+            "vllm:prompt_tokens": (sums["prompt_tokens"], "Tokens of prompts."),
+            "vllm:generation_tokens": (sums["generation_tokens"], "Tokens that were generated."),
+            "vllm:spec_decode_num_drafts": (sums["drafts"], "Rounds that drafted."),
+            "vllm:spec_decode_num_draft_tokens": (sums["draft_tokens"], "Drafted tokens."),
+            "vllm:spec_decode_num_accepted_tokens": (sums["accepted_tokens"], "Accepted drafts on the longest paths."),
+            "vllm:num_preemptions": (self.engine.scheduler.preempted, "Requests that were put back."),
+            "vllm:prefix_cache_queries": (prefixes.asked, "Tokens that were looked up among prefixes."),
+            "vllm:prefix_cache_hits": (prefixes.hits, "Tokens that were taken from prefixes."),
+            "draftwood:rounds": (sums["rounds"], "Rounds: a target forward of a request each."),
+            "draftwood:target_rows": (sums["target_rows"], "Rows that the target computed."),
+            "draftwood:draft_rows": (sums["draft_rows"], "Rows that draft models computed."),
+            "draftwood:layers": (sums["layers"], "Layers of beams."),
+        }
+        if self._energy:
+            counts["draftwood:energy_joules"] = (sums["joules"], "Energy of the machine.")
+        for name, (value, about) in gauges.items():
+            gauge = GaugeMetricFamily(name, about, labels=[LABEL])
+            gauge.add_metric([self.name], value)
+            yield gauge
+        for name, (value, about) in counts.items():
+            yield self._counter(name, about, {(): value})
+        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
+        by_position: dict[tuple[str, ...], float] = {
+            (str(place),): float(count) for place, count in sorted(self.positions.items())
+        }
+        yield self._counter(name, "Accepted drafts by position.", by_position, "position")
+        by_reason: dict[tuple[str, ...], float] = {(reason,): float(count) for reason, count in self.finished.items()}
+        yield self._counter("vllm:request_success", "Texts that ended, by reason.", by_reason, "finished_reason")
+
+    def _counter(
+        self, name: str, about: str, values: dict[tuple[str, ...], float], *labels: str
+    ) -> CounterMetricFamily:
+        counter = CounterMetricFamily(name, about, labels=[LABEL, *labels])
+        for label, value in values.items():
+            counter.add_metric([self.name, *label], value)
+        return counter

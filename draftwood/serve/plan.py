@@ -1,0 +1,130 @@
+"""From what a client asked to what the engine is to do: generations, and which of them become which choices."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from draftwood.errors import DraftwoodError
+from draftwood.methods import Method
+from draftwood.methods.beams import BeamMethod
+from draftwood.request import Prompt
+from draftwood.serve.errors import ApiError
+from draftwood.serve.protocol import MOST_CHOICES, Asked
+
+if TYPE_CHECKING:
+    from draftwood.serve.service import Service
+
+LONGEST_METHOD = 4096  # characters of JSON
+SAMPLING = (
+    *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("top_k", "logit_bias"),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The generations of a request: `each` of every prompt, in order; `n` of them, or `n` beams of one, are choices."""
+
+    requests: Sequence[Mapping[str, Any]]  # as `AsyncEngine.together` takes them
+    prompts: Sequence[Prompt]
+    n: int
+    each: int
+    method: Method
+    seed: int
+
+    @property
+    def beams(self) -> bool:
+        return isinstance(self.method, BeamMethod)
+
+
+def plan(service: Service, body: Asked, prompts: Sequence[Prompt]) -> Plan:
+    """Raises ApiError where a request cannot be carried out, before anything is computed."""
+    n, best_of = body.choices, body.best_of or body.choices
+    if best_of < n:
+        raise ApiError(400, f"best_of is {best_of}, but n, the choices wanted, is {n}; raise it", "best_of")
+    method = method_of(service, body)
+    beams = isinstance(method, BeamMethod)
+    if best_of > n and body.stream and not beams:
+        raise ApiError(400, "the best of several cannot be streamed; leave out stream or best_of", "best_of")
+    each = 1 if beams else best_of
+    if len(prompts) * best_of > MOST_CHOICES:
+        raise ApiError(400, f"{len(prompts)} prompts with {best_of} texts each are more than {MOST_CHOICES}", "n")
+    most, wanted = service.settings.max_tokens, body.limit
+    if most is not None and wanted is not None and wanted > most:
+        raise ApiError(400, f"{wanted} tokens are asked for, but this server gives {most} at most", "max_tokens")
+    seed = secrets.randbelow(1 << 31) if body.seed is None else body.seed
+    options: dict[str, Any] = {
+        "method": method,
+        "sampling": sampling(body),
+        "max_new_tokens": wanted or most or service.engine.target.context,
+        "min_new_tokens": body.min_tokens or 0,
+        "stop": body.stop or (),
+        "stop_token_ids": body.stop_token_ids or (),
+        "ignore_eos": bool(body.ignore_eos),
+        "top_logprobs": body.top or 0,
+    }
+    requests = [{"prompt": prompt, "seed": seed + i, **options} for prompt in prompts for i in range(each)]
+    return Plan(requests, prompts, n, each, method, seed)
+
+
+def sampling(body: Asked) -> dict[str, Any]:
+    """The fields of `SamplingParams` that were given."""
+    given = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
+    if given.get("top_k") == -1:  # all, as vLLM has it
+        given["top_k"] = 0
+    if "logit_bias" in given:
+        try:
+            given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
+        except ValueError:
+            raise ApiError(400, "the keys of logit_bias are token ids", "logit_bias") from None
+    return given
+
+
+def method_of(service: Service, body: Asked) -> Method:
+    """The method of a request. `n` says how many beams it returns."""
+    spec = body.speculation
+    for name in ("length_penalty", "early_stopping"):
+        if getattr(body, name) is not None and not body.use_beam_search:
+            raise ApiError(400, f"{name} is for use_beam_search; set it, or make it an option of speculation", name)
+    try:
+        if body.use_beam_search and spec in (None, "off"):
+            method = _beam_search(service, body)
+        else:
+            method = service.method if spec is None else parsed(spec)
+        if isinstance(method, BeamMethod):
+            if body.n is not None and method.n_best not in (1, body.n):
+                raise ApiError(400, f"n is {body.n}, but n_best of the method {method.n_best}; leave out one", "n")
+            method = Method.parse(method, {} if body.n is None else {"n_best": body.n})
+        elif body.use_beam_search:
+            raise ApiError(400, f"{method.name} has no beams; leave out speculation or use_beam_search", "speculation")
+        return service.engine.method(method)
+    except DraftwoodError as error:
+        raise ApiError(400, str(error), "speculation") from None
+
+
+def _beam_search(service: Service, body: Asked) -> Method:
+    """Beam search as vLLM is asked for it, speculative where there is a draft model; at least 4 beams if none said."""
+    quick = body.speculation is None and bool(service.engine.drafts)
+    options = {"width": body.best_of or max(body.choices, 4)}
+    for name in ("length_penalty", "early_stopping"):
+        if getattr(body, name) is not None:
+            options[name] = getattr(body, name)
+    return Method.parse("speculative-beam-search" if quick else "beam-search", options)
+
+
+def parsed(spec: str | Mapping[str, Any]) -> Method:
+    """A method as a client names it: no file of this machine is read for it."""
+    if spec == "off":
+        return Method.parse("autoregressive")
+    if isinstance(spec, str) and spec.startswith("file:"):
+        raise ApiError(400, "method files are not read for clients; send the options", "speculation")
+    if len(json.dumps(spec)) > LONGEST_METHOD:
+        raise ApiError(400, f"speculation has more than {LONGEST_METHOD:,} characters", "speculation")
+    method = Method.parse(spec)
+    if method.files:
+        raise ApiError(400, "options that name files of the server are not for clients; leave them out", "speculation")
+    return method

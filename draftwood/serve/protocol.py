@@ -1,0 +1,163 @@
+"""What clients may send, as OpenAI and vLLM name it. Unknown fields are errors; null is as if a field were absent."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MOST_CHOICES = 128  # of a request, over all of its prompts
+MOST_TOP = 20  # log-probabilities at each place
+
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Token = Annotated[int, Field(ge=0, lt=1 << 31)]
+Tokens = list[Token]
+StopText = Annotated[str, Field(min_length=1, max_length=256)]
+Name = Annotated[str, Field(max_length=256)]
+
+
+class Body(BaseModel):
+    """A JSON object without other fields than these."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Asked(Body):
+    """What every request for text may say of it."""
+
+    model: Name | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
+    stop_token_ids: Annotated[Tokens, Field(max_length=256)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
+    early_stopping: bool | Literal["never"] | None = None
+    speculation: Name | dict[str, Any] | None = None
+    user: str | None = None
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens that are asked for."""
+        raise NotImplementedError
+
+    @property
+    def top(self) -> int | None:
+        """How many log-probabilities are asked for at each place besides the chosen token's; None: not even that."""
+        return None
+
+
+class CompletionRequest(Asked):
+    prompt: str | Tokens | list[str] | list[Tokens]
+    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+    echo: bool | None = None
+
+    @property
+    def limit(self) -> int | None:
+        return 16 if self.max_tokens is None else self.max_tokens  # as OpenAI has it
+
+    @property
+    def top(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | Tokens]:
+        """One entry for each text that is to be continued."""
+        if isinstance(self.prompt, str) or not self.prompt or isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return list(self.prompt)
+
+
+class TextPart(Body):
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class ChatMessage(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    type: Literal["text", "message"] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As templates know it."""
+        content = self.content
+        if isinstance(content, list):
+            content = "".join(part.text for part in content)
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": content, "name": self.name}
+
+
+Messages = Annotated[list[ChatMessage], Field(min_length=1)]
+
+
+class ChatRequest(Asked):
+    messages: Messages
+    max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def top(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class ResponseRequest(Body):
+    """The part of OpenAI's /v1/responses that text generation needs; nothing is stored."""
+
+    model: Name | None = None
+    input: str | Messages
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    stream: bool | None = None
+    store: Literal[False] | None = None
+    metadata: dict[str, str] | None = None
+    speculation: Name | dict[str, Any] | None = None
+    user: str | None = None
+
+
+class TokenizeRequest(Body):
+    """Text or a conversation."""
+
+    model: Name | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    model: Name | None = None
+    tokens: Tokens

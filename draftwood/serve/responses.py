@@ -1,0 +1,147 @@
+"""/v1/responses: the part of OpenAI's newer interface that text generation needs; nothing is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import JSONResponse, Response
+
+from draftwood.request import Prompt
+from draftwood.serve.errors import api_error
+from draftwood.serve.plan import plan
+from draftwood.serve.protocol import ChatMessage, ChatRequest, ResponseRequest
+from draftwood.serve.service import Service, Work, check_model
+from draftwood.serve.stream import EventStream, unless_gone
+
+
+def responses(app: FastAPI, service: Service) -> None:
+    """Add the endpoint."""
+
+    @app.post("/v1/responses")
+    async def create_response(body: ResponseRequest, request: Request) -> Response:
+        """Answer a text or a conversation; a model without a chat template continues the text."""
+        check_model(service, body.model)
+        prompt = prompt_of(service, body)
+        asked = ChatRequest.model_construct(
+            messages=[],
+            max_completion_tokens=body.max_output_tokens,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            seed=body.seed,
+            speculation=body.speculation,
+        )
+        work = service.work(plan(service, asked, [prompt]), request.state.request_id)
+        answer = Answer(work, body, request.state.request_id)
+        await unless_gone(request, work.begin())
+        if body.stream:
+            return EventStream(answer.events())
+        return JSONResponse(await unless_gone(request, answer.whole()))
+
+
+def prompt_of(service: Service, body: ResponseRequest) -> Prompt:
+    """A conversation, or plain text where the model knows no conversations and none is given."""
+    if isinstance(body.input, str) and not body.instructions and not service.tokenizer.templates:
+        return body.input
+    given = [ChatMessage(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    first = [ChatMessage(role="system", content=body.instructions)] if body.instructions else []
+    return [message.plain() for message in (*first, *given)]
+
+
+class Answer:
+    """One response: its document as it stands, and the events that lead there."""
+
+    def __init__(self, work: Work, body: ResponseRequest, request_id: str) -> None:
+        self.work, self.item = work, f"msg_{request_id}"
+        self.text, self.number = "", 0
+        self.document: dict[str, Any] = {
+            "id": f"resp_{request_id}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "model": work.service.name,
+            "output": [],
+            "parallel_tool_calls": False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": body.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "none",
+            "tools": [],
+            "top_p": body.top_p,
+            "truncation": "disabled",
+            "usage": None,
+            "metadata": body.metadata or {},
+        }
+
+    async def whole(self) -> dict[str, Any]:
+        """The finished document."""
+        async with asyncio.timeout(self.work.service.settings.request_seconds):
+            await self.work.finish()
+        return self._finished()
+
+    def _part(self) -> dict[str, Any]:
+        return {"type": "output_text", "text": self.text, "annotations": []}
+
+    def _message(self, status: str) -> dict[str, Any]:
+        content = [] if status == "in_progress" else [self._part()]
+        return {"type": "message", "id": self.item, "status": status, "role": "assistant", "content": content}
+
+    def _finished(self) -> dict[str, Any]:
+        (result,) = self.work.done
+        closing = self.work.closing
+        used, self.text = closing["usage"], result.text
+        cut = result.finish_reason in ("length", "cancelled")
+        self.document |= {
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": [self._message("incomplete" if cut else "completed")],
+            "usage": {
+                "input_tokens": used["prompt_tokens"],
+                "input_tokens_details": used["prompt_tokens_details"],
+                "output_tokens": used["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": used["total_tokens"],
+            },
+            "metrics": closing["metrics"],
+        }
+        return self.document
+
+    def _event(self, kind: str, **more: Any) -> str:
+        data = {"type": kind, "sequence_number": self.number, **more}
+        self.number += 1
+        return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
+
+    async def events(self) -> AsyncIterator[str]:
+        """Server-sent events, from response.created to response.completed."""
+        place = {"item_id": self.item, "output_index": 0, "content_index": 0}
+        try:
+            yield self._event("response.created", response=self.document)
+            yield self._event("response.in_progress", response=self.document)
+            yield self._event("response.output_item.added", output_index=0, item=self._message("in_progress"))
+            yield self._event("response.content_part.added", **place, part=self._part())
+            limit = asyncio.timeout(self.work.service.settings.request_seconds)
+            async with limit, aclosing(self.work.events()) as batches:
+                async for events in batches:
+                    text = "".join(event.text for _, event in events)
+                    self.text += text
+                    if text:
+                        yield self._event("response.output_text.delta", **place, delta=text, logprobs=[])
+            document = self._finished()
+            yield self._event("response.output_text.done", **place, text=self.text, logprobs=[])
+            yield self._event("response.content_part.done", **place, part=self._part())
+            yield self._event("response.output_item.done", output_index=0, item=document["output"][0])
+            yield self._event(f"response.{document['status']}", response=document)
+        except Exception as error:
+            told = api_error(error)
+            self.document |= {"status": "failed", "error": {"code": "server_error", "message": str(told)}}
+            yield self._event("response.failed", response=self.document)

@@ -1,0 +1,251 @@
+"""What the endpoints share: the engine, its limits, who listens to what, and how one request is carried out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from draftwood.async_engine import AsyncBatch, AsyncEngine
+from draftwood.engine import Engine, StreamEvent
+from draftwood.errors import ConfigurationError, RequestError
+from draftwood.explain.text import spelling
+from draftwood.generation import Generation
+from draftwood.methods import Method
+from draftwood.prompt_scores import PromptScores
+from draftwood.request import MethodSpec, Prompt
+from draftwood.results import GenerationResult
+from draftwood.serve import answers
+from draftwood.serve.answers import Form, Piece
+from draftwood.serve.errors import ApiError, api_error
+from draftwood.serve.feed import Feed
+from draftwood.serve.metrics import Meters
+from draftwood.serve.plan import Plan
+from draftwood.serve.settings import ServeSettings
+
+log = logging.getLogger(__name__)
+
+TICK = 1.0  # seconds between reports of the load
+
+
+class Service:
+    """An engine that is served."""
+
+    def __init__(self, engine: Engine, settings: ServeSettings, method: MethodSpec | None = None) -> None:
+        if engine.tokenizer is None:
+            raise ConfigurationError("a server needs a tokenizer; serve a checkpoint directory that has one")
+        self.engine, self.settings, self.tokenizer = engine, settings, engine.tokenizer
+        self.keys = settings.keys()
+        self.method: Method = engine.method(method)
+        target = str(engine.names.get("target", "model"))
+        self.name = settings.served_model_name or (Path(target).name if Path(target).exists() else target)
+        self.created = int(time.time())
+        self.served = AsyncEngine(engine)
+        self.meters = Meters(engine, self.name)
+        spell = spelling(self.tokenizer)
+        cached = lru_cache(1 << 16)(lambda token: spell([token]))
+        self.words: answers.Words = lambda tokens: cached(*tokens) if len(tokens) == 1 else spell(tokens)
+        self.feed = Feed(spell)
+        self.draining = asyncio.Event()
+        self.busy = 0  # requests that are being worked on
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of ids."""
+        return self.tokenizer.decode(tokens)
+
+    async def load(self) -> AsyncIterator[str]:
+        """Server-sent events of the load, until the server is about to end."""
+        while not self.draining.is_set():
+            yield f"event: load\ndata: {json.dumps(self.meters.load())}\n\n"
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.draining.wait(), TICK)
+
+    async def scores(self, prompts: Sequence[Prompt], top: int | None) -> list[PromptScores]:
+        """Each prompt with its log-probabilities; without any where none are asked for."""
+        if top is None:
+            tokens = [await asyncio.to_thread(self.engine.tokens, prompt) for prompt in prompts]
+            return [PromptScores(one, [None] * len(one), [[]] * len(one)) for one in tokens]
+        return [await self.served.score(prompt, top) for prompt in prompts]
+
+    def work(self, plan: Plan, request_id: str) -> Work:
+        """A request that is ready to begin."""
+        return Work(self, plan, request_id)
+
+
+def check_model(service: Service, name: str | None) -> None:
+    """Raise ApiError where a request names another model."""
+    if name is not None and name != service.name:
+        raise ApiError(404, f"there is no model {name!r}; this server has {service.name!r}", "model", "model_not_found")
+
+
+class Work:
+    """The generations of one HTTP request: events as they come, results at the end."""
+
+    def __init__(self, service: Service, plan: Plan, request_id: str) -> None:
+        self.service, self.plan = service, plan
+        self.watch = service.feed.follow(request_id)
+        self.began = time.perf_counter()
+        self.results: list[GenerationResult | None] = [None] * len(plan.requests)
+        self.prompts: list[int] = []  # tokens of each generation's prompt
+        self._batch: AsyncBatch = service.served.together(plan.requests, self._prepare)
+        self._last: list[float] = [0.0] * len(plan.requests)
+        self._joules = service.meters.joules()
+
+    def _prepare(self, generation: Generation) -> None:
+        tokens, most = len(generation.request.prompt), self.service.settings.max_prompt_tokens
+        if most is not None and tokens > most:
+            raise RequestError(f"the prompt has {tokens} tokens, but this server takes {most} at most; shorten it")
+        self.prompts.append(tokens)
+        self.watch.prepare(generation)
+
+    async def begin(self) -> None:
+        """Queue all of it; raises what is wrong with it."""
+        await self._batch.begin()
+
+    async def events(self) -> AsyncGenerator[list[tuple[int, StreamEvent]], None]:
+        """(place of the generation, event), as many as have come."""
+        meters = self.service.meters
+        try:
+            async with aclosing(self._batch) as batch:
+                async for events in batch:
+                    now = time.perf_counter()
+                    for place, event in events:
+                        first = not self._last[place]
+                        meters.round(event.round, now - (self._last[place] or self.began), first)
+                        self._last[place] = now
+                        if event.result is not None:
+                            self.results[place] = event.result
+                            meters.ended(event.result, now - self.began)
+                        self.watch.round(place, event)
+                    yield events
+        finally:
+            meters.left(sum(result is None for result in self.results))
+            self.watch.close()
+
+    async def finish(self) -> list[GenerationResult]:
+        """All results."""
+        async for _ in self.events():
+            pass
+        return self.done
+
+    @property
+    def done(self) -> list[GenerationResult]:
+        """The results there are."""
+        return [result for result in self.results if result is not None]
+
+    @property
+    def closing(self) -> dict[str, Any]:
+        """Usage and figures of the whole request."""
+        each, done = self.plan.each, self.done
+        figures: dict[str, Any] = {
+            "speculative_decoding": answers.speculation(done),
+            "method": self.plan.method.name,
+            "seed": self.plan.seed,
+        }
+        if (joules := self.service.meters.joules()) is not None and self._joules is not None:
+            figures["joules"] = joules - self._joules
+        return {"usage": answers.usage(self.prompts[::each], done), "metrics": figures}
+
+
+def chosen(plan: Plan, results: Sequence[GenerationResult]) -> Iterator[tuple[int, Piece]]:
+    """(index, choice), `n` of each prompt: beams, texts in order of their seeds, or the best of them."""
+    for place in range(len(plan.prompts)):
+        mine = results[place * plan.each : (place + 1) * plan.each]
+        if plan.each > plan.n:
+            mine = sorted(mine, key=lambda one: -sum(one.logprobs) / max(1, len(one.logprobs)))[: plan.n]
+        yield from enumerate((piece for result in mine for piece in answers.pieces(result)), place * plan.n)
+
+
+async def answered(work: Work, form: Form, head: dict[str, Any], echoed: Sequence[Piece] = ()) -> dict[str, Any]:
+    """The whole answer."""
+    await work.begin()
+    async with asyncio.timeout(work.service.settings.request_seconds):
+        results = await work.finish()
+    choices = []
+    for index, piece in chosen(work.plan, results):
+        whole = answers.joined(echoed[index // work.plan.n], piece) if echoed else piece
+        choices.append(form.choice(index, whole))
+    return {**head, "object": form.object, "choices": choices, **work.closing}
+
+
+async def streamed(
+    work: Work, form: Form, head: dict[str, Any], usage: bool, echoed: Sequence[Piece] = ()
+) -> AsyncIterator[str]:
+    """Server-sent events: chunks as they come, then usage if it is asked for. `work` has begun."""
+    start = "data: " + json.dumps({**head, "object": form.chunk})[:-1] + ', "choices": ['
+    begun: set[int] = set()
+    left = len(work.plan.requests)
+    deltas = (_beams if work.plan.beams else _texts)(work)
+
+    def chunk(index: int, piece: Piece, more: str = "") -> str:
+        first = index not in begun
+        begun.add(index)
+        if first and echoed:
+            piece = answers.joined(echoed[index // work.plan.n], piece)
+        return f"{start}{json.dumps(form.delta(index, piece, first))}]{more}}}\n\n"
+
+    try:
+        async with asyncio.timeout(work.service.settings.request_seconds), aclosing(work.events()) as batches:
+            async for events in batches:
+                lines = []
+                for place, event in events:
+                    left -= event.result is not None
+                    found = deltas(place, event)
+                    for i, (index, piece) in enumerate(found):
+                        last = not left and i == len(found) - 1 and not usage
+                        more = f', "metrics": {json.dumps(work.closing["metrics"])}' if last else ""
+                        if piece.text or piece.finish or piece.tokens:
+                            lines.append(chunk(index, piece, more))
+                if lines:
+                    yield "".join(lines)
+        if usage:
+            yield f"{start}], {json.dumps(work.closing)[1:]}\n\n"
+        yield "data: [DONE]\n\n"
+    except Exception as error:
+        told = api_error(error)
+        if told.status == 500:
+            log.exception("a request failed while it was streamed")
+        yield f"data: {json.dumps(told.document)}\n\n"
+
+
+Deltas = Callable[[int, StreamEvent], list[tuple[int, Piece]]]
+
+
+def _texts(work: Work) -> Deltas:
+    """Each generation is a choice."""
+
+    def deltas(place: int, event: StreamEvent) -> list[tuple[int, Piece]]:
+        finish = None if event.result is None else answers.REASONS[event.result.finish_reason]
+        return [(place, Piece(event.text, event.tokens, event.logprobs, event.round.top_logprobs, finish))]
+
+    return deltas
+
+
+def _beams(work: Work) -> Deltas:
+    """A generation's hypotheses are choices: what they agree in grows as the first one, the others come at the end."""
+    shown = [(0, 0)] * len(work.plan.requests)  # characters and tokens
+
+    def deltas(place: int, event: StreamEvent) -> list[tuple[int, Piece]]:
+        first, (characters, tokens) = place * work.plan.n, shown[place]
+        if event.result is None:
+            shown[place] = characters + len(event.text), tokens + len(event.tokens)
+            return [(first, Piece(event.text, event.tokens, event.logprobs, event.round.top_logprobs))]
+        found = answers.pieces(event.result)
+        best = found[0]
+        found[0] = Piece(
+            best.text[characters:],
+            best.tokens[tokens:],
+            best.logprobs[tokens:],
+            best.top[tokens:],
+            best.finish,
+            best.more,
+        )
+        return [(first + i, piece) for i, piece in enumerate(found)]
+
+    return deltas

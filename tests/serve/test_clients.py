@@ -1,0 +1,95 @@
+"""Clients that know OpenAI's interface work unchanged."""
+
+from __future__ import annotations
+
+import asyncio
+
+import openai
+import pytest
+from servers import Running
+
+PROMPT = "Story: a fox"
+
+
+@pytest.fixture
+def client(served: Running) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+
+
+def test_completions(client: openai.OpenAI, served: Running) -> None:
+    expected = served.engine.generate(PROMPT, max_new_tokens=20, seed=3)
+    model = client.models.list().data[0].id
+    whole = client.completions.create(model=model, prompt=PROMPT, max_tokens=20, seed=3, logprobs=2)
+    assert whole.choices[0].text == expected.text
+    assert whole.choices[0].logprobs is not None and whole.choices[0].logprobs.token_logprobs
+    assert whole.usage is not None and whole.usage.completion_tokens == len(expected.tokens)
+    chunks = list(client.completions.create(model=model, prompt=PROMPT, max_tokens=20, seed=3, stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
+    assert chunks[-1].choices[0].finish_reason in ("stop", "length")
+
+
+def test_chat(client: openai.OpenAI, served: Running) -> None:
+    expected = served.engine.generate("u:hi|a:", {"name": "mcsd", "tree": [2, 1]}, max_new_tokens=20, seed=3)
+    whole = client.chat.completions.create(
+        model=served.service.name,
+        messages=[{"role": "user", "content": "hi"}],
+        max_completion_tokens=20,
+        seed=3,
+        logprobs=True,
+        top_logprobs=2,
+        extra_body={"speculation": {"name": "mcsd", "tree": [2, 1]}},
+    )
+    assert whole.choices[0].message.content == expected.text
+    assert whole.model_extra is not None and whole.model_extra["metrics"]["speculative_decoding"]["num_draft_tokens"]
+    assert whole.choices[0].logprobs is not None and len(whole.choices[0].logprobs.content or ()) == len(
+        expected.tokens
+    )
+    stream = client.chat.completions.create(
+        model=served.service.name,
+        messages=[{"role": "user", "content": "hi"}],
+        max_tokens=20,
+        seed=3,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"speculation": {"name": "mcsd", "tree": [2, 1]}},
+    )
+    chunks = list(stream)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == expected.text
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == len(expected.tokens)
+
+
+def test_responses(client: openai.OpenAI, served: Running) -> None:
+    expected = served.engine.generate("u:hi|a:", max_new_tokens=20, seed=3).text
+    extra = {"seed": 3}
+    whole = client.responses.create(model=served.service.name, input="hi", max_output_tokens=20, extra_body=extra)
+    assert whole.output_text == expected
+    with client.responses.stream(
+        model=served.service.name, input=[{"role": "user", "content": "hi"}], max_output_tokens=20, extra_body=extra
+    ) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        assert "".join(deltas) == expected == stream.get_final_response().output_text
+
+
+def test_asyncio(served: Running) -> None:
+    expected = [served.engine.generate(PROMPT, max_new_tokens=20, seed=seed).text for seed in range(6)]
+
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none") as client:
+
+            async def one(seed: int) -> str:
+                chunks = await client.completions.create(
+                    model=served.service.name, prompt=PROMPT, max_tokens=20, seed=seed, stream=True
+                )
+                return "".join([chunk.choices[0].text async for chunk in chunks])
+
+            return list(await asyncio.gather(*map(one, range(6))))
+
+    assert asyncio.run(ask()) == expected
+
+
+def test_errors(client: openai.OpenAI, served: Running) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.completions.create(model="gpt-5", prompt="a")
+    assert missing.value.code == "model_not_found" and missing.value.param == "model"
+    with pytest.raises(openai.BadRequestError, match="there is no field 'depth'"):
+        client.completions.create(model=served.service.name, prompt="a", extra_body={"depth": 1})

@@ -1,0 +1,96 @@
+"""Metrics for Prometheus, and the rounds of a request as they happen."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from servers import Running, running
+
+from draftwood import load
+
+
+def scraped(served: Running) -> dict[str, float]:
+    """Name and labels -> value."""
+    text = served.client.get("/metrics").text
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert sample.labels["model_name"] == served.service.name
+            rest = {key: value for key, value in sample.labels.items() if key != "model_name"}
+            found[" ".join((sample.name, *rest.values()))] = sample.value
+    return found
+
+
+def test_metrics(target: Any, draft: Any) -> None:
+    with running(load(target, draft)) as served:
+        assert scraped(served)["vllm:generation_tokens_total"] == 0
+        wide = {"name": "dsbd", "width": 2, "draft_width": 2}
+        answers = [
+            served.post("/v1/completions", prompt="a" * 30, max_tokens=20, seed=i, ignore_eos=True, speculation=spec)
+            for i, spec in enumerate(("speculative", wide, "speculative"))
+        ]
+        found = scraped(served)
+        figures = [answer["metrics"]["speculative_decoding"] for answer in answers]
+        assert found["vllm:generation_tokens_total"] == 60 and found["vllm:prompt_tokens_total"] == 90
+        for name in ("draft_tokens", "accepted_tokens"):
+            expected = sum(one[f"num_{name}"] for one in figures)
+            assert found[f"vllm:spec_decode_num_{name}_total"] == expected
+        by_place = [value for name, value in found.items() if "per_pos_total" in name]
+        assert sum(by_place) == found["vllm:spec_decode_num_accepted_tokens_total"]
+        assert found["vllm:request_success_total length"] == 3
+        assert found["vllm:time_to_first_token_seconds_count"] == 3 == found["vllm:e2e_request_latency_seconds_count"]
+        assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
+        assert found["vllm:prefix_cache_hits_total"] > 0 and found["draftwood:target_rows_total"] > 60
+        assert 1 <= found["draftwood:mean_width"] <= 2 and found["draftwood:tau"] > 0
+
+
+def listen(served: Running, request_id: str, ready: threading.Event) -> list[tuple[str, dict[str, Any]]]:
+    """The events of a request."""
+    found, kind = [], ""
+    with served.client.stream("GET", "/v1/forest", params={"request": request_id}) as answer:
+        for line in answer.iter_lines():
+            ready.set()
+            if line.startswith("event: "):
+                kind = line.removeprefix("event: ")
+            elif line.startswith("data: "):
+                found.append((kind, json.loads(line.removeprefix("data: "))))
+    return found
+
+
+@pytest.mark.parametrize("method", [{"name": "speculative", "gamma": 3}, {"name": "dsbd", "width": 2}], ids=str)
+def test_rounds_as_they_happen(served: Running, method: dict[str, Any]) -> None:
+    ready, heard = threading.Event(), []
+    thread = threading.Thread(target=lambda: heard.extend(listen(served, "watched", ready)))
+    thread.start()
+    assert ready.wait(10)
+    asked = {"prompt": "Story: a fox", "max_tokens": 20, "seed": 4, "speculation": method, "n": 2}
+    answer = served.client.post("/v1/completions", json=asked, headers={"x-request-id": "watched"}).json()
+    thread.join(10)
+    assert answer["choices"] == served.post("/v1/completions", **asked)["choices"]  # listening changes nothing
+    generations = 1 if method["name"] == "dsbd" else 2
+    for place in range(generations):
+        mine = [(kind, data) for kind, data in heard if data["generation"] == place]
+        assert [kind for kind, _ in mine] == ["start", *["round"] * (len(mine) - 2), "end"]
+        rounds = [data for kind, data in mine if kind == "round"]
+        text = "".join(data["text"] for data in rounds)
+        assert text == answer["choices"][place]["text"] == mine[-1][1]["text"]
+        fates = {fate["fate"] for data in rounds for root in data["roots"] for fate in below(root)}
+        assert fates & {"accepted", "rejected", "corrected", "bonus"}
+        assert "".join(mine[0][1]["prompt"]) == "Story: a fox"
+
+
+def below(node: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*node["fates"], *(fate for child in node["children"] for fate in below(child))]
+
+
+def test_the_load(served: Running) -> None:
+    with served.client.stream("GET", "/v1/forest") as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                load_now = json.loads(line.removeprefix("data: "))
+                break
+    assert load_now["running"] == 0 and load_now["kv_budget"] > 0 and "prompt" not in line

@@ -1,0 +1,268 @@
+"""What comes through HTTP is what the engine gives: alone, under load, streamed or not, several texts, beams."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from servers import Running
+
+METHODS: list[Any] = [
+    "off",
+    {"name": "speculative", "gamma": 3},
+    {"name": "mcsd", "tree": [3, 2, 1], "verify": "coupled"},
+    {"name": "lookup"},
+]
+BEAMS: list[Any] = [
+    {"name": "dsbd", "width": 3, "draft_width": 4},
+    {"name": "beam-sampling", "width": 3, "replacement": False},
+    {"name": "speculative-beam-search", "width": 3},
+]
+PROMPT, LENGTH = "Story: a fox", 24
+
+
+def method_of(spec: Any) -> Any:
+    return "autoregressive" if spec == "off" else spec
+
+
+def texts(chunks: list[dict[str, Any]]) -> dict[int, str]:
+    """The text of each choice of a stream."""
+    found: dict[int, str] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            piece = choice["text"] if "text" in choice else choice["delta"]["content"]
+            found[choice["index"]] = found.get(choice["index"], "") + piece
+    return found
+
+
+@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_texts_are_those_of_the_engine(served: Running, method: Any, temperature: float) -> None:
+    sampling = {"temperature": temperature, "top_p": 0.9}
+    expected = [served.engine.generate(PROMPT, method_of(method), sampling, LENGTH, seed=seed) for seed in (5, 6, 7)]
+    asked = {"prompt": PROMPT, "max_tokens": LENGTH, "seed": 5, "n": 3, "speculation": method, **sampling}
+    whole = served.post("/v1/completions", **asked)
+    assert [choice["text"] for choice in whole["choices"]] == [one.text for one in expected]
+    reasons = {"eos": "stop", "length": "length"}
+    assert [choice["finish_reason"] for choice in whole["choices"]] == [reasons[one.finish_reason] for one in expected]
+    assert whole["usage"]["completion_tokens"] == sum(len(one.tokens) for one in expected)
+    assert whole["usage"]["prompt_tokens"] == len(PROMPT)
+    chunks = served.chunks("/v1/completions", **asked)
+    assert texts(chunks) == dict(enumerate(one.text for one in expected))
+    figures = chunks[-1]["metrics"]["speculative_decoding"]
+    assert figures == whole["metrics"]["speculative_decoding"]
+    assert figures["num_draft_tokens"] == sum(one.metrics.drafted for one in expected)
+    steps = figures["acceptance_histogram"]
+    assert sum(steps) == figures["num_spec_steps"]
+    assert sum(j * count for j, count in enumerate(steps)) == figures["num_accepted_tokens"]
+
+
+@pytest.mark.parametrize("method", BEAMS, ids=str)
+def test_beams_are_those_of_the_engine(served: Running, method: Any) -> None:
+    expected = served.engine.generate(PROMPT, {**method, "n_best": 3}, max_new_tokens=LENGTH, seed=4).beams
+    asked = {"prompt": PROMPT, "max_tokens": LENGTH, "seed": 4, "n": 3, "speculation": method, "logprobs": 1}
+    whole = served.post("/v1/completions", **asked)
+    assert [choice["text"] for choice in whole["choices"]] == [beam.text for beam in expected]
+    assert [choice["score"] for choice in whole["choices"]] == [beam.score for beam in expected]
+    assert whole["choices"][0]["logprobs"]["token_logprobs"] == pytest.approx(expected[0].logprobs)
+    chunks = served.chunks("/v1/completions", **asked)
+    assert texts(chunks) == {i: beam.text for i, beam in enumerate(expected)}
+    ended = [choice for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
+    assert [choice["index"] for choice in ended] == list(range(len(expected)))
+    streamed = [
+        value
+        for chunk in chunks
+        for choice in chunk["choices"]
+        if choice["index"] == 0
+        for value in choice["logprobs"]["token_logprobs"]
+    ]
+    assert streamed == pytest.approx(expected[0].logprobs)
+
+
+def test_beam_search_is_asked_for_as_of_vllm(served: Running) -> None:
+    method = {"name": "beam-search", "width": 4, "n_best": 2, "length_penalty": 0.5}
+    expected = served.engine.generate(PROMPT, method, max_new_tokens=LENGTH).beams
+    asked = {"prompt": PROMPT, "max_tokens": LENGTH, "use_beam_search": True, "n": 2, "length_penalty": 0.5}
+    for speculation in (None, "off"):
+        found = served.post("/v1/completions", **asked, speculation=speculation, temperature=0.0)
+        assert [choice["text"] for choice in found["choices"]] == [beam.text for beam in expected]
+        drafted = found["metrics"]["speculative_decoding"]["num_draft_tokens"]
+        assert (drafted > 0) == (speculation is None)
+
+
+def test_texts_under_load_are_those_alone(served: Running) -> None:
+    specs = [*METHODS, *BEAMS]
+    requests = [
+        {
+            "prompt": f"{PROMPT} {i % 5}",
+            "seed": i,
+            "max_tokens": 16,
+            "speculation": specs[i % len(specs)],
+            "temperature": 1.0,
+            "n": 1 + i % 2,
+        }
+        for i in range(28)
+    ]
+
+    def ask(i: int) -> dict[int, str]:
+        if i % 3:
+            return texts(served.chunks("/v1/completions", **requests[i]))
+        return {choice["index"]: choice["text"] for choice in served.post("/v1/completions", **requests[i])["choices"]}
+
+    alone = [ask(i) for i in range(len(requests))]
+    with ThreadPoolExecutor(14) as pool:
+        assert list(pool.map(ask, range(len(requests)))) == alone
+
+
+def test_several_prompts_and_token_ids(served: Running) -> None:
+    ids = [served.engine.tokens(prompt) for prompt in ("ab", "cde")]
+    asked = {"max_tokens": 5, "n": 2, "temperature": 0.0}
+    by_text = served.post("/v1/completions", prompt=["ab", "cde"], **asked)
+    by_ids = served.post("/v1/completions", prompt=ids, **asked)
+    assert [choice["text"] for choice in by_text["choices"]] == [choice["text"] for choice in by_ids["choices"]]
+    assert [choice["index"] for choice in by_text["choices"]] == [0, 1, 2, 3]
+    assert by_text["usage"]["prompt_tokens"] == 5
+    assert texts(served.chunks("/v1/completions", prompt=ids, **asked)) == {
+        choice["index"]: choice["text"] for choice in by_ids["choices"]
+    }
+
+
+def test_log_probabilities(served: Running) -> None:
+    expected = served.engine.generate(PROMPT, "speculative", max_new_tokens=8, seed=2, top_logprobs=3)
+    asked = {"max_tokens": 8, "seed": 2, "speculation": "speculative"}
+    whole = served.post("/v1/completions", prompt=PROMPT, logprobs=3, **asked)
+    found = whole["choices"][0]["logprobs"]
+    assert found["token_logprobs"] == pytest.approx(expected.logprobs)
+    for top, wanted, token, value in zip(
+        found["top_logprobs"], expected.top_logprobs, found["tokens"], found["token_logprobs"], strict=True
+    ):
+        assert 3 <= len(top) <= 4 and top[token] == value
+        assert max(top.values()) == pytest.approx(wanted[0][1])
+    assert served.post("/v1/completions", prompt=PROMPT, **asked)["choices"][0]["logprobs"] is None
+    chunks = served.chunks("/v1/completions", prompt=PROMPT, logprobs=3, **asked)
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    for key, values in found.items():
+        assert [value for part in parts for value in part[key]] == values
+
+
+def test_echo_scores_the_prompt(served: Running) -> None:
+    """As lm-eval asks for log-likelihoods."""
+    scores = served.engine.score(PROMPT, 1)
+    for most in (0, 1):
+        answer = served.post(
+            "/v1/completions",
+            prompt=served.engine.tokens(PROMPT),
+            echo=True,
+            max_tokens=most,
+            logprobs=1,
+            temperature=0.0,
+            seed=1234,
+        )
+        (choice,) = answer["choices"]
+        assert choice["text"].startswith(PROMPT)
+        found = choice["logprobs"]
+        assert found["token_logprobs"][: len(PROMPT)] == pytest.approx(scores.logprobs)
+        assert len(found["token_logprobs"]) == len(PROMPT) + most == len(found["top_logprobs"])
+        assert found["top_logprobs"][0] is None
+        assert max(found["top_logprobs"][3].values()) == pytest.approx(scores.top_logprobs[3][0][1])
+    streamed = served.chunks("/v1/completions", prompt=PROMPT, echo=True, max_tokens=3, temperature=0.0)
+    assert texts(streamed)[0].startswith(PROMPT)
+
+
+def test_the_best_of_several(served: Running) -> None:
+    each = [served.engine.generate(PROMPT, max_new_tokens=10, seed=seed) for seed in range(3, 8)]
+    means = {one.text: sum(one.logprobs) / len(one.logprobs) for one in each}
+    answer = served.post("/v1/completions", prompt=PROMPT, max_tokens=10, seed=3, n=2, best_of=5)
+    found = [choice["text"] for choice in answer["choices"]]
+    assert found == sorted(means, key=lambda text: -means[text])[:2]
+    assert answer["usage"]["completion_tokens"] == sum(len(one.tokens) for one in each)
+
+
+def test_where_texts_end(served: Running) -> None:
+    plain = {"prompt": PROMPT, "temperature": 0.0, "max_tokens": 30, "ignore_eos": True}
+    text = served.post("/v1/completions", **plain)["choices"][0]["text"]
+    stop = text[3:5]
+    found = served.post("/v1/completions", **plain, stop=[stop, "\x00\x01\x02"])["choices"][0]
+    assert (found["text"], found["finish_reason"]) == (text[: text.index(stop)], "stop")
+    made = served.engine.generate(PROMPT, None, {"temperature": 0}, 30, ignore_eos=True).tokens
+    token = made[6]
+    found = served.post("/v1/completions", **plain, stop_token_ids=[token])
+    assert found["usage"]["completion_tokens"] == made.index(token) + 1
+    assert found["choices"][0]["finish_reason"] == "stop"
+    banned = {str(made[0]): -100}
+    assert served.post("/v1/completions", **plain, logit_bias=banned)["choices"][0]["text"][0] != text[0]
+    least = served.post("/v1/completions", **plain, stop_token_ids=[token], min_tokens=20)
+    assert least["usage"]["completion_tokens"] >= 20
+    assert served.post("/v1/completions", prompt=PROMPT)["usage"]["completion_tokens"] <= 16  # as of OpenAI
+
+
+def test_penalties(served: Running) -> None:
+    sampling = {"temperature": 0.0, "presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.3}
+    expected = served.engine.generate(PROMPT, None, sampling, 20)
+    assert (
+        served.post("/v1/completions", prompt=PROMPT, max_tokens=20, **sampling)["choices"][0]["text"] == expected.text
+    )
+
+
+def test_conversations(served: Running) -> None:
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+    ]
+    expected = served.engine.generate("s:be brief|u:hi|a:", max_new_tokens=9, seed=1, top_logprobs=2)
+    asked = {"messages": messages, "max_completion_tokens": 9, "seed": 1}
+    whole = served.post("/v1/chat/completions", **asked, logprobs=True, top_logprobs=2)
+    (choice,) = whole["choices"]
+    assert choice["message"] == {"role": "assistant", "content": expected.text, "refusal": None}
+    content = choice["logprobs"]["content"]
+    assert [one["logprob"] for one in content] == pytest.approx(expected.logprobs)
+    assert all(len(one["top_logprobs"]) == 2 for one in content)
+    chunks = served.chunks("/v1/chat/completions", **asked, stream_options={"include_usage": True})
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert all("role" not in chunk["choices"][0]["delta"] for chunk in chunks[1:-1])
+    assert texts(chunks) == {0: expected.text}
+    assert chunks[-1]["choices"] == [] and chunks[-1]["usage"] == whole["usage"] | {
+        "prompt_tokens_details": chunks[-1]["usage"]["prompt_tokens_details"]
+    }
+    unlimited = served.post("/v1/chat/completions", messages=messages, temperature=0.0)
+    assert unlimited["usage"]["total_tokens"] <= served.engine.target.context
+
+
+def test_responses(served: Running) -> None:
+    expected = served.engine.generate("s:be kind|u:hi|a:", max_new_tokens=12, seed=1)
+    asked = {"input": "hi", "instructions": "be kind", "max_output_tokens": 12, "seed": 1}
+    whole = served.post("/v1/responses", **asked)
+    assert whole["output"][0]["content"][0]["text"] == expected.text
+    assert whole["status"] == ("incomplete" if expected.finish_reason == "length" else "completed")
+    assert whole["usage"]["output_tokens"] == len(expected.tokens)
+
+
+def test_tokens(served: Running) -> None:
+    found = served.post("/tokenize", prompt="a fox", return_token_strs=True)
+    assert found["count"] == len(found["tokens"]) == 5 and found["token_strs"] == list("a fox")
+    assert found["max_model_len"] == served.engine.target.context
+    assert served.post("/detokenize", tokens=found["tokens"]) == {"prompt": "a fox"}
+    chat = served.post("/tokenize", messages=[{"role": "user", "content": "x"}])
+    assert served.post("/detokenize", tokens=chat["tokens"]) == {"prompt": "u:x|a:"}
+
+
+def test_what_is_served(served: Running) -> None:
+    (model,) = served.client.get("/v1/models").json()["data"]
+    assert model["id"] == served.service.name and model["max_model_len"] == served.engine.target.context
+    assert served.client.get("/health").json() == {"status": "ok"}
+    assert served.client.get("/ready").status_code == 200
+    methods = served.client.get("/v1/methods").json()
+    dsbd = next(one for one in methods["data"] if one["name"] == "dsbd")
+    assert methods["default"] == "speculative" and dsbd["usable"] and dsbd["lossless"]
+    options = {option["name"]: option for option in dsbd["options"]}
+    assert (options["gamma"]["minimum"], options["gamma"]["maximum"]) == (0, 64)
+    assert options["root_weights"]["choices"] == ["draft", "target"] and options["gamma"]["description"]
+    assert "draftwood" in served.client.get("/").text
+
+
+def test_impossible_tokens_are_numbers(served: Running) -> None:
+    asked = {"prompt": PROMPT, "max_tokens": 2, "logprobs": 20, "top_k": 1, "seed": 0}
+    found = served.post("/v1/completions", **asked)["choices"][0]["logprobs"]
+    assert all(math.isfinite(value) for top in found["top_logprobs"] for value in top.values())
