@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of two workers that spin take the cores from each other
 
@@ -15,7 +15,11 @@ import pytest
 import tiny_models
 import torch
 
+from draftwood import load
 from draftwood.cli.main import run
+
+if TYPE_CHECKING:
+    from servers import Running
 
 torch.set_num_threads(1)
 
@@ -96,3 +100,34 @@ def _no_settings_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
         yield
+
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'][0] }}:{{ message['content'] }}|{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def talker(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny target with a chat template."""
+    place = tmp_path_factory.mktemp("talker")
+    for file in target.iterdir():
+        (place / file.name).write_bytes(file.read_bytes())
+    (place / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return place
+
+
+@pytest.fixture(scope="session")
+def served(talker: Path, draft: Path) -> Iterator[Running]:
+    """A server on tiny models."""
+    from servers import running
+
+    with running(load(talker, draft)) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def long_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny target that can write for seconds."""
+    return tiny_models.write(tmp_path_factory.mktemp("models") / "long", seed=3, context=8000)
