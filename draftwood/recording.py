@@ -16,7 +16,7 @@ from draftwood.core.records import Beam, EmittedToken, Round, TopLogprobs
 from draftwood.errors import NonFiniteError
 from draftwood.results import Ranking
 from draftwood.runtime.session import Answer, Run, Session
-from draftwood.sampling import Distributions, row_by_row
+from draftwood.sampling import Distributions, rows_of
 from draftwood.text import Ending
 
 T = TypeVar("T")
@@ -164,15 +164,14 @@ class Recorder:
         if not edges:
             return [None] * len(verdict.parent)
         row = {parent: i for i, parent in enumerate(dict.fromkeys(parent for parent, _ in edges))}
-        raw = row_by_row(torch.log_softmax, target.logits(list(row)))
-        places = torch.tensor([row[parent] * raw.shape[-1] + token for parent, token in edges], device=raw.device)
-        logprobs = raw.take(places).tolist()
+        raw = rows_of(torch.log_softmax, target.logits(list(row)))
+        logprobs = [float(raw[row[parent]][token]) for parent, token in edges]
         if any(map(math.isnan, logprobs)):
             raise NonFiniteError("the target's logits contain NaN; check the checkpoint, or load it with dtype float32")
         top: list[TopLogprobs] = [[]] * len(row)
         warped_top = top
         if self.top_logprobs:
-            top = likeliest(raw, self.top_logprobs)
+            top = likeliest(torch.stack(list(raw)), self.top_logprobs)
             warped_top = likeliest(torch.stack([target.probs(parent) for parent in row]).log(), self.top_logprobs)
         kinds = dict(zip(zip(verdict.parent, verdict.token, strict=True), verdict.kind, strict=True))
         judged = {}

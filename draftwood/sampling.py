@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,15 +22,22 @@ COLDEST = 1e-30  # below it a temperature is 0 in float32, and nothing but ties 
 SMALL = 1 << 15  # elements
 
 
-def row_by_row(work: Callable[[Tensor, int], Tensor], logits: Tensor) -> Tensor:
-    """softmax or log_softmax over the last dimension [..., V], of few elements one row after the other.
+def rows_of(work: Callable[[Tensor, int], Tensor], logits: Tensor) -> Sequence[Tensor]:
+    """softmax or log_softmax of each row [V] of logits [n, V]; of few elements one row after the other.
 
     PyTorch shares rows out among its threads however short they are, and those spin afterwards, while native forwards
     need the cores.
     """
-    if logits.dim() < 2 or len(logits) < 2 or logits.numel() >= SMALL or logits.is_cuda:
+    if logits.numel() >= SMALL or logits.is_cuda:
+        return work(logits, -1).unbind()
+    return [work(row, -1) for row in logits.unbind()]
+
+
+def row_by_row(work: Callable[[Tensor, int], Tensor], logits: Tensor) -> Tensor:
+    """The same as one tensor, of logits [..., V]."""
+    if logits.dim() < 2 or logits.shape[0] < 2 or logits.numel() >= SMALL or logits.is_cuda:
         return work(logits, -1)
-    return torch.stack([work(row, -1) for row in logits.flatten(0, -2)]).view(logits.shape)
+    return torch.stack(list(rows_of(work, logits.flatten(0, -2)))).view(logits.shape)
 
 
 def warp(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -223,7 +229,7 @@ def draw(probs: Tensor, u: float) -> int:
 
 def draws(probs: Tensor, us: Sequence[float]) -> list[int]:
     """`draw` for several u, which share the sums."""
-    total = probs.cpu().numpy().cumsum(dtype=np.float64)
+    total = probs.cumsum(-1, dtype=torch.float64).cpu().numpy()  # NumPy sums slower, but finds places faster
     mass = float(total[-1])
     if not 0 < mass < math.inf:
         raise NonFiniteError("a next-token distribution is not finite (NaN or infinite logits)")

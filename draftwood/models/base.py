@@ -115,7 +115,7 @@ class Batch:
                 hidden = torch.cat((hidden, hidden[-1:].expand(more, -1)))
         if isinstance(wanted, slice):
             wanted = slice(*wanted.indices(count))
-        elif wanted and list(wanted) == list(range(wanted[0], wanted[-1] + 1)):
+        elif wanted and list(wanted) == [*range(wanted[0], wanted[-1] + 1)]:
             wanted = slice(wanted[0], wanted[-1] + 1)
         both = torch.frombuffer(array("q", [*tokens, *positions]), dtype=torch.int64).to(model.device)
         ids, places = both.view(2, -1).unbind()

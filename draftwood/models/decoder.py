@@ -270,7 +270,9 @@ class Decoder(nn.Module):
         return total
 
     def cells(self, count: int) -> int:
-        return count if self.native else max(count, self._fewest, getattr(self.head, "fewest_rows", 2))
+        if self._program is not None or self.native:
+            return count
+        return max(count, self._fewest, getattr(self.head, "fewest_rows", 2))
 
     def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
         c = self.config
@@ -285,8 +287,9 @@ class Decoder(nn.Module):
         return self.windows != [0] and not self.native
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
-        if self.native:
-            self._program = self._program or Program(self)
+        if self._program is None and self.native:
+            self._program = Program(self)
+        if self._program is not None:
             return self._program.forward(batch, cache)
         stop = self.n_layers if batch.stop is None else batch.stop
         x = self.embedded(batch.tokens, batch.positions) if batch.hidden is None else batch.hidden

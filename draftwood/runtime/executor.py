@@ -145,7 +145,7 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> None:
         if places:
             end = kept + len(places)
             if last:
-                whole = end - kept == len(output)
+                whole = end - kept == output.shape[0]
                 logits = output if whole else output[kept:end]
                 part = Answer(logits, {layer: batch.kept[layer][kept:end] for layer in each.run.hidden})
             else:
@@ -156,11 +156,11 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> None:
 
 def _timed(model: CausalModel, batch: Batch, session: Session) -> tuple[Tensor, float]:
     """A forward and its seconds."""
-    cuda = model.device.type == "cuda"
-    if cuda:
-        torch.cuda.synchronize(model.device)
+    device = session.cache.device
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     began = perf_counter()
     output = model.forward(batch, session.cache)
-    if cuda:
-        torch.cuda.synchronize(model.device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return output, perf_counter() - began

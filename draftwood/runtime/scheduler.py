@@ -138,7 +138,7 @@ class Scheduler:
         return bool(self.active or self.waiting)
 
     def step(self) -> None:
-        """A draft pass for all that draft, and a target pass where it is due."""
+        """Draft passes until somebody waits for the target, and a target pass where it is due."""
         if self._leader == threading.get_ident():
             raise DraftwoodError("a callback must not wait for other requests: it runs in a step of them all")
         self.exclusively(self._lead)
@@ -203,11 +203,13 @@ class Scheduler:
 
     def _passes(self) -> None:
         policy, (drafting, ready) = self.policy, self._wishes()
-        if drafting and policy.may_draft([task.drafted or task.adapts for task in ready]):
+        while drafting and policy.may_draft([task.drafted or task.adapts for task in ready]):
             began = perf_counter()
             self._pass(drafting)
             policy.draft_pass(perf_counter() - began)
             drafting, ready = self._wishes()
+            if ready or self.waiting or self._cancelled:
+                break  # else all draft on: there is nobody to wait for
         if ready and policy.due([task.drafted or task.adapts for task in ready], len(drafting)):
             began = perf_counter()
             self.passes += 1

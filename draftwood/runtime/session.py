@@ -25,6 +25,7 @@ from draftwood.models.cache import Cache, Extent
 from draftwood.runtime.prefix import PrefixCache
 
 Event = TypeVar("Event")
+LITTLE = 256  # a request's part of the memory that is taken at once
 
 
 @dataclass(slots=True)
@@ -247,9 +248,15 @@ class Session:
             heapq.heappush(self._free, slot)
         self._shrink()
 
-    def _begin(self, trunk: Sequence[int], count: int) -> None:
-        """Take an extent, with what is computed already of the trunk, for `count` tokens more than that."""
-        room = len(trunk) + count
+    def _begin(self, forest: Forest, count: int) -> None:
+        """Take an extent, with what is computed already of the trunk, for `count` tokens more than that.
+
+        One that the whole request fits in, where that is little memory: it need not move then.
+        """
+        trunk, cache = forest.trunk, self.cache
+        room, whole = len(trunk) + count, min(forest.longest, self.model.context) + count
+        if whole * cache.slot_bytes <= (cache.budget.limit or 0) // LITTLE:
+            room = max(room, whole)
         if self.prefixes is None:
             self.extent = self.cache.lend(room)
             return
@@ -282,7 +289,7 @@ class Session:
         """As `rows`, of nodes up to layer `stop`."""
         missing: list[Row] = []
         if self.extent is None:
-            self._begin(forest.trunk, len(nodes))
+            self._begin(forest, len(nodes))
         self._trunk = forest.trunk
         most = self.model.vocab_size - 1  # a draft without a padded token of the target reads its last one instead
         cached, level, node_slot = self.cached, self._level, self._node_slot

@@ -240,45 +240,44 @@ class Program:
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         """As `Decoder.forward`; hidden states are float32. A batch that the cache does not hold raises ModelError."""
-        config, count, segments, states = self.config, len(batch.tokens), batch.segments, batch.states
+        config, count, segments, states = self.config, batch.tokens.shape[0], batch.segments, batch.states
         stop = self.n_layers if batch.stop is None else batch.stop
-        paths = list(chain.from_iterable(segment.paths for segment in segments))
-        table = array("i", chain.from_iterable(segment.slots for segment in segments))
-        slots = len(table)
-        table.extend(chain.from_iterable(segment.seen for segment in segments))
-        if not count == slots == len(table) - slots == len(paths) == len(batch.positions):
-            raise ModelError(f"a batch of {count} tokens has {slots} slots; give one for each token")
+        slots = list(chain.from_iterable([segment.slots for segment in segments]))
+        seen = list(chain.from_iterable([segment.seen for segment in segments]))
+        paths = list(chain.from_iterable([segment.paths for segment in segments]))
+        if not count == len(slots) == len(seen) == len(paths) == batch.positions.shape[0]:
+            raise ModelError(f"a batch of {count} tokens has {len(slots)} slots; give one for each token")
         if batch.hidden is not None and batch.hidden.shape != (count, config.hidden_size):
             wanted = [count, config.hidden_size]
             raise ModelError(f"hidden states of a batch must be {wanted}, not {list(batch.hidden.shape)}")
-        table.extend(accumulate(map(len, paths)))
-        for number, segment in enumerate(segments):
-            table.extend([number] * len(segment))
-        table.extend([segment.extent.base for segment in segments])
-        table.extend([segment.extent.capacity for segment in segments])
-        table.extend([len(segment.trunk) for segment in segments])
-        table.extend(chain.from_iterable(paths))
-        trunks = array("Q", [segment.trunk.__array_interface__["data"][0] for segment in segments])
+        owner = [number for number, segment in enumerate(segments) for _ in segment.slots]
+        bounds = [segment.extent.base for segment in segments]
+        bounds += [segment.extent.capacity for segment in segments]
+        bounds += [len(segment.trunk) for segment in segments]
+        ends = accumulate(map(len, paths))
+        table = array("i", [*slots, *seen, *ends, *owner, *bounds, *chain.from_iterable(paths)])
+        trunks = array("Q", [segment.trunk.ctypes.data for segment in segments])
         rotary = self._rotary(batch.reach)
         hidden = None if batch.hidden is None else batch.hidden.float().contiguous()
         if isinstance(batch.wanted, slice):
             place, (first, end, _) = 0, batch.wanted.indices(count)
             asked = max(0, end - first)
         else:
-            place, first, asked = batch.wanted.data_ptr(), 0, len(batch.wanted)
+            place, first, asked = batch.wanted.data_ptr(), 0, batch.wanted.shape[0]
         whole = stop == self.n_layers
         if whole:
             out = torch.empty(asked, config.vocab_size if batch.head else 0)
         else:
             out = torch.empty(count, config.hidden_size)
-        batch.kept.update((layer, torch.empty(asked, config.hidden_size)) for layer in states)
+        for layer in states:
+            batch.kept[layer] = torch.empty(asked, config.hidden_size)
         after, kept = array("i", states), addresses([batch.kept[layer] for layer in states])
         at, row, some = _start(table), 4 * count, 4 * len(segments)
-        bounds = at + 4 * row
+        base = at + 4 * row
         call = _CALL.pack(
             *(count, len(segments), cache.slots, min(config.max_position_embeddings, rotary.reach)),
             *(batch.tokens.data_ptr(), batch.positions.data_ptr(), at, at + row, at + 2 * row, at + 3 * row),
-            *(bounds + 3 * some, 0 if hidden is None else hidden.data_ptr(), bounds, bounds + some, bounds + 2 * some),
+            *(base + 3 * some, 0 if hidden is None else hidden.data_ptr(), base, base + some, base + 2 * some),
             *(_start(trunks), _start(cache.places), _start(rotary.cos), _start(rotary.sin)),
             *(batch.start, stop, asked, first, place),
             *(out.data_ptr() if whole and batch.head else 0, 0 if whole else out.data_ptr()),
