@@ -81,7 +81,7 @@ class Generation:
 
     def recorder(self) -> Recorder:
         """What turns verdicts into rounds."""
-        return Recorder(self.target, self.ending, self.ranking, self.request.top_logprobs)
+        return Recorder(self.target, self.ending, self.ranking, self.depth.most, self.request.top_logprobs)
 
     def distributions(self, forest: Forest, answer: Answer) -> Distributions:
         """The target's distributions after a forest's nodes."""

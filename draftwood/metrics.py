@@ -9,7 +9,15 @@ from typing import Any
 from draftwood.core.records import Round
 
 RATIOS = (  # of `Metrics`, in the order of its dictionary
-    *("tau", "acceptance_rate", "alpha", "acceptance_by_position", "tokens_per_second", "draft_cost_ratio"),
+    *(
+        "tau",
+        "acceptance_rate",
+        "alpha",
+        "position_rate",
+        "acceptance_by_position",
+        "tokens_per_second",
+        "draft_cost_ratio",
+    ),
     *("draft_share", "harmonic_mean", "draft_token_cost", "predicted_speedup", "time_shares"),
     *("layers_per_round", "mean_width", "mean_accepted_width"),
 )
@@ -25,6 +33,8 @@ class Metrics:
     accepted: int = 0
     depth_accepted: int = 0
     attempted: int = 0
+    drafting_rounds: int = 0  # rounds that drafted anything
+    accepted_shares: float = 0.0  # over these: accepted depth / the depth that the method is configured for
     attempted_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
@@ -62,6 +72,9 @@ class Metrics:
         self.accepted += round_.accepted
         self.depth_accepted += round_.depth_accepted
         self.attempted += round_.attempted
+        if round_.draws and round_.most:
+            self.drafting_rounds += 1
+            self.accepted_shares += round_.depth_accepted / round_.most
         self.draft_seconds += round_.draft_seconds
         self.verify_seconds += round_.verify_seconds
         self.sampling_seconds += round_.sampling_seconds
@@ -107,17 +120,25 @@ class Metrics:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted over drafted tokens (v_d of EESD App. D); 0 when nothing was drafted."""
+        """accepted/drafted: tokens (v_d of EESD App. D); 0 when nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
     def alpha(self) -> float:
-        """Chance that verification goes on at a position where there were drafts; 0 when nothing was drafted."""
+        """MCSD's acceptance rate (§1): the longest accepted path over the greatest depth that is configured.
+
+        The mean over rounds that drafted, however early a draft ended; 0 when nothing was drafted.
+        """
+        return self.accepted_shares / self.drafting_rounds if self.drafting_rounds else 0.0
+
+    @property
+    def position_rate(self) -> float:
+        """Chance that a position with drafts has one accepted; 0 when nothing was drafted."""
         return self.depth_accepted / self.attempted if self.attempted else 0.0
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """The same, separately for the first, second, ... drafted position."""
+        """`position_rate`, separately for the first, second, ... drafted position."""
         return [a / n for a, n in zip(self.accepted_at, self.attempted_at, strict=True)]
 
     @property

@@ -63,6 +63,7 @@ class Recorder:
     target: Session
     ending: Ending
     ranking: Ranking
+    most: int  # layers that a round may draft
     top_logprobs: int = 0
     _clock: Clock = field(init=False, default_factory=Clock)
     _tokens: dict[int, EmittedToken] = field(init=False, default_factory=dict)  # node -> what to emit, once certain
@@ -145,6 +146,7 @@ class Recorder:
             root_parents=verdict.parent,
             siblings=_siblings(forest, trunk),
             layers=verdict.layers,
+            most=self.most,
             beams=beams,
             text=self.ending.new_text(),
             finish=self.ending.reason,

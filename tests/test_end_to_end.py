@@ -51,11 +51,16 @@ WARPS: dict[str, dict[str, Any]] = {
 }
 CELLS = [
     (method, verify, warped, concurrency)
-    for method, verify, warped, concurrency in itertools.product(METHOD_CELLS, ("rejection", "coupled"), WARPS, (1, 4))
+    for method, verify, warped, concurrency in itertools.product(
+        METHOD_CELLS, ("traversal", "rejection", "coupled"), WARPS, (1, 4)
+    )
+    if verify != "traversal" or method not in ("autoregressive", "lookup")
 ]
 EVERYDAY = {
     ("speculative", "rejection", "plain", 4),
     ("mcsd-distinct", "rejection", "top_k", 4),
+    ("mcsd-distinct", "traversal", "penalties", 4),
+    ("specinfer-2", "traversal", "plain", 1),
     ("lookup", "coupled", "top_p", 1),
 }
 
@@ -208,11 +213,19 @@ ENUMERATED = [  # method, its options, draft models, vocabulary, tokens
     ("mcsd", {"tree": [2, 2], "replacement": False}, 1, 3, 4),
     ("mcsd", {"tree": [3, 2], "replacement": False}, 1, 3, 3),
     ("mcsd", {"tree": [4, 1], "replacement": False}, 1, 3, 4),
+    ("mcsd", {"tree": [3, 1], "draws": "greedy"}, 1, 4, 3),
+    ("mcsd", {"tree": [2, 2], "replacement": True, "verify": "kseq"}, 1, 3, 3),
+    ("specinfer", {"expansion": [2, 1], "verify": "kseq"}, 2, 3, 3),
     ("lookup", {"gamma": 6}, 0, 4, 5),
     ("speculative", {"gamma": 2, "lookup": True}, 1, 3, 4),
     ("mcsd", {"tree": [2, 1], "lookup": True}, 1, 3, 4),
     ("specinfer", {"expansion": [1, 1], "lookup": True}, 2, 3, 3),
     ("lookup", {}, 0, 4, 5),
+]
+ENUMERATED += [
+    (name, {**options, "verify": "rejection"}, *size)
+    for name, options, *size in ENUMERATED
+    if name in ("speculative", "specinfer", "mcsd") and "verify" not in options
 ]
 
 
@@ -222,13 +235,20 @@ LONG = [  # without truncation these have thousands of replays
     ("specinfer", {"expansion": [2, 1]}, 2, 3, 3),
     ("specinfer", {"expansion": [1, 1], "lookup": True}, 2, 3, 3),
 ]
+
+
+def is_long(case: tuple[Any, ...]) -> bool:
+    name, options, *size = case
+    return (name, {key: value for key, value in options.items() if key != "verify"}, *size) in LONG
+
+
 WARPED: dict[str, Any] = {"temperature": 1.5, "top_k": 2, "presence_penalty": 0.5}
 
 
 @pytest.mark.parametrize(
     ("name", "options", "drafts", "vocab", "length", "sampling"),
     [
-        pytest.param(*case, sampling, marks=[pytest.mark.slow] if case in LONG and not sampling else [])
+        pytest.param(*case, sampling, marks=[pytest.mark.slow] if is_long(case) and not sampling else [])
         for case in ENUMERATED
         for sampling in ({}, WARPED)
     ],

@@ -45,15 +45,18 @@ def round_(tokens: list[int], drafted: int, depth: int, attempted: int, **given:
 
 def test_sums_and_ratios() -> None:
     metrics = Metrics()
-    metrics.add(round_([1, 2, 3], 4, 2, 3))
-    metrics.add(round_([4], 4, 0, 1))
-    metrics.add(round_([5, 6, 7, 8, 9], 4, 4, 4))
+    metrics.add(round_([1, 2, 3], 4, 2, 3, most=4))
+    metrics.add(round_([4], 4, 0, 1, most=4))
+    metrics.add(round_([5, 6, 7, 8, 9], 4, 4, 4, most=4))
     metrics.add(round_([1], 0, 0, 0))
     metrics.seconds = 5.0
     assert (metrics.rounds, metrics.emitted, metrics.drafted, metrics.accepted) == (4, 10, 12, 6)
     assert metrics.tau == 2.5
     assert metrics.acceptance_rate == 0.5  # v_d: accepted over drafted
-    assert metrics.alpha == pytest.approx(6 / 8)  # went on, over positions that had drafts
+    assert metrics.position_rate == pytest.approx(6 / 8)  # went on, over positions that had drafts
+    assert metrics.alpha == pytest.approx(
+        (2 / 4 + 0 + 4 / 4) / 3
+    )  # accepted over configured depth, rounds that drafted
     assert metrics.attempted_at == [3, 2, 2, 1] and metrics.accepted_at == [2, 2, 1, 1]
     assert metrics.acceptance_by_position == pytest.approx([2 / 3, 1, 0.5, 1])
     assert metrics.tokens_per_second == 2
@@ -65,7 +68,13 @@ def test_sums_and_ratios() -> None:
 
 def test_nothing_drafted_divides_by_nothing() -> None:
     metrics = Metrics()
-    for value in (metrics.tau, metrics.acceptance_rate, metrics.alpha, metrics.tokens_per_second):
+    for value in (
+        metrics.tau,
+        metrics.acceptance_rate,
+        metrics.alpha,
+        metrics.position_rate,
+        metrics.tokens_per_second,
+    ):
         assert value == 0
     assert metrics.draft_cost_ratio == 0 and metrics.acceptance_by_position == []
     json.dumps(metrics.as_dict())
@@ -87,24 +96,38 @@ def test_a_perfect_draft_is_always_accepted() -> None:
 def test_a_hopeless_draft_is_never_accepted() -> None:
     engine = Engine(TabularModel(lambda prefix: [1.0, 0.0], 2), [TabularModel(lambda prefix: [0.0, 1.0], 2)])
     result = engine.generate([0], {"name": "speculative", "gamma": 2}, max_new_tokens=6)
-    assert result.metrics.alpha == result.metrics.accepted == 0
+    assert result.metrics.alpha == result.metrics.position_rate == result.metrics.accepted == 0
     assert result.metrics.tau == 1 and result.metrics.attempted == 5
     assert result.kinds == ["corrected"] * 5 + ["plain"]  # no draft where only one token is left
     assert result.metrics.acceptance_by_position == [0]
 
 
 def test_acceptance_rate_is_the_overlap_of_p_and_q() -> None:
-    """Chain, laws without memory: alpha estimates sum_x min(p, q), tau (1 - alpha^(gamma+1)) / (1 - alpha)."""
+    """Chain, laws without memory, token by token: a = sum_x min(p, q) is the position rate, tau (1 - a^3) / (1 - a)."""
     p, q = [0.6, 0.3, 0.1], [0.2, 0.3, 0.5]
     engine = Engine(TabularModel(lambda prefix: p, 3), [TabularModel(lambda prefix: q, 3)])
+    method = {"name": "speculative", "gamma": 2, "verify": "rejection"}
     total = Metrics()
     for seed in range(60):
-        for round_ in engine.generate([0], {"name": "speculative", "gamma": 2}, max_new_tokens=60, seed=seed).rounds:
+        for round_ in engine.generate([0], method, max_new_tokens=60, seed=seed).rounds:
             total.add(round_)
     alpha = 0.2 + 0.3 + 0.1
-    assert total.alpha == pytest.approx(alpha, abs=0.03)
+    assert total.position_rate == pytest.approx(alpha, abs=0.03)
     assert total.tau == pytest.approx((1 - alpha**3) / (1 - alpha), abs=0.06)
     assert total.acceptance_by_position == pytest.approx([alpha, alpha], abs=0.04)
+
+
+@pytest.mark.parametrize("method", [{"name": "speculative", "gamma": 5}, {"name": "mcsd", "tree": [2, 1, 1, 1, 1]}])
+def test_alpha_divides_by_the_configured_depth(method: dict[str, Any]) -> None:
+    """MCSD §1: a chain cut short by a drafted end of text, by a controller or by the limit is no shorter."""
+    model = TabularModel(lambda prefix: [float(len(prefix) == 3), float(len(prefix) != 3)], 2)  # 1, 1, then the end
+    engine = Engine(model, [model], end_tokens=frozenset({0}))
+    result = engine.generate([1], {**method, "depth": "fixed"}, {"temperature": 1.0}, max_new_tokens=50)
+    assert result.tokens == [1, 1, 0] and [round_.drafted for round_ in result.rounds] == [3]
+    metrics = result.metrics
+    assert (metrics.alpha, metrics.position_rate, metrics.acceptance_rate) == (3 / 5, 1, 1)
+    metrics = engine.generate([1], {**method, "depth": "entropy:0"}, max_new_tokens=2).metrics
+    assert metrics.alpha == 1 / 5 and metrics.position_rate == 1
 
 
 def test_method_and_baseline_count_tokens_alike() -> None:

@@ -44,13 +44,14 @@ def model(vocab: int, seed: int, zeros: float = 0.0, order: int | None = None, c
 
 WIDTHS = st.lists(st.integers(1, 4), min_size=1, max_size=3)
 VERIFY = st.sampled_from(["rejection", "coupled"])
+DRAWN = st.sampled_from(["traversal", "rejection", "coupled"])
 ONE_DRAFT = st.one_of(
     st.fixed_dictionaries({"name": st.just("autoregressive"), "verify": VERIFY}),
-    st.fixed_dictionaries({"name": st.just("speculative"), "gamma": st.integers(0, 6), "verify": VERIFY}),
-    st.fixed_dictionaries({"name": st.just("specinfer"), "expansion": WIDTHS, "verify": VERIFY}),
-    st.fixed_dictionaries({"name": st.just("mcsd"), "tree": WIDTHS, "replacement": st.booleans(), "verify": VERIFY}),
+    st.fixed_dictionaries({"name": st.just("speculative"), "gamma": st.integers(0, 6), "verify": DRAWN}),
+    st.fixed_dictionaries({"name": st.just("specinfer"), "expansion": WIDTHS, "verify": DRAWN}),
+    st.fixed_dictionaries({"name": st.just("mcsd"), "tree": WIDTHS, "replacement": st.booleans(), "verify": DRAWN}),
     st.fixed_dictionaries(
-        {"name": st.just("mcsd-fork"), "width": st.integers(1, 4), "gamma": st.integers(1, 4), "verify": VERIFY}
+        {"name": st.just("mcsd-fork"), "width": st.integers(1, 4), "gamma": st.integers(1, 4), "verify": DRAWN}
     ),
     st.fixed_dictionaries(
         {"name": st.just("lookup"), "min_ngram": st.integers(1, 2), "verify": VERIFY},
@@ -60,7 +61,7 @@ ONE_DRAFT = st.one_of(
 METHODS = {
     1: ONE_DRAFT,
     2: st.one_of(
-        st.fixed_dictionaries({"name": st.just("specinfer"), "expansion": WIDTHS, "verify": VERIFY}),
+        st.fixed_dictionaries({"name": st.just("specinfer"), "expansion": WIDTHS, "verify": DRAWN}),
         st.fixed_dictionaries({"name": st.just("lookup"), "verify": VERIFY}),
     ),
 }

@@ -252,7 +252,7 @@ def test_without_a_tree_the_heads_accuracy_makes_one(monkeypatch: pytest.MonkeyP
         ({"tree": [2], "paths": "0"}, "tree and paths both name a tree"),
         ({"nodes": 0}, "should be greater than or equal to 1"),
         ({"epsilon": 0}, "should be greater than 0"),
-        ({"verify": "tpyical"}, "should be 'rejection', 'coupled', 'typical' or 'greedy'"),
+        ({"verify": "tpyical"}, "should be 'traversal', 'rejection', 'coupled', 'typical' or 'greedy'"),
         (
             {"heads": "nowhere"},
             "heads nowhere.heads.safetensors does not exist; make one with",
@@ -276,7 +276,13 @@ def test_targets_without_heads() -> None:
 
 
 def test_what_is_lossy_says_so() -> None:
-    for verify, lossless in (("rejection", True), ("coupled", True), ("typical", False), ("greedy", False)):
+    for verify, lossless in (
+        ("traversal", True),
+        ("rejection", True),
+        ("coupled", True),
+        ("typical", False),
+        ("greedy", False),
+    ):
         method = Method.parse({"name": "medusa", "verify": verify})
         assert method.lossless is lossless
         assert ("lossy" in method.verifier().name) is not lossless

@@ -84,6 +84,7 @@ def compare(
             repeat,
             warmup,
             lambda name: update(completed=next(runs), description=name),
+            bounds=output.json_,
             seed=seed,
             **limits.model_dump(),
         )

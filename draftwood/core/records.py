@@ -124,6 +124,7 @@ class Round:
     root_parents: list[int]  # and the nodes they hang on
     siblings: list[tuple[int, int]] = field(default_factory=list)  # per layer: (place of the accepted draw, draws)
     layers: Sequence[Layer] = ()  # of beams: what happened, layer by layer
+    most: int = 0  # layers that a round of the method may draft, as it is configured
     beams: list[Beam] = field(default_factory=list)  # with the last round of beams: the answer, best first
     text: str = ""  # what became certain of the text; a tail that may become a stop string is held back
     finish: str | None = None  # of the last round: why the text ends

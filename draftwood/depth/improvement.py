@@ -10,26 +10,26 @@ from draftwood.depth.load import GUESS, Load
 LAYERS = 4  # that a first round is taken to draft
 
 
-def improvement(alpha: float, gamma: int, c: float) -> float:
-    """IF(alpha, gamma, c) = (1 - alpha^(gamma+1)) / ((1 - alpha)(c gamma + 1)), MCSD Eq. 1.
+def improvement(rate: float, gamma: int, c: float) -> float:
+    """IF(a, gamma, c) = (1 - a^(gamma+1)) / ((1 - a)(c gamma + 1)), MCSD Eq. 1; a is `rate`.
 
     The expected speed-up of rounds of `gamma` drafts over plain decoding, where each draft is accepted with the
-    chance `alpha`, independently, and takes `c` target forwards.
+    chance `rate`, independently, and takes `c` target forwards.
     """
-    if not 0 <= alpha <= 1 or gamma < 0 or c < 0:
-        raise ValueError(f"alpha must be in 0..1, gamma and c at least 0, not {alpha}, {gamma}, {c}")
-    tokens = gamma + 1.0 if alpha == 1 else (1 - alpha ** (gamma + 1)) / (1 - alpha)
+    if not 0 <= rate <= 1 or gamma < 0 or c < 0:
+        raise ValueError(f"rate must be in 0..1, gamma and c at least 0, not {rate}, {gamma}, {c}")
+    tokens = gamma + 1.0 if rate == 1 else (1 - rate ** (gamma + 1)) / (1 - rate)
     return tokens / (c * gamma + 1)
 
 
-def best_depth(alpha: float, most: int, c: float) -> int:
-    """The gamma in 0..most of the largest IF(alpha, gamma, c), of equals the smallest.
+def best_depth(rate: float, most: int, c: float) -> int:
+    """The gamma in 0..most of the largest IF(a, gamma, c), of equals the smallest.
 
     IF rises and then falls: its numerator is concave in gamma, its denominator linear. So the first fall ends it.
     """
     tokens = best = reach = 1.0
     for gamma in range(1, most + 1):
-        reach *= alpha
+        reach *= rate
         tokens += reach
         gain = tokens / (c * gamma + 1)
         if gain <= best:

@@ -70,10 +70,11 @@ class Growth:
 class DepthController(Protocol):
     """Asked before each layer whether to draft it.
 
-    `needs` says what it reads: of `Growth` 'logits' and 'hidden', of `Round` 'target', the target's hidden state, and
-    'load', the measured one, which changes from run to run.
+    `most` is how many layers a round may have. `needs` says what it reads: of `Growth` 'logits' and 'hidden', of
+    `Round` 'target', the target's hidden state, and 'load', the measured one, which changes from run to run.
     """
 
+    most: int
     needs: frozenset[str]
 
     def start(self, streams: Streams, load: Load = ALONE) -> None:
@@ -105,13 +106,13 @@ class Learner(DepthController, Protocol):
 
 @dataclass(slots=True)
 class Fixed(DepthController):
-    """Draft `depth` layers in every round."""
+    """Draft `most` layers in every round."""
 
-    depth: int
+    most: int
     needs: frozenset[str] = NOTHING
 
     def deeper(self, growth: Growth) -> bool:
-        return growth.depth < self.depth
+        return growth.depth < self.most
 
 
 @dataclass(slots=True)

@@ -33,9 +33,13 @@ class Proposer:
     coupled: bool = False
 
     def __call__(
-        self, forest: Forest, nodes: Sequence[int], logits: Tensor, count: int, replacement: bool
+        self, forest: Forest, nodes: Sequence[int], logits: Tensor, count: int, replacement: bool, best: int = 0
     ) -> list[int]:
-        """Append up to `count` children below each node; logits [len(nodes), V_draft]. Returns them, distinct."""
+        """Append up to `count` children below each node; logits [len(nodes), V_draft]. Returns them, distinct.
+
+        `best` of them are the draft's most probable tokens, the others are drawn from the rest (Hu et al., arXiv
+        2502.18779: greedy drafts).
+        """
         logits = self.edited(forest, nodes, self.fit(logits))
         children: list[int] = []
         if self.params.greedy or self.coupled:
@@ -47,11 +51,27 @@ class Proposer:
                 children += forest.propose(node, tokens, None)
             return children
         q = warp(logits, self.params)
+        if best:
+            return self._beside_best(forest, nodes, q, count, best)
         if count == 1:
             replacement = True
         drawn = (draw_iid if replacement else draw_distinct)(q, count, self.streams)
         for row, (node, tokens) in enumerate(zip(nodes, drawn, strict=True)):
             children += forest.propose(node, tokens, q[row], replacement)
+        return list(dict.fromkeys(children))
+
+    def _beside_best(self, forest: Forest, nodes: Sequence[int], q: Tensor, count: int, best: int) -> list[int]:
+        """Children drawn from q [len(nodes), V] without its `best` most probable tokens, then those: point masses."""
+        children: list[int] = []
+        for row, node in zip(q, nodes, strict=True):
+            top = [token for token in self._best(row[None], best)[0] if row[token] > 0]
+            rest = row.index_fill(0, torch.tensor(top, device=row.device), 0.0)
+            total = float(rest.sum())
+            if total > 0:
+                rest = rest / total
+                (drawn,) = draw_distinct(rest[None], count - best, self.streams)
+                children += forest.propose(node, drawn, rest, count - best == 1)
+            children += forest.propose(node, top, None)
         return list(dict.fromkeys(children))
 
     def edited(self, forest: Forest, nodes: Sequence[int], logits: Tensor) -> Tensor:

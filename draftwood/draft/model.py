@@ -39,6 +39,7 @@ class ModelDrafter(Drafter):
     widths: tuple[int, ...] = (1,)
     replacement: bool = True
     lookup: SuffixLookup | None = None
+    greedy: bool = False  # all siblings but one are the most probable tokens
 
     needs: ClassVar[frozenset[str]] = NOTHING
 
@@ -74,7 +75,9 @@ class ModelDrafter(Drafter):
                 nodes = [node for node in frontiers[i] if node not in forest.finished]
                 if nodes and forest.position(nodes[0]) < source.context:
                     answer = yield from source.answer(forest, nodes, hidden)
-                    frontiers[i] = propose(forest, nodes, answer.logits, width, self.replacement)
+                    frontiers[i] = propose(
+                        forest, nodes, answer.logits, width, self.replacement, width - 1 if self.greedy else 0
+                    )
                     if depth.needs - LOAD:
                         rows = {node: sum(map(len, looked)) + row for row, node in enumerate(nodes)}
                         picked += [

@@ -27,6 +27,9 @@ class Entry:
     method: Method
     runs: list[GenerationResult] = field(default_factory=list)
     reference: GenerationResult | None = None  # plain decoding that must give the same text, if there is one
+    bound: dict[str, float] | None = (
+        None  # how often independent drafts were accepted, and could be: `Explanation.bound`
+    )
 
     @property
     def first(self) -> GenerationResult:
@@ -64,6 +67,7 @@ class Entry:
             "acceptance_rate": metrics.acceptance_rate if metrics.drafted else None,
             "draft_cost_ratio": self.over(lambda run: run.metrics.draft_cost_ratio) if metrics.draft_forwards else None,
             "time_split": self.split,
+            "acceptance_bound": self.bound,
             "same_text": self.same_text,
             "finish_reason": first.finish_reason,
             "text": first.text,
@@ -106,12 +110,14 @@ def compare(
     repeat: int = 3,
     warmup: int = 1,
     advance: Callable[[str], None] = lambda name: None,
+    bounds: bool = False,
     **options: Any,
 ) -> Comparison:
     """Decode a prompt `repeat` times with each method, interleaved: a slow moment of the machine hits all alike.
 
     `methods` are objects or, as on the command line, 'lookup,mcsd:tree=4,2,2,1'; plain decoding is added to these.
-    `options` are those of `Engine.generate`. Ctrl-C keeps what ran. Raises ConfigurationError before anything runs.
+    With `bounds` each runs once more, untimed, for what any rule could accept. `options` are those of
+    `Engine.generate`. Ctrl-C keeps what ran. Raises ConfigurationError before anything runs.
     """
     params = sampling or SamplingParams(temperature=0.0)
     chosen = parse_methods(methods, ()) if isinstance(methods, str) else methods
@@ -125,6 +131,8 @@ def compare(
     try:
         interleave(found.entries, decode, repeat, warmup, advance)
         set_references(found.entries, decode, params.greedy)
+        for entry in found.entries if bounds and not params.greedy else ():
+            entry.bound = engine.explain(prompt, method=entry.method, sampling=params, **options).bound
     except KeyboardInterrupt:
         found.interrupted = True
         found.entries = [entry for entry in found.entries if entry.runs]

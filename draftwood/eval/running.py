@@ -21,7 +21,6 @@ from draftwood.methods import Method
 from draftwood.metrics import Metrics
 from draftwood.params import SamplingParams
 from draftwood.results import GenerationResult
-from draftwood.tune.shapes import sequence_alpha
 
 WARM_TOKENS = 8
 
@@ -190,6 +189,7 @@ def named(error: Exception) -> str:
 
 SUMS = (
     *("rounds", "emitted", "drafted", "accepted", "depth_accepted", "attempted"),
+    *("drafting_rounds", "accepted_shares"),
     *("draft_seconds", "verify_seconds", "sampling_seconds", "other_seconds", "first_round_seconds"),
     *("target_rows", "draft_rows", "draft_forwards", "layers", "widths", "widths_accepted"),
 )
@@ -210,24 +210,11 @@ def by_round(rounds: Sequence[Round]) -> dict[str, Any]:
     """What only single rounds tell.
 
     Entry n of `width_counts`: layers of n beams, all hypotheses counted; of `depth_counts`: rounds n drafts deep.
-    `accepted_shares`: accepted depth over the longest drafted path, summed over rounds that drafted (alpha, MCSD §1).
     """
-    drafting = [(round_.depth_accepted, length) for round_ in rounds if (length := drafted_length(round_))]
-    alpha = sequence_alpha([accepted for accepted, _ in drafting], [length for _, length in drafting])
     return {
         "width_counts": counted([layer.width for round_ in rounds for layer in round_.layers]),
         "depth_counts": counted([round_.depth_accepted for round_ in rounds]),
-        "accepted_shares": alpha * len(drafting),
-        "drafting_rounds": len(drafting),
     }
-
-
-def drafted_length(round_: Round) -> int:
-    """Drafts on the longest path of a round; roots, which are the target's, do not count."""
-    depths: list[int] = []
-    for parent in round_.forest_parent:
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-    return max(depths, default=0)
 
 
 def counted(values: Sequence[int]) -> list[int]:

@@ -30,6 +30,7 @@ RATIOS = {
     "acceptance_rate": ("accepted", "drafted"),
     "draft_share": ("accepted", "emitted"),
     "alpha": ("accepted_shares", "drafting_rounds"),
+    "position_rate": ("depth_accepted", "attempted"),
     "mean_width": ("widths", "layers"),
     "layers_per_round": ("layers", "rounds"),
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 from draftwood.core.records import Kind, Round
 from draftwood.explain.judging import Judgement, Recorder
-from draftwood.explain.terminal import method_label
+from draftwood.explain.terminal import method_label, percent
 from draftwood.explain.text import Words, lines, spelling
 from draftwood.explain.tree import RoundTree, trees_of
 from draftwood.generation import Generation
@@ -89,7 +89,26 @@ class Explanation:
 
     def lines(self, width: int = 80, colour: bool = False) -> list[str]:
         """The rounds as indented trees, in lines of at most `width` columns (76 or more)."""
-        return lines(self.trees, self.result.prompt_tokens, self.words, self.ends, width, colour)
+        found = lines(self.trees, self.result.prompt_tokens, self.words, self.ends, width, colour)
+        if (bound := self.bound) is not None:
+            found += [
+                "",
+                f"{bound['positions']} positions with independent drafts: {percent(bound['accepted'])} accepted;",
+                f"a rule that judges node by node: {percent(bound['bound'])} at most",
+            ]
+        return found
+
+    @property
+    def bound(self) -> dict[str, float] | None:
+        """At nodes with independent draws: how often one was accepted, and the mean of alpha*(n) (verify/bound.py)."""
+        found = [one for judgement in self.judgements for one in judgement.bounds]
+        if not found:
+            return None
+        return {
+            "positions": len(found),
+            "accepted": sum(accepted for _, accepted in found) / len(found),
+            "bound": sum(bound for bound, _ in found) / len(found),
+        }
 
     @property
     def text(self) -> str:

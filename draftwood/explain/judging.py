@@ -1,7 +1,7 @@
 """What the target thought of each draft of one hypothesis: p, q and the chance to be accepted, recorded on the way.
 
 Rounds of beams record this themselves. The recorder stands in the place of a request's verifier, passes its verdict on,
-and walks down the accepted path as the verifier did, with the outcomes known.
+and goes where the verifier went, with the outcomes known.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from torch import Tensor
 from draftwood.core.forest import FINISHED, Forest, Verdict
 from draftwood.core.records import Judged, Outcome
 from draftwood.sampling import Distributions, Streams
-from draftwood.verify import Initialised, Rejection, Verifier
-from draftwood.verify.tree import acceptance, resolve
+from draftwood.verify import Initialised, Rejection, Traversal, Verifier
+from draftwood.verify.bound import best_acceptance
+from draftwood.verify.traversal import traverse
+from draftwood.verify.tree import Resolve, acceptance, resolve
 
 LIKELY = 6  # tokens of a distribution that are kept
 
@@ -29,6 +31,7 @@ class Judgement:
     drafts: list[Judged] = field(default_factory=list)
     chosen: tuple[Outcome, float] | None = None  # the token that ended the round, and its chance where it was drawn
     greedy: bool = False  # nothing was drawn: p is the target's untouched softmax, of which the largest wins
+    bounds: list[tuple[float, bool]] = field(default_factory=list)  # of independent draws: alpha*(n), one was accepted
     likely: dict[int, list[tuple[int, float]]] = field(default_factory=dict)  # node -> (token, p), most probable first
     scores: Sequence[float] = ()  # log-likelihoods of the hypotheses that the next round begins with (beams)
 
@@ -58,7 +61,9 @@ class Recorder:
         """Walk down the accepted path as spec §2 has it; where nothing was tossed for, chances are left out."""
         path = forest.path(verdict.parent[0])
         found.greedy = target.params.greedy
-        tossed = isinstance(self.verify, Rejection | Initialised) and not found.greedy
+        rule: Resolve | None = None  # where drafts were judged one by one
+        if isinstance(self.verify, Rejection | Initialised) and not found.greedy:
+            rule = self.verify.rule if isinstance(self.verify, Rejection) else resolve
         for place, node in enumerate(path):
             if node < forest.fresh:
                 continue  # answered in an earlier round
@@ -70,16 +75,46 @@ class Recorder:
                 if value
             ]
             following = path[place + 1] if place + 1 < len(path) else None
-            rest = siblings(found, forest, node, following, p, tossed)
-            if following is None:
-                found.chosen = (node, verdict.token[0]), float(rest[verdict.token[0]])
+            proposals = forest.proposals.get(node, ())
+            if len(proposals) == 1 and not found.greedy:
+                q, nodes = proposals[0].q, proposals[0].nodes
+                if q is not None and (proposals[0].replacement or len(nodes) == 1):
+                    found.bounds.append((best_acceptance(p, q, len(nodes)), following is not None))
+            if not isinstance(self.verify, Traversal) or found.greedy:
+                rest = siblings(found, forest, node, following, p, rule)
+                if following is None:
+                    found.chosen = (node, verdict.token[0]), float(rest[verdict.token[0]])
+        if isinstance(self.verify, Traversal) and not found.greedy:
+            rest = paths(found, forest, path, target)
+            found.chosen = (path[-1], verdict.token[0]), float(rest[verdict.token[0]])
 
 
-def siblings(found: Judgement, forest: Forest, node: int, accepted: int | None, p: Tensor, tossed: bool) -> Tensor:
+def paths(found: Judgement, forest: Forest, path: Sequence[int], target: Distributions) -> Tensor:
+    """Record the drafts that traversal visited before it accepted `path`; returns what came next was drawn from [V].
+
+    The chance of a draft is that of the whole path down to it; p is what is left of the target's distribution there.
+    """
+
+    def note(child: int, p: float, q: float, chance: float) -> None:
+        fate: Literal["accepted", "rejected"] = "accepted" if child in path else "rejected"
+        found.drafts.append(Judged((forest.parent[child], forest.token[child]), fate, p, q, chance))
+
+    end = traverse(forest, forest.roots[0], target.probs, lambda node, chance: node == path[-1], note)
+    assert end is not None
+    for node in path[:-1]:
+        drawn = [child for proposal in forest.proposals[node] for child in proposal.nodes]
+        after = next(place for place, child in enumerate(drawn) if child in path)
+        found.drafts += [Judged((node, forest.token[child]), "discarded") for child in drawn[after + 1 :]]
+    return end[1]
+
+
+def siblings(
+    found: Judgement, forest: Forest, node: int, accepted: int | None, p: Tensor, rule: Resolve | None
+) -> Tensor:
     """Record the draws below one node; returns what the next token was drawn from [V] if none was accepted.
 
-    `tossed` says that draws were judged one by one with a coin: then p is what is left of the target's distribution
-    when a draw is met, else the distribution itself.
+    With a `rule` draws were judged one by one with a coin: then p is what is left of the target's distribution when a
+    draw is met, else the distribution itself.
     """
     proposals = forest.proposals.get(node, ())
     drawn = iter([(child, proposal.q) for proposal in proposals for child in proposal.nodes])
@@ -90,8 +125,8 @@ def siblings(found: Judgement, forest: Forest, node: int, accepted: int | None, 
         return child == accepted
 
     rest = p
-    if tossed:
-        _, rest = resolve(
+    if rule is not None:
+        _, rest = rule(
             p, proposals, forest.token, lambda p_x, q_x: judge(next(drawn)[0], p_x, q_x, acceptance(p_x, q_x))
         )
     else:

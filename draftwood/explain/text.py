@@ -90,8 +90,10 @@ class Drawing:
                 f"  {'p':<14}target's probability{'; after rejections, of what is left' * (self.columns == 3)}"
             )
         if self.columns > 1:
-            accept = "; chance to be accepted, min(1, p/q)" if self.columns == 3 else ""
+            accept = "; chance to be accepted, min(1, a p/q)" if self.columns == 3 else ""
             lines.append(f"  {'q, accept' if accept else 'q':<14}draft's probability{accept}")
+            if accept:
+                lines.append(f"  {'a':<14}chance of the path before it (traversal); 1 by rejection")
         if any(layer.judged for tree in trees for layer in tree.round_.layers):
             lines.append(f"  {'layer':<14}width asked of its draws (chance to get it) = distinct beams")
         return lines

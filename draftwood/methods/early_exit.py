@@ -12,14 +12,14 @@ from draftwood.draft import ModelDrafter
 from draftwood.draft.base import Source
 from draftwood.methods.base import Parts
 from draftwood.methods.options import Depth, Gamma, Mixed, Widths, check_rows, controller
-from draftwood.methods.sequences import SequenceMethod, found
+from draftwood.methods.sequences import DrawnMethod, found
 from draftwood.methods.sources import Exit, from_exit
 from draftwood.models import exit as exits
 from draftwood.models.base import CausalModel
 from draftwood.runtime.session import Session
 
 
-class EarlyExit(SequenceMethod):
+class EarlyExit(DrawnMethod):
     """EESD (Liu et al. 2024): the target's first layers and a trained exit draft, its other layers verify.
 
     What drafting computes of a token is not computed again. The exit layer comes with the embedded target; for another

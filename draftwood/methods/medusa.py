@@ -11,7 +11,7 @@ from draftwood.core.shape import Shape
 from draftwood.draft.heads import Choices, HeadsDrafter, likeliest, regular, sparse
 from draftwood.methods.base import FILE, Parts
 from draftwood.methods.options import MOST_ROWS, Depth, Widths, check_rows, controller
-from draftwood.methods.sequences import OneHypothesis, rule
+from draftwood.methods.sequences import LOSSLESS, RULES, OneHypothesis
 from draftwood.models import heads as trained
 from draftwood.models.base import CausalModel
 from draftwood.runtime.session import Session
@@ -33,8 +33,8 @@ def _paths(value: object) -> object:
 class Medusa(OneHypothesis):
     """Medusa (Cai et al. 2024): head k predicts the token k places after the next one, all from one hidden state.
 
-    A head does not see the tokens in between, so its distribution q is the same for all nodes of a layer. Rejection
-    (the default) is exact all the same: siblings are distinct draws from q, the best tokens in greedy decoding. Heads
+    A head does not see the tokens in between, so its distribution q is the same for all nodes of a layer. A lossless
+    rule is exact all the same: siblings are distinct draws from q, the best tokens in greedy decoding. Heads
     come with the embedded target; for another one `draftwood train medusa` makes them.
     """
 
@@ -59,9 +59,8 @@ class Medusa(OneHypothesis):
         default="drawn",
         description="siblings: distinct draws from a head, or its most probable tokens, in sampling too",
     )
-    verify: Literal["rejection", "coupled", "typical", "greedy"] = Field(
-        default="rejection",
-        description="lossless: rejection, coupled; lossy: typical acceptance, greedy (greedy text in sampling)",
+    verify: Literal["traversal", "rejection", "coupled", "typical", "greedy"] = Field(
+        default="traversal", description=LOSSLESS + "; lossy: typical acceptance, greedy (greedy text in sampling)"
     )
     epsilon: float = Field(default=0.09, gt=0, le=1, description="typical: what is likelier than this is accepted")
     delta: float = Field(default=0.3, gt=0, le=1, description="typical: or likelier than delta exp(-entropy)")
@@ -89,7 +88,7 @@ class Medusa(OneHypothesis):
             return Typical(self.epsilon, self.delta)
         if self.verify == "greedy":
             return GreedyText()
-        return rule(self.verify)
+        return RULES[self.verify]()
 
     @property
     def drafts_from(self) -> object:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from draftwood.draft import ModelDrafter
 from draftwood.methods.base import FILE, Parts
 from draftwood.methods.options import Depth, Gamma, Mixed, controller, listed
-from draftwood.methods.sequences import SequenceMethod, found
+from draftwood.methods.sequences import DrawnMethod, found
 from draftwood.models.base import CausalModel
 from draftwood.models.skip import Skipped, load, skipping
 from draftwood.runtime.session import Session
@@ -25,7 +25,7 @@ def _layers(value: object) -> object:
 Layers = Annotated[tuple[Annotated[int, Field(ge=0)], ...] | None, BeforeValidator(_layers)]
 
 
-class SelfSpeculative(SequenceMethod):
+class SelfSpeculative(DrawnMethod):
     """Self-speculative decoding (Zhang et al. 2023, "Draft & Verify").
 
     The draft model is the target without the attention of some layers and the MLP of some: no other weights, and no

@@ -15,7 +15,7 @@ from draftwood.methods.base import Method, Parts
 from draftwood.methods.options import DEEPEST, Depth, Gamma, Initial, Mixed, Widths, check_rows, controller, sized
 from draftwood.methods.sources import Sourced
 from draftwood.runtime.session import Session
-from draftwood.verify import Coupled, Initialised, Rejection, Verifier
+from draftwood.verify import Coupled, Initialised, KSeq, Rejection, Traversal, Verifier
 
 
 def found(lookup: bool) -> SuffixLookup | None:
@@ -23,9 +23,8 @@ def found(lookup: bool) -> SuffixLookup | None:
     return SuffixLookup() if lookup else None
 
 
-def rule(verify: str) -> Verifier:
-    """The lossless rule of a name."""
-    return Coupled() if verify == "coupled" else Rejection()
+RULES: dict[str, type[Verifier]] = {one.name: one for one in (Traversal, Rejection, KSeq, Coupled)}  # lossless
+LOSSLESS = "lossless: traversal judges whole paths, rejection token by token; coupled: the same text without drafts"
 
 
 class OneHypothesis(Method):
@@ -40,16 +39,28 @@ class OneHypothesis(Method):
 class SequenceMethod(OneHypothesis):
     """One whose verification is lossless, by rejection or coupled."""
 
+    verify: str = "rejection"
+
+    def verifier(self) -> Verifier:
+        return RULES[self.verify]()
+
+
+class UndrawnMethod(SequenceMethod):
+    """One whose drafts, if any, are not drawn from a distribution: whole paths gain nothing."""
+
     verify: Literal["rejection", "coupled"] = Field(
         default="rejection",
         description="rejection sampling, or Gumbel-coupled: the same text under a seed with and without drafts",
     )
 
-    def verifier(self) -> Verifier:
-        return rule(self.verify)
+
+class DrawnMethod(SequenceMethod):
+    """One whose drafts are drawn from distributions that verification is told."""
+
+    verify: Literal["traversal", "rejection", "coupled"] = Field(default="traversal", description=LOSSLESS)
 
 
-class Autoregressive(SequenceMethod):
+class Autoregressive(UndrawnMethod):
     """One token per target forward."""
 
     name = "autoregressive"
@@ -62,7 +73,15 @@ class Autoregressive(SequenceMethod):
         return Parts(NoDrafter(), self.verifier(), Fixed(0))
 
 
-class Speculative(SequenceMethod):
+class TreeMethod(SequenceMethod):
+    """One whose drafts are drawn, several below a node."""
+
+    verify: Literal["traversal", "rejection", "kseq", "coupled"] = Field(
+        default="traversal", description=LOSSLESS + "; kseq: a node's independent draws by one ratio"
+    )
+
+
+class Speculative(DrawnMethod):
     """Speculative decoding with a chain (Leviathan et al. 2023; Chen et al. 2023)."""
 
     name = "speculative"
@@ -84,7 +103,7 @@ class Speculative(SequenceMethod):
         return Parts(ModelDrafter(drafts, lookup=found(self.lookup)), self.verifier(), depth)
 
 
-class SpecInfer(SequenceMethod):
+class SpecInfer(TreeMethod):
     """SpecInfer (Miao et al. 2024): a token tree from one or several draft models, multi-step speculative sampling."""
 
     name = "specinfer"
@@ -107,7 +126,7 @@ class SpecInfer(SequenceMethod):
         return Parts(ModelDrafter(drafts, self.expansion, lookup=found(self.lookup)), self.verifier(), depth)
 
 
-class MultiCandidate(Sourced, SequenceMethod):
+class MultiCandidate(Sourced, TreeMethod):
     """MCSD (Yang et al. 2024): a k-configuration tree, children drawn with or without replacement."""
 
     name = "mcsd"
@@ -118,24 +137,34 @@ class MultiCandidate(Sourced, SequenceMethod):
     initial: Initial = 1
     replacement: bool = Field(default=False, description="draw siblings independently; false: distinct siblings")
     lookup: Mixed = False
+    draws: Literal["sampled", "greedy"] = Field(
+        default="sampled", description="greedy: all siblings but one are the draft's most probable tokens"
+    )
     depth: Depth = "auto"
 
     @model_validator(mode="before")
     @classmethod
     def _sized(cls, values: object) -> object:
-        return sized(values, "tree")
+        values = sized(values, "tree")
+        several = isinstance(values, Mapping) and str(values.get("initial", 1)) != "1"
+        return {"verify": "rejection"} | dict(values) if several and isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         tree = f"a tree {','.join(map(str, self.tree))} with initial {self.initial}"
         check_rows(Shape(self.tree, self.initial).rows, tree)
-        if self.initial > 1 and self.verify == "coupled":
+        if self.initial > 1 and self.verify != "rejection":
+            why = "chooses one token at each place" if self.verify == "coupled" else "judges the paths of one root"
             raise ValueError(
-                "verify=coupled chooses one token at each place, so rounds cannot begin with several; "
-                "use initial 1, or verify=rejection"
+                f"verify={self.verify} {why}, so rounds cannot begin with several; use initial 1, or verify=rejection"
             )
         if self.initial > 1 and self.lookup:
             raise ValueError("lookup goes on from one token, but a round begins with several; use initial 1")
+        if self.verify == "kseq" and not (self.replacement and self.draws == "sampled"):
+            raise ValueError("verify=kseq judges independent draws; set replacement=true and draws=sampled")
+        if self.draws == "greedy" and (self.replacement or self.verify == "coupled"):
+            fix = "replacement=false" if self.replacement else "verify=traversal or rejection"
+            raise ValueError(f"draws=greedy gives distinct siblings, all but one without chance; use it with {fix}")
         return self
 
     def verifier(self) -> Verifier:
@@ -145,7 +174,7 @@ class MultiCandidate(Sourced, SequenceMethod):
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         def make(source: Source) -> ModelDrafter:
-            return ModelDrafter([source], self.tree, self.replacement, found(self.lookup))
+            return ModelDrafter([source], self.tree, self.replacement, found(self.lookup), self.draws == "greedy")
 
         depth = controller(self.depth, len(self.tree), drafts, target, self.tree, self.initial, lookup=self.lookup)
         return Parts(self.drafting(make, drafts, target), self.verifier(), depth)
@@ -154,9 +183,8 @@ class MultiCandidate(Sourced, SequenceMethod):
 class Fork(OneHypothesis):
     """The fork-shaped dynamic tree (MCSD §3.1, Figure 2): W candidates, each continued as a chain to depth D at most.
 
-    With rejection or coupled verification the W candidates are drafts of one node, judged one by one against
-    residuals: lossless. `longest` is the paper's form: the candidates are the target's own draws and the longest
-    accepted chain wins: lossy.
+    With a lossless rule the W candidates are drafts of one node. `longest` is the paper's form: the candidates are the
+    target's own draws and the longest accepted chain wins: lossy.
     """
 
     name = "mcsd-fork"
@@ -165,9 +193,8 @@ class Fork(OneHypothesis):
 
     width: int = Field(default=4, ge=1, le=256, description="chains, W")
     gamma: int = Field(default=4, ge=1, le=64, description="drafted tokens of a chain at most, D")
-    verify: Literal["rejection", "coupled", "longest"] = Field(
-        default="rejection",
-        description="lossless: rejection, coupled; lossy: longest, the longest chain below the target's draws",
+    verify: Literal["traversal", "rejection", "coupled", "longest"] = Field(
+        default="traversal", description=LOSSLESS + "; lossy: longest, the longest chain below the target's draws"
     )
     replacement: bool = Field(default=False, description="draw candidates independently; false: distinct candidates")
     depth: Depth = "auto"
@@ -186,7 +213,7 @@ class Fork(OneHypothesis):
     def verifier(self) -> Verifier:
         if self.verify == "longest":
             return Initialised(self.width, self.replacement)
-        return rule(self.verify)
+        return RULES[self.verify]()
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         first = 1 if self.verify == "longest" else self.width
@@ -195,7 +222,7 @@ class Fork(OneHypothesis):
         return Parts(ModelDrafter(drafts, widths, self.replacement), self.verifier(), depth)
 
 
-class Lookup(SequenceMethod):
+class Lookup(UndrawnMethod):
     """Prompt lookup: what followed the longest match of the last tokens before is proposed as it stands.
 
     A suffix automaton of prompt and output finds matches of any length, at no cost that matters. How often what

@@ -61,12 +61,13 @@ class _Recorder(DepthController):
     inner: DepthController
     notes: _Notes
     request: int
+    most: int = field(init=False)
     needs: frozenset[str] = field(init=False)
     _states: list[Tensor] = field(init=False, default_factory=list)  # one per drafted layer of the round
     _target: Tensor | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.needs = self.inner.needs | STATES
+        self.most, self.needs = self.inner.most, self.inner.needs | STATES
 
     def start(self, streams: Streams, load: Load = ALONE) -> None:
         self._states = []

@@ -65,6 +65,7 @@ class Recorder(DepthController):
     examples: Examples
     top: int  # probabilities among the features of kind 'output'
     prompt: int
+    most: int = field(init=False)
     needs: frozenset[str] = field(init=False)
     name: str = field(init=False)
     lossless: bool = field(init=False)
@@ -72,6 +73,7 @@ class Recorder(DepthController):
     _growths: list[Growth] = field(init=False, default_factory=list)  # one per drafted layer of the round
 
     def __post_init__(self) -> None:
+        self.most = self.depth.most
         self.needs = self.depth.needs | {"hidden" if self.examples.kind == "hidden" else "logits"}
         self.name, self.lossless, self.coupled = self.verify.name, self.verify.lossless, self.verify.coupled
 

@@ -9,13 +9,6 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from draftwood.core.shape import Shape
 
 
-def sequence_alpha(accepted: Sequence[int], longest: Sequence[int] | int) -> float:
-    """MCSD's acceptance rate (§1): accepted length / longest drafted length, the mean over rounds that drafted."""
-    each = [longest] * len(accepted) if isinstance(longest, int) else longest
-    shares = [a / g for a, g in zip(accepted, each, strict=True) if g > 0]
-    return math.fsum(shares) / len(shares) if shares else 0.0
-
-
 def layer_acceptance(by_place: Sequence[float], width: int) -> float:
     """1 - prod_i (1 - a_i): that one of `width` siblings is accepted; a_i where the i-th is met, the last repeats."""
     if width and not by_place:

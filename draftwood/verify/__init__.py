@@ -8,11 +8,24 @@ from draftwood.core.forest import Forest, Verdict
 from draftwood.sampling import Distributions, Streams
 from draftwood.verify.coupled import Coupled
 from draftwood.verify.initialised import Initialised
+from draftwood.verify.kseq import KSeq
 from draftwood.verify.layers import BeamSampling, BeamSearching
+from draftwood.verify.traversal import Traversal
 from draftwood.verify.tree import Rejection
 from draftwood.verify.typical import GreedyText, Typical
 
-__all__ = ["BeamSampling", "BeamSearching", "Coupled", "GreedyText", "Initialised", "Rejection", "Typical", "Verifier"]
+__all__ = [
+    "BeamSampling",
+    "BeamSearching",
+    "Coupled",
+    "GreedyText",
+    "Initialised",
+    "KSeq",
+    "Rejection",
+    "Traversal",
+    "Typical",
+    "Verifier",
+]
 
 
 class Verifier(Protocol):

@@ -44,6 +44,7 @@ def without(q: Tensor, token: int) -> Tensor | None:
 
 
 Accept = Callable[[float, float], bool]  # tosses a coin of chance `acceptance(p, q)`
+Resolve = Callable[[Tensor, Sequence[Proposal], Sequence[int], Accept], tuple[int | None, Tensor]]
 
 
 def resolve(
@@ -69,14 +70,16 @@ def resolve(
     return None, rest
 
 
-def walk(forest: Forest, root: int, p: Callable[[int], Tensor], accept: Accept) -> tuple[list[int], Tensor]:
+def walk(
+    forest: Forest, root: int, p: Callable[[int], Tensor], accept: Accept, rule: Resolve = resolve
+) -> tuple[list[int], Tensor]:
     """The accepted path [root, ..., end] below one root, and what the token after its end is drawn from [V].
 
     p(node) is the warped target after a node. The rest is the residual where children were rejected, else p(end).
     """
     path = [root]
     while True:
-        child, rest = resolve(p(path[-1]), forest.proposals.get(path[-1], ()), forest.token, accept)
+        child, rest = rule(p(path[-1]), forest.proposals.get(path[-1], ()), forest.token, accept)
         if child is None:
             return path, rest
         path.append(child)
@@ -89,11 +92,16 @@ class Rejection:
     lossless = True
     coupled = False
 
+    @property
+    def rule(self) -> Resolve:
+        """How a node's children are resolved."""
+        return resolve
+
     def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
         """Verdict for a forest with one root."""
         if target.params.greedy:
             return follow(forest, target.best, None)
-        path, rest = walk(forest, forest.roots[0], target.probs, coin(streams))
+        path, rest = walk(forest, forest.roots[0], target.probs, coin(streams), self.rule)
         return end_of_path(forest, path, draw(rest, streams.uniform("accept")), target.log_prob)
 
 

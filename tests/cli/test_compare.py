@@ -28,7 +28,7 @@ def test_options_within_methods() -> None:
     assert methods == [
         Method.parse({"name": "autoregressive", "verify": "rejection"}),
         Method.parse({"name": "mcsd", "verify": "coupled", "tree": [4, 2, 2, 1], "replacement": False}),
-        Method.parse({"name": "speculative", "verify": "rejection", "gamma": 6}),
+        Method.parse({"name": "speculative", "verify": "traversal", "gamma": 6}),
         Method.parse({"name": "speculative", "verify": "rejection", "gamma": 2}),
     ]
 

@@ -47,7 +47,7 @@ def test_types_of_options(command: Command) -> None:
         "initial": "integer 1..256",
         "replacement": "true or false",
         "depth": "text",
-        "verify": "rejection or coupled",
+        "verify": "traversal or rejection or kseq or coupled",
         "drafter": "model or exit",
     }
     assert wanted.items() <= types.items()

@@ -148,7 +148,7 @@ class _Watched(DepthController):
     """A controller inside another that notes what it agreed to and which numbers it drew."""
 
     def __init__(self, inner: DepthController, log: list[tuple[int, int]], purposes: set[str]) -> None:
-        self.inner, self.log, self.needs = inner, log, inner.needs
+        self.inner, self.log, self.most, self.needs = inner, log, inner.most, inner.needs
         self.asked, self.purposes = 0, purposes
 
     def start(self, streams: Streams, load: Load = ALONE) -> None:

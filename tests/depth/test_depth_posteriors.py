@@ -168,7 +168,7 @@ def test_improvement_by_hand() -> None:
     assert improvement(1.0, 4, 0.1) == pytest.approx(5 / 1.4)
     assert improvement(0.7, 0, 0.3) == 1
     for bad in ((-0.1, 1, 0.1), (1.1, 1, 0.1), (0.5, -1, 0.1), (0.5, 1, -0.1)):
-        with pytest.raises(ValueError, match="alpha must be in"):
+        with pytest.raises(ValueError, match="rate must be in"):
             improvement(*bad)
 
 

@@ -286,14 +286,9 @@ def test_a_directory_belongs_to_one_reproduction(tmp_path: Path) -> None:
         paper("dsdb")
 
 
-def test_accepted_shares_are_of_the_longest_drafted_path() -> None:
-    def news(accepted: int, parents: list[int]) -> Any:
-        return SimpleNamespace(depth_accepted=accepted, forest_parent=parents, layers=[])
-
-    rounds = [news(2, [-1, 0, 1, 2, 0]), news(0, [-1]), news(1, [-1, -1, 0, 1])]
-    found = by_round(rounds)
-    assert found["accepted_shares"] == pytest.approx(2 / 3 + 1) and found["drafting_rounds"] == 2
-    assert found["depth_counts"] == [1, 1, 1] and found["width_counts"] == []
+def test_histograms_of_rounds() -> None:
+    found = by_round([SimpleNamespace(depth_accepted=depth, layers=[]) for depth in (2, 0, 1)])  # type: ignore[misc]
+    assert found == {"depth_counts": [1, 1, 1], "width_counts": []}
 
 
 def test_what_was_trained_is_among_the_methods(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ def test_the_legend_explains_what_is_there() -> None:
         ". unreached",
         ". not reached",
         "'again'",
-        "min(1, p/q)",
+        "min(1, a p/q)",
     ):
         assert words in whole
     assert "bonus" not in whole

@@ -307,17 +307,17 @@ def test_acceptance_of_the_grown_pair_is_the_small_ones(
 ) -> None:
     """float32: the same draws, but where a draw falls between the two roundings. bfloat16: the same within noise.
 
-    alpha is a mean of 360 to 480 acceptances and rejections, so two independent ones differ by less than four
-    standard errors, and tau = 1 + alpha + alpha^2 + alpha^3 by less than 1 + 2 + 3 times as much.
+    position_rate is a mean of 360 to 480 acceptances and rejections, so two independent ones differ by less than four
+    standard errors, and tau, its sum of powers 0 to 3, by less than 1 + 2 + 3 times as much.
     """
     small_metrics, small_texts = accepted(shipped, 2)
     metrics, texts = accepted(grown, 2)
     assert sum(a == b for a, b in zip(small_texts, texts, strict=True)) >= 0.9 * len(texts)
-    assert abs(metrics.alpha - small_metrics.alpha) < 0.02
+    assert abs(metrics.position_rate - small_metrics.position_rate) < 0.02
     assert abs(metrics.tau - small_metrics.tau) < 0.05
     short, _ = accepted(draftwood.load(*grown_pair, dtype="bfloat16", device="cpu"), 2)
-    alpha = small_metrics.alpha
-    error = math.sqrt(alpha * (1 - alpha) * (1 / small_metrics.attempted + 1 / short.attempted))
+    rate = small_metrics.position_rate
+    error = math.sqrt(rate * (1 - rate) * (1 / small_metrics.attempted + 1 / short.attempted))
     assert small_metrics.attempted > 300 and error < 0.05
-    assert abs(short.alpha - alpha) < 4 * error
+    assert abs(short.position_rate - rate) < 4 * error
     assert abs(short.tau - small_metrics.tau) < 4 * error * (1 + 2 + 3)

@@ -15,7 +15,6 @@ from draftwood.tune.shapes import (
     expected_tokens,
     layer_acceptance,
     round_seconds,
-    sequence_alpha,
     shapes,
     speed_up,
 )
@@ -23,12 +22,6 @@ from draftwood.tune.shapes import (
 TARGET = Cost({1: 1.0, 8: 1.1, 32: 1.6, 64: 3.0})
 DRAFT = Cost({1: 0.05, 16: 0.07, 64: 0.2})
 ACCEPTANCE = [[0.6, 0.3, 0.1, 0.05], [0.5, 0.2, 0.1], [0.4, 0.15]]
-
-
-def test_alpha_of_the_paper() -> None:
-    assert sequence_alpha([4, 0, 2], 4) == pytest.approx(0.5)
-    assert sequence_alpha([1, 1, 0], [1, 2, 0]) == pytest.approx(0.75)
-    assert sequence_alpha([], 4) == 0.0
 
 
 def brute_tokens(shape: Shape, acceptance: list[list[float]]) -> float:

@@ -98,3 +98,24 @@ def test_nodes_at_one_position_share_noise() -> None:
     assert verdict.token == [int(first.argmax())]
     assert not torch.equal(first, streams.gumbel(2, 50, torch.device("cpu")))
     assert torch.equal(first, Streams(3).gumbel(1, 50, torch.device("cpu")))
+
+
+def test_one_shared_noise_accepts_more_than_a_list_of_noises() -> None:
+    """Gumbel list sampling (arXiv 2506.05632) gives each of n drafts a noise of its own, and the target their best.
+
+    Here all n drafts are the largest of log q plus the one noise that the target uses: more of them are right, and the
+    text does not depend on n. So lists are not built.
+    """
+    generator = torch.Generator().manual_seed(0)
+    count, vocab = 1500, 30
+    for n in (2, 4):
+        listed = shared = 0
+        for _ in range(count):
+            log_p = torch.randn(vocab, generator=generator) * 2
+            log_q = log_p + torch.randn(vocab, generator=generator)
+            noise = -torch.empty(n, vocab).exponential_(generator=generator).log()
+            best = noise.amax(0)  # Gumbel noise, moved by log n
+            token = int((log_p + best).argmax())
+            listed += token in (log_q + noise).argmax(-1).tolist()
+            shared += token in (log_q + best).topk(n).indices.tolist()
+        assert (shared - listed) / count > 0.05

@@ -22,7 +22,7 @@ class Timed(DepthController):
     """A controller whose answers are timed; as everywhere the first round, which reads the prompt, does not count."""
 
     def __init__(self, inner: DepthController) -> None:
-        self.inner, self.needs, self.seconds, self.rounds = inner, inner.needs, 0.0, 0
+        self.inner, self.most, self.needs, self.seconds, self.rounds = inner, inner.most, inner.needs, 0.0, 0
 
     def start(self, streams: Streams, load: Load = ALONE) -> None:
         self.rounds += 1

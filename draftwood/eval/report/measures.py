@@ -155,8 +155,13 @@ MEASURES = {
         Measure("r_d", "Accepted over all tokens of the output.", _decoding("draft_share", "drafted")),
         Measure(
             "alpha",
-            "Accepted depth over the longest drafted path, mean of rounds (MCSD).",
+            "Accepted depth over the greatest that is configured, mean of rounds that drafted (MCSD).",
             _decoding("alpha", "drafted"),
+        ),
+        Measure(
+            "Position rate",
+            "How often a position with drafts has one accepted.",
+            _decoding("position_rate", "drafted"),
         ),
         Measure("Width", "Mean number of beams in a layer.", _decoding("mean_width", "layers")),
         Measure("Layers/round", "Layers of beams per forward of the target.", _decoding("layers_per_round", "layers")),

@@ -50,12 +50,12 @@ export function drawForest(place, round, all, pick) {
 function why(fate, run, beams) {
   const chance = fate.accept === null ? null : percent(fate.accept);
   if (fate.fate === "accepted") {
-    if (chance) return fate.accept >= 1 ? "The target finds it at least as likely as the draft did, so it is always accepted." : "Its chance was min(1, p/q) = " + chance + ", and the toss fell for it.";
+    if (chance) return fate.accept >= 1 ? "The target finds it at least as likely as the draft did, so it is always accepted." : "Its chance was " + chance + ", and the toss fell for it.";
     if (beams) return "It is among the target's best beams.";
     if (run.coupled) return "The target's own draw under this seed is the same token.";
     if (run.greedy) return "It is what the target finds most likely.";
   } else if (fate.fate === "rejected") {
-    if (chance) return fate.p === 0 ? "The target gives it no probability (or what was left of it none)." : "Its chance was min(1, p/q) = " + chance + ", and the toss fell against it.";
+    if (chance) return fate.p === 0 ? "The target gives it no probability (or what was left of it none)." : "Its chance was " + chance + ", and the toss fell against it.";
     if (beams) return "It is not among the target's best beams.";
     if (run.coupled) return "The target's own draw under this seed is another token.";
     if (run.greedy) return "The target finds another token more likely.";
@@ -77,7 +77,7 @@ export function describeNode(place, title, node, root, run, beams) {
     if (fate.p !== null) entries.push(["p", number(fate.p), run.greedy ? "the target's probability (greedy: the largest wins)"
       : "the target's probability; behind rejections, of what is left"]);
     if (fate.q !== null) entries.push(["q", number(fate.q), "the draft's probability; 1: chosen without chance"]);
-    if (fate.accept !== null) entries.push(["accept", percent(fate.accept), "its chance, min(1, p/q)"]);
+    if (fate.accept !== null) entries.push(["accept", percent(fate.accept), "its chance, min(1, a p/q); a: of the path before it (traversal)"]);
     if (entries.length) rows(place, entries);
   }
   if (node.ends) element("p", place, "This token ends the text.");

@@ -1,0 +1,95 @@
+"""Traversal verification (Weng et al., arXiv 2505.12398); on a chain it is block verification (Sun et al., 2403.10444).
+
+Token-level rejection throws a path away where one token of it fails. Traversal judges whole paths, the deepest first,
+and keeps what the target's and the draft's probabilities of a path say together: it never accepts less on a chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from draftwood.core.forest import Forest, Verdict
+from draftwood.sampling import Distributions, Streams, draw
+from draftwood.verify.tree import acceptance, end_of_path, follow, without
+
+Note = Callable[[int, float, float, float], None]  # (child, P(x), Q(x), acceptance of the path down to it)
+
+
+def traverse(
+    forest: Forest,
+    node: int,
+    p: Callable[[int], Tensor],
+    accept: Callable[[int, float], bool],
+    note: Note = lambda child, p, q, chance: None,
+    reach: float = 1.0,
+) -> tuple[list[int], Tensor] | None:
+    """The accepted path from `node` down and what the token after it is drawn from [V], or None: nothing here.
+
+    `reach`, a, is the acceptance of the path down to `node`; 1 at the root, which always accepts. Whatever the tree
+    below looks like, a path is returned with probability a, and then what it says and the token after it follow the
+    target. So later siblings are as they were drawn, and the shape of a tree may depend on all that was drawn before:
+    on depth controllers, on the drafts of other models, on ends of text.
+
+    P, Q are the target's and the draft's distributions after `node`. A child x is visited with reach
+    min(1, a P(x)/Q(x)); if it accepts nothing, P becomes max(0, a P - Q) / D, D its sum, and a becomes D / (D + 1 - a).
+    Without replacement Q loses x. p(node) is T∘p, asked for where it is visited; `accept(node, a)` tosses the coin.
+    """
+    proposals = forest.proposals.get(node, ())
+    if not proposals:
+        return ([node], p(node)) if accept(node, reach) else None
+    rest = p(node)
+    for proposal in proposals:
+        q = proposal.q
+        for child in proposal.nodes:
+            x = forest.token[child]
+            if proposal.q is not None and q is None:
+                break  # the support is exhausted; such a draw cannot exist
+            p_x, q_x = float(rest[x]), 1.0 if q is None else float(q[x])
+            chance = acceptance(reach * p_x, q_x)
+            note(child, p_x, q_x, chance)
+            if chance > 0:
+                found = traverse(forest, child, p, accept, note, chance)
+                if found is not None:
+                    return [node, *found[0]], found[1]
+            left = remainder(rest, q, x, reach)
+            mass = float(left.sum())
+            if mass > 0:
+                rest = left / mass
+            if reach < 1:
+                reach = mass / (mass + (1 - reach))
+            if reach == 0:
+                return None
+            if not proposal.replacement and q is not None:
+                q = without(q, x)
+    return ([node], rest) if accept(node, reach) else None
+
+
+def remainder(p: Tensor, q: Tensor | None, token: int, reach: float) -> Tensor:
+    """max(0, a p - q) [V] for the acceptance a of a path; q None is the point mass at `token`."""
+    left = p * reach
+    if q is None:
+        left[token] = 0.0
+        return left
+    return left.sub_(q).clamp_(min=0.0)
+
+
+class Traversal:
+    """Visit paths from the first drawn leaf on; the first that is accepted ends the round, with one token more.
+
+    Lossless for every tree that `Rejection` verifies. At temperature 0 the text is greedy's.
+    """
+
+    name = "traversal"
+    lossless = True
+    coupled = False
+
+    def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
+        """Verdict for a forest with one root."""
+        if target.params.greedy:
+            return follow(forest, target.best, None)
+        found = traverse(forest, forest.roots[0], target.probs, lambda node, chance: streams.uniform("accept") < chance)
+        assert found is not None  # the root's reach is 1
+        path, rest = found
+        return end_of_path(forest, path, draw(rest, streams.uniform("accept")), target.log_prob)
