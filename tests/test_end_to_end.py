@@ -239,7 +239,10 @@ LONG = [  # without truncation these have thousands of replays
 
 def is_long(case: tuple[Any, ...]) -> bool:
     name, options, *size = case
-    return (name, {key: value for key, value in options.items() if key != "verify"}, *size) in LONG
+    return (
+        options.get("verify") == "rejection"
+        or (name, {key: value for key, value in options.items() if key != "verify"}, *size) in LONG
+    )
 
 
 WARPED: dict[str, Any] = {"temperature": 1.5, "top_k": 2, "presence_penalty": 0.5}
