@@ -12,6 +12,7 @@ import draftwood
 from draftwood.certify import Budget, certify
 from draftwood.depth import CONTROLLERS, NOTHING, DepthController, Growth
 from draftwood.depth.settings import DepthSettings
+from draftwood.draft import Drafter
 from draftwood.eval.tasks import TASKS, Instance, Item, Task
 from draftwood.methods import METHODS, Parts
 from draftwood.methods.options import Depth, Gamma, controller
@@ -22,7 +23,7 @@ from draftwood.verify.tree import end_of_path
 
 # -- drafter
 @dataclass
-class BigramDrafter:
+class BigramDrafter(Drafter):
     """Drafts a chain: below each token the one that followed it most often so far."""
 
     needs = NOTHING
@@ -40,9 +41,6 @@ class BigramDrafter:
             (node,) = forest.propose(node, [known[0][0]], None)  # None: not drawn, a point mass
             layer += 1
         yield from ()  # a drafter with a model yields its runs here
-
-    def commit(self, trunk, kept, forest, target) -> None:
-        """Nothing is remembered between rounds."""
 
 
 # -- controller
