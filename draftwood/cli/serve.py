@@ -28,16 +28,17 @@ def serve(
     """
     _hide_key()
     try:
-        from draftwood.serve.run import run
+        from draftwood.serve.run import listen, run
     except ModuleNotFoundError as missing:
         raise ConfigurationError(
             f"the server needs {missing.name}, which is missing; pip install 'draftwood[serve]'"
         ) from None
     server.keys()
+    listening = listen(server)
     method = decoding.chosen(models.drafts)
     if server.log_json:
         _log_json()
-    run(models.load(), server, method)
+    run(models.load(), server, method, listening)
 
 
 def _hide_key() -> None:

@@ -13,7 +13,7 @@ from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from draftwood import __version__
@@ -44,6 +44,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": "an error, as OpenAI has them"}
     for status in (400, 401, 403, 404, 408, 413, 422, 429, 500, 503, 504)
 }
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
 
 def create_app(engine: Engine, settings: ServeSettings | None = None, method: MethodSpec | None = None) -> FastAPI:
@@ -165,7 +166,7 @@ async def _answer(
 
 
 def _texts(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=STREAMED)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a text, or several."""
         check_model(service, body.model)
@@ -181,7 +182,7 @@ def _texts(app: FastAPI, service: Service) -> None:
             return JSONResponse(_echo(_head(form.prefix, request, service), form, body, echoed))
         return await _answer(service, request, body, form, body.prompts, echoed)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=STREAMED)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, by the checkpoint's chat template."""
         check_model(service, body.model)
@@ -237,7 +238,7 @@ def _tokens(app: FastAPI, service: Service) -> None:
 
 
 def _insights(app: FastAPI, service: Service) -> None:
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """For Prometheus."""
         return Response(service.meters.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

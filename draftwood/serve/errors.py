@@ -75,8 +75,6 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(503, str(error), headers=RETRY)
     if isinstance(error, TimeoutError):
         return ApiError(504, "the request took longer than the server allows; ask for less", code="timeout")
-    if isinstance(error, UnicodeEncodeError):
-        return ApiError(400, "the text is not valid Unicode: it has half of a surrogate pair")
     if isinstance(error, DraftwoodError):
         return ApiError(500, str(error))
     return ApiError(500, "the request failed inside the server, whose log says why")

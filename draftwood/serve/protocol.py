@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 MOST_CHOICES = 128  # of a request, over all of its prompts
 MOST_TOP = 20  # log-probabilities at each place
@@ -12,7 +12,16 @@ MOST_TOP = 20  # log-probabilities at each place
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Token = Annotated[int, Field(ge=0, lt=1 << 31)]
 Tokens = list[Token]
-StopText = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+def _whole(text: str) -> str:
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError("the text is not valid Unicode: it has half of a surrogate pair")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]
+StopText = Annotated[Text, Field(min_length=1, max_length=256)]
 Name = Annotated[str, Field(max_length=256)]
 
 
@@ -70,7 +79,7 @@ class Asked(Body):
 
 
 class CompletionRequest(Asked):
-    prompt: str | Tokens | list[str] | list[Tokens]
+    prompt: Text | Tokens | list[Text] | list[Tokens]
     max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     echo: bool | None = None
@@ -93,13 +102,13 @@ class CompletionRequest(Asked):
 
 class TextPart(Body):
     type: Literal["text", "input_text", "output_text"]
-    text: str
+    text: Text
 
 
 class ChatMessage(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
+    content: Text | list[TextPart] | None = None
+    name: Text | None = None
     type: Literal["text", "message"] | None = None
 
     def plain(self) -> dict[str, Any]:
@@ -134,8 +143,8 @@ class ResponseRequest(Body):
     """The part of OpenAI's /v1/responses that text generation needs; nothing is stored."""
 
     model: Name | None = None
-    input: str | Messages
-    instructions: str | None = None
+    input: Text | Messages
+    instructions: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -151,7 +160,7 @@ class TokenizeRequest(Body):
     """Text or a conversation."""
 
     model: Name | None = None
-    prompt: str | None = None
+    prompt: Text | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None

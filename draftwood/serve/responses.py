@@ -23,7 +23,7 @@ from draftwood.serve.stream import EventStream, unless_gone
 def responses(app: FastAPI, service: Service) -> None:
     """Add the endpoint."""
 
-    @app.post("/v1/responses")
+    @app.post("/v1/responses", responses={200: {"content": {"text/event-stream": {}}}})
     async def create_response(body: ResponseRequest, request: Request) -> Response:
         """Answer a text or a conversation; a model without a chat template continues the text."""
         check_model(service, body.model)

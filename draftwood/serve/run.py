@@ -34,14 +34,17 @@ class _Server(uvicorn.Server):
         yield
 
 
-def run(engine: Engine, settings: ServeSettings, method: MethodSpec | None = None) -> None:
+def run(
+    engine: Engine, settings: ServeSettings, method: MethodSpec | None = None, listening: socket.socket | None = None
+) -> None:
     """Serve until SIGTERM or Ctrl-C, which let running requests end first; a second one does not.
 
-    Raises KeyboardInterrupt after Ctrl-C, DraftwoodError where the engine broke.
+    `listening` is what `listen` gave, if it was asked before the engine was loaded. Raises KeyboardInterrupt after
+    Ctrl-C, DraftwoodError where the engine broke.
     """
     app = create_app(engine, settings, method)
     service: Service = app.state.service
-    listening = _listen(settings)
+    listening = listening or listen(settings)
     host, port = listening.getsockname()[:2]
     config = uvicorn.Config(
         app,
@@ -69,7 +72,8 @@ def run(engine: Engine, settings: ServeSettings, method: MethodSpec | None = Non
         raise KeyboardInterrupt
 
 
-def _listen(settings: ServeSettings) -> socket.socket:
+def listen(settings: ServeSettings) -> socket.socket:
+    """A socket at the address; ConfigurationError where there can be none."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listening = socket.socket(family)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -66,8 +66,10 @@ def test_responses(client: openai.OpenAI, served: Running) -> None:
     with client.responses.stream(
         model=served.service.name, input=[{"role": "user", "content": "hi"}], max_output_tokens=20, extra_body=extra
     ) as stream:
-        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
-        assert "".join(deltas) == expected == stream.get_final_response().output_text
+        events = list(stream)
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == expected
+    last = events[-1]
+    assert last.type in ("response.completed", "response.incomplete") and last.response.output_text == expected
 
 
 def test_asyncio(served: Running) -> None:

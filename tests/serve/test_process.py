@@ -36,7 +36,8 @@ class Server:
             self.said.append(line)
             if found := re.search(r"serves .* on (http://\S+)", line):
                 self.client = httpx.Client(base_url=found[1], timeout=60)
-                threading.Thread(target=lambda: self.said.extend(self.process.stderr or ()), daemon=True).start()
+                self._reader = threading.Thread(target=lambda: self.said.extend(self.process.stderr or ()))
+                self._reader.start()
                 return
         raise AssertionError("".join(self.said))
 
@@ -73,6 +74,14 @@ class Server:
         self.process.send_signal(number)
         return self.process.wait(seconds)
 
+    def close(self) -> None:
+        self.client.close()
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
 
 @contextlib.contextmanager
 def serving(*arguments: str, **environment: str) -> Iterator[Server]:
@@ -80,9 +89,7 @@ def serving(*arguments: str, **environment: str) -> Iterator[Server]:
     try:
         yield server
     finally:
-        server.client.close()
-        server.process.kill()
-        server.process.wait()
+        server.close()
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +208,7 @@ def test_sigterm_lets_running_requests_end(long_target: Path) -> None:
         assert server.process.wait(20) == 0
 
 
+@pytest.mark.slow
 def test_sigterm_does_not_wait_for_ever(long_target: Path) -> None:
     with serving("--target", str(long_target), "--drain-seconds", "0.3") as server:
         connections = [raw(server, {**ENDLESS, "stream": stream}) for stream in (False, True)]
@@ -211,6 +219,7 @@ def test_sigterm_does_not_wait_for_ever(long_target: Path) -> None:
             connection.close()
 
 
+@pytest.mark.slow
 def test_ctrl_c(long_target: Path) -> None:
     with serving("--target", str(long_target)) as server:
         assert server.end(signal.SIGINT) == 130
@@ -244,7 +253,7 @@ def test_a_broken_engine_ends_the_process(long_target: Path, monkeypatch: pytest
             health = server.client.get("/health")
             assert health.status_code == 503
         assert server.process.wait(20) == 2
-        time.sleep(0.1)
+        server._reader.join()
         assert "the engine is broken" in "".join(server.said)
 
 
@@ -254,9 +263,11 @@ def test_keys_are_not_on_the_command_line(long_target: Path) -> None:
         assert server.client.get("/v1/models", headers={"authorization": "Bearer s3cret"}).status_code == 200
         assert b"s3cret" not in Path(f"/proc/{server.process.pid}/cmdline").read_bytes()
         assert server.end() == 0
+        server._reader.join()
         assert "s3cret" not in "".join(server.said)
 
 
+@pytest.mark.slow
 def test_a_warning_beyond_loopback(long_target: Path) -> None:
     with serving("--target", str(long_target), "--host", "0.0.0.0") as server:
         assert any("without an API key" in line for line in server.said)
