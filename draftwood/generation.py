@@ -15,7 +15,7 @@ from draftwood.penalties import Penalties
 from draftwood.recording import Recorder
 from draftwood.request import Request
 from draftwood.results import GenerationResult, Ranking
-from draftwood.runtime.cost import Costs
+from draftwood.runtime.cost import GUESSES, Costs
 from draftwood.runtime.session import Answer, Session
 from draftwood.sampling import Distributions, Edit, Streams
 from draftwood.text import Ending
@@ -71,10 +71,12 @@ class Generation:
             models = [(session.model, session.model.n_layers) for session in self.drafts]
             exits = [getattr(model, "layers", None) for model, _ in models]
             models += [(target, layers) for layers in exits if isinstance(layers, int)]
-            if not measured and any(not hasattr(model, "weight_bytes") for model, _ in [*models, (target, 0)]):
+            costs = self.costs if measured else GUESSES
+            if not measured and not all(
+                costs.curve(model).sized for model in (target, *(model for model, _ in models))
+            ):
                 self._prices = ALONE.draft, ALONE.verify
             else:
-                costs = self.costs if measured else Costs()
                 drafts = [costs.curve(*model).seconds for model in models]
                 self._prices = lambda rows: sum(draft(rows) for draft in drafts), costs.curve(target).seconds
         return Load(*self._prices, *(self.running() if measured else ()))

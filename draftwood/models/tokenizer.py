@@ -6,8 +6,8 @@ sentencepiece (extra sentencepiece).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,6 +84,11 @@ class Tokenizer:
     def longest(self) -> int:
         """Characters (of byte-level tokens: bytes) of the longest token."""
         return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
+
+    @cached_property
+    def remembered(self) -> Callable[[tuple[int, ...]], str]:
+        """`decode` of few ids, as streams ask for them again and again."""
+        return lru_cache(1 << 14)(self.decode)
 
     def encode(self, text: str, add_special: bool = True, most: int | None = None) -> list[int]:
         """Ids of a text, with the special tokens that the tokenizer itself adds (such as a beginning-of-text token).
@@ -186,7 +191,7 @@ class TokenStream:
     def step(self, token: int) -> str:
         """Text that this id completes; empty while a character is incomplete."""
         self._window.append(token)
-        text = self._tokenizer.decode(self._window)
+        text = self._tokenizer.remembered(tuple(self._window))
         if text.endswith(INCOMPLETE) and len(self._window) - self._old <= self.LONGEST:
             text = text.rstrip(INCOMPLETE)
             piece = text[self._shown :]
@@ -195,7 +200,7 @@ class TokenStream:
         piece = text[self._shown :]
         if piece:  # a special token without text is no context for the next one
             latest = self._window[self._old :]
-            shown = self._tokenizer.decode(latest)
+            shown = self._tokenizer.remembered(tuple(latest))
             if shown:  # a space may have no text on its own, and then does not show what the next one means
                 self._window, text = latest, shown
             self._old, self._shown = len(self._window), len(text)

@@ -54,6 +54,7 @@ class Curve:
     fixed: float
     each: float
     scale: Scale = field(default_factory=Scale)
+    sized: bool = True  # whether the size of the model is known
     points: dict[int, Point] = field(default_factory=dict)  # two for each doubling of the rows
     _knots: list[tuple[float, float]] = field(init=False, default_factory=list)  # (rows, seconds), both rising
     _known: dict[int, float] = field(init=False, default_factory=dict)
@@ -64,7 +65,7 @@ class Curve:
         share = layers / model.n_layers
         weights = float(getattr(model, "weight_bytes", 0))
         fixed = LAYER * layers + READ * weights * share
-        return cls(fixed, max(COMPUTE * weights * share, fixed / 100), scale)
+        return cls(fixed, max(COMPUTE * weights * share, fixed / 100), scale, hasattr(model, "weight_bytes"))
 
     def guess(self, rows: float) -> float:
         """Seconds as the size of the model has them."""
@@ -139,3 +140,6 @@ class Costs:
         """Note a pass over `rows` rows that come to `full` of full depth: parts of the layers count by their share."""
         if rows and (layers := round(model.n_layers * full / rows)):
             self.curve(model, layers).add(rows, seconds)
+
+
+GUESSES = Costs()  # by the sizes of models alone: nothing is ever added

@@ -79,8 +79,8 @@ def sweep(pending: Sequence[Pending], limits: Sequence[int]) -> None:
     Where rows were computed to different layers, the lower ones come first; what another row resumes from or stops at
     ends a forward. A forward's seconds are shared out evenly among the runs in it.
     """
-    todo = [(each, each.rows[:limit]) for each, limit in zip(pending, limits, strict=True)]
-    while todo := [(each, rows) for each, all_rows in todo if (rows := each.below(all_rows))]:
+    todo = [(each, rows) for each, limit in zip(pending, limits, strict=True) if (rows := each.rows[:limit])]
+    while todo:
         levels = {each.levels[row.slot] for each, rows in todo for row in rows}
         low = min(levels)
         stop = min(bound for bound in (*levels, *(each.stop for each, _ in todo)) if bound > low)
@@ -90,6 +90,7 @@ def sweep(pending: Sequence[Pending], limits: Sequence[int]) -> None:
             if lowest:
                 jobs.append((each, each.run.session.job(each.run, lowest, low, stop)))
         _forward(sorted(jobs, key=_base))
+        todo = [(each, left) for each, rows in todo if (left := each.below(rows))]
     for each, limit in zip(pending, limits, strict=True):
         each.rows = each.rows[limit:]
 

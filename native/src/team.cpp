@@ -1,6 +1,7 @@
 #include "team.h"
 
 #include <condition_variable>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -19,18 +20,33 @@ static inline void relax() {
 #endif
 }
 
-// Spin until done() for a while, then let others run in between: cores may be fewer than threads.
-template <class F> static void spin(F done) {
-  for (int turns = 0; !done(); turns++) {
-    if (turns < 500) relax();
-    else std::this_thread::yield();
-  }
-}
-
 struct Shared {
   alignas(64) std::atomic<int> arrived{0};
   alignas(64) std::atomic<int> phase{0};
   alignas(64) std::atomic<int64_t> next{0};
+  alignas(64) std::atomic<int> sleeping{0};
+  std::mutex mutex;
+  std::condition_variable woken;
+
+  // Wait until done(): spin for a while, then let others run in between, then sleep, since cores may be fewer than
+  // threads, or busy with other programs. What done() reads is written before wake(), both sequentially consistent.
+  template <class F> void wait(F done) {
+    for (int turns = 1; turns <= 10000; turns++) {
+      if (done()) return;
+      if (turns % 100) relax();
+      else std::this_thread::yield();
+    }
+    std::unique_lock<std::mutex> lock(mutex);
+    sleeping.fetch_add(1);
+    woken.wait(lock, done);
+    sleeping.fetch_sub(1);
+  }
+
+  void wake() {
+    if (!sleeping.load()) return;
+    { std::lock_guard<std::mutex> lock(mutex); }
+    woken.notify_all();
+  }
 };
 
 void Crew::barrier() {
@@ -42,9 +58,10 @@ void Crew::barrier() {
   if (shared->arrived.fetch_add(1, std::memory_order_acq_rel) == threads - 1) {
     shared->arrived.store(0, std::memory_order_relaxed);
     shared->next.store(0, std::memory_order_relaxed);
-    shared->phase.store(now + 1, std::memory_order_release);
+    shared->phase.store(now + 1);
+    shared->wake();
   } else {
-    spin([&] { return shared->phase.load(std::memory_order_acquire) != now; });
+    shared->wait([&] { return shared->phase.load() != now; });
   }
 }
 
@@ -55,8 +72,14 @@ int64_t Crew::claim(int64_t count, int64_t step) {
 
 class Team {
  public:
-  explicit Team(int threads) : threads(threads) {
-    for (int i = 1; i < threads; i++) helpers.emplace_back([this, i] { serve(i); });
+  // Where the system gives no more threads, the work is done by those that there are.
+  explicit Team(int asked) : asked(asked) {
+    helpers.reserve(asked);
+    try {
+      for (int i = 1; i < asked; i++) helpers.emplace_back([this, i] { serve(i); });
+    } catch (const std::exception&) {
+    }
+    threads = static_cast<int>(helpers.size()) + 1;
   }
 
   ~Team() {
@@ -72,20 +95,15 @@ class Team {
     shared.next.store(0, std::memory_order_relaxed);
     start();
     take(0);
-    spin([&] { return busy.load(std::memory_order_acquire) == 0; });
+    shared.wait([&] { return busy.load() == 0; });
   }
 
-  const int threads;
+  const int asked;
 
  private:
   void start() {
-    bool asleep;
-    {
-      std::lock_guard<std::mutex> lock(mutex);
-      job.fetch_add(1, std::memory_order_release);
-      asleep = sleeping > 0;
-    }
-    if (asleep) woken.notify_all();
+    job.fetch_add(1);
+    shared.wake();
   }
 
   void take(int me) {
@@ -97,20 +115,11 @@ class Team {
   }
 
   void serve(int me) {
-    for (int seen = 0;;) {
-      for (int turns = 0; turns < 10000 && job.load(std::memory_order_acquire) == seen; turns++)
-        if (turns % 100) relax();
-        else std::this_thread::yield();
-      if (job.load(std::memory_order_acquire) == seen) {
-        std::unique_lock<std::mutex> lock(mutex);
-        sleeping++;
-        woken.wait(lock, [&] { return job.load(std::memory_order_acquire) != seen; });
-        sleeping--;
-      }
-      seen++;
+    for (int seen = 0;; seen++) {
+      shared.wait([&] { return job.load() != seen; });
       if (!work) return;
       take(me);
-      busy.fetch_sub(1, std::memory_order_release);
+      if (busy.fetch_sub(1) == 1) shared.wake();
     }
   }
 
@@ -118,9 +127,7 @@ class Team {
   std::atomic<int> job{0}, busy{0};
   void (*work)(Crew&, void*) = nullptr;
   void* context = nullptr;
-  std::mutex mutex;
-  std::condition_variable woken;
-  int sleeping = 0;
+  int threads = 1;
   std::vector<std::thread> helpers;
 };
 
@@ -156,7 +163,7 @@ void together(int threads, void (*work)(Crew&, void*), void* context) {
   {
     std::lock_guard<std::mutex> lock(pool.mutex);
     for (auto& each : pool.teams)
-      if (each && each->threads == threads) {
+      if (each && each->asked == threads) {
         team = std::move(each);
         each = std::move(pool.teams.back());
         pool.teams.pop_back();

@@ -56,13 +56,19 @@ static void weighted(const float* weights, int64_t room, const Cell* values, con
     for (int v = 0; v < VECTORS; v++) store(out + h * dim + v * WIDTH, total[h][v]);
 }
 
+// The same from component d on, as many vectors at once as fit: sums of a few would wait for each other. Where it ends.
+template <int HEADS, int MANY, class Cell>
+static int64_t strips(const float* weights, int64_t room, const Cell* values, const int32_t* list, int64_t n, int64_t dim,
+                      float* out, int64_t d) {
+  for (; d + MANY * WIDTH <= dim; d += MANY * WIDTH) weighted<HEADS, MANY>(weights, room, values + d, list, n, dim, out + d);
+  if constexpr (MANY > 1) d = strips<HEADS, MANY / 2>(weights, room, values, list, n, dim, out, d);
+  return d;
+}
+
 template <int HEADS, class Cell>
 static void summed(const float* weights, int64_t room, const Cell* values, const int32_t* list, int64_t n, int64_t dim,
                    float* out) {
-  constexpr int MANY = HEADS == 1 ? 8 : HEADS == 2 ? 4 : 2;
-  int64_t d = 0;
-  for (; d + MANY * WIDTH <= dim; d += MANY * WIDTH) weighted<HEADS, MANY>(weights, room, values + d, list, n, dim, out + d);
-  for (; d + WIDTH <= dim; d += WIDTH) weighted<HEADS, 1>(weights, room, values + d, list, n, dim, out + d);
+  int64_t d = strips<HEADS, HEADS == 1 ? 8 : HEADS == 4 ? 2 : 4>(weights, room, values, list, n, dim, out, 0);
   if (int64_t left = dim - d)
     for (int h = 0; h < HEADS; h++) {
       Floats total{};
@@ -80,8 +86,9 @@ static void attended(const float* q, int group, const Cell* keys, const Cell* va
   for (int g = 0; g < group; g++) softmax(scores + g * room, n);
   int g = 0;
   for (; g + 4 <= group; g += 4) summed<4>(scores + g * room, room, values, list, n, dim, out + g * dim);
-  for (; g + 2 <= group; g += 2) summed<2>(scores + g * room, room, values, list, n, dim, out + g * dim);
-  for (; g < group; g++) summed<1>(scores + g * room, room, values, list, n, dim, out + g * dim);
+  if (group - g == 3) summed<3>(scores + g * room, room, values, list, n, dim, out + g * dim);
+  if (group - g == 2) summed<2>(scores + g * room, room, values, list, n, dim, out + g * dim);
+  if (group - g == 1) summed<1>(scores + g * room, room, values, list, n, dim, out + g * dim);
 }
 
 static void attend(const float* q, int group, const void* keys, const void* values, bool half, const int32_t* list,
