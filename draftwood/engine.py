@@ -18,13 +18,14 @@ from draftwood.decode import rounds
 from draftwood.depth import LOAD, Auto, Learner
 from draftwood.draft import EarlierAnswers, SharedSession
 from draftwood.generation import Generation
+from draftwood.grammar import Grammar, Grammars
 from draftwood.intake import Intake, whole
 from draftwood.methods import Method
 from draftwood.methods.usual import usual
 from draftwood.models.base import CausalModel
 from draftwood.models.cache import Budget, Cache, free_bytes
 from draftwood.models.tokenizer import INCOMPLETE, Tokenizer, TokenStream
-from draftwood.params import RuntimeParams, SamplingParams
+from draftwood.params import RuntimeParams, SamplingParams, Structured
 from draftwood.prompt_scores import PromptScores, scored
 from draftwood.request import Limits, MethodSpec, Options, Prompt, Request
 from draftwood.results import GenerationResult
@@ -104,6 +105,7 @@ class Engine(Intake):
         self._learners: dict[Method, Learner] = {}  # controllers whose requests learn together
         self._earlier = EarlierAnswers()  # of requests that share theirs
         self._usual: Method | None = None
+        self._grammars: Grammars | None = None
 
     def __repr__(self) -> str:
         names = ", ".join(f"{key}={value!r}" for key, value in self.names.items() if isinstance(value, str))
@@ -171,10 +173,11 @@ class Engine(Intake):
         `method` is a name, {"name": ..., option: value} or a Method; default: `usual`, which the result names.
         `sampling` holds temperature (0 = greedy), top_k, top_p, ...; see SamplingParams. The same
         `seed` gives the same text. `top_logprobs` asks for the most probable tokens at each place, `ignore_eos` goes on
-        behind an end token, `cancelled` is asked once per round. Output ends at EOS or one of `stop_token_ids`, at a
-        `stop` string, after `max_new_tokens` or where the context ends; the first `min_new_tokens` tokens are none
-        that would end it. Raises RequestError or ConfigurationError where something asked for is wrong, before any
-        work is done.
+        behind an end token, `structured` says what the text must be ({"json_schema": ...}, {"json_object": True},
+        {"regex": ...}, {"choice": [...]} or {"grammar": ...}), `cancelled` is asked once per round. Output ends at EOS
+        or one of `stop_token_ids`, at a `stop` string, after `max_new_tokens` or where the context ends; the first
+        `min_new_tokens` tokens are none that would end it. Raises RequestError or ConfigurationError where something
+        asked for is wrong, before any work is done.
         """
         generation = self.generation(
             prompt, method=method, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, **limits
@@ -183,6 +186,14 @@ class Engine(Intake):
             for round_ in rounds:
                 generation.note(round_)
         return generation.result()
+
+    def grammar(self, structured: Structured) -> Callable[[], Grammar]:
+        """What begins to follow a grammar, which is compiled, or was before."""
+        assert self.tokenizer is not None
+        with self._building:
+            if self._grammars is None:
+                self._grammars = Grammars(self.tokenizer, self.end_tokens, self.target.vocab_size, self.target.device)
+        return self._grammars.compiled(structured)
 
     def _rounds(self, generation: Generation) -> Generator[Round, None, None]:
         """A request's rounds as they come; others go on meanwhile. Closing the iterator cancels the request."""

@@ -10,6 +10,7 @@ from draftwood.core.forest import Forest, StopCheck
 from draftwood.core.records import Round
 from draftwood.depth import ALONE, LOAD, DepthController, Load
 from draftwood.draft import Drafter, Proposer
+from draftwood.grammar import Grammar
 from draftwood.metrics import Metrics
 from draftwood.penalties import Penalties
 from draftwood.recording import Recorder
@@ -17,7 +18,7 @@ from draftwood.request import Request
 from draftwood.results import GenerationResult, Ranking
 from draftwood.runtime.cost import GUESSES, Costs
 from draftwood.runtime.session import Answer, Session
-from draftwood.sampling import Distributions, Edit, Streams
+from draftwood.sampling import Distributions, Edit, Streams, chained
 from draftwood.text import Ending
 from draftwood.verify import Verifier
 
@@ -41,6 +42,7 @@ class Generation:
     streams: Streams = field(init=False)
     propose: Proposer = field(init=False)
     edit: Edit | None = field(init=False, default=None)
+    grammar: Grammar | None = field(init=False, default=None)
     rounds: list[Round] = field(init=False, default_factory=list)
     metrics: Metrics = field(init=False, default_factory=Metrics)
     began: float = field(init=False, default=0.0)
@@ -59,7 +61,10 @@ class Generation:
         least, ends = self.request.min_new_tokens, self.request.end_tokens
         if params.edits_logits or least:
             self.edit = Penalties(params, model.vocab_size, len(self.request.prompt), model.device, least, ends)
-        self.propose = Proposer(params, self.streams, model.vocab_size, self.edit, self.verify.coupled)
+        if self.request.grammar is not None:
+            self.grammar = self.request.grammar()
+            self.edit = self.grammar if self.edit is None else chained(self.edit, self.grammar)
+        self.propose = Proposer(params, self.streams, model.vocab_size, self.edit, self.verify.coupled, self.grammar)
         prompt = list(self.request.prompt)
         return Forest.from_prompt(prompt, len(prompt) + self.request.max_new_tokens, ends, self.stop, least)
 
@@ -88,7 +93,12 @@ class Generation:
     def distributions(self, forest: Forest, answer: Answer) -> Distributions:
         """The target's distributions after a forest's nodes."""
         hidden = next(iter(answer.hidden.values()), None)
-        return Distributions(forest, answer.logits, self.request.params, self.edit, hidden)
+        edit = self.edit
+        if (
+            self.grammar is not None and edit is not None
+        ):  # drafts end where the grammar cannot be followed, the text must not
+            edit = chained(self.grammar.checked, edit)
+        return Distributions(forest, answer.logits, self.request.params, edit, hidden)
 
     def note(self, round_: Round) -> None:
         """Collect a round."""
@@ -123,5 +133,6 @@ class Generation:
             method=request.method.as_dict(),
             sampling=request.params.model_dump(mode="json"),
             lossless=request.method.lossless,
+            structured=None if request.structured is None else request.structured.model_dump(exclude_defaults=True),
             beams=beams,
         )

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import operator
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsIndex, Unpack
 
 from draftwood import config
 from draftwood.errors import ConfigurationError, RequestError, did_you_mean
+from draftwood.grammar import Grammar
 from draftwood.methods import Method
 from draftwood.models.base import CausalModel
 from draftwood.models.tokenizer import Tokenizer
-from draftwood.params import SamplingParams
+from draftwood.params import SamplingParams, Structured
+from draftwood.reading import shown
 from draftwood.request import MethodSpec, Options, Prompt, Request
 
 
@@ -29,6 +31,10 @@ class Intake:
     @abstractmethod
     def usual(self) -> Method:
         """What decodes a request that names no method."""
+
+    @abstractmethod
+    def grammar(self, structured: Structured) -> Callable[[], Grammar]:
+        """What begins to follow a grammar; RequestError where it is none."""
 
     def method(self, spec: MethodSpec | None = None) -> Method:
         """The method that a specification means here; refuses one that needs other draft models than there are."""
@@ -117,6 +123,7 @@ class Intake:
             raise RequestError(f"stop_token_ids is {stop_ids!r}, but must be a list of token ids")
         ends |= {whole("stop_token_ids", token, 0) for token in stop_ids}
         self._check_tokens(sampling, ends, least)
+        structured = self._structured(options)
         return Request(
             prompt=tuple(tokens),
             method=method,
@@ -128,7 +135,25 @@ class Intake:
             end_tokens=ends,
             min_new_tokens=least,
             cancelled=cancelled,
+            structured=structured,
+            grammar=None if structured is None else self.grammar(structured),
         )
+
+    def _structured(self, options: Options) -> Structured | None:
+        """What the text must be, checked: not whether the grammar is one."""
+        given = options.get("structured")
+        if given is None:
+            return None
+        if not isinstance(given, Structured):
+            if not isinstance(given, Mapping):
+                raise RequestError(f"structured is {shown(given)}, but must be a mapping such as {{'regex': ...}}")
+            given = config.parse(Structured, given, "structured")
+        if self.tokenizer is None:
+            raise RequestError("structured output needs a tokenizer, and this engine has none")
+        if options.get("ignore_eos", False) or not self.end_tokens:
+            why = "leave out ignore_eos" if self.end_tokens else "this model has none"
+            raise RequestError(f"structured output ends with the end-of-text token; {why}")
+        return given
 
     def _check_tokens(self, sampling: SamplingParams, ends: frozenset[int], least: int) -> None:
         """Refuse ids that are none, and a request that leaves no token to choose."""

@@ -31,6 +31,7 @@ class Metrics:
     emitted: int = 0
     drafted: int = 0
     accepted: int = 0
+    forced: int = 0  # emitted tokens that a grammar left no choice about
     depth_accepted: int = 0
     attempted: int = 0
     drafting_rounds: int = 0  # rounds that drafted anything
@@ -70,6 +71,7 @@ class Metrics:
         self.emitted += len(round_.tokens)
         self.drafted += round_.drafted
         self.accepted += round_.accepted
+        self.forced += round_.kinds.count("forced")
         self.depth_accepted += round_.depth_accepted
         self.attempted += round_.attempted
         if round_.draws and round_.most:
@@ -179,7 +181,7 @@ class Metrics:
         """
         if a < 0:
             raise ValueError(f"a is {a}, but a cost cannot be negative")
-        forwards = max(self.emitted - self.accepted, 1)  # a text may end within its first drafts
+        forwards = max(self.emitted - self.accepted - self.forced, 1)  # a text may end within its first drafts
         return self.emitted / (a * self.drafted + forwards) if self.emitted else 1.0
 
     @property

@@ -1,11 +1,12 @@
-"""How a request's tokens are drawn: `SamplingParams`. Imports no torch: the command line checks flags at once."""
+"""How a request's tokens are drawn, and what they must be. Imports no torch: the command line checks flags at once."""
 
 from __future__ import annotations
 
+import json
 import math
-from typing import Annotated
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 
 def _bias(value: float) -> float:
@@ -52,6 +53,51 @@ class SamplingParams(BaseModel):
             or self.frequency_penalty != 0
             or bool(self.logit_bias)
         )
+
+
+LARGEST = 1 << 18  # characters of a grammar
+Text = Annotated[str, Field(min_length=1, max_length=LARGEST)]
+
+
+class Structured(BaseModel):
+    """What a text must be: exactly one of these. It then parses, or ends where the number of tokens does."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Structured output")
+
+    json_schema: Annotated[
+        dict[str, Any] | None, Field(description="JSON of this schema, written as Python's json.dumps does.")
+    ] = None
+    json_object: Annotated[bool, Field(description="Any JSON object.")] = False
+    regex: Annotated[Text | None, Field(description="All of the text matches it (syntax of Rust's regex).")] = None
+    choice: Annotated[list[Text] | None, Field(min_length=1, description="One of these texts.")] = None
+    grammar: Annotated[Text | None, Field(description="A context-free grammar in Lark's notation, or GBNF.")] = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [name for name in type(self).model_fields if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise ValueError(f"give exactly one of {', '.join(type(self).model_fields)}; {found} was given")
+        _, text = self.source
+        if len(text) > LARGEST:
+            raise ValueError(f"{given[0]} has {len(text):,} characters, but at most {LARGEST:,} are read")
+        return self
+
+    @property
+    def source(self) -> tuple[str, str]:
+        """Its kind, json_schema, regex or grammar, and its text."""
+        if self.regex is not None:
+            return "regex", self.regex
+        if self.grammar is not None:
+            return "grammar", self.grammar
+        if self.choice is not None:
+            texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in self.choice)
+            return "grammar", f"start: CHOICE\nCHOICE: {texts}"
+        schema = {"type": "object"} if self.json_schema is None else self.json_schema
+        try:
+            return "json_schema", json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"json_schema is no JSON ({error})") from None
 
 
 class RuntimeParams(BaseModel):

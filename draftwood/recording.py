@@ -116,6 +116,10 @@ class Recorder:
         if over and self.ending.reason is None:
             self.ending.reason = "stop" if best in grown.finished else "cancelled"
         shown, clock = emitted[:count], self._clock
+        certain = sum(node in forest.forced for node in forest.path(verdict.parent[0]))
+        if forest.layers:
+            certain = sum(layer.certain for layer in forest.layers[: verdict.accepted])
+        forced = sum(node >= forest.fresh for node in forest.forced)
         top = shown if self.top_logprobs else []
         kinds = [token.kind for token in shown]
         return Round(
@@ -126,12 +130,13 @@ class Recorder:
             top_logprobs=[token.top for token in top],
             warped_top_logprobs=[token.warped_top for token in top],
             kinds=kinds,
-            drafted=len(forest) - forest.fresh - sum(root >= forest.fresh for root in forest.live),
+            drafted=len(forest) - forest.fresh - sum(root >= forest.fresh for root in forest.live) - forced,
             draws=sum(len(proposal.nodes) for made in forest.proposals.values() for proposal in made)
-            + sum(len(layer.draws) for layer in forest.layers),
+            + sum(len(layer.draws) for layer in forest.layers if not layer.certain)
+            - (0 if forest.layers else forced),
             accepted=kinds.count("accepted"),
-            depth_accepted=verdict.accepted,
-            attempted=verdict.attempted,
+            depth_accepted=verdict.accepted - certain,
+            attempted=verdict.attempted - certain,
             draft_seconds=clock.draft_seconds,
             verify_seconds=clock.verify_seconds,
             sampling_seconds=clock.sampling_seconds,
@@ -150,6 +155,7 @@ class Recorder:
             beams=beams,
             text=self.ending.new_text(),
             finish=self.ending.reason,
+            forced=forced,
         )
 
     def _judged(self, forest: Forest, verdict: Verdict, target: Distributions) -> list[EmittedToken | None]:
@@ -179,6 +185,8 @@ class Recorder:
         judged = {}
         for ((parent, token), node), logprob in zip(edges.items(), logprobs, strict=True):
             kind = kinds.get((parent, token), "accepted")
+            if forest.child.get((parent, token)) in forest.forced:
+                kind = "forced"
             warped = verdict.warped[parent, token]
             i = row[parent]
             judged[parent, token] = EmittedToken(token, kind, logprob, warped, top[i], warped_top[i])
@@ -210,9 +218,8 @@ def _siblings(forest: Forest, path: Sequence[int]) -> list[tuple[int, int]]:
     """
     found = []
     for i, node in enumerate(path):
-        proposals = forest.proposals.get(node)
-        if proposals is not None:
-            drawn = [child for proposal in proposals for child in proposal.nodes]
+        drawn = [child for proposal in forest.proposals.get(node, ()) for child in proposal.nodes]
+        if drawn and drawn[0] not in forest.forced:
             found.append((drawn.index(path[i + 1]) if i + 1 < len(path) else len(drawn), len(drawn)))
     return found
 

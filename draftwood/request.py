@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypedDict
 
+from draftwood.grammar import Grammar
 from draftwood.methods import Method
 from draftwood.models.chat import Message
-from draftwood.params import SamplingParams
+from draftwood.params import SamplingParams, Structured
 
 MethodSpec: TypeAlias = str | Mapping[str, Any] | Method
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]  # text, token ids, or a conversation
@@ -22,6 +23,7 @@ class Limits(TypedDict, total=False):
     min_new_tokens: int
     top_logprobs: int
     ignore_eos: bool
+    structured: Structured | Mapping[str, Any] | None
     cancelled: Callable[[], bool] | None
 
 
@@ -48,3 +50,5 @@ class Request:
     end_tokens: frozenset[int]
     min_new_tokens: int
     cancelled: Callable[[], bool] | None
+    structured: Structured | None = None
+    grammar: Callable[[], Grammar] | None = None  # begins to follow what `structured` asks for

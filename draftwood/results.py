@@ -43,6 +43,7 @@ class GenerationResult:
     method: dict[str, Any]
     sampling: dict[str, Any]
     lossless: bool
+    structured: dict[str, Any] | None  # what the text had to be
     beams: list[Beam] = field(default_factory=list)  # of methods with several hypotheses: the best, first `tokens`
 
     def __str__(self) -> str:
@@ -89,6 +90,7 @@ class GenerationResult:
             "method": self.method,
             "sampling": self.sampling,
             "lossless": self.lossless,
+            "structured": self.structured,
             "beams": [{**asdict(beam), "perplexity": beam.perplexity} for beam in self.beams],
             "metrics": {**self.metrics.as_dict(), "predicted_layers": self.predicted_layers},
             "rounds": [
@@ -98,6 +100,7 @@ class GenerationResult:
                     "drafted": r.drafted,
                     "draws": r.draws,
                     "accepted": r.accepted,
+                    "forced": r.forced,
                     "kinds": r.kinds,
                     "seconds": r.seconds,
                     "forest_token": r.forest_token,

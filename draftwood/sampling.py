@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import TypeAlias
 
 import torch
@@ -86,6 +87,11 @@ def _nucleus(top: Tensor, mass: Tensor | float) -> Tensor:
 
 
 Edit: TypeAlias = Callable[[Tensor, Forest, Sequence[int]], Tensor]  # of logits [n, V] after n nodes of a forest
+
+
+def chained(*edits: Edit) -> Edit:
+    """Edits one after the other."""
+    return lambda logits, forest, nodes: reduce(lambda rows, edit: edit(rows, forest, nodes), edits, logits)
 
 
 class Distributions:

@@ -15,6 +15,7 @@ from draftwood.cli.groups import (
     ModelOptions,
     OutputOptions,
     PromptOptions,
+    StructuredOptions,
     seed,
     warn_if_foreign,
 )
@@ -45,6 +46,7 @@ def compare(
     *,
     prompt: PromptOptions,
     limits: LimitOptions,
+    structure: StructuredOptions,
     models: ModelOptions,
     methods: str | None = flag(
         None,
@@ -72,6 +74,7 @@ def compare(
     chosen = parse_methods(names, settings)
     for method in chosen:
         method.check(sampling)
+    structured = structure.chosen()
     engine = models.load()
     warn_if_foreign(engine, text)
     with progress(output.color, total=len(chosen) * (warmup + repeat), live=False) as update:
@@ -86,6 +89,7 @@ def compare(
             lambda name: update(completed=next(runs), description=name),
             bounds=output.json_,
             seed=seed,
+            structured=structured,
             **limits.model_dump(),
         )
     seconds = engine.compile_seconds

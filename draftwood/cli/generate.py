@@ -16,6 +16,7 @@ from draftwood.cli.groups import (
     MethodOptions,
     ModelOptions,
     OutputOptions,
+    StructuredOptions,
     seed,
     warn_if_foreign,
 )
@@ -46,6 +47,7 @@ def generate(
     *,
     prompt: ChatOptions,
     limits: LimitOptions,
+    structure: StructuredOptions,
     models: ModelOptions,
     decoding: MethodOptions,
     seed: int = seed(),
@@ -63,7 +65,8 @@ def generate(
 
     On a terminal the colours say where each token came from: a draft that was
     [green]accepted[/green], [magenta underline]corrected[/magenta underline] after a rejection, \
-a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
+a [bold cyan]bonus[/bold cyan] after accepted drafts,
+    [italic yellow]forced[/italic yellow] by a grammar, or plain.
 
     In a pipe, standard output carries exactly the text, and what --explain adds
     below it. Summary and further beams (n_best) are always on standard error.
@@ -76,6 +79,7 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
     method = decoding.chosen(models.drafts)
     if method is not None:
         method.check(sampling)
+    structured = structure.chosen()
     engine = models.load()
     warn_if_foreign(engine, asked)
     with interruptible() as wanted:
@@ -85,6 +89,7 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts, or plain.
             sampling=sampling,
             seed=seed,
             top_logprobs=top_logprobs,
+            structured=structured,
             cancelled=wanted,
             **limits.model_dump(),
         )
@@ -160,6 +165,7 @@ def explain(
     *,
     prompt: ChatOptions,
     limits: LimitOptions = LimitOptions(max_new_tokens=48),
+    structure: StructuredOptions,
     models: ModelOptions,
     decoding: MethodOptions,
     seed: int = seed(),
@@ -181,11 +187,14 @@ def explain(
     method = decoding.chosen(models.drafts)
     if method is not None:
         method.check(sampling)
+    structured = structure.chosen()
     if html is not None:
         check_writable(html, "--html")
     engine = models.load()
     warn_if_foreign(engine, asked)
-    found = engine.explain(asked, method=method, sampling=sampling, seed=seed, **limits.model_dump())
+    found = engine.explain(
+        asked, method=method, sampling=sampling, seed=seed, structured=structured, **limits.model_dump()
+    )
     if html is None:
         for line in found.lines(terminal_width(), colourful(sys.stdout, output.color)):
             print(line)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import ConfigDict
 
 from draftwood.cli.options import OptionGroup, flag
-from draftwood.errors import RequestError
-from draftwood.params import RuntimeParams
+from draftwood.errors import ConfigurationError, RequestError
+from draftwood.params import RuntimeParams, Structured
+from draftwood.reading import read_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from draftwood.request import Prompt
 
 MODELS, METHOD, SAMPLING, LIMITS, OUTPUT = "Models", "Method", "Sampling", "Prompt and limits", "Output"
+STRUCTURED = "Structured output"
 OF_EVERY_METHOD = "An option of every method that has it, or METHOD.KEY=VALUE for one. Repeatable."
 
 
@@ -213,6 +215,32 @@ def warn_if_foreign(engine: Engine, *prompts: Prompt) -> None:
     found = next(filter(None, (hint(engine, prompt) for prompt in prompts)), None)
     if found is not None:
         print(f"note: {found}", file=sys.stderr)
+
+
+class StructuredOptions(OptionGroup):
+    """What an answer must be; one of these."""
+
+    model_config = ConfigDict(title=STRUCTURED)
+
+    json_schema: Path | None = flag(None, "JSON of the schema in a file.", "FILE")
+    json_object: bool = flag(False, "Any JSON object.")
+    regex: str | None = flag(None, "A text that a regular expression matches as a whole.", "REGEX")
+    choice: list[str] = flag([], "One of several texts. Repeatable.", "TEXT")
+    grammar: Path | None = flag(None, "What a grammar in a file allows (Lark's notation, or GBNF).", "FILE")
+
+    def chosen(self) -> Structured | None:
+        """What the options ask for, checked; None where they ask for nothing."""
+        from draftwood import config
+
+        given: dict[str, Any] = self.model_dump(exclude_defaults=True)
+        if self.json_schema is not None:
+            given["json_schema"] = config.document(self.json_schema, "--json-schema")
+        if self.grammar is not None:
+            try:
+                given["grammar"] = read_text(self.grammar)
+            except (OSError, ValueError) as error:
+                raise ConfigurationError(f"--grammar {self.grammar} cannot be read: {error}") from None
+        return config.parse(Structured, given, "structured output") if given else None
 
 
 class LimitOptions(OptionGroup):

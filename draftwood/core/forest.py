@@ -52,6 +52,7 @@ class DraftedLayer:
     q: Any
     draws: list[tuple[int, int]]
     nodes: list[int]  # distinct, in order of first appearance; FINISHED is the finished node itself
+    certain: bool = False  # the only beam's only token that a grammar allows
 
 
 @dataclass(slots=True)
@@ -79,6 +80,7 @@ class Forest:
     proposals: dict[int, list[Proposal]] = field(default_factory=dict)
     layers: list[DraftedLayer] = field(default_factory=list)  # drafts of beams, drawn layer by layer
     known: dict[int, Tensor] = field(default_factory=dict)  # node -> [V] logits of the target after it
+    forced: set[int] = field(default_factory=set)  # drafts that a grammar leaves no choice about: they are certain
     fresh: int = 0
     child: dict[tuple[int, int], int] = field(default_factory=dict)
 
@@ -138,6 +140,10 @@ class Forest:
         nodes = [self.add(parent, token) for token in tokens]
         self.proposals.setdefault(parent, []).append(Proposal(q, nodes, replacement))
         return nodes
+
+    def grows(self, node: int) -> bool:
+        """Whether there may be drafts below a node: it has not ended, and the target's own token still fits behind."""
+        return node not in self.finished and self.position(node) + 2 < self.longest
 
     def position(self, node: int) -> int:
         """Place of a node in the sequence, 0-based."""

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 TopLogprobs = list[tuple[int, float]]
-Kind = Literal["accepted", "corrected", "bonus", "plain"]  # a draft; after a rejection; after all drafts; no drafts
+Kind = Literal[
+    "accepted", "corrected", "bonus", "plain", "forced"
+]  # a draft; after a rejection; after all drafts; no drafts; the only token that a grammar allows
 Outcome = tuple[int, int]  # (node or beam, token or FINISHED)
 
 
@@ -105,10 +107,10 @@ class Round:
     top_logprobs: list[TopLogprobs]  # most probable tokens before warping, where asked for
     warped_top_logprobs: list[TopLogprobs]  # and after warping
     kinds: list[Kind]  # of the emitted tokens
-    drafted: int  # distinct draft nodes
+    drafted: int  # distinct draft nodes, forced ones apart
     draws: int  # draws, with multiplicity
     accepted: int  # drafts among the emitted tokens
-    depth_accepted: int  # depth of the accepted path, before EOS, stop strings and limits cut it
+    depth_accepted: int  # drafts on the accepted path, before EOS, stop strings and limits cut it
     attempted: int  # positions at which drafts were verified: depth_accepted, plus one when all children failed
     draft_seconds: float  # forwards of draft models
     verify_seconds: float  # forwards of the target
@@ -128,6 +130,7 @@ class Round:
     beams: list[Beam] = field(default_factory=list)  # with the last round of beams: the answer, best first
     text: str = ""  # what became certain of the text; a tail that may become a stop string is held back
     finish: str | None = None  # of the last round: why the text ends
+    forced: int = 0  # nodes that a grammar left no choice about
 
     def __repr__(self) -> str:
         return (

@@ -1,6 +1,6 @@
 """Drafters: each appends nodes to the forest and nothing else."""
 
-from draftwood.draft.base import Drafter, NoDrafter, Proposer
+from draftwood.draft.base import CertainDrafter, Drafter, NoDrafter, Proposer
 from draftwood.draft.beam import BeamDrafter
 from draftwood.draft.early_exit import ExitDrafter, ExitSource
 from draftwood.draft.heads import HeadsDrafter
@@ -10,6 +10,7 @@ from draftwood.draft.suffix import EarlierAnswers, SuffixLookup
 
 __all__ = [
     "BeamDrafter",
+    "CertainDrafter",
     "Drafter",
     "EarlierAnswers",
     "ExitDrafter",

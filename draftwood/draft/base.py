@@ -12,10 +12,13 @@ from torch import Tensor
 from draftwood.core.forest import Forest
 from draftwood.depth import NOTHING, DepthController
 from draftwood.draft.suffix import EarlierAnswers
+from draftwood.grammar import Grammar
 from draftwood.params import SamplingParams
 from draftwood.runtime.session import Answer, Run
 from draftwood.sampling import Distributions, Edit, Streams, best, draw_distinct, draw_iid, warp
 from draftwood.verify.coupled import perturb
+
+MOST_FORCED = 64  # certain tokens that are looked for in a round: each is a row of the target's forward
 
 
 @dataclass(slots=True)
@@ -24,6 +27,7 @@ class Proposer:
 
     Greedy decoding proposes the draft's top tokens; coupled verification the top of log q plus the target's own noise;
     both are point masses. Otherwise draws follow q with or without replacement, and q is kept for verification.
+    Where a grammar allows one token alone, that is the only child: certain, and drafted for nothing.
     """
 
     params: SamplingParams
@@ -31,6 +35,7 @@ class Proposer:
     vocab_size: int  # of the target
     edit: Edit | None = None  # penalties and biases
     coupled: bool = False
+    grammar: Grammar | None = None
 
     def __call__(
         self, forest: Forest, nodes: Sequence[int], logits: Tensor, count: int, replacement: bool, best: int = 0
@@ -40,8 +45,13 @@ class Proposer:
         `best` of them are the draft's most probable tokens, the others are drawn from the rest (Hu et al., arXiv
         2502.18779: greedy drafts).
         """
+        children = [child for node in nodes if (child := self.force(forest, node)) is not None]
+        if children:
+            free = [row for row, node in enumerate(nodes) if self.only(forest, node) is None]
+            nodes, logits = [nodes[row] for row in free], logits[free]
+            if not nodes:
+                return children
         logits = self.edited(forest, nodes, self.fit(logits))
-        children: list[int] = []
         if self.params.greedy or self.coupled:
             if not self.params.greedy:
                 log_q = warp(logits, self.params).log()
@@ -75,8 +85,57 @@ class Proposer:
         return list(dict.fromkeys(children))
 
     def edited(self, forest: Forest, nodes: Sequence[int], logits: Tensor) -> Tensor:
-        """Logits [len(nodes), V] after penalties and biases, each node seeing its own path."""
+        """Logits [len(nodes), V] after penalties, biases and the grammar, each node seeing its own path."""
         return logits if self.edit is None else self.edit(logits, forest, nodes)
+
+    @property
+    def blank(self) -> Tensor:
+        """An empty tensor where the models' logits are."""
+        return torch.empty(0, device=None if self.grammar is None else self.grammar.device)
+
+    def only(self, forest: Forest, node: int) -> int | None:
+        """The token that must follow a node, where a grammar leaves no choice."""
+        if self.grammar is None or node in forest.finished:
+            return None
+        return self.grammar.allowed(forest, node).only
+
+    def follow(self, forest: Forest, node: int, token: int) -> list[int]:
+        """Append a token below a node as a point mass, where the grammar lets it: the node for it, if there is one."""
+        mask = None if self.grammar is None else self.grammar.allowed(forest, node).mask
+        if mask is not None and not mask[token]:
+            return []
+        forced = self.force(forest, node)
+        return forest.propose(node, [token], None) if forced is None else [forced]
+
+    def force(self, forest: Forest, node: int) -> int | None:
+        """The child for the token that must follow a node; None where there is a choice."""
+        token = self.only(forest, node)
+        if token is None:
+            return None
+        child = forest.child.get((node, token))
+        if child is None:
+            (child,) = forest.propose(node, [token], None)
+            forest.forced.add(child)
+        return child
+
+    def certain(self, forest: Forest, nodes: Sequence[int]) -> list[int]:
+        """Append the chains of tokens that must follow some nodes; returns the chains' ends, or the nodes."""
+        if self.grammar is None:
+            return list(nodes)
+        ends = []
+        for node in nodes:
+            while forest.grows(node) and len(forest.forced) < MOST_FORCED:
+                child = self.force(forest, node)
+                if child is None:
+                    break
+                node = child
+            ends.append(node)
+        return ends
+
+    def complete(self, forest: Forest) -> None:
+        """Append what must follow the leaves of a forest with one hypothesis."""
+        if self.grammar is not None:
+            self.certain(forest, [node for node in range(len(forest)) if node not in forest.proposals])
 
     def fit(self, logits: Tensor) -> Tensor:
         """Cut or pad [n, V_draft] to the target's vocabulary: padded vocabularies may differ."""
@@ -144,8 +203,22 @@ class Drafter(Protocol):
 
 
 @dataclass(slots=True)
+class CertainDrafter(Drafter):
+    """Appends what a grammar leaves no choice about, and nothing else: plain decoding through the same loop."""
+
+    needs: ClassVar[frozenset[str]] = NOTHING
+
+    def draft(
+        self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
+    ) -> Generator[Run, Answer, None]:
+        propose.complete(forest)
+        return
+        yield  # a generator that yields nothing
+
+
+@dataclass(slots=True)
 class NoDrafter(Drafter):
-    """Appends nothing: plain decoding through the same loop."""
+    """Appends nothing: plain decoding of beams through the same loop."""
 
     needs: ClassVar[frozenset[str]] = NOTHING
 

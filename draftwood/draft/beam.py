@@ -16,7 +16,7 @@ from torch import Tensor
 from draftwood.core.forest import TRUNK, DraftedLayer, Forest
 from draftwood.core.topology import trunk_node
 from draftwood.depth import LOAD, NOTHING, DepthController, Growth
-from draftwood.draft.base import Drafter, Proposer, Source
+from draftwood.draft.base import MOST_FORCED, Drafter, Proposer, Source
 from draftwood.runtime.session import Answer, Run
 from draftwood.sampling import Distributions
 from draftwood.verify.beam_search import BeamSearch
@@ -30,7 +30,8 @@ class BeamDrafter(Drafter):
 
     `root_weights` "draft" weighs the round's beams by the draft's own joint q(x), as the paper does; "target" by the
     target's p(x), which is as exact: any positive numbers known before drafting are. Where q(x) is not known, since the
-    round before drafted nothing, p(x) takes its place.
+    round before drafted nothing, p(x) takes its place. Beams whose next token a grammar leaves no choice about need no
+    forward of the draft; a layer of one such beam alone counts as none.
     """
 
     source: Source
@@ -50,27 +51,40 @@ class BeamDrafter(Drafter):
     ) -> Generator[Run, Answer, None]:
         nodes: Sequence[int] = forest.roots
         layer, growth = 0, Growth(0)
-        while layer < limit and depth.deeper(growth):
-            live = [node for node in nodes if node not in forest.finished]
-            if not live or forest.position(live[0]) >= self.source.context:
+        while True:
+            live = [node for node in nodes if forest.grows(node)]
+            forced = [node for node in live if propose.only(forest, node) is not None]
+            alone = len(nodes) == len(forced) == 1 and len(forest.layers) - layer < MOST_FORCED
+            if not live or not (alone or (layer < limit and depth.deeper(growth))):
                 break
             rows = dict(forest.known)  # where the target's own answer is known there is no better draft
-            asked = [node for node in live if node not in rows]
-            if not layer:
+            asked = [node for node in live if node not in rows and node not in forced]
+            if asked and forest.position(live[0]) >= self.source.context:
+                break
+            if not forest.layers:
                 asked += self._unknown(forest)
             if asked:
                 answer = yield from self.source.answer(forest, asked)
                 rows.update(zip(asked, propose.fit(answer.logits), strict=True))
-            if not layer:
+            if not forest.layers:
                 self._weigh(forest, rows)
+            for node in forced:  # whatever its row says: one token is left of it
+                if node not in rows:
+                    rows[node] = next(iter(rows.values()), propose.blank).new_zeros(propose.vocab_size)
             fit = torch.log_softmax(propose.edited(forest, live, torch.stack([rows[node] for node in live])), -1)
             self._row.update(zip(live, fit, strict=True))
             drafted = self._drawn(forest, nodes, live, fit, propose)
             forest.layers.append(drafted)
             weights = extended(drafted.draws, self._weight, live, fit)
             for outcome, weight in weights.items():
-                self._weight[forest.add_outcome(*outcome)] = weight
+                node = forest.add_outcome(*outcome)
+                self._weight[node] = weight
+                if outcome[0] in forced:
+                    forest.forced.add(node)
             nodes = drafted.nodes
+            if alone:
+                drafted.certain = True
+                continue
             layer += 1
             growth = Growth(layer, nodes)
             if depth.needs - LOAD:

@@ -87,6 +87,12 @@ class HeadsDrafter(Drafter):
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
     ) -> Generator[Run, Answer, None]:
+        yield from self._draft(forest, depth, limit, propose)
+        propose.complete(forest)
+
+    def _draft(
+        self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
+    ) -> Generator[Run, Answer, None]:
         growth = Growth(0)
         if self._hidden is None or limit < 1 or not depth.deeper(growth):
             return

@@ -26,7 +26,8 @@ ENDS = 0.1  # chance that what lookup found ends at a node, from which on models
 class ModelDrafter(Drafter):
     """Each source, mostly a draft model, grows its own tree of `widths[l]` children per node in layer l.
 
-    Equal sequences are one node. The last width repeats when the depth controller asks for more layers. With several
+    Equal sequences are one node. The last width repeats when the depth controller asks for more layers. What a grammar
+    leaves no choice about costs neither a layer nor a forward: layers hang on the ends of such chains. With several
     models (SpecInfer's merge-based trees) a node's children are the draws of the first model, then of the second, ...
 
     What `lookup` finds is a chain of point masses in the same forest, the last children of its nodes. The models draft
@@ -46,8 +47,11 @@ class ModelDrafter(Drafter):
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
     ) -> Generator[Run, Answer, None]:
-        found = [] if self.lookup is None else self.lookup.continuation(forest, limit)
-        starts, chain = _starts(found), forest.roots
+        chain = propose.certain(forest, forest.roots)
+        found: list[tuple[int, float]] = []
+        if self.lookup is not None and forest.grows(chain[0]):
+            found = self.lookup.continuation(forest, limit, forest.path(chain[0]))
+        starts = _starts(found)
         frontiers: list[list[int]] = [[] for _ in self.sources]
         hidden = "hidden" in depth.needs
         shown: Sequence[int] = ()
@@ -72,31 +76,32 @@ class ModelDrafter(Drafter):
             width = depth.width(self.widths[min(layer, len(self.widths) - 1)])
             shown, looked, read, picked = [], [], [], []
             for i, source in enumerate(self.sources):
-                nodes = [node for node in frontiers[i] if node not in forest.finished]
-                if nodes and forest.position(nodes[0]) < source.context:
+                nodes = [node for node in frontiers[i] if forest.grows(node)]
+                children: list[int] = []
+                if nodes and max(map(forest.position, nodes)) < source.context:
                     answer = yield from source.answer(forest, nodes, hidden)
-                    frontiers[i] = propose(
+                    children = propose(
                         forest, nodes, answer.logits, width, self.replacement, width - 1 if self.greedy else 0
                     )
                     if depth.needs - LOAD:
                         rows = {node: sum(map(len, looked)) + row for row, node in enumerate(nodes)}
                         picked += [
                             (rows[forest.parent[node]], forest.token[node])
-                            for node in frontiers[i]
+                            for node in children
                             if node not in forest.finished
                         ]
                         looked.append(propose.fit(answer.logits))
                         read += answer.hidden.values()
-                else:
-                    frontiers[i] = []
-                shown += frontiers[i]
+                frontiers[i] = propose.certain(forest, children)
+                shown += children
             if layer < len(found):
-                chain = forest.propose(chain[0], [found[layer][0]], None)
+                chain = propose.follow(forest, chain[0], found[layer][0])
                 shown += chain
-                if chain[0] in forest.finished:
+                if not chain or not forest.grows(chain[0]):
                     del found[layer + 1 :]
             if not shown:
                 break
+        propose.complete(forest)
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
         for source in self.sources:

@@ -163,10 +163,17 @@ class SuffixLookup:
             self._earlier = earlier
             self._others = [Match(texts) for texts in reversed(earlier.texts)]
 
-    def continuation(self, forest: Forest, most: int) -> list[tuple[int, float]]:
-        """(token, chance to be accepted if all before it are) of the draft below the only root."""
+    def continuation(self, forest: Forest, most: int, path: Sequence[int] = ()) -> list[tuple[int, float]]:
+        """(token, chance to be accepted if all before it are) of the draft below the only root.
+
+        With the `path` of a node, below that: what lies between is certain.
+        """
         self._read([*forest.trunk[self._text.size :], forest.token[forest.roots[0]]])
         matches = [self._text.match, *map(copy, self._others)]
+        for node in path:
+            if node not in forest.roots:
+                for match in matches:
+                    match.step(forest.token[node])
         found: list[tuple[int, float]] = []
         reach = 1.0
         while len(found) < most:

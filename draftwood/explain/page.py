@@ -121,7 +121,7 @@ def round_document(
         return {**node(one), "text": last_words(words([*shared[-ROOT:], *path]))}
 
     drafted = [one for one in tree.nodes.values() if one.drafted]
-    kept = sum(any(draw.fate in ("accepted", "cut off") for draw in one.draws) for one in drafted)
+    kept = sum(any(draw.fate in ("accepted", "forced", "cut off") for draw in one.draws) for one in drafted)
     return {
         "tokens": [[words([token]), kind] for token, kind in zip(round_.tokens, round_.kinds, strict=True)],
         "pieces": [list(piece) for piece in pieces],

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from draftwood.results import GenerationResult
     from draftwood.text import TextDecoder
 
-# Apart for the colour-blind too: corrections are underlined, bonus tokens bold.
+# Apart for the colour-blind too: corrections are underlined, bonus tokens bold, forced ones italic.
 KIND_STYLES = {
     "accepted": Style.parse("green"),
     "corrected": Style.parse("magenta underline"),
     "bonus": Style.parse("bold cyan"),
+    "forced": Style.parse("italic yellow"),
     "plain": Style.null(),
 }
 DIM = Style.parse("dim")

@@ -103,6 +103,7 @@ class Drawing:
         round_ = tree.round_
         several = len(tree.roots) > 1
         drafts = f"{round_.drafted} draft{'s' * (round_.drafted != 1)}" if round_.drafted else "no drafts"
+        drafts += f" + {round_.forced} forced" * bool(round_.forced)
         begin = f"Round {number}{SEPARATOR}{drafts}{SEPARATOR}"
         out = "out: " + self._quoted(round_.tokens) if round_.tokens else "nothing yet: the beams differ"
         lines = [paint(begin, ROOT_STYLE, self.colour) + shortened(out, self.width - cell_len(begin))]

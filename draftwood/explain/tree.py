@@ -34,6 +34,7 @@ FATES = {
     "accepted": Fate("+", KIND_STYLES["accepted"], "a draft that was kept"),
     "rejected": Fate("-", Style.parse("red"), "a draft that was thrown away"),
     "corrected": Fate("*", Style.parse("magenta"), "chosen by the target, after rejections"),
+    "forced": Fate("^", KIND_STYLES["forced"], "the only token that the grammar allowed"),
     "bonus": Fate("!", KIND_STYLES["bonus"], "chosen by the target, after all drafts were accepted"),
     "plain": Fate("=", KIND_STYLES["plain"], "chosen by the target, without drafts"),
     "stays": Fate("=", KIND_STYLES["plain"], "a beam that has ended and is kept"),
@@ -162,7 +163,7 @@ def tree_of(round_: Round, hypotheses: Sequences) -> RoundTree:
 def _unjudged(round_: Round, hypotheses: Sequences) -> RoundTree:
     tree = RoundTree(round_)
     paths: list[tuple[int, ...]] = []
-    first = len(round_.forest_token) - round_.drafted
+    first = len(round_.forest_token) - round_.drafted - round_.forced
     for place, (token, parent) in enumerate(zip(round_.forest_token, round_.forest_parent, strict=True)):
         paths.append((*(paths[parent] if parent != TRUNK else ()), token))
         if paths[-1] in hypotheses:
@@ -198,7 +199,7 @@ def _judge_path(tree: RoundTree) -> None:
     following = dict(zip(path, [*path[1:], len(round_.forest_token)], strict=True))
     chances = [math.exp(value) for value in round_.warped_logprobs]
     for place, node in enumerate(path[1:]):
-        tree.nodes[node].add(*(("accepted", chances[place]) if place < emitted else ("cut off",)))
+        tree.nodes[node].add(*((round_.kinds[place], chances[place]) if place < emitted else ("cut off",)))
     for node, parent in enumerate(round_.forest_parent):
         if parent in following and node not in following:
             tree.nodes[node].add("rejected" if node < following[parent] else "discarded")
@@ -211,7 +212,7 @@ def _annotate(tree: RoundTree, judgement: Judgement) -> None:
     seen: set[Outcome] = set()
     for one in judgement.drafts:
         node = tree.outcome(one.outcome)
-        if any(draw.fate == "cut off" for draw in node.draws):
+        if any(draw.fate in ("cut off", "forced") for draw in node.draws):
             continue
         if one.outcome not in seen:
             node.draws.clear()

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from draftwood.core.shape import Shape
 from draftwood.depth import Fixed
-from draftwood.draft import ModelDrafter, NoDrafter, SuffixLookup
+from draftwood.draft import CertainDrafter, ModelDrafter, SuffixLookup
 from draftwood.draft.base import Source
 from draftwood.methods.base import Method, Parts
 from draftwood.methods.options import DEEPEST, Depth, Gamma, Initial, Mixed, Widths, check_rows, controller, sized
@@ -70,7 +70,7 @@ class Autoregressive(UndrawnMethod):
         return self
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
-        return Parts(NoDrafter(), self.verifier(), Fixed(0))
+        return Parts(CertainDrafter(), self.verifier(), Fixed(0))
 
 
 class TreeMethod(SequenceMethod):

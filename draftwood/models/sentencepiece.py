@@ -7,7 +7,8 @@ as tokenizer_config.json of the Llama family declares them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,21 @@ class Encoded(NamedTuple):
     """The part of a `tokenizers.Encoding` that is used."""
 
     ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Tokens as bytes, with the names that llguidance asks for."""
+
+    tokens: list[bytes]
+    special_token_ids: list[int]
+    eos_token_id: int
+    encode: Callable[[str], list[int]]
+    bos_token_id: int | None = None
+    is_tokenizer_wrapper: bool = True
+
+    def __call__(self, text: str) -> list[int]:
+        return self.encode(text)
 
 
 class SentencePiece:
@@ -78,6 +94,18 @@ class SentencePiece:
             else:
                 text += (self._bare if text else self._first).decode(list(run))
         return text
+
+    def for_grammars(self, end: int) -> Pieces:
+        """The tokens as bytes."""
+        tokens = [b""] * (1 + max(self._vocabulary.values(), default=0))
+        for piece, i in self._vocabulary.items():
+            if i in self._contents:
+                tokens[i] = self._contents[i].encode()
+            elif self._bare.is_byte(i):
+                tokens[i] = bytes([int(piece[1:-1], 16)])
+            else:
+                tokens[i] = piece.replace("\u2581", " ").encode()
+        return Pieces(tokens, sorted(self._special), end, self._bare.encode)
 
     def token_to_id(self, token: str) -> int | None:
         return self._vocabulary.get(token)

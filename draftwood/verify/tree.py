@@ -125,7 +125,8 @@ def end_of_path(
 
 def kind_of(forest: Forest, failed: bool) -> Kind:
     """How the token after the accepted path came about; `failed`: drafts at its place were rejected."""
-    return "corrected" if failed else "bonus" if forest.proposals else "plain"
+    drafts = len(forest.proposals) > len(forest.forced)  # others than those that a grammar leaves no choice about
+    return "corrected" if failed else "bonus" if drafts else "plain"
 
 
 def follow(forest: Forest, choice: Callable[[int], int], log_prob: Callable[[int, int], float] | None) -> Verdict:

@@ -29,6 +29,7 @@ KINDS = {  # kind -> the class that measures it
     "peers": "peers:Peers",
     "quantisation": "quantisation:Quantisation",
     "controllers": "controllers:Controllers",
+    "grammars": "grammars:Grammars",
     "search": "search:Search",
     "training": "training:Training",
 }
