@@ -179,6 +179,20 @@ class Auto(DepthController):
         path.asked = depth + 1
         return True
 
+    def copies(self, chances: Sequence[float]) -> int:
+        """The k of the largest gain: sum over i <= k of reach_i (1 - a^i), less lambda x seconds of k rows.
+
+        reach_i is the chance that i tokens are accepted, a that of a model's layer: what that has too gains nothing.
+        """
+        plan, best, most, gain, reach = self._plan, 0, 0.0, 0.0, 1.0
+        for i, chance in enumerate(chances[: self.most], 1):
+            reach *= chance
+            gain += reach * (1 - plan.chances[1] ** i)
+            worth = gain - plan.rate * (plan.found[i] - plan.found[0])
+            if worth > most:
+                best, most = i, worth
+        return best
+
     def width(self, most: int) -> int:
         return min(most, self._plan.widths[self._path.asked - 1])
 

@@ -85,6 +85,10 @@ class DepthController(Protocol):
         """Children of each node in the layer that was agreed to last, at most `most`."""
         return most
 
+    def copies(self, chances: Sequence[float]) -> int:
+        """How many tokens that lookup has found are worth verifying beside a model's; chances as in `Growth.ahead`."""
+        return len(chances)
+
     @abstractmethod
     def deeper(self, growth: Growth) -> bool:
         """Whether to draft the layer after `growth`."""

@@ -31,7 +31,8 @@ class ModelDrafter(Drafter):
     models (SpecInfer's merge-based trees) a node's children are the draws of the first model, then of the second, ...
 
     What `lookup` finds is a chain of point masses in the same forest, the last children of its nodes. The models draft
-    below the root, and below the other nodes of the chain, only where it is likely to end: elsewhere it costs nothing.
+    below the root, and below the other nodes of the chain, only where it is likely to end: elsewhere it costs nothing
+    but rows of the target, and the depth controller says how many of these it is worth.
     Since their draws are judged first, and in the same way as without the chain, a layer is accepted at least as
     often as by either alone wherever both draft.
     """
@@ -51,6 +52,8 @@ class ModelDrafter(Drafter):
         found: list[tuple[int, float]] = []
         if self.lookup is not None and forest.grows(chain[0]):
             found = self.lookup.continuation(forest, limit, forest.path(chain[0]))
+        if found and self.sources:
+            del found[depth.copies([chance for _, chance in found]) :]
         starts = _starts(found)
         frontiers: list[list[int]] = [[] for _ in self.sources]
         hidden = "hidden" in depth.needs

@@ -131,6 +131,16 @@ def test_auto_takes_layers_of_lookup_for_what_they_cost() -> None:
     assert auto.deeper(Growth(0, ahead=[0.9, 0.9])) and not auto.deeper(Growth(0))
 
 
+def test_auto_drops_copies_that_are_not_worth_their_rows() -> None:
+    """Beside a model that is right in seven of ten, where rows cost: not a match of one token, but a long one."""
+    auto = Auto(8, lookup=True)
+    auto.start(Streams(0), Load(draft=lambda rows: 0.2, verify=lambda rows: 1 + rows / 10))
+    assert auto.copies([0.33, 0.5, 0.6]) == 0 and auto.copies([0.9] * 8) == 8 and 0 < auto.copies([0.9] * 3 + [0.1]) < 4
+    auto = Auto(8, lookup=True)
+    auto.start(Streams(0), Load(draft=lambda rows: 0.2, verify=lambda rows: 1.0))
+    assert auto.copies([0.33, 0.5, 0.6]) == 3 == Fixed(8).copies([0.33, 0.5, 0.6])
+
+
 def test_lookup_goes_on_from_one_token() -> None:
     with pytest.raises(ConfigurationError, match="lookup goes on from one token, but a round begins with several"):
         Method.parse({"name": "mcsd", "initial": 2, "lookup": True})
