@@ -67,6 +67,10 @@ def plan(service: Service, body: Asked, prompts: Sequence[Prompt]) -> Plan:
         "ignore_eos": bool(body.ignore_eos),
         "top_logprobs": body.top or 0,
     }
+    if len(body.structured) > 1:
+        raise ApiError(400, "structured output is asked for more than once; give exactly one", "response_format")
+    for structured in body.structured:
+        options["structured"] = structured
     requests = [{"prompt": prompt, "seed": seed + i, **options} for prompt in prompts for i in range(each)]
     return Plan(requests, prompts, n, each, method, seed)
 

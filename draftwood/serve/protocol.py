@@ -36,6 +36,33 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
+Schema = dict[str, Any]
+
+
+class JsonSchema(Body):
+    name: Name | None = None
+    description: str | None = None
+    schema_: Annotated[Schema, Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """As OpenAI asks for JSON."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class StructuredOutputs(Body):
+    """As vLLM asks for what a grammar allows; one of these."""
+
+    json_: Annotated[Schema | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: Text | None = None
+    choice: list[Text] | None = None
+    grammar: Text | None = None
+
+
 class Asked(Body):
     """What every request for text may say of it."""
 
@@ -61,7 +88,30 @@ class Asked(Body):
     length_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
     early_stopping: bool | Literal["never"] | None = None
     speculation: Name | dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None  # these as older versions of vLLM
+    guided_regex: Text | None = None
+    guided_choice: list[Text] | None = None
+    guided_grammar: Text | None = None
     user: str | None = None
+
+    @property
+    def structured(self) -> list[dict[str, Any]]:
+        """What the text must be, as the engine takes it, however it was asked for; more than one is too much."""
+        asked: list[dict[str, Any]] = []
+        form, outputs = self.response_format, self.structured_outputs
+        if form is not None and form.type == "json_object":
+            asked.append({"json_object": True})
+        elif form is not None and form.type == "json_schema":
+            asked.append({"json_schema": None if form.json_schema is None else form.json_schema.schema_})
+        if outputs is not None:
+            given = outputs.model_dump(exclude_none=True)
+            asked.append({"json_schema" if name == "json_" else name: value for name, value in given.items()})
+        for name in ("json", "regex", "choice", "grammar"):
+            if (value := getattr(self, f"guided_{name}")) is not None:
+                asked.append({"json_schema" if name == "json" else name: value})
+        return asked
 
     @property
     def choices(self) -> int:
@@ -139,6 +189,20 @@ class ChatRequest(Asked):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+class TextFormat(Body):
+    """What `ResponseFormat` is to chats."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name | None = None
+    description: str | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextSettings(Body):
+    format: TextFormat | None = None
+
+
 class ResponseRequest(Body):
     """The part of OpenAI's /v1/responses that text generation needs; nothing is stored."""
 
@@ -150,6 +214,7 @@ class ResponseRequest(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stream: bool | None = None
+    text: TextSettings | None = None
     store: Literal[False] | None = None
     metadata: dict[str, str] | None = None
     speculation: Name | dict[str, Any] | None = None

@@ -35,6 +35,7 @@ def responses(app: FastAPI, service: Service) -> None:
             top_p=body.top_p,
             seed=body.seed,
             speculation=body.speculation,
+            guided_json=_schema(body),
         )
         work = service.work(plan(service, asked, [prompt]), request.state.request_id)
         answer = Answer(work, body, request.state.request_id)
@@ -42,6 +43,14 @@ def responses(app: FastAPI, service: Service) -> None:
         if body.stream:
             return EventStream(answer.events())
         return JSONResponse(await unless_gone(request, answer.whole()))
+
+
+def _schema(body: ResponseRequest) -> dict[str, Any] | None:
+    """The JSON schema that is asked for; that of any object for json_object."""
+    form = None if body.text is None else body.text.format
+    if form is None or form.type == "text":
+        return None
+    return {"type": "object"} if form.type == "json_object" else form.schema_
 
 
 def prompt_of(service: Service, body: ResponseRequest) -> Prompt:
@@ -74,7 +83,7 @@ class Answer:
             "previous_response_id": None,
             "store": False,
             "temperature": body.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": {"type": "text"}} if body.text is None else body.text.model_dump(by_alias=True),
             "tool_choice": "none",
             "tools": [],
             "top_p": body.top_p,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -266,3 +268,48 @@ def test_impossible_tokens_are_numbers(served: Running) -> None:
     asked = {"prompt": PROMPT, "max_tokens": 2, "logprobs": 20, "top_k": 1, "seed": 0}
     found = served.post("/v1/completions", **asked)["choices"][0]["logprobs"]
     assert all(math.isfinite(value) for top in found["top_logprobs"] for value in top.values())
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Lena", "Tom"]}, "pears": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["name", "pears"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("method", ["off", "speculative", {"name": "dsbd", "width": 2, "draft_width": 2}], ids=str)
+def test_structured_output(served: Running, method: Any) -> None:
+    spec = method_of(method)
+    expected = served.engine.generate("u:hi|a:", spec, max_new_tokens=60, seed=2, structured={"json_schema": SCHEMA})
+    assert set(json.loads(expected.text)) == {"name", "pears"}
+    asked = {"max_tokens": 60, "seed": 2, "speculation": method}
+    chat = {"messages": [{"role": "user", "content": "hi"}], **asked}
+    form = {"type": "json_schema", "json_schema": {"name": "fruit", "schema": SCHEMA, "strict": True}}
+    for more in ({"response_format": form}, {"structured_outputs": {"json": SCHEMA}}, {"guided_json": SCHEMA}):
+        assert served.post("/v1/chat/completions", **chat, **more)["choices"][0]["message"]["content"] == expected.text
+    assert texts(served.chunks("/v1/chat/completions", **chat, response_format=form)) == {0: expected.text}
+    text = {"format": {"type": "json_schema", "name": "fruit", "schema": SCHEMA}}
+    answer = served.post("/v1/responses", input="hi", max_output_tokens=60, seed=2, speculation=method, text=text)
+    assert answer["output"][0]["content"][0]["text"] == expected.text
+    for more, pattern in (
+        ({"structured_outputs": {"regex": "[ab]{3}"}}, "[ab]{3}"),
+        ({"guided_choice": ["yes", "no"]}, "yes|no"),
+        ({"guided_grammar": 'start: "x" "y"'}, "xy"),
+        ({"response_format": {"type": "text"}, "guided_regex": "z"}, "z"),
+    ):
+        found = served.post("/v1/completions", prompt=PROMPT, **asked, **more)["choices"][0]
+        assert re.fullmatch(pattern, found["text"]) and found["finish_reason"] == "stop"
+
+
+def test_structured_output_that_cannot_be(served: Running) -> None:
+    for more, told in (
+        ({"guided_regex": "(a"}, "regex"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "exactly one"),
+        ({"structured_outputs": {}}, ""),
+        ({"response_format": {"type": "json_schema"}}, ""),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"guided_regex": "a", "ignore_eos": True}, "leave out ignore_eos"),
+    ):
+        status, error = served.refused("/v1/completions", prompt=PROMPT, **more)
+        assert status == 400 and told in error["message"], more
