@@ -6,15 +6,13 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from importlib.resources import files
 from typing import Any
 
-from fastapi import FastAPI, Query, Request
+from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.staticfiles import StaticFiles
 
 from draftwood import __version__
 from draftwood.describing import describe
@@ -22,9 +20,10 @@ from draftwood.engine import Engine
 from draftwood.errors import DraftwoodError
 from draftwood.methods import METHODS
 from draftwood.request import MethodSpec, Prompt
-from draftwood.serve import answers
+from draftwood.serve import answers, site
 from draftwood.serve.answers import ChatForm, CompletionForm, Form, Piece
 from draftwood.serve.errors import ApiError, api_error
+from draftwood.serve.forest import Telling, told
 from draftwood.serve.guard import Guard, response
 from draftwood.serve.plan import plan
 from draftwood.serve.protocol import (
@@ -71,8 +70,11 @@ def create_app(engine: Engine, settings: ServeSettings | None = None, method: Me
     responses(app, service)
     _tokens(app, service)
     _insights(app, service)
-    api = {str(getattr(route, "path", "")): getattr(route, "methods", None) or () for route in app.routes}
-    app.mount("/", StaticFiles(directory=str(files("draftwood.serve") / "page"), html=True))
+    site.about(app, service.engine)
+    api: dict[str, set[str]] = {}
+    for route in app.routes:
+        api.setdefault(str(getattr(route, "path", "")), set()).update(getattr(route, "methods", None) or ())
+    site.mount(app)
     app.add_middleware(Guard, service=service, api=api)
     if service.settings.allowed_origin:
         app.add_middleware(
@@ -151,7 +153,7 @@ async def _answer(
     echoed: Sequence[Piece] = (),
 ) -> Response:
     """Carry a request out, streamed or not."""
-    work = service.work(plan(service, body, prompts), request.state.request_id)
+    work = service.work(plan(service, body, prompts))
     head = _head(form.prefix, request, service)
     noted: dict[str, Any] = request.state.noted
     if service.settings.log_prompts:
@@ -250,6 +252,17 @@ def _insights(app: FastAPI, service: Service) -> None:
         return JSONResponse({"status": "ok"})
 
     @app.get("/v1/forest")
-    async def forest(request: str | None = Query(None, max_length=128)) -> Response:
-        """Server-sent events: rounds of the request with this x-request-id, which is sent next; or the load."""
-        return EventStream(service.load() if request is None else service.feed.listen(request))
+    async def load() -> Response:
+        """Server-sent events: the load, each second."""
+        return EventStream(service.load())
+
+    @app.post("/v1/forest")
+    async def forest(body: CompletionRequest, request: Request) -> Response:
+        """Continue a text as /v1/completions does, told round by round with what became of each draft."""
+        check_model(service, body.model)
+        if not body.limit or body.echo:
+            raise ApiError(400, "rounds are those of new tokens: leave out echo, and ask for a token", "max_tokens")
+        telling = Telling(service.engine)
+        work = service.work(plan(service, body, body.prompts), telling.prepare)
+        await unless_gone(request, work.begin())
+        return EventStream(told(work, telling))

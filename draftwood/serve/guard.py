@@ -33,7 +33,7 @@ SECURE = [
     (b"referrer-policy", b"no-referrer"),
     (
         b"content-security-policy",
-        b"default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
         b"frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     ),
 ]

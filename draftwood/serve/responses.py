@@ -37,7 +37,7 @@ def responses(app: FastAPI, service: Service) -> None:
             speculation=body.speculation,
             guided_json=_schema(body),
         )
-        work = service.work(plan(service, asked, [prompt]), request.state.request_id)
+        work = service.work(plan(service, asked, [prompt]))
         answer = Answer(work, body, request.state.request_id)
         await unless_gone(request, work.begin())
         if body.stream:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from draftwood.async_engine import AsyncBatch, AsyncEngine
+from draftwood.async_engine import AsyncBatch, AsyncEngine, Prepare
 from draftwood.engine import Engine, StreamEvent
 from draftwood.errors import ConfigurationError, RequestError
 from draftwood.explain.text import spelling
@@ -24,7 +24,6 @@ from draftwood.results import GenerationResult
 from draftwood.serve import answers
 from draftwood.serve.answers import Form, Piece
 from draftwood.serve.errors import ApiError, api_error
-from draftwood.serve.feed import Feed
 from draftwood.serve.metrics import Meters
 from draftwood.serve.plan import Plan
 from draftwood.serve.settings import ServeSettings
@@ -51,7 +50,6 @@ class Service:
         spell = spelling(self.tokenizer)
         cached = lru_cache(1 << 16)(lambda token: spell([token]))
         self.words: answers.Words = lambda tokens: cached(*tokens) if len(tokens) == 1 else spell(tokens)
-        self.feed = Feed(spell)
         self.draining = asyncio.Event()
         self.busy = 0  # requests that are being worked on
 
@@ -73,9 +71,9 @@ class Service:
             return [PromptScores(one, [None] * len(one), [[]] * len(one)) for one in tokens]
         return [await self.served.score(prompt, top) for prompt in prompts]
 
-    def work(self, plan: Plan, request_id: str) -> Work:
-        """A request that is ready to begin."""
-        return Work(self, plan, request_id)
+    def work(self, plan: Plan, prepare: Prepare | None = None) -> Work:
+        """A request that is ready to begin; `prepare` is handed each of its generations before they are queued."""
+        return Work(self, plan, prepare)
 
 
 def check_model(service: Service, name: str | None) -> None:
@@ -87,9 +85,8 @@ def check_model(service: Service, name: str | None) -> None:
 class Work:
     """The generations of one HTTP request: events as they come, results at the end."""
 
-    def __init__(self, service: Service, plan: Plan, request_id: str) -> None:
-        self.service, self.plan = service, plan
-        self.watch = service.feed.follow(request_id)
+    def __init__(self, service: Service, plan: Plan, prepare: Prepare | None) -> None:
+        self.service, self.plan, self.prepare = service, plan, prepare
         self.began = time.perf_counter()
         self.results: list[GenerationResult | None] = [None] * len(plan.requests)
         self.prompts: list[int] = []  # tokens of each generation's prompt
@@ -102,7 +99,8 @@ class Work:
         if most is not None and tokens > most:
             raise RequestError(f"the prompt has {tokens} tokens, but this server takes {most} at most; shorten it")
         self.prompts.append(tokens)
-        self.watch.prepare(generation)
+        if self.prepare is not None:
+            self.prepare(generation)
 
     async def begin(self) -> None:
         """Queue all of it; raises what is wrong with it."""
@@ -122,11 +120,9 @@ class Work:
                         if event.result is not None:
                             self.results[place] = event.result
                             meters.ended(event.result, now - self.began)
-                        self.watch.round(place, event)
                     yield events
         finally:
             meters.left(sum(result is None for result in self.results))
-            self.watch.close()
 
     async def finish(self) -> list[GenerationResult]:
         """All results."""

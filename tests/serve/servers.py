@@ -71,10 +71,14 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(engine: Engine, settings: ServeSettings | None = None, method: Any = None) -> Iterator[Running]:
+def running(
+    engine: Engine, settings: ServeSettings | None = None, method: Any = None, port: int = 0
+) -> Iterator[Running]:
     """A server for a while; at its end nothing runs and all memory is back."""
     app = create_app(engine, settings or ServeSettings(), method)
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False, ws="none"))
+    server = uvicorn.Server(
+        uvicorn.Config(app, host="127.0.0.1", port=port, log_config=None, access_log=False, ws="none")
+    )
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

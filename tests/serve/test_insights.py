@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from typing import Any
 
 import pytest
@@ -48,39 +47,29 @@ def test_metrics(target: Any, draft: Any) -> None:
         assert 1 <= found["draftwood:mean_width"] <= 2 and found["draftwood:tau"] > 0
 
 
-def listen(served: Running, request_id: str, ready: threading.Event) -> list[tuple[str, dict[str, Any]]]:
-    """The events of a request."""
-    found, kind = [], ""
-    with served.client.stream("GET", "/v1/forest", params={"request": request_id}) as answer:
-        for line in answer.iter_lines():
-            ready.set()
-            if line.startswith("event: "):
-                kind = line.removeprefix("event: ")
-            elif line.startswith("data: "):
-                found.append((kind, json.loads(line.removeprefix("data: "))))
-    return found
-
-
 @pytest.mark.parametrize("method", [{"name": "speculative", "gamma": 3}, {"name": "dsbd", "width": 2}], ids=str)
 def test_rounds_as_they_happen(served: Running, method: dict[str, Any]) -> None:
-    ready, heard = threading.Event(), []
-    thread = threading.Thread(target=lambda: heard.extend(listen(served, "watched", ready)))
-    thread.start()
-    assert ready.wait(10)
     asked = {"prompt": "Story: a fox", "max_tokens": 20, "seed": 4, "speculation": method, "n": 2}
-    answer = served.client.post("/v1/completions", json=asked, headers={"x-request-id": "watched"}).json()
-    thread.join(10)
-    assert answer["choices"] == served.post("/v1/completions", **asked)["choices"]  # listening changes nothing
+    with served.client.stream("POST", "/v1/forest", json=asked) as answer:
+        assert answer.status_code == 200, answer.read()
+        lines = [line.partition(": ")[2] for line in answer.iter_lines() if line]
+    heard = [(kind, json.loads(data)) for kind, data in zip(lines[::2], lines[1::2], strict=True)]
+    choices = served.post("/v1/completions", **asked)["choices"]  # being told changes nothing
     generations = 1 if method["name"] == "dsbd" else 2
     for place in range(generations):
         mine = [(kind, data) for kind, data in heard if data["generation"] == place]
         assert [kind for kind, _ in mine] == ["start", *["round"] * (len(mine) - 2), "end"]
         rounds = [data for kind, data in mine if kind == "round"]
-        text = "".join(data["text"] for data in rounds)
-        assert text == answer["choices"][place]["text"] == mine[-1][1]["text"]
+        assert "".join(piece for data in rounds for piece, _ in data["pieces"]) == choices[place]["text"]
         fates = {fate["fate"] for data in rounds for root in data["roots"] for fate in below(root)}
         assert fates & {"accepted", "rejected", "corrected", "bonus"}
-        assert "".join(mine[0][1]["prompt"]) == "Story: a fox"
+        assert "".join(mine[0][1]["prompt"]) == "Story: a fox" and mine[0][1]["options"]["name"] == method["name"]
+
+
+def test_what_cannot_be_told_is_refused(served: Running) -> None:
+    for wrong in ({"max_tokens": 0, "echo": True}, {"echo": True}, {"speculation": "mcds"}):
+        status, error = served.refused("/v1/forest", prompt="Once", **wrong)
+        assert status == 400 and error["message"]
 
 
 def below(node: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,0 +1,100 @@
+"""Pictures of the server's page, from a real run of the embedded pair: python docs/screenshots.py
+
+Starts `draftwood serve`, drives the page in Chromium and writes docs/assets/page-*.png.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+OUT = Path(__file__).parent / "assets"
+COLOURS = 128  # of a picture
+
+
+def main() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen([sys.executable, "-m", "draftwood", "serve", "--port", str(port)])
+    try:
+        wait(f"http://127.0.0.1:{port}/ready", server)
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+            for name, picture in (("light", rounds), ("dark", comparison), ("narrow", narrow)):
+                width = 400 if name == "narrow" else 1180
+                scheme = "dark" if name == "dark" else "light"
+                page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+                page.goto(f"http://127.0.0.1:{port}/")
+                page.wait_for_selector("#methods select", state="attached")
+                picture(page)
+                save(page.screenshot(), OUT / f"page-{name}.png")
+            browser.close()
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def wait(url: str, server: subprocess.Popen[bytes]) -> None:
+    """Until the server is ready."""
+    while server.poll() is None:
+        try:
+            urllib.request.urlopen(url).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise SystemExit("the server has ended; its reason is above")
+
+
+def generate(page: Any, runs: int = 1) -> None:
+    """Ask, and wait for the end."""
+    page.click("#go")
+    page.wait_for_function(
+        "runs => document.querySelector('#stop').hidden && document.querySelectorAll('.run').length === runs",
+        arg=runs,
+    )
+    page.wait_for_timeout(1500)  # for the charts
+
+
+def rounds(page: Any) -> None:
+    """An answer, and the forest of one of its rounds."""
+    page.click("#methods .method:visible summary")
+    page.fill("[name=tree]", "3,2,1")
+    page.click("#methods .method:visible summary")
+    generate(page)
+    page.locator(".strip button").nth(2).click()
+    page.set_viewport_size({"width": 1180, "height": 1500})
+
+
+def comparison(page: Any) -> None:
+    """Two methods on one prompt and seed."""
+    page.check("#compare")
+    generate(page, 2)
+
+
+def narrow(page: Any) -> None:
+    """A telephone."""
+    page.locator(".method:visible > .field select").select_option("dsbd")
+    generate(page)
+    page.locator(".runs").scroll_into_view_if_needed()
+    page.evaluate("() => document.querySelector('#runs').scrollIntoView()")
+
+
+def save(shot: bytes, path: Path) -> None:
+    """Few colours, few bytes."""
+    Image.open(BytesIO(shot)).convert("RGB").quantize(COLOURS).save(path, optimize=True)
+    print(path, path.stat().st_size)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+// A run as something to use elsewhere: curl, Python, a method file, one HTML file.
+
+const shell = (text) => "'" + text.replaceAll("'", "'\\''") + "'";
+
+// A value as Python writes it.
+function python(value) {
+  if (value === null) return "None";
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (Array.isArray(value)) return "[" + value.map((one) => python(one)).join(", ") + "]";
+  if (typeof value === "object") return "{" + Object.entries(value).map(([key, one]) => JSON.stringify(key) + ": " + python(one)).join(", ") + "}";
+  return JSON.stringify(value);
+}
+
+export const SNIPPETS = {
+  curl: (body) => "curl -N " + location.origin + "/v1/completions \\\n  -H 'Content-Type: application/json' \\\n  -d " + shell(JSON.stringify({ ...body, stream: true }, null, 2)),
+  Python: ({ speculation, top_k, ...body }) => {
+    const extra = { speculation, ...(top_k ? { top_k } : {}) };
+    const lines = [...Object.entries(body), ["extra_body", extra]].map(([name, value]) => "    " + name + "=" + python(value) + ",\n");
+    return "from openai import OpenAI\n\nclient = OpenAI(base_url=" + JSON.stringify(location.origin + "/v1") + ', api_key="-")\n'
+      + "answer = client.completions.create(\n" + lines.join("") + ")\nprint(answer.choices[0].text)\n";
+  },
+  "method file": ({ speculation }) => JSON.stringify(speculation, null, 2) + "\n",
+};
+
+// The viewer as one offline file, with a run in it. No text of a model can end the element that holds the data.
+export function offline(viewer, run) {
+  const data = JSON.stringify(run).replace(/[<>&\u2028\u2029]/g, (bad) => "\\u" + bad.charCodeAt(0).toString(16).padStart(4, "0"));
+  return viewer.replace("{{ data }}", () => data);
+}
+
+export function download(name, text) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([text], { type: "text/html" }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
