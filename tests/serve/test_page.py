@@ -162,9 +162,10 @@ def test_two_methods_side_by_side(page: Any, site: Running) -> None:
 
 def test_the_load_is_shown(page: Any) -> None:
     ask(page, "speculative", max_tokens=400, temperature=1)
-    page.wait_for_function(
-        "() => { const lines = [...document.querySelectorAll('#load path:not(.area)')].map(one => one.getAttribute('d'));"
-        " return lines.length === 4 && lines.every(Boolean) && / (?!29)\\d+\\./.test(lines[1]); }"  # it has left the ground
+    page.wait_for_function(  # tokens per second have left the ground, and all charts are drawn
+        "() => { const lines = [...document.querySelectorAll('#load path:not(.area)')];"
+        " const drawn = lines.map(one => one.getAttribute('d'));"
+        " return drawn.length === 4 && drawn.every(Boolean) && / (?!29)\\d+\\./.test(drawn[1]); }"
     )
     assert re.search(r"\d+ running, 0 waiting", page.inner_text("#load")) and page.inner_text("#state") == "ready"
 
