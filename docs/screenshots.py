@@ -20,6 +20,7 @@ from playwright.sync_api import sync_playwright
 
 OUT = Path(__file__).parent / "assets"
 COLOURS = 128  # of a picture
+PATIENCE = 120_000  # milliseconds, for machines that are busy
 
 
 def main() -> None:
@@ -35,7 +36,8 @@ def main() -> None:
                 width = 400 if name == "narrow" else 1180
                 scheme = "dark" if name == "dark" else "light"
                 page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-                page.goto(f"http://127.0.0.1:{port}/")
+                page.set_default_timeout(PATIENCE)
+                page.goto(f"http://127.0.0.1:{port}/", wait_until="domcontentloaded", timeout=PATIENCE)
                 page.wait_for_selector("#methods select", state="attached")
                 picture(page)
                 save(page.screenshot(), OUT / f"page-{name}.png")
