@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from draftwood.certify.checks import Budget, Check
-    from draftwood.certify.report import Certificate, Report, Watch, certify, certify_each
+    from draftwood.certify.report import Certificate, Report, Watch, certify, certify_each, every_method
 
-__all__ = ["Budget", "Certificate", "Check", "Report", "Watch", "certify", "certify_each"]
+__all__ = ["Budget", "Certificate", "Check", "Report", "Watch", "certify", "certify_each", "every_method"]
 
 
 def __getattr__(name: str) -> Any:

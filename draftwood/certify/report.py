@@ -14,7 +14,7 @@ from draftwood.certify.pair import greedy_check, position_check, uncertain
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, DraftwoodError
 from draftwood.eval import provenance
-from draftwood.methods import Method
+from draftwood.methods import METHODS, Method
 from draftwood.params import SamplingParams
 
 Watch = Callable[[str, int, int | None], bool]  # (method and check, steps done, of how many) -> whether to go on
@@ -133,6 +133,19 @@ def certify(
             failed = Check(name, "FAIL", f"{type(error).__name__}: {error}")
             checks.append(failed if fitting else Check(name, "N/A", str(error)))
     return Certificate(method.as_dict(), method.lossless, checks)
+
+
+RULES: tuple[dict[str, Any], ...] = (
+    {"name": "speculative", "verify": "rejection"},
+    {"name": "mcsd", "verify": "rejection"},
+    {"name": "mcsd", "verify": "kseq", "replacement": True},
+    {"name": "mcsd", "draws": "greedy"},
+)
+
+
+def every_method() -> list[Method]:
+    """Every method with its usual options, then `RULES`: other rules and draws, once each on trees or chains."""
+    return [Method.parse(spec) for spec in (*METHODS, *RULES)]
 
 
 def certify_each(

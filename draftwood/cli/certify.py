@@ -27,7 +27,9 @@ INTERRUPTED = 130
 def certify(
     *,
     decoding: MethodOptions,
-    every: bool = flag(False, "Every method there is.", names=("--all",), panel=METHOD),
+    every: bool = flag(
+        False, "Every method there is, and other rules of verification.", names=("--all",), panel=METHOD
+    ),
     models: ModelOptions,
     pair: bool = flag(True, "Also check the models themselves, or tabular models alone.", panel=CHECKS),
     checks: Budget,
@@ -47,15 +49,14 @@ def certify(
     a check fails. A method that is lossy by design is measured instead. Ctrl-C
     keeps the checks that are done.
     """
-    from draftwood.certify import certify_each
-    from draftwood.methods import METHODS, Method
+    from draftwood.certify import certify_each, every_method
     from draftwood.methods.usual import usual
     from draftwood.prompts import corpus_prompts, fitted, read_prompts
 
     if every and (decoding.method is not None or decoding.settings):
         raise ConfigurationError("give --all or one --method with its options, not both")
     one = decoding.chosen(models.drafts) or usual(models.drafts)[0]
-    chosen = [Method.parse(name) for name in METHODS] if every else [one]
+    chosen = every_method() if every else [one]
     texts = corpus_prompts(2) if prompts is None else read_prompts(prompts)
     if out is not None:
         check_writable(out)
