@@ -15,7 +15,7 @@ from draftwood.sampling import Distributions
 def test_a_row_is_warped_when_it_is_first_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     warped: list[int] = []
     warp = sampling.warp
-    monkeypatch.setattr(sampling, "warp", lambda logits, params: warped.append(len(logits)) or warp(logits, params))
+    monkeypatch.setattr(sampling, "warp", lambda logits, params: warped.append(1) or warp(logits, params))
     forest = Forest.from_prompt([0])
     forest.propose(0, [1, 2], None)
     target = Distributions(forest, torch.randn(3, 4), SamplingParams(temperature=0.7))
@@ -28,9 +28,10 @@ def test_verification_and_recording_warp_visited_rows_only(monkeypatch: pytest.M
     """45 nodes of a tree are verified; at most one row for each accepted layer and the next token is warped."""
     rows: list[int] = []
     warp = sampling.warp
-    monkeypatch.setattr(sampling, "warp", lambda logits, params: rows.append(len(logits)) or warp(logits, params))
+    monkeypatch.setattr(sampling, "warp", lambda logits, params: rows.append(1) or warp(logits, params))
     engine = draftwood.load(TabularModel.random(6, seed=1), TabularModel.random(6, seed=2))
-    result = engine.generate([1], {"name": "mcsd", "tree": [4, 2, 2, 1]}, {"temperature": 0.8}, 40, top_logprobs=2)
+    method = {"name": "mcsd", "tree": [4, 2, 2, 1], "verify": "rejection"}
+    result = engine.generate([1], method, {"temperature": 0.8}, 40, top_logprobs=2)
     assert sum(rows) == sum(1 + round_.depth_accepted for round_ in result.rounds)
     assert sum(round_.drafted for round_ in result.rounds) > 3 * sum(rows)
 

@@ -27,7 +27,7 @@ def test_a_result_holds_what_was_generated(engine: Engine) -> None:
     assert result.metrics.emitted == 9
     assert result.metrics.rounds == len(result.rounds)
     assert result.metrics.tau == pytest.approx(9 / len(result.rounds))
-    assert {"name": "speculative", "depth": "auto", "verify": "rejection"}.items() <= result.method.items()
+    assert {"name": "speculative", "depth": "auto", "verify": "traversal"}.items() <= result.method.items()
     assert result.lossless
     assert result.metrics.target_rows == 1 + sum(1 + round_.drafted for round_ in result.rounds)
 
@@ -210,7 +210,7 @@ def test_method_files_and_strings_mean_the_same(tmp_path, engine: Engine) -> Non
     path = tmp_path / "best.yaml"
     path.write_text("name: mcsd\ntree: [3, 2]\nreplacement: true\n")
     wanted = engine.method(f"file:{path}").as_dict()
-    assert {"name": "mcsd", "tree": [3, 2], "replacement": True, "verify": "rejection"}.items() <= wanted.items()
+    assert {"name": "mcsd", "tree": [3, 2], "replacement": True, "verify": "traversal"}.items() <= wanted.items()
     assert engine.method({"name": "mcsd", "tree": "3,2", "replacement": True}).as_dict() == wanted
     assert engine.method(draftwood.Method.parse(wanted)).as_dict() == wanted
 

@@ -27,9 +27,7 @@ INTERRUPTED = 130
 def certify(
     *,
     decoding: MethodOptions,
-    every: bool = flag(
-        False, "Every method there is, and other rules of verification.", names=("--all",), panel=METHOD
-    ),
+    every: bool = flag(False, "Every method, and other rules of verification.", names=("--all",), panel=METHOD),
     models: ModelOptions,
     pair: bool = flag(True, "Also check the models themselves, or tabular models alone.", panel=CHECKS),
     checks: Budget,

@@ -29,7 +29,7 @@ def test_options_within_methods() -> None:
         Method.parse({"name": "autoregressive", "verify": "rejection"}),
         Method.parse({"name": "mcsd", "verify": "coupled", "tree": [4, 2, 2, 1], "replacement": False}),
         Method.parse({"name": "speculative", "verify": "traversal", "gamma": 6}),
-        Method.parse({"name": "speculative", "verify": "rejection", "gamma": 2}),
+        Method.parse({"name": "speculative", "verify": "traversal", "gamma": 2}),
     ]
 
 

@@ -24,7 +24,8 @@ def test_a_predictor_is_trained_and_used(command: Command, pair: list[str], prom
     train = ("train", "calibration", "--prompts", prompts, "--out", out, *SMALL)
     document = command(*train, *pair, "--json").document
     assert document["prompts"] == 12 and document["drafts"] > 12
-    assert document["method"] == {"name": "speculative", "verify": "traversal", "gamma": 10, "depth": "fixed"}
+    wanted = {"name": "speculative", "verify": "traversal", "gamma": 10, "depth": "fixed"}
+    assert wanted.items() <= document["method"].items()
     assert sorted(path.name for path in out.parent.iterdir()) == ["one.safetensors"]
     assert out.stat().st_mode == prompts.stat().st_mode  # as readable as any other file
     assert artifact.load(out, "calibration").settings["theta0"] == document["theta0"]

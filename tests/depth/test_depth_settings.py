@@ -83,7 +83,7 @@ def test_controllers_are_built_anew_with_the_most_layers() -> None:
         assert type(one) is kind
         assert one == other
         assert one is not other
-        assert (one.depth if isinstance(one, Fixed) else one.most) == 7  # type: ignore[attr-defined]
+        assert one.most == 7
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ PROMPT, VOCAB, LENGTH, END = [1, 2, 1, 2], 4, 4, frozenset({0})
 TARGET = TabularModel.random(VOCAB, seed=11, order=4)
 DRAFTS = [TabularModel.random(VOCAB, seed=12, order=3), TabularModel.random(VOCAB, seed=13, order=2)]
 METHODS: dict[str, tuple[dict[str, Any], int]] = {
-    "chain": ({"name": "speculative", "gamma": 3, "depth": "auto"}, 1),
+    "chain": ({"name": "speculative", "gamma": 3, "depth": "auto", "verify": "rejection"}, 1),
+    "paths": ({"name": "speculative", "gamma": 3, "depth": "auto"}, 1),
     "tree": ({"name": "mcsd", "tree": [2, 1], "depth": "auto"}, 1),
     "two drafts": ({"name": "specinfer", "expansion": [1, 1], "depth": "auto"}, 2),
 }
