@@ -145,7 +145,7 @@ RULES: tuple[dict[str, Any], ...] = (
 
 def every_method() -> list[Method]:
     """Every method with its usual options, then `RULES`: other rules and draws, once each on trees or chains."""
-    return [Method.parse(spec) for spec in (*METHODS, *RULES)]
+    return [*map(Method.parse, METHODS), *map(Method.parse, RULES)]
 
 
 def certify_each(
