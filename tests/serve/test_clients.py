@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
 import openai
+import pydantic
 import pytest
 from servers import Running
 
@@ -95,3 +97,23 @@ def test_errors(client: openai.OpenAI, served: Running) -> None:
     assert missing.value.code == "model_not_found" and missing.value.param == "model"
     with pytest.raises(openai.BadRequestError, match="there is no field 'depth'"):
         client.completions.create(model=served.service.name, prompt="a", extra_body={"depth": 1})
+
+
+class Fruit(pydantic.BaseModel):
+    """What the model must say."""
+
+    name: Literal["pear", "plum"]
+    ripe: bool
+
+
+def test_structured_output(client: openai.OpenAI, served: Running) -> None:
+    answer = client.chat.completions.parse(
+        model=served.service.name,
+        messages=[{"role": "user", "content": "hi"}],
+        max_tokens=60,
+        seed=1,
+        response_format=Fruit,
+        extra_body={"speculation": {"name": "dsbd", "width": 2, "draft_width": 2}},
+    )
+    found = answer.choices[0].message.parsed
+    assert found is not None and found.name in ("pear", "plum")

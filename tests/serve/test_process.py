@@ -164,6 +164,23 @@ def test_a_full_queue_and_64_clients(server: Server) -> None:
 
 
 @pytest.mark.slow
+def test_64_clients_for_a_while(server: Server) -> None:
+    """Each is told right, however often it has to come back for want of room."""
+
+    def ask(i: int) -> str:
+        body = {"prompt": f"Story {i % 7}", "max_tokens": 24, "seed": i % 13, "speculation": ("off", "lookup")[i % 2]}
+        while (answer := server.client.post("/v1/completions", json=body)).status_code == 429:
+            time.sleep(0.05)
+        text: str = answer.json()["choices"][0]["text"]
+        return text
+
+    alone = [ask(i) for i in range(7 * 13 * 2)]
+    with ThreadPoolExecutor(64) as pool:
+        assert list(pool.map(ask, range(7 * 13 * 2 * 8))) == alone * 8
+    server.idle()
+
+
+@pytest.mark.slow
 def test_memory_stays_flat(server: Server) -> None:
     """Over 2,000 requests of all kinds, those that are left and refused included."""
 
