@@ -8,16 +8,20 @@ static void scored(const float* q, int group, const Cell* keys, const int32_t* l
   int64_t whole = dim / WIDTH * WIDTH;
   for (int64_t t = 0; t < n; t += WIDTH) {
     const Cell* at[WIDTH];
-    for (int u = 0; u < WIDTH; u++) at[u] = keys + static_cast<int64_t>(list[t + u < n ? t + u : t]) * dim;
+    if (t + WIDTH <= n)
+      DW_UNROLL for (int u = 0; u < WIDTH; u++) at[u] = keys + static_cast<int64_t>(list[t + u]) * dim;
+    else
+      for (int u = 0; u < WIDTH; u++) at[u] = keys + static_cast<int64_t>(list[t + u < n ? t + u : t]) * dim;
     for (int g = 0; g < group; g++) {
       const float* query = q + g * dim;
       Floats found[WIDTH];
-      for (int u = 0; u < WIDTH; u++) {
-        Floats total{};
-        for (int64_t d = 0; d < whole; d += WIDTH) total = fma(load(query + d), load(at[u] + d), total);
-        if (whole < dim) total = fma(tail(query + whole, dim - whole), tail(at[u] + whole, dim - whole), total);
-        found[u] = total;
+      DW_UNROLL for (int u = 0; u < WIDTH; u++) found[u] = Floats{};
+      for (int64_t d = 0; d < whole; d += WIDTH) {  // the slots side by side: a sum waits for itself
+        Floats x = load(query + d);
+        DW_UNROLL for (int u = 0; u < WIDTH; u++) found[u] = fma(x, load(at[u] + d), found[u]);
       }
+      if (whole < dim)
+        DW_UNROLL for (int u = 0; u < WIDTH; u++) found[u] = fma(tail(query + whole, dim - whole), tail(at[u] + whole, dim - whole), found[u]);
       Floats score = sums(found) * scale;
       if (limit) score = limit * tanh(score / limit);
       store(scores + g * room + t, score);
@@ -25,10 +29,11 @@ static void scored(const float* q, int group, const Cell* keys, const int32_t* l
   }
 }
 
-// scores to weights that sum to 1
+// scores to weights that sum to 1; behind the last one stand others of them, to a whole vector
 static void softmax(float* scores, int64_t n) {
-  float top = scores[0];
-  for (int64_t t = 1; t < n; t++) top = scores[t] > top ? scores[t] : top;
+  Floats tops = load(scores);
+  for (int64_t t = WIDTH; t < n; t += WIDTH) tops = load(scores + t) > tops ? load(scores + t) : tops;
+  float top = most(tops);
   Floats total{};
   vectors(n, [&](int64_t t, int64_t c) {
     Floats e = exp(load(scores + t) - top);

@@ -4,12 +4,6 @@
 constexpr int64_t TALL = 128, DEEP = 128;  // rows and steps of a block that stays in the caches
 constexpr int64_t AHEAD = 1024;            // bytes of weights asked for before they are needed
 
-#ifdef __clang__
-#define DW_UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define DW_UNROLL _Pragma("GCC unroll 16")
-#endif
-
 template <int N> struct Fixed { static constexpr int value = N; };
 
 // f(Fixed<rows>), rows <= MOST

@@ -2,6 +2,12 @@
 // Included once per set, inside its namespace. Products and sums are fused only where fma() says so: compiled with
 // -ffp-contract=off, every function gives an element the same bits wherever it is inlined.
 
+#ifdef __clang__
+#define DW_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define DW_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 constexpr int WIDTH = DW_WIDTH;
 typedef float Floats __attribute__((vector_size(4 * DW_WIDTH), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(4 * DW_WIDTH), aligned(4), may_alias));
