@@ -199,7 +199,8 @@ def _judge_path(tree: RoundTree) -> None:
     following = dict(zip(path, [*path[1:], len(round_.forest_token)], strict=True))
     chances = [math.exp(value) for value in round_.warped_logprobs]
     for place, node in enumerate(path[1:]):
-        tree.nodes[node].add(*((round_.kinds[place], chances[place]) if place < emitted else ("cut off",)))
+        kept = "forced" if round_.kinds[place : place + 1] == ["forced"] else "accepted"
+        tree.nodes[node].add(*((kept, chances[place]) if place < emitted else ("cut off",)))
     for node, parent in enumerate(round_.forest_parent):
         if parent in following and node not in following:
             tree.nodes[node].add("rejected" if node < following[parent] else "discarded")
