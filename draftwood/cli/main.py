@@ -36,6 +36,7 @@ COMMANDS = {  # name -> module:function below HOME, in the order of the help pag
     "generate": "generate:generate",
     "compare": "compare:compare",
     "explain": "generate:explain",
+    "chat": "chat:chat",
     "serve": "serve:serve",
     "eval": "evaluate:evaluate",
     "report": "reproduce:report",

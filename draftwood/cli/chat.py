@@ -1,0 +1,310 @@
+"""`draftwood chat`: a conversation in the terminal, with models in this process or with a server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib import error, request
+from urllib.parse import urlsplit
+
+from draftwood.cli.groups import ColorOptions, LimitOptions, MethodOptions, ModelOptions, seed
+from draftwood.cli.options import flag
+from draftwood.cli.running import interruptible
+from draftwood.errors import ConfigurationError, DraftwoodError, RequestError, did_you_mean
+from draftwood.explain.terminal import Painter, colourful, flow, method_label, option_text, summary
+from draftwood.params import SamplingParams
+from draftwood.reading import parse_json
+
+if TYPE_CHECKING:
+    from draftwood.engine import Engine
+    from draftwood.methods import Method
+    from draftwood.results import GenerationResult
+
+HELP = """\
+/method NAME [KEY=VALUE ...]  decode by another method; alone: which it is
+/set KEY=VALUE ...            temperature, top_p, ..., seed, max_new_tokens; alone: what they are
+/system TEXT                  the system message; begins the conversation anew
+/stats                        figures of the last reply
+/reset                        forget the conversation
+/quit                         end, as Ctrl-D does; Ctrl-C ends a reply"""
+COMMANDS = ("help", "method", "set", "system", "stats", "reset", "quit")
+NO_TEMPLATE = "no chat template"  # of the error for models that know no conversations
+
+
+@dataclass(slots=True)
+class Talk:
+    """A conversation, and how replies to it are decoded."""
+
+    sampling: SamplingParams
+    limits: LimitOptions
+    seed: int
+    method: Method | None
+    history: list[dict[str, str]] = field(default_factory=list)
+
+    def options(self) -> dict[str, Any]:
+        """What /set may change, as it is."""
+        return {**self.sampling.model_dump(), "seed": self.seed, "max_new_tokens": self.limits.max_new_tokens}
+
+    def set(self, values: dict[str, Any]) -> None:
+        """Change some of the options."""
+        from draftwood import config
+
+        known = self.options()
+        wrong = next((key for key in values if key not in known), None)
+        if wrong is not None:
+            raise ConfigurationError(f"/set has no option {wrong!r}" + did_you_mean(wrong, known))
+        changed = {**known, **values}
+        limits = config.parse(
+            LimitOptions, {**self.limits.model_dump(), "max_new_tokens": changed.pop("max_new_tokens")}, "/set"
+        )
+        number = changed.pop("seed")
+        if type(number) is not int:
+            raise ConfigurationError(f"/set: seed is {number}, but must be a whole number")
+        self.sampling = config.parse(SamplingParams, changed, "/set")
+        self.limits, self.seed = limits, number
+
+    @property
+    def turn(self) -> int:
+        """The seed of the next reply: each has its own."""
+        return self.seed + len(self.history)
+
+    @property
+    def text(self) -> str:
+        """The conversation for a model that continues text."""
+        return "\n".join(message["content"] for message in self.history)
+
+
+class Partner(Protocol):
+    """Who replies."""
+
+    def reply(self, talk: Talk, cancelled: Callable[[], bool]) -> str:
+        """Write the reply to the last message as it comes; returns its text."""
+
+    def check(self, method: Method) -> Method:
+        """The method, or a ConfigurationError where it cannot be used."""
+
+    def stats(self) -> str:
+        """Figures of the last reply."""
+
+
+@dataclass(slots=True)
+class Here(Partner):
+    """An engine in this process."""
+
+    engine: Engine
+    color: bool | None
+    last: GenerationResult | None = None
+
+    def reply(self, talk: Talk, cancelled: Callable[[], bool]) -> str:
+        words = self.engine.tokenizer
+        assert words is not None  # every checkpoint directory has one
+        prompt = self.engine.tokens(talk.history if words.templates else talk.text)
+        painter = Painter(sys.stdout, words.stream(prompt), colourful(sys.stdout, self.color))
+        events = self.engine.stream(
+            prompt,
+            method=talk.method,
+            sampling=talk.sampling,
+            seed=talk.turn,
+            cancelled=cancelled,
+            **talk.limits.model_dump(),
+        )
+        for event in events:
+            painter.show(event.text, event.tokens, event.kinds)
+            self.last = event.result
+        assert self.last is not None  # the last event carries it
+        return self.last.text
+
+    def check(self, method: Method) -> Method:
+        return self.engine.method(method)
+
+    def stats(self) -> str:
+        return flow(summary(self.last), sys.stdout) if self.last else "there was no reply yet"
+
+
+@dataclass(slots=True)
+class There(Partner):
+    """A server with OpenAI's protocol."""
+
+    url: str
+    key: str | None
+    chats: bool = True  # whether its model knows conversations
+    last: dict[str, Any] = field(default_factory=dict)
+
+    def reply(self, talk: Talk, cancelled: Callable[[], bool]) -> str:
+        body: dict[str, Any] = {
+            **talk.sampling.model_dump(exclude_defaults=True),
+            "temperature": talk.sampling.temperature,
+            "seed": talk.turn,
+            "max_tokens": talk.limits.max_new_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        body |= {"stop": talk.limits.stop} if talk.limits.stop else {}
+        body |= {"ignore_eos": True} if talk.limits.ignore_eos else {}
+        body |= {"speculation": talk.method.as_dict()} if talk.method is not None else {}
+        try:
+            return self._streamed(talk, body, cancelled)
+        except RequestError as failed:
+            if not self.chats or NO_TEMPLATE not in str(failed):
+                raise
+            self.chats = False
+            return self._streamed(talk, body, cancelled)
+
+    def _streamed(self, talk: Talk, body: dict[str, Any], cancelled: Callable[[], bool]) -> str:
+        about: dict[str, Any] = {"messages": talk.history} if self.chats else {"prompt": talk.text}
+        text, self.last = "", {}
+        with self._posted("/v1/chat/completions" if self.chats else "/v1/completions", {**about, **body}) as answer:
+            for chunk in _events(answer):
+                for choice in chunk.get("choices", ()):
+                    piece = choice.get("text") or choice.get("delta", {}).get("content") or ""
+                    text += piece
+                    print(piece, end="", flush=True)
+                self.last |= {key: chunk[key] for key in ("usage", "metrics") if chunk.get(key)}
+                if cancelled():
+                    break
+        return text
+
+    def _posted(self, path: str, body: dict[str, Any]) -> Any:
+        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {self.key}"} if self.key else {})
+        place = self.url.rstrip("/").removesuffix("/v1") + path
+        local = urlsplit(place).hostname in ("localhost", "127.0.0.1", "::1")
+        opener = request.build_opener(*([request.ProxyHandler({})] if local else []))
+        try:
+            return opener.open(request.Request(place, json.dumps(body).encode(), headers), timeout=600)
+        except error.HTTPError as refused:
+            with suppress(ValueError, LookupError, TypeError):
+                raise RequestError(str(parse_json(refused.read(1 << 20))["error"]["message"])) from None
+            raise RequestError(f"{place} answers with {refused.code} {refused.reason}") from None
+        except (OSError, ValueError) as failed:
+            raise RequestError(f"{place} cannot be reached ({getattr(failed, 'reason', failed)})") from None
+
+    def check(self, method: Method) -> Method:
+        return method
+
+    def stats(self) -> str:
+        return json.dumps(self.last, indent=1) if self.last else "there was no reply yet"
+
+
+def _events(answer: Any) -> Iterator[dict[str, Any]]:
+    """The JSON objects of server-sent events; raises RequestError where one is an error."""
+    for line in answer:
+        kind, _, data = line.decode("utf-8", "replace").strip().partition(":")
+        if kind != "data" or data.strip() == "[DONE]":
+            continue
+        try:
+            found = parse_json(data)
+        except ValueError as failed:
+            raise RequestError(f"the server sent what is no JSON ({failed})") from None
+        if not isinstance(found, dict):
+            raise RequestError("the server sent what is no answer")
+        if isinstance(found.get("error"), dict):
+            raise RequestError(str(found["error"].get("message")))
+        yield found
+
+
+def chat(
+    *,
+    url: str | None = flag(None, "Talk to a server with OpenAI's protocol, such as http://localhost:8000.", "URL"),
+    api_key: str | None = flag(None, "With --url: the server's key; better in DRAFTWOOD_API_KEY.", "KEY"),
+    system: str | None = flag(None, "A system message before the conversation.", "TEXT"),
+    limits: LimitOptions = LimitOptions(max_new_tokens=512),
+    models: ModelOptions,
+    decoding: MethodOptions,
+    seed: int = seed("The same seed and words give the same conversation."),
+    sampling: SamplingParams,
+    output: ColorOptions,
+) -> None:
+    """Talk to a model.
+
+    Each line is a message; a model without a chat template, such as the embedded
+    one, continues the text instead. /help lists what else can be said. In a pipe,
+    standard output carries the replies alone.
+    """
+    method = decoding.chosen(models.drafts)
+    if method is not None:
+        method.check(sampling)
+    talk = Talk(sampling, limits, seed, method)
+    partner: Partner = Here(models.load(), output.color) if url is None else There(url, api_key)
+    if method is not None:
+        partner.check(method)
+    begin(talk, system)
+    asks = sys.stdin.isatty()
+    failed = False
+    for line in lines(asks):
+        try:
+            if line.startswith("/"):
+                if command(talk, partner, line[1:]):
+                    break
+            elif line.strip():
+                answer(talk, partner, line)
+        except DraftwoodError as wrong:
+            failed = True
+            print(f"error: {wrong}", file=sys.stderr)
+    if failed and not asks:
+        sys.exit(2)
+
+
+def lines(asks: bool) -> Iterator[str]:
+    """What is said, line by line, until the end of the input."""
+    if not asks:
+        for line in sys.stdin:
+            yield line.removesuffix("\n")
+        return
+    with suppress(ImportError):
+        import readline  # noqa: F401  # editing and history of what was typed
+    with suppress(EOFError):
+        while True:
+            yield input("> ")
+
+
+def begin(talk: Talk, system: str | None) -> None:
+    """Forget the conversation."""
+    talk.history = [] if not system else [{"role": "system", "content": system}]
+
+
+def answer(talk: Talk, partner: Partner, text: str) -> None:
+    """Say something and write the reply; a message that failed was not said."""
+    before = list(talk.history)
+    talk.history.append({"role": "user", "content": text})
+    try:
+        with interruptible() as wanted:
+            reply = partner.reply(talk, wanted)
+    except BaseException:
+        talk.history = before
+        raise
+    finally:
+        print(flush=True)
+    talk.history.append({"role": "assistant", "content": reply})
+
+
+def command(talk: Talk, partner: Partner, line: str) -> bool:
+    """What begins with a slash; whether it ends the conversation."""
+    from draftwood import config
+    from draftwood.methods import Method
+
+    name, *words = line.split() or [""]
+    if name not in COMMANDS:
+        raise ConfigurationError(f"there is no /{name}" + did_you_mean(name, COMMANDS))
+    said = sys.stderr if not sys.stdin.isatty() else sys.stdout
+    if name == "help":
+        print(HELP, file=said)
+    elif name == "method" and words:
+        method = Method.parse(words[0], config.assignments(words[1:]))
+        method.check(talk.sampling)
+        talk.method = partner.check(method)
+    elif name == "method":
+        print("the usual one" if talk.method is None else method_label(talk.method.as_dict()), file=said)
+    elif name == "set" and words:
+        talk.set(config.assignments(words))
+    elif name == "set":
+        print(" ".join(f"{key}={option_text(value)}" for key, value in talk.options().items()), file=said)
+    elif name == "stats":
+        print(partner.stats(), file=said)
+    elif name in ("reset", "system"):
+        system = next((message["content"] for message in talk.history[:1] if message["role"] == "system"), None)
+        begin(talk, line.partition(" ")[2].strip() if name == "system" else system)
+    return name == "quit"

@@ -1,0 +1,74 @@
+"""`draftwood chat` in a pipe: with models in the process, and with a server."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Command, Outcome
+from servers import Running
+
+from draftwood import load
+
+METHOD = {"name": "speculative", "gamma": 2}
+FLAGS = ["--method", "speculative", "--set", "gamma=2", "--seed", "3", "--max-new-tokens", "8"]
+Say = Callable[..., Outcome]
+
+
+@pytest.fixture
+def say(command: Command, monkeypatch: pytest.MonkeyPatch) -> Say:
+    """`draftwood chat` with these lines on standard input."""
+
+    def call(lines: list[str], *arguments: object) -> Outcome:
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        return command("chat", *arguments)
+
+    return call
+
+
+def test_a_conversation_here_and_with_a_server(say: Say, served: Running, talker: Path, draft: Path) -> None:
+    engine, history, expected = load(talker, draft), list[dict[str, str]](), ""
+    for text, sampling in (("hi", {}), ("and then?", {"temperature": 0.0})):
+        history.append({"role": "user", "content": text})
+        result = engine.generate(history, METHOD, sampling, 8, seed=3 + len(history))
+        history.append({"role": "assistant", "content": result.text})
+        expected += result.text + "\n"
+    lines = ["hi", "/stats", "/set temperature=0", "/set", "/method", "and then?", "/quit", "nobody hears this"]
+    here = say(lines, "--target", talker, "--draft", draft, *FLAGS)
+    assert here.code == 0 and here.out == expected
+    assert "tau" in here.err and "temperature=0" in here.err and "speculative gamma=2" in here.err
+    there = say(lines, "--url", served.url, *FLAGS)
+    assert there.code == 0 and there.out == expected and "completion_tokens" in there.err
+
+
+def test_a_model_without_a_template_continues_the_text(say: Say, pair: list[str], target: Path, draft: Path) -> None:
+    shown = say(["once", "/reset", "once"], *pair, *FLAGS)
+    expected = load(target, draft).generate("once", METHOD, {}, 8, seed=4).text
+    assert shown.code == 0 and shown.out == f"{expected}\n{expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("/sit", "there is no /sit (did you mean 'set'?)"),
+        ("/set temprature=1", "/set has no option 'temprature' (did you mean 'temperature'?)"),
+        ("/set temperature=-1", "temperature"),
+        ("/method speculativ", "did you mean 'speculative'?"),
+        ("x" * 3000, "shorten"),
+    ],
+    ids=lambda value: value[:12],
+)
+def test_what_goes_wrong_is_told_and_the_conversation_goes_on(
+    say: Say, pair: list[str], line: str, sentence: str
+) -> None:
+    shown: Any = say([line, "hi"], *pair, *FLAGS)
+    assert shown.code == 2 and sentence in shown.err and shown.err.count("error: ") == 1
+    assert len(shown.out.strip()) > 0
+
+
+def test_no_server_is_one_sentence(say: Say) -> None:
+    shown = say(["hi"], "--url", "http://127.0.0.1:9")
+    assert shown.code == 2 and "cannot be reached" in shown.err and shown.err.count("error: ") == 1
