@@ -40,7 +40,7 @@ def main() -> None:
                 page.goto(f"http://127.0.0.1:{port}/", wait_until="domcontentloaded", timeout=PATIENCE)
                 page.wait_for_selector("#methods select", state="attached")
                 picture(page)
-                save(page.screenshot(), OUT / f"page-{name}.png")
+                save(page.screenshot(full_page=name == "light"), OUT / f"page-{name}.png")
             browser.close()
     finally:
         server.terminate()
@@ -74,8 +74,6 @@ def rounds(page: Any) -> None:
     page.fill("[name=tree]", "3,2,1")
     page.click("#methods .method:visible summary")
     generate(page)
-    page.locator(".strip button").nth(2).click()
-    page.set_viewport_size({"width": 1180, "height": 1500})
 
 
 def comparison(page: Any) -> None:
@@ -88,7 +86,6 @@ def narrow(page: Any) -> None:
     """A telephone."""
     page.locator(".method:visible > .field select").select_option("dsbd")
     generate(page)
-    page.locator(".runs").scroll_into_view_if_needed()
     page.evaluate("() => document.querySelector('#runs').scrollIntoView()")
 
 
