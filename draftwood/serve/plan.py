@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from draftwood.depth import parse_depth
 from draftwood.errors import DraftwoodError
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamMethod
@@ -131,4 +132,6 @@ def parsed(spec: str | Mapping[str, Any]) -> Method:
     method = Method.parse(spec)
     if method.files:
         raise ApiError(400, "options that name files of the server are not for clients; leave them out", "speculation")
+    if getattr(method, "shared", False) or getattr(parse_depth(getattr(method, "depth", "fixed")), "shared", False):
+        raise ApiError(400, "what requests share would tell clients of each other; leave out shared", "speculation")
     return method

@@ -50,6 +50,11 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
             {"prompt": "a", "speculation": {"name": "speculative", "depth": "decision:/etc/passwd"}},
             *(400, "speculation", "files of the server"),
         ),
+        ({"prompt": "a", "speculation": {"name": "lookup", "shared": True}}, 400, "speculation", "leave out shared"),
+        (
+            {"prompt": "a", "speculation": {"name": "speculative", "depth": "beta-ts:shared=true"}},
+            *(400, "speculation", "leave out shared"),
+        ),
         ({"prompt": "a", "use_beam_search": True, "speculation": "mcsd"}, 400, "speculation", "has no beams"),
         ({"prompt": "a", "length_penalty": 1.0}, 400, "length_penalty", "use_beam_search"),
         ({"prompt": "a", "use_beam_search": True, "top_p": 0.5}, 400, None, "draws nothing"),
