@@ -217,10 +217,11 @@ def experiments(folder: Path) -> list[tuple[Path, Experiment]]:
 
 
 def page(folder: Path) -> str:
-    """The whole page of results."""
+    """The whole page of results; what nobody has measured yet has no section."""
     parts = [HEAD.strip()]
     for path, experiment in experiments(folder):
-        parts += section(experiment, path)
+        if documents(path):
+            parts += section(experiment, path)
     return "\n\n".join(parts) + "\n"
 
 
