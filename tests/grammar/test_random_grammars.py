@@ -113,7 +113,7 @@ def grammar(rng: random.Random) -> tuple[dict[str, Any], Any]:
         case "object":
             return {"json_object": True}, lambda text: isinstance(json.loads(text), dict)
         case "regex":
-            regex = rng.choice(["[a-c]{2,5}é?", "(yes|no|maybe) [0-9]{1,3}", r"\d{4}-\d{2}", "(ab|a|b)*c"])
+            regex = rng.choice(["[a-c]{2,5}é?", "(yes|no|maybe) [0-9]{1,3}", "[0-9]{4}-[0-9]{2}", "(ab|a|b)*c"])
             return {"regex": regex}, lambda text: re.fullmatch(regex, text)
         case "choice":
             texts = rng.sample(["yes", "no", 'a "quoted"\nline', "ja — nein", "yes, indeed", "\\"], 3)
