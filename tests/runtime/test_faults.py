@@ -360,7 +360,7 @@ def test_eight_threads() -> None:
 def test_nobody_starves() -> None:
     """A short request of one thread ends soon though another thread's long one is stepped without a pause."""
     ours = Engine(TabularModel.random(5, seed=1))
-    long = ours.stream([1], max_new_tokens=1500)
+    long = ours.stream([1], method="autoregressive", max_new_tokens=1500)
     next(long)
     rounds: list[int] = []
     worker = threading.Thread(target=lambda: rounds.extend(1 for _ in long))
