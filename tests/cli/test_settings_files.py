@@ -48,14 +48,14 @@ def test_commands_of_groups_and_repeated_options(
     command: Command, target: Path, places: tuple[Path, Path], tmp_path: Path
 ) -> None:
     places[0].write_text(
-        f'target = "{target}"\n[tune]\nmethod = "lookup"\nset = ["gamma=3", "min_ngram=2"]\nbudget = 2\n'
+        f'target = "{target}"\n[tune]\nmethod = "lookup"\nset = ["gamma=3", "verify=coupled"]\nbudget = 2\n'
         "[train.eesd]\nsteps = 0\n"
     )
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a b a b\n")
     tuned = command("tune", "--prompts", prompts, "--max-new-tokens", 4, "--out", tmp_path / "t.json", "--json")
     assert tuned.code == 0, tuned.err
-    assert tuned.document["best"]["gamma"] == 3 and tuned.document["best"]["min_ngram"] == 2
+    assert tuned.document["best"]["gamma"] == 3 and tuned.document["best"]["verify"] == "coupled"
     assert "--steps is 0, but must be at least 1 (from draftwood.toml)" in command("train", "eesd", "--out", "x").err
 
 
