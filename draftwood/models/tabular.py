@@ -62,21 +62,19 @@ class TabularModel:
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         tokens = batch.tokens if batch.hidden is None else batch.hidden[:, 0].to(torch.int64)
-        rows = cache.index(1, [(segment.extent, segment.slots) for segment in batch.segments])
-        cache.planes[0][rows] = torch.stack((tokens, batch.positions), -1)
+        table = cache.planes[0].numpy()  # [slots, 2]
+        slots = [segment.extent.base + slot for segment in batch.segments for slot in segment.slots]
+        table[slots, 0], table[slots, 1] = tokens.numpy(), batch.positions.numpy()
         if batch.stop is not None and batch.stop < self.n_layers:
             return tokens[:, None].to(self.dtype)
         segment_of = [(segment, row) for segment in batch.segments for row in range(len(segment))]
-        tables = {id(segment): cache.read(0, segment.extent)[0, 0].tolist() for segment in batch.segments}
+        wanted = batch.wanted if isinstance(batch.wanted, slice) else batch.wanted.tolist()
         out = []
-        for row in torch.arange(len(segment_of))[batch.wanted].tolist():
-            segment, place = segment_of[row]
-            table = tables[id(segment)]  # [capacity][token, position]
-            prefix = [table[slot] for slot in segment.visible(place)]
-            positions = [position for _, position in prefix]
+        for segment, place in segment_of[wanted] if isinstance(wanted, slice) else [segment_of[row] for row in wanted]:
+            prefix, positions = table[[segment.extent.base + slot for slot in segment.visible(place)]].T.tolist()
             if positions != list(range(len(prefix))):
                 raise AssertionError(f"a row sees the positions {positions}: its slots are wrong")
-            out.append(self._log_law(tuple(token for token, _ in prefix)))
+            out.append(self._log_law(tuple(prefix)))
         logits = torch.stack(out) if out else torch.empty(0, self.vocab_size, dtype=self.dtype)
         batch.kept.update(dict.fromkeys(batch.states, logits))  # there is nothing else that it could show
         return logits
