@@ -15,7 +15,7 @@ from draftwood import Engine, SamplingParams, TabularModel
 
 PROMPT = [1, 2, 1, 2]
 END = frozenset({0})
-COUNT, FEW = 20_000, 750
+COUNT, FEW = 20_000, 400
 TARGET = TabularModel.random(3, seed=11, order=4)
 DRAFT = TabularModel.random(3, seed=12, order=3)
 LENGTH = 5  # layers: more than a round of four drafted ones

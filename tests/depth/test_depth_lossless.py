@@ -1,6 +1,7 @@
 """Controllers never change what is decoded: by enumeration, by samples, greedy and coupled text token for token."""
 
 import functools
+import itertools
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ CONTROLLERS = [
 ]
 REPEATABLE = [depth for depth in CONTROLLERS if depth not in ("speedup-ts", "optimal-stopping")]  # no time measured
 CHAIN = {"name": "speculative", "gamma": 4}
-FEW, FEWER = 1200, 250  # generations
+FEW, FEWER = 500, 250  # generations
 TREES: list[tuple[dict[str, Any], int]] = [
     (CHAIN, 1),
     ({"name": "specinfer", "expansion": [2, 1, 1]}, 2),
@@ -37,24 +38,39 @@ TREES: list[tuple[dict[str, Any], int]] = [
 ]
 
 
+@functools.cache
+def plain_text(place: int, verify: str) -> list[int]:
+    """Plain decoding of one of three prompts, greedy or with the noise of coupled sampling."""
+    method = {"name": "autoregressive", "verify": verify}
+    return Engine(TARGET).generate(**asked(place, verify), method=method).tokens
+
+
+def asked(place: int, verify: str) -> dict[str, Any]:
+    sampling = {"temperature": 0.8 if verify == "coupled" else 0}
+    return {"prompt": [1, 1 + place, 3], "sampling": sampling, "max_new_tokens": 40, "seed": place}
+
+
 @pytest.mark.parametrize("depth", CONTROLLERS)
 def test_greedy_and_coupled_text_is_plain_decodings(depth: str) -> None:
     """Without end token, so that rounds are many and controllers change their minds."""
-    for method, drafts in TREES:
+    for place, (method, drafts) in enumerate(TREES):
         engine = Engine(TARGET, DRAFTS[:drafts])
-        for seed in range(3):
-            options: dict[str, Any] = {"sampling": {"temperature": 0}, "max_new_tokens": 40, "seed": seed}
-            prompt = [1, 1 + seed, 3]
-            plain = engine.generate(prompt, "autoregressive", **options)
-            assert engine.generate(prompt, {**method, "depth": depth}, **options).tokens == plain.tokens
-            options["sampling"] = {"temperature": 0.8}
-            plain = engine.generate(prompt, {"name": "autoregressive", "verify": "coupled"}, **options)
-            found = engine.generate(prompt, {**method, "depth": depth, "verify": "coupled"}, **options)
-            assert found.tokens == plain.tokens
+        for verify in ("rejection", "coupled"):
+            found = engine.generate(**asked(place, verify), method={**method, "depth": depth, "verify": verify})
+            assert found.tokens == plain_text(place, verify)
 
 
-@pytest.mark.parametrize("depth", REPEATABLE)
-@pytest.mark.parametrize("method", [0, 1, 2])
+LONG = {("speedup-ts:discount=0.8,cost=0.3", 0)}  # thousands of replays, as most of the second method
+LONG |= {(depth, 1) for depth in REPEATABLE if depth not in ("entropy:1.0", "beta-ts")}
+
+
+@pytest.mark.parametrize(
+    ("depth", "method"),
+    [
+        pytest.param(*cell, marks=pytest.mark.slow if cell in LONG else ())
+        for cell in itertools.product(REPEATABLE, range(3))
+    ],
+)
 def test_law_is_exact(depth: str, method: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every random number is enumerated, that of the controller too; a Beta draw is one of two values."""
     monkeypatch.setattr(
@@ -117,7 +133,15 @@ def beam_law() -> Any:
     return BeamLaw(BEAM_TARGET, PROMPT, SamplingParams(), END, "joint").law(2, True, 4)
 
 
-@pytest.mark.parametrize("depth", ["confidence:0.5", "beta-ts", "speedup-ts:cost=0.2", "optimal-stopping"])
+@pytest.mark.parametrize(
+    "depth",
+    [
+        "confidence:0.5",
+        "optimal-stopping",
+        pytest.param("beta-ts", marks=pytest.mark.slow),
+        pytest.param("speedup-ts:cost=0.2", marks=pytest.mark.slow),
+    ],
+)
 def test_beams_follow_beam_sampling(depth: str) -> None:
     engine = Engine(BEAM_TARGET, [BEAM_DRAFT], end_tokens=END)
     method = {"name": "dsbd", "width": 2, "draft_width": 4, "gamma": 3, "n_best": 2, "depth": depth}
