@@ -38,7 +38,7 @@ def chance(prefix, token):
 
 
 for name in ("autoregressive", "speculative", "mcsd"):
-    runs = toy.batch([{"prompt": [0], "seed": seed} for seed in range(2000)], method=name, max_new_tokens=2)
+    runs = toy.batch([{"prompt": [0], "seed": seed} for seed in range(2000)], 64, method=name, max_new_tokens=2)
     seen = Counter(tuple(run.tokens) for run in runs)
     off = [abs(seen[a, b] / 2000 - chance((0,), a) * chance((0, a), b)) for a in range(3) for b in range(3)]
     print(f"{name:14} total variation from the exact law: {sum(off) / 2:.3f}")

@@ -17,7 +17,7 @@ from test_random_requests import requests as plain_requests
 
 from draftwood import Engine, GenerationResult, SamplingParams, TabularModel
 
-ALONE, BATCHES = (150, 350), (25, 60)  # examples by default and in slow tests
+ALONE, BATCHES = (80, 350), (15, 60)  # examples by default and in slow tests
 
 ANSWERS = {"n_best": st.integers(1, 4), "length_penalty": st.sampled_from([0.0, 1.0, 1.0, -0.5, 2.0])}
 SAMPLED = {
