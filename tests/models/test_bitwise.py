@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from covering import covering
 from walks import Walk
 
 import draftwood
@@ -33,20 +34,28 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 COUNTS = (1, 2, 3, 4, 5, 8, 17, 64, 130)  # rows in a product
 
 
-@pytest.fixture(autouse=True, params=[1, 2, 8], ids=["1 thread", "2 threads", "8 threads"])
+THREADS = (1, 2, 8)
+
+
+@pytest.fixture(autouse=True)
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+    """One unless a test names another number."""
+    before, count = torch.get_num_threads(), getattr(request, "param", 1)
+    torch.set_num_threads(count)
+    yield count
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("holder", [Packed, Int8])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("out", "width"), [(24, 16), (320, 192), (2048, 192), (192, 512), (768, 3072), (4096, 768)])
-def test_a_row_of_a_product_does_not_depend_on_the_others(holder: Any, dtype: str, out: int, width: int) -> None:
+def combined(names: str, *factors: Any) -> pytest.MarkDecorator:
+    """Combinations with numbers of threads."""
+    return pytest.mark.parametrize(f"{names},threads", covering(*factors, THREADS), indirect=["threads"], ids=str)
+
+
+@combined("holder,dtype,shape", [Packed, Int8], [*DTYPES], [(24, 16), (320, 192), (192, 512), (768, 3072), (4096, 768)])
+def test_a_row_of_a_product_does_not_depend_on_the_others(holder: Any, dtype: str, shape: tuple[int, int]) -> None:
     if holder is Packed and matrix.holder(DTYPES[dtype], torch.device("cpu"), None, "pytorch") is None:
         pytest.skip("this processor has no packed products of this type: plain ones are used")
+    out, width = shape
     generator = torch.Generator().manual_seed(out)
     weight = torch.randn(out, width, generator=generator).to(DTYPES[dtype]) / width**0.5
     x = torch.randn(1, 130, width, generator=generator).to(DTYPES[dtype])
@@ -61,15 +70,13 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(holder: Any, dtype: st
     assert error.max() < (0.03 if holder is Int8 else 0.004 if dtype == "bfloat16" else 1e-6)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "width"), [(6, 2, 32), (4, 4, 16), (12, 12, 64), (16, 2, 128), (3, 1, 48)]
-)
-@pytest.mark.parametrize("past", [3, 60, 185, 190, 380, 500, 1020])
-def test_attention_of_a_cell_does_not_depend_on_the_others(
-    dtype: str, heads: int, kv_heads: int, width: int, past: int
-) -> None:
+HEADS = [(6, 2, 32), (4, 4, 16), (12, 12, 64), (16, 2, 128), (3, 1, 48)]  # of queries, of keys, width of each
+
+
+@combined("dtype,shape,past", [*DTYPES], HEADS, [3, 60, 185, 190, 380, 500, 1020])
+def test_attention_of_a_cell_does_not_depend_on_the_others(dtype: str, shape: tuple[int, int, int], past: int) -> None:
     """Other cells, other rows of the batch, slots behind the last one: none changes a bit."""
+    heads, kv_heads, width = shape
     generator = torch.Generator().manual_seed(past)
     cells, fewest = 37, max(2, -(-4 * kv_heads // heads))
     q, k, v = (
@@ -102,9 +109,7 @@ def test_attention_of_a_cell_does_not_depend_on_the_others(
     )
 
 
-@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_new", "relu"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [48, 1024, 5632, 12000, 40000])
+@combined("name,dtype,width", ["silu", "gelu", "gelu_new", "relu"], [*DTYPES], [48, 1024, 5632, 12000, 40000])
 def test_activations_of_a_row_do_not_depend_on_the_others(name: str, dtype: str, width: int) -> None:
     """Also where PyTorch would cut a row among threads."""
     x = torch.randn(1, 80, 2 * width, generator=torch.Generator().manual_seed(width)).to(DTYPES[dtype])
@@ -116,8 +121,7 @@ def test_activations_of_a_row_do_not_depend_on_the_others(name: str, dtype: str,
     torch.testing.assert_close(whole, ACTIVATIONS[name](gate))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [16, 192, 768, 2048])
+@combined("dtype,width", [*DTYPES], [16, 192, 768, 2048])
 def test_norms_of_a_row_do_not_depend_on_the_others(dtype: str, width: int) -> None:
     generator = torch.Generator().manual_seed(width)
     x = torch.randn(1, 130, width, generator=generator).to(DTYPES[dtype])
@@ -171,10 +175,8 @@ def kept(engine: draftwood.Engine, count: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_rows_have_the_same_bits_beside_others(dtype: str, threads: int) -> None:
+def test_rows_have_the_same_bits_beside_others(dtype: str) -> None:
     """Single tokens, chains, trees, prompts and resumed layers of several lengths in one forward, and each alone."""
-    if threads > 1:  # slow: many threads on few cores; the parts above are tried with more
-        return
     how: dict[str, Any] = {"quantize": "int8"} if dtype == "int8" else {"dtype": dtype}
     model = checkpoint.load(EMBEDDED / "target", **how)
     shapes = [(9, "single"), (40, "single"), (200, "chain"), (3, "tree"), (41, "single"), (70, "chain"), (190, "tree")]
@@ -201,21 +203,25 @@ def test_rows_have_the_same_bits_beside_others(dtype: str, threads: int) -> None
             alone[i].commit()
 
 
+two_threads = pytest.mark.parametrize("threads", [2], indirect=True)  # more on few cores are slow
+
+
+@two_threads
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_chains_change_no_bit(grown: Path, dtype: str, threads: int) -> None:
+def test_chains_change_no_bit(grown: Path, dtype: str) -> None:
     """Greedy and coupled text, log-probabilities, keys and values, alone and in batches."""
-    if threads == 2:  # others are for the parts: many threads on few cores are slow
-        compare(grown, dtype, PROMPTS[1:4], 24)
+    compare(grown, dtype, PROMPTS[1:4], 12)
 
 
+@two_threads
 @pytest.mark.slow
-def test_single_cells_of_int8_change_no_bit(grouped: Path, threads: int) -> None:
+def test_single_cells_of_int8_change_no_bit(grouped: Path) -> None:
     assert checkpoint.load(grouped, quantize="int8").cells(1) == 1
-    if threads == 2:
-        compare(grouped, "int8", PROMPTS[1:3], 40)
+    compare(grouped, "int8", PROMPTS[1:3], 40)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("threads", THREADS, indirect=True)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_chains_change_no_bit_over_thousands_of_tokens(grown: Path, dtype: str) -> None:
     assert compare(grown, dtype, PROMPTS, 150) >= 2000

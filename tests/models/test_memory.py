@@ -66,7 +66,11 @@ def shard(source: Path, directory: Path, count: int) -> Path:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
-@pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16"}, {"quantize": "int8"}], ids=["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "how",
+    [{}, pytest.param({"dtype": "bfloat16"}, marks=pytest.mark.slow), {"quantize": "int8"}],
+    ids=["float32", "bfloat16", "int8"],
+)
 def test_a_checkpoint_is_held_once(models: tuple[Path, Path], how: dict[str, str], tmp_path: Path) -> None:
     """From one file, and for float32 from several."""
     if not how:
