@@ -13,7 +13,8 @@ def covering(*factors: Sequence[Any]) -> list[Any]:
     """Every combination as a parameter; those in the default tests are few, but any two levels meet in one of them."""
     rows = list(product(*(range(len(factor)) for factor in factors)))
     pairs = {row: set(combinations(enumerate(row), 2)) for row in rows}
-    left, chosen = set().union(*pairs.values()), set()
+    left: set[Any] = set().union(*pairs.values())
+    chosen: set[tuple[int, ...]] = set()
     while left:  # greedily
         best = max(rows, key=lambda row: len(left & pairs[row]))
         chosen.add(best)

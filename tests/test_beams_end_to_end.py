@@ -15,7 +15,7 @@ from draftwood import Engine, SamplingParams, TabularModel
 
 PROMPT = [1, 2, 1, 2]
 END = frozenset({0})
-COUNT, FEW = 20_000, 400
+COUNT, FEW = 20_000, 750
 TARGET = TabularModel.random(3, seed=11, order=4)
 DRAFT = TabularModel.random(3, seed=12, order=3)
 LENGTH = 5  # layers: more than a round of four drafted ones
@@ -110,6 +110,6 @@ def test_the_check_has_power(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spec §9.2: a draft's joint that is not restricted to the accepted beams is found by as few generations."""
     options = {"width": 1, "draft_width": 4, "gamma": 3}
     monkeypatch.setattr("draftwood.verify.joint.Joint.restrict", lambda joint, beams: joint)
-    samples: Any = final_beams({"name": "dsbd", **options}, "plain", 1, FEW)
+    samples: Any = final_beams({"name": "dsbd", **options}, "plain", 8, FEW)
     law: Any = law_of(options, "plain")
     assert surplus(samples, law) > 10

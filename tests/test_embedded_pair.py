@@ -93,7 +93,8 @@ def test_coupled_sampling_gives_the_text_of_plain_coupled_decoding(place: int, m
         assert coupled(method, seed).tokens == coupled("autoregressive", seed).tokens
 
 
-@some_and_all
+@pytest.mark.parametrize("prompts", [PROMPTS[::3], pytest.param(PROMPTS, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize("method", METHODS)
 def test_drafting_emits_more_than_a_token_per_target_forward(method: str, prompts: list[str]) -> None:
     sums = draftwood.Metrics()
     for prompt in prompts:

@@ -147,11 +147,11 @@ def test_beams_follow_beam_sampling(tmp_path: Path, asked: set[bool]) -> None:
     method["depth"] = f"decision:{file_of('output', tmp_path, draft)},threshold=0.5"
     samples: Any = [
         tuple(sorted(tuple(beam.tokens) for beam in engine.generate(PROMPT, method, max_new_tokens=4, seed=seed).beams))
-        for seed in range(200)
+        for seed in range(250)
     ]
     law: Any = BeamLaw(target, PROMPT, SamplingParams(), END, "joint").law(2, True, 4)
     assert surplus(samples, law) < 5
-    assert follows(samples, law, [sampled(law, 200, seed) for seed in (1, 2)])
+    assert follows(samples, law, [sampled(law, 250, seed) for seed in (1, 2)])
     assert asked == {True, False}
 
 
