@@ -22,7 +22,7 @@ from draftwood.verify import Rejection, tree
 
 PROMPT = [1, 2, 1, 2]
 VOCAB, LENGTH, END = 4, 4, frozenset({0})
-COUNT, FEW = 20_000, 2_000  # generations where the check must pass, and where it must fail
+COUNT, FEW, WRONG = 20_000, 2_000, 3_000  # generations: in slow tests, by default, and where the check must fail
 TARGET = TabularModel.random(VOCAB, seed=11, order=4)
 DRAFTS = [TabularModel.random(VOCAB, seed=12, order=3), TabularModel.random(VOCAB, seed=13, order=2)]
 
@@ -149,7 +149,7 @@ class _Biased(Speculative):
 def biased_samples(monkeypatch: pytest.MonkeyPatch, verifier: Rejection, sampling: dict[str, Any]) -> list[Output]:
     monkeypatch.setitem(METHODS, "biased", _Biased)
     monkeypatch.setattr(_Biased, "verifier", lambda self: verifier)
-    return generations({"name": "biased", "gamma": 3}, 1, sampling, 8, count=FEW)
+    return generations({"name": "biased", "gamma": 3}, 1, sampling, 8, count=WRONG)
 
 
 def test_check_finds_the_ratio_the_wrong_way_round(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_check_finds_drafts_that_were_not_warped(monkeypatch: pytest.MonkeyPatch
 def test_check_finds_a_baseline_warped_unlike_the_method() -> None:
     """Temperature applied twice, and a warp that only one side has."""
     options, drafts = METHOD_CELLS["speculative"]
-    samples = generations(options, drafts, {"temperature": 1.3 * 1.3, "top_k": 3}, 8, count=FEW)
+    samples = generations(options, drafts, {"temperature": 1.3 * 1.3, "top_k": 3}, 8, count=WRONG)
     assert surplus(samples, plain_law("top_k")) > 6  # right methods stay below 5
 
 

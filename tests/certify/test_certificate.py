@@ -106,14 +106,17 @@ def wrong_way(p: float, q: float) -> float:
 def test_the_ratio_of_the_paper_fails_in_samples_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "acceptance", wrong_way)
     monkeypatch.setattr("draftwood.verify.beam.acceptance", wrong_way)
-    assert sampled_check(Method.parse({"name": "speculative", "gamma": 2}), 1, 200, nothing).verdict == "FAIL"
+    assert (
+        sampled_check(Method.parse({"name": "speculative", "gamma": 2, "verify": "rejection"}), 1, 200, nothing).verdict
+        == "FAIL"
+    )
     beams = {"name": "dsbd", "width": 1, "draft_width": 2, "gamma": 2}
     assert sampled_check(Method.parse(beams), 1, 100, nothing).verdict == "FAIL"
 
 
 def test_a_method_that_raises_an_error_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "acceptance", lambda p, q: [][0])
-    found = certificate({"name": "speculative"}, SMALL)
+    found = certificate({"name": "speculative", "verify": "rejection"}, SMALL)
     assert found.verdict == "FAIL" and "IndexError" in found.checks[0].reason
 
 
@@ -135,7 +138,7 @@ def test_a_random_number_that_decides_twice_is_found(monkeypatch: pytest.MonkeyP
 VOCAB = 6
 TARGET = TabularModel.random(VOCAB, seed=3, order=2, sharpness=2)
 PAIR = Engine(TARGET, [TabularModel.random(VOCAB, seed=4, order=2)])
-CHAIN = Method.parse({"name": "speculative", "gamma": 3})
+CHAIN = Method.parse({"name": "speculative", "gamma": 3, "verify": "rejection"})
 
 
 def test_greedy_text_of_a_pair_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +176,9 @@ def test_logits_are_the_targets() -> None:
     assert torch.allclose(logits_after(PAIR, [1, 2, 3]).softmax(-1), p / p.sum())
 
 
-@pytest.mark.parametrize("options", [{"name": "speculative", "gamma": 3}, {"name": "dsbd", "draft_width": 4}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"name": "speculative", "gamma": 3, "verify": "rejection"}, {"name": "dsbd", "draft_width": 4}], ids=str
+)
 def test_sampled_tokens_of_a_pair(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every token up to the place given those before; a draft whose tokens are taken for the target's is found."""
     method, params = Method.parse(options), SamplingParams(temperature=0.8)
@@ -238,7 +243,7 @@ def certified(out: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tup
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
-    out, flags = Path("certificate.json"), ("--method", "speculative", "--set", "gamma=2")
+    out, flags = Path("certificate.json"), ("--method", "speculative", "--set", "gamma=2", "--set", "verify=rejection")
     code, shown, document = certified(out, capsys, *flags)
     assert code == 0 and document["verdict"] == "PASS" and next(iter(document)) == "environment"
     now, then = session(torch.device("cpu")), document["environment"]
