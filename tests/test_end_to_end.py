@@ -178,10 +178,8 @@ def test_check_finds_drafts_that_were_not_warped(monkeypatch: pytest.MonkeyPatch
     """Draws follow q after top-k, but the verifier is told q before it."""
     call = Proposer.__call__
 
-    def unwarped(
-        self: Proposer, forest: Any, nodes: Sequence[int], logits: Tensor, count: int, replacement: bool
-    ) -> Any:
-        children = call(self, forest, nodes, logits, count, replacement)
+    def unwarped(self: Proposer, forest: Any, nodes: Sequence[int], logits: Tensor, *rest: Any) -> Any:
+        children = call(self, forest, nodes, logits, *rest)
         for row, node in enumerate(nodes):
             for proposal in forest.proposals[node]:
                 proposal.q = torch.softmax(logits[row] / self.params.temperature, -1)
