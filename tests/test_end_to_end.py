@@ -232,6 +232,7 @@ LONG = [  # without truncation these have thousands of replays
     ("specinfer", {"expansion": [2, 2]}, 1, 3, 4),
     ("specinfer", {"expansion": [2, 1]}, 2, 3, 3),
     ("specinfer", {"expansion": [1, 1], "lookup": True}, 2, 3, 3),
+    ("mcsd", {"tree": [2, 2], "replacement": True}, 1, 3, 3),
 ]
 
 

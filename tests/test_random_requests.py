@@ -54,15 +54,19 @@ ONE_DRAFT = st.one_of(
         {"name": st.just("mcsd-fork"), "width": st.integers(1, 4), "gamma": st.integers(1, 4), "verify": DRAWN}
     ),
     st.fixed_dictionaries(
-        {"name": st.just("lookup"), "min_ngram": st.integers(1, 2), "verify": VERIFY},
-        optional={"gamma": st.integers(0, 6)},
+        {
+            "name": st.just("lookup"),
+            "min_ngram": st.integers(1, 2),
+            "verify": VERIFY,
+            "gamma": st.integers(0, 6),  # sizes are named: depth=auto drafts by the load
+        }
     ),
 )
 METHODS = {
     1: ONE_DRAFT,
     2: st.one_of(
         st.fixed_dictionaries({"name": st.just("specinfer"), "expansion": WIDTHS, "verify": DRAWN}),
-        st.fixed_dictionaries({"name": st.just("lookup"), "verify": VERIFY}),
+        st.fixed_dictionaries({"name": st.just("lookup"), "verify": VERIFY, "gamma": st.just(4)}),
     ),
 }
 SAMPLINGS = st.fixed_dictionaries(

@@ -37,9 +37,7 @@ LEARNED = Places(
     {"decision": "d.safetensors", "calibration": "c.safetensors", "behind": [3, 4]}, [Exit(1, 1, True, "e")]
 )
 MEASURED = [(path, each) for path, each in experiments(BENCH) if not each.made_by]
-
-
-MEASURED = [each for each in experiments(BENCH) if documents(each[0])]
+TABLED = [each for each in experiments(BENCH) if documents(each[0])]
 
 
 @pytest.mark.parametrize(("path", "experiment"), MEASURED, ids=lambda each: getattr(each, "stem", ""))
@@ -59,7 +57,7 @@ def test_every_experiment_declares_what_can_be_run(path: Path, experiment: Exper
                 assert kind.cells(pair("embedded"), 1, 64)
 
 
-@pytest.mark.parametrize(("path", "experiment"), MEASURED, ids=lambda each: getattr(each, "stem", ""))
+@pytest.mark.parametrize(("path", "experiment"), TABLED, ids=lambda each: getattr(each, "stem", ""))
 def test_committed_results_are_small_and_fill_the_tables(path: Path, experiment: Experiment) -> None:
     results = documents(path)
     assert results and {each["run"] for each in results} <= {*experiment.runs}

@@ -253,7 +253,7 @@ class FromSecond(Fixed):
         self.rounds += 1
 
     def deeper(self, growth: Any) -> bool:
-        return self.rounds > 1 and growth.depth < self.depth
+        return self.rounds > 1 and growth.depth < self.most
 
 
 class _Initialised(Method):

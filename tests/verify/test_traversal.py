@@ -189,10 +189,10 @@ def test_more_tokens_than_rejection(vocab: int, widths: tuple[int, ...], replace
         p, draft = law(seed, vocab), drafts([law(5000 + seed, vocab)], widths, replacement)
         gains.append(mean_tokens(p, draft, Traversal()) - mean_tokens(p, draft, Rejection()))
     whole = vocab == widths[-1] and not replacement  # all tokens are drafted: rejection accepts one of them, too
-    if len(widths) == 1 or (whole and widths[0] == 1):
+    if len(widths) == 1 or whole:
         assert max(map(abs, gains)) < EXACT
     else:
-        assert min(gains) > -EXACT and max(gains) > 0.01
+        assert min(gains) > -EXACT and max(gains) > 0.001
 
 
 def test_a_chain_of_several_models_gains_too() -> None:
