@@ -15,6 +15,7 @@ class Chart {
     this.svg.setAttribute("viewBox", "0 0 " + (KEPT - 1) + " 30");
     this.svg.setAttribute("preserveAspectRatio", "none");
     this.svg.setAttribute("role", "img");
+    this.svg.setAttribute("aria-label", title + ": nothing yet");
     this.title = title;
     this.area = this.svg.appendChild(document.createElementNS(SVG, "path"));
     this.line = this.svg.appendChild(document.createElementNS(SVG, "path"));
