@@ -248,9 +248,6 @@ def advance(forest: Forest, verdict: Verdict) -> tuple[list[int], list[int], For
         renumbered[parent] if token == FINISHED else grown.add(renumbered[parent], token) for parent, token in roots
     ]
     grown.score = dict(zip(grown.roots, verdict.score, strict=False))
-    grown.end, grown.stop, grown.least = (
-        forest.end,
-        forest.stop,
-        forest.least,
-    )  # only now: all these sequences have been asked already
+    # Only now: all these sequences have been asked already
+    grown.end, grown.stop, grown.least = forest.end, forest.stop, forest.least
     return shared, sorted(kept), grown

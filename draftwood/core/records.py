@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 TopLogprobs = list[tuple[int, float]]
-Kind = Literal[
-    "accepted", "corrected", "bonus", "plain", "forced"
-]  # a draft; after a rejection; after all drafts; no drafts; the only token that a grammar allows
+# A draft; after a rejection; after all drafts; no drafts; the only token that a grammar allows
+Kind = Literal["accepted", "corrected", "bonus", "plain", "forced"]
 Outcome = tuple[int, int]  # (node or beam, token or FINISHED)
 
 

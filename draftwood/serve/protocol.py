@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -118,9 +119,9 @@ class Asked(Body):
         return self.n or 1
 
     @property
+    @abstractmethod
     def limit(self) -> int | None:
         """Tokens that are asked for."""
-        raise NotImplementedError
 
     @property
     def top(self) -> int | None:
