@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from draftwood.errors import ModelError, did_you_mean
-from draftwood.models.decoder import ACTIVATIONS, DecoderConfig
+from draftwood.models.decoder import DecoderConfig
+from draftwood.models.functions import ACTIVATIONS
 from draftwood.models.names import GEMMA_2, GEMMA_3, GPT_2, LLAMA, OPT, PHI_3, QWEN_3, Names
 from draftwood.models.rotary import RopeScaling
 from draftwood.reading import shown

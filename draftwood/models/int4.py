@@ -27,6 +27,7 @@ from draftwood.models import artifact, checkpoint
 from draftwood.models.artifact import Artifact
 from draftwood.models.decoder import Decoder
 from draftwood.models.quantise import GROUP, Grouped, quantise
+from draftwood.models.safetensors_weights import weight_files
 from draftwood.models.tokenizer import Tokenizer
 
 KIND = "int4"
@@ -147,7 +148,7 @@ def load(path: Path, model: str) -> Matrices:
 def fingerprint(home: Path) -> str:
     """16 hexadecimal digits of the weights of a checkpoint: names, sizes and 1024 evenly spaced pieces of each file."""
     digest = hashlib.sha256()
-    for path in [home] if home.is_file() else checkpoint.weight_files(home):
+    for path in [home] if home.is_file() else weight_files(home):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:

@@ -26,7 +26,7 @@ from draftwood.models.backend import matrix
 from draftwood.models.backend.attention import additive, folded, ordered
 from draftwood.models.backend.matrix import Int8, Packed
 from draftwood.models.cache import GRAIN
-from draftwood.models.decoder import ACTIVATIONS, activate, rms_norm
+from draftwood.models.functions import ACTIVATIONS, activate, rms_norm
 from draftwood.models.grow import Growth, write
 from draftwood.runtime.executor import execute
 
