@@ -214,19 +214,17 @@ class Engine(Intake):
         self.scheduler.check(task)
         return task
 
-    def score(self, prompt: Prompt, top_logprobs: int = 0) -> PromptScores:
-        """The log-probability of each token of a text under the target, given those before it."""
-        (found,) = self.scheduler.events(self.scheduler.submit(self.scoring(prompt, top_logprobs)))
+    def score(self, prompt: Prompt, top_logprobs: int = 0, first: int = 1) -> PromptScores:
+        """The log-probability of each token of a text from number `first` on, under the target, given those before."""
+        (found,) = self.scheduler.events(self.scheduler.submit(self.scoring(prompt, top_logprobs, first)))
         return found
 
-    def scoring(
-        self, prompt: Prompt, top_logprobs: int = 0, notify: Callable[[], object] | None = None
-    ) -> Task[PromptScores]:
-        """What `score` submits."""
-        tokens = self.tokens(prompt)
-        top = whole("top_logprobs", top_logprobs, 0)
+    def scoring(self, prompt: Prompt, top_logprobs: int = 0, first: int = 1) -> Task[PromptScores]:
+        """What `score` submits. The last token is predicted only, so there may be one more than the context holds."""
+        tokens = self.tokens(prompt, self.target.context + 1)
+        top, first = whole("top_logprobs", top_logprobs, 0), min(whole("first", first, 1), len(tokens))
         session = Session(self.target, self._cache(self.target), prefixes=self.scheduler.prefixes)
-        return Task(partial(scored, session, tokens, top), (session,), len(tokens), len(tokens), notify)
+        return Task(partial(scored, session, tokens, top, first), (session,), len(tokens), len(tokens))
 
     def explain(self, prompt: Prompt, **options: Unpack[Options]) -> Explanation:
         """As `generate`, and keep what became of every draft.

@@ -51,8 +51,8 @@ class Intake:
             )
         return method
 
-    def tokens(self, prompt: Prompt) -> list[int]:
-        """Ids of a prompt, checked."""
+    def tokens(self, prompt: Prompt, most: int | None = None) -> list[int]:
+        """Ids of a prompt, checked: at most so many; without a limit one fewer than the context holds."""
         tokens = self._encoded(prompt)
         if not tokens:
             raise RequestError("the prompt is empty; give at least one token of text")
@@ -60,7 +60,7 @@ class Intake:
         bad = next((token for token in tokens if not 0 <= token < vocab), None)
         if bad is not None:
             raise RequestError(f"the prompt has token id {bad}, but the target's ids go from 0 to {vocab - 1}")
-        if len(tokens) >= context:
+        if len(tokens) > (context - 1 if most is None else most):
             raise RequestError(
                 f"the prompt has {len(tokens)} tokens, but the target's context holds {context} with the output; "
                 "shorten the prompt"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -18,17 +18,17 @@ PIECE = 256  # tokens whose logits are held at once
 
 @dataclass(slots=True)
 class PromptScores:
-    """What the target says of each token of a text, given those before it; of the first one nothing."""
+    """What the target says of each token of a text, given those before it; nothing of those before `first`."""
 
     tokens: list[int]
-    logprobs: list[float | None] = field(default_factory=lambda: [None])  # under the untouched softmax
-    top_logprobs: list[TopLogprobs] = field(default_factory=lambda: [[]])  # most probable tokens, where asked for
+    logprobs: list[float | None]  # under the untouched softmax
+    top_logprobs: list[TopLogprobs]  # most probable tokens, where asked for
 
 
-def scored(session: Session, tokens: list[int], top: int) -> Decoding[PromptScores]:
-    """Score a text with a session on the target, yielding `Run` for each piece and the scores at the end."""
-    found = PromptScores(tokens)
-    for start in range(0, len(tokens) - 1, PIECE):
+def scored(session: Session, tokens: list[int], top: int, first: int = 1) -> Decoding[PromptScores]:
+    """Score tokens[first:] with a session on the target, yielding `Run` for each piece and the scores at the end."""
+    found = PromptScores(tokens, [None] * first, [[]] * first)
+    for start in range(first - 1, len(tokens) - 1, PIECE):
         end = min(start + PIECE, len(tokens) - 1)
         forest = Forest.from_prompt(tokens[: end + 1])
         answer = yield Run(session, forest, [trunk_node(place) for place in range(start, end)])

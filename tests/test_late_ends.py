@@ -113,9 +113,22 @@ def test_scores_are_those_of_a_generation(target: Any) -> None:
     assert [[token for token, _ in top] for top in whole.top_logprobs[first:]] == [
         [token for token, _ in top] for top in made.top_logprobs
     ]
+    part = engine.score(whole.tokens, 3, first=first)
+    assert part.logprobs[:first] == [None] * first
+    assert part.logprobs[first:] == pytest.approx(whole.logprobs[first:], abs=1e-5)
+    assert part.top_logprobs[:first] == [[]] * first and len(part.top_logprobs) == len(whole.tokens)
     assert engine.score([65]).logprobs == [None]
+    assert engine.score([65, 66], first=9).logprobs == [None, None]
     assert not engine.scheduler.busy
     assert first + len(made.tokens) < tiny_models.CONTEXT
+
+
+def test_a_text_may_fill_the_context(target: Any) -> None:
+    """Its last token is predicted and not read, so there may be one more than the context holds."""
+    engine, text = load(target), [65 + i % 26 for i in range(tiny_models.CONTEXT + 2)]
+    assert None not in engine.score(text[:-1]).logprobs[1:]
+    with pytest.raises(RequestError, match=f"context holds {tiny_models.CONTEXT}"):
+        engine.score(text)
 
 
 def test_scores_in_pieces(monkeypatch: pytest.MonkeyPatch, target: Any) -> None:

@@ -3,25 +3,22 @@
     python -m draftwood.integrations.lm_eval --model draftwood --model_args target=DIR,method=dsbd --tasks gsm8k
 
 is `lm_eval` with the model in its registry; in a program, import this module before `lm_eval.simple_evaluate`. Texts
-come from the engine, with any method; likelihoods from the target's own forward, whatever the method. Needs the package
+come from the engine, with any method; likelihoods from `Engine.score`, whatever the method. Needs the package
 lm_eval (extra `draftwood[lm-eval]`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 import torch
 
-from draftwood.core.forest import Forest
-from draftwood.core.topology import trunk_node
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, RequestError
 from draftwood.loading import load
-from draftwood.runtime.executor import execute
-from draftwood.runtime.session import Run, Session
 
 try:
     LM: Any = import_module("lm_eval.api.model").LM
@@ -179,41 +176,25 @@ class Draftwood(LM):  # type: ignore[misc]
         return bare if bare[:1] == whole[:1] else whole  # a chat template may have written the first token already
 
     def _scored(self, asked: Sequence[tuple[list[int], int]]) -> list[Scored]:
-        """(tokens, how many of the last ones are scored); longest first, so that a forward pads little."""
-        found: dict[int, Scored] = {}
-        order = sorted(range(len(asked)), key=lambda place: -len(asked[place][0]))
-        for some in _parts(order, self.batch_size):
-            for place, score in zip(some, self._forward([asked[place] for place in some]), strict=True):
-                found[place] = score
-        return [found[place] for place in range(len(asked))]
+        """(tokens, how many of the last ones are scored); tokens that do not fit are lost at the beginning."""
+        cut = [(tokens[-(self.max_length + 1) :], count) for tokens, count in asked]
+        return [score for some in _parts(cut, self.batch_size) for score in self._together(some)]
 
-    def _forward(self, asked: Sequence[tuple[list[int], int]]) -> Iterator[Scored]:
-        """One forward of the target; tokens that do not fit are lost at the beginning."""
-        wanted: list[tuple[Session, list[int], list[int]]] = []
-        target = self.engine.target
-        cut = [tokens[-(self.max_length + 1) :] for tokens, _ in asked]
-        cache = target.new_cache()
-        for tokens, (_, count) in zip(cut, asked, strict=True):
-            count = min(count, len(tokens) - 1)
-            wanted.append((Session(target, cache), tokens[:-1], tokens[len(tokens) - count :]))
-        runs = []
-        for session, read, scored in wanted:
-            forest = Forest.from_prompt(read or [0])
-            places = range(len(read) - len(scored), len(read))
-            nodes = [forest.roots[0] if place == len(read) - 1 else trunk_node(place) for place in places]
-            runs.append(Run(session, forest, nodes))
-        busy = [run for run in runs if run.nodes]
-        with torch.inference_mode():
-            answers = dict(zip(map(id, busy), execute(busy), strict=True))
-        for run, (session, _, scored) in zip(runs, wanted, strict=True):
-            session.close()
-            if not run.nodes:
-                yield 0.0, True
-                continue
-            log_p = answers[id(run)].logits.float().log_softmax(-1)
-            right = torch.tensor(scored, device=log_p.device)
-            score = float(log_p.gather(-1, right[:, None]).sum())
-            yield score, bool(torch.equal(log_p.argmax(-1), right))
+    def _together(self, asked: Sequence[tuple[list[int], int]]) -> Iterator[Scored]:
+        scheduler = self.engine.scheduler
+        firsts = [max(1, len(tokens) - count) for tokens, count in asked]
+        tasks = [
+            scheduler.submit(self.engine.scoring(tokens, 1, first))
+            for (tokens, _), first in zip(asked, firsts, strict=True)
+        ]
+        try:
+            for first, task in zip(firsts, tasks, strict=True):
+                (scores,) = scheduler.events(task)
+                best = [top[0][0] for top in scores.top_logprobs[first:]]
+                yield math.fsum(score or 0.0 for score in scores.logprobs[first:]), best == scores.tokens[first:]
+        finally:
+            for task in tasks:
+                scheduler.cancel(task)
 
 
 def rolling(tokens: Sequence[int], room: int) -> Iterator[tuple[list[int], int]]:
