@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.core.forest import Forest
@@ -24,19 +25,26 @@ from draftwood.params import Structured
 
 KEPT = 64  # compiled grammars of an engine
 MOST_KNOWN = 256  # masks that a request keeps
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+BIASES = np.where(_BITS, 0, -np.inf).astype(np.float32)  # [256, 8]: what a byte of a mask adds to eight logits
 SEPARATORS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}  # as json.dumps writes
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What may follow a path: `mask` [V] (None: anything), and the one token `only` where there is no choice.
+    """What may follow a path: a bit for each of V tokens, `mask` [V/8], rounded up (None: anything).
 
-    `failure` says why the grammar cannot be followed here; then drafts end.
+    `only` is the one token where there is no choice; `failure` says why the grammar cannot be followed here: then
+    drafts end.
     """
 
-    mask: Tensor | None
+    mask: NDArray[np.uint8] | None
     only: int | None = None
     failure: str = ""
+
+    def has(self, token: int) -> bool:
+        """Whether a token may follow."""
+        return self.mask is None or bool(self.mask[token >> 3] >> (token & 7) & 1)
 
 
 ANYTHING = Allowed(None)
@@ -84,10 +92,12 @@ class Grammar:
         found = [(row, mask) for row, node in enumerate(nodes) if (mask := self.allowed(forest, node).mask) is not None]
         if not found:
             return logits
-        rows, masks = [row for row, _ in found], torch.stack([mask for _, mask in found])
-        left = logits[rows].masked_fill_(~masks, -torch.inf)
-        impossible = left.amax(-1, keepdim=True) == -torch.inf
-        left.masked_fill_(impossible & masks, 0.0)
+        rows, bits = [row for row, _ in found], np.stack([mask for _, mask in found])
+        biases = BIASES.take(bits, axis=0).reshape(len(rows), -1)[:, : self.vocab_size]  # adding is vectorised
+        added = torch.from_numpy(biases).to(logits.device)
+        left = (logits if len(rows) == len(nodes) else logits[rows]) + added
+        if (impossible := left.amax(-1) == -torch.inf).any():
+            left[impossible] = added[impossible].to(left.dtype)
         if len(rows) == len(nodes):
             return left
         logits = logits.clone()
@@ -111,22 +121,27 @@ class Grammar:
     def found(self, path: list[int]) -> Allowed:
         """What may follow tokens below the trunk, asked of the matcher."""
         self._move(path)
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        bits = np.zeros(-(-self.vocab_size // 8), np.uint8)
+        known = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: len(bits)]
         failure = _reason(self._matcher) if self._matcher.is_error() else ""
-        mask = np.zeros(self.vocab_size, np.bool_)
         if not failure:
-            known = np.unpackbits(bits, count=min(8 * len(bits), self.vocab_size), bitorder="little")
-            mask[: len(known)] = known
-            mask[list(self.end)] = self._matcher.is_accepting()
+            bits[: len(known)] = known
+            bits[-1] &= 0xFF >> -self.vocab_size % 8
+            self._set(bits, self._matcher.is_accepting())
         else:
             self._restart()  # an error is for ever
-        count = int(np.count_nonzero(mask))
-        if not count:
+        number = int.from_bytes(bits.tobytes(), "little")
+        if not number:
             if not failure or failure.startswith("NoExtension"):
                 failure = "no token of this model goes on where the grammar is not complete; change the grammar"
-            mask[list(self.end)] = True
-        only = int(mask.argmax()) if count == 1 else None
-        return Allowed(torch.from_numpy(mask).to(self.device), only, failure)
+            self._set(bits, True)
+        only = number.bit_length() - 1 if number.bit_count() == 1 else None
+        return Allowed(bits, only, failure)
+
+    def _set(self, bits: NDArray[np.uint8], ending: bool) -> None:
+        """Whether a text may end."""
+        for token in self.end:
+            bits[token >> 3] = bits[token >> 3] & 255 - (1 << (token & 7)) | ending << (token & 7)
 
     def _move(self, path: list[int]) -> None:
         """Have the matcher at a path below the trunk."""

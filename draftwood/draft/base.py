@@ -101,8 +101,7 @@ class Proposer:
 
     def follow(self, forest: Forest, node: int, token: int) -> list[int]:
         """Append a token below a node as a point mass, where the grammar lets it: the node for it, if there is one."""
-        mask = None if self.grammar is None else self.grammar.allowed(forest, node).mask
-        if mask is not None and not mask[token]:
+        if self.grammar is not None and not self.grammar.allowed(forest, node).has(token):
             return []
         forced = self.force(forest, node)
         return forest.propose(node, [token], None) if forced is None else [forced]

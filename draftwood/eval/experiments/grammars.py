@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -21,6 +23,7 @@ from draftwood.eval.intervals import median
 from draftwood.generation import Generation
 from draftwood.grammar import Allowed, Grammar
 from draftwood.loading import EMBEDDED
+from draftwood.models import checkpoint, saving
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.tokenizer import Tokenizer
 from draftwood.train.recording import Recording
@@ -41,7 +44,8 @@ class Grammars(Kind):
 
     def measure(self, bench: Bench) -> dict[str, Rows]:
         words = larger(self.vocabulary)
-        target, draft = (random_decoder(words.size, *shape) for shape in (self.target, self.draft))
+        shapes, dtype = (self.target, self.draft), bench.run.dtype
+        target, draft = (random_decoder(words.size, *shape, dtype) for shape in shapes)
         clock = Clock()
         engine = Recording(Engine(target, [draft], words, frozenset({0})), clock.watch)
         rows: Rows = []
@@ -127,8 +131,8 @@ def larger(size: int) -> Tokenizer:
     return Tokenizer(FastBackend.from_str(json.dumps(data)), f"{size} tokens")
 
 
-def random_decoder(vocabulary: int, layers: int, width: int) -> Decoder:
-    """A decoder of random weights, heads 32 wide."""
+def random_decoder(vocabulary: int, layers: int, width: int, dtype: str) -> Decoder:
+    """A decoder of random weights, heads 32 wide, loaded as a checkpoint is."""
     heads = width // 32
     model = Decoder(DecoderConfig(vocabulary, width, 4 * width, layers, heads, heads, 32))
     generator = torch.Generator().manual_seed(layers)
@@ -136,4 +140,6 @@ def random_decoder(vocabulary: int, layers: int, width: int) -> Decoder:
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
-    return model
+    with TemporaryDirectory() as place:
+        saving.save(model, Path(place))
+        return checkpoint.load(place, dtype)
