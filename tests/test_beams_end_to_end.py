@@ -15,7 +15,7 @@ from draftwood import Engine, SamplingParams, TabularModel
 
 PROMPT = [1, 2, 1, 2]
 END = frozenset({0})
-COUNT, FEW = 20_000, 750
+COUNT, FEW = 20_000, 400
 TARGET = TabularModel.random(3, seed=11, order=4)
 DRAFT = TabularModel.random(3, seed=12, order=3)
 LENGTH = 5  # layers: more than a round of four drafted ones
@@ -28,7 +28,7 @@ WARPS: dict[str, dict[str, Any]] = {
 }
 Cell = tuple[dict[str, Any], str, int]  # options of dsbd, sampling, concurrency
 QUICK: list[Cell] = [
-    ({"width": 2, "draft_width": 4, "gamma": 4}, "plain", 1),
+    ({"width": 2, "draft_width": 4, "gamma": 4}, "plain", 8),
     ({"width": 2, "draft_width": 3, "gamma": 2, "replacement": False}, "top_k", 4),
     ({"width": 3, "draft_width": 6, "gamma": 2, "root_weights": "target"}, "top_p", 1),
     ({"width": 1, "draft_width": 2, "gamma": 3, "warp": "token"}, "penalties", 4),

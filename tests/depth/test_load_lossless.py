@@ -121,7 +121,7 @@ def exact(samples: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("method", "count"), [("chain", 5000), *(pytest.param(each, 20_000, marks=pytest.mark.slow) for each in METHODS)]
+    ("method", "count"), [("chain", 1500), *(pytest.param(each, 20_000, marks=pytest.mark.slow) for each in METHODS)]
 )
 def test_generations_follow_plain_decoding_under_random_load(
     method: str, count: int, monkeypatch: pytest.MonkeyPatch
@@ -129,6 +129,7 @@ def test_generations_follow_plain_decoding_under_random_load(
     assert exact(generations(monkeypatch, method, count))
 
 
+@pytest.mark.slow
 def test_generations_do_not_follow_it_if_drawn_tokens_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "resolve", without_the_unlikely)
     assert not exact(generations(monkeypatch, "chain", 5000))
