@@ -30,7 +30,7 @@ HELP = """\
 /system TEXT                  the system message; begins the conversation anew
 /stats                        figures of the last reply
 /reset                        forget the conversation
-/quit                         end, as Ctrl-D does; Ctrl-C ends a reply"""
+/quit                         end, as Ctrl-D does; Ctrl-C ends a reply, or gives up a line"""
 COMMANDS = ("help", "method", "set", "system", "stats", "reset", "quit")
 NO_TEMPLATE = "no chat template"  # of the error for models that know no conversations
 
@@ -258,7 +258,10 @@ def lines(asks: bool) -> Iterator[str]:
         import readline  # noqa: F401  # editing and history of what was typed
     with suppress(EOFError):
         while True:
-            yield input("> ")
+            try:
+                yield input("> ")
+            except KeyboardInterrupt:  # gives up the line
+                print()
 
 
 def begin(talk: Talk, system: str | None) -> None:

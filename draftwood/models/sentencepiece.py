@@ -105,7 +105,25 @@ class SentencePiece:
                 tokens[i] = bytes([int(piece[1:-1], 16)])
             else:
                 tokens[i] = piece.replace("\u2581", " ").encode()
-        return Pieces(tokens, sorted(self._special), end, self._bare.encode)
+        spelled = {token: i for i, token in enumerate(tokens) if token and i not in self._special}
+        longest = max(map(len, spelled), default=0)
+
+        def encode(text: str) -> list[int]:
+            """The model's own ids, or where it normalises the text, those of the longest pieces from the left."""
+            ids: list[int] = self._bare.encode(text)
+            wanted, at = text.encode(), 0
+            if b"".join(tokens[i] for i in ids) == wanted:
+                return ids
+            ids = []
+            while at < len(wanted):
+                stop = next((stop for stop in range(at + longest, at, -1) if wanted[at:stop] in spelled), 0)
+                if not stop:
+                    break  # nothing spells the rest
+                ids.append(spelled[wanted[at:stop]])
+                at = stop
+            return ids
+
+        return Pieces(tokens, sorted(self._special), end, encode)
 
     def token_to_id(self, token: str) -> int | None:
         return self._vocabulary.get(token)

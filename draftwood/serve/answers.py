@@ -115,15 +115,16 @@ class ChatForm:
         return {"index": index, "delta": delta, **self._rest(piece)}
 
     def _rest(self, piece: Piece) -> dict[str, Any]:
-        logprobs = None
-        if self.logprobs:
-            tops = piece.top or [[]] * len(piece.tokens)
-            content = [
-                {**self._token(token, logprob), "top_logprobs": [self._token(*other) for other in top]}
-                for token, logprob, top in zip(piece.tokens, piece.logprobs, tops, strict=True)
-            ]
-            logprobs = {"content": content, "refusal": None}
+        logprobs = {"content": self.content(piece), "refusal": None} if self.logprobs else None
         return {"logprobs": logprobs, "finish_reason": piece.finish, **piece.more}
+
+    def content(self, piece: Piece) -> list[dict[str, Any]]:
+        """Log-probabilities of each token, as /v1/responses has them too."""
+        tops = piece.top or [[]] * len(piece.tokens)
+        return [
+            {**self._token(token, logprob), "top_logprobs": [self._token(*other) for other in top]}
+            for token, logprob, top in zip(piece.tokens, piece.logprobs, tops, strict=True)
+        ]
 
     def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
         word = self.words([token])

@@ -135,7 +135,7 @@ class Guard:
             nonlocal size, over, until
             if over:
                 return await receive()
-            until = until or asyncio.get_running_loop().time() + settings.body_seconds
+            until = until or asyncio.get_running_loop().time() + settings.client_seconds
             try:
                 async with asyncio.timeout_at(until):
                     message = await receive()

@@ -216,6 +216,8 @@ class ResponseRequest(Body):
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stream: bool | None = None
     text: TextSettings | None = None
+    include: list[Literal["message.output_text.logprobs"]] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     store: Literal[False] | None = None
     metadata: dict[str, str] | None = None
     speculation: Name | dict[str, Any] | None = None

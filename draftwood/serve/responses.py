@@ -7,16 +7,18 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from itertools import chain, starmap
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
 from draftwood.request import Prompt
+from draftwood.serve.answers import ChatForm, Piece, pieces
 from draftwood.serve.errors import api_error
 from draftwood.serve.plan import plan
 from draftwood.serve.protocol import ChatMessage, ChatRequest, ResponseRequest
-from draftwood.serve.service import Service, Work, check_model
+from draftwood.serve.service import Service, Work, check_model, deltas_of
 from draftwood.serve.stream import EventStream, unless_gone
 
 
@@ -36,6 +38,8 @@ def responses(app: FastAPI, service: Service) -> None:
             seed=body.seed,
             speculation=body.speculation,
             guided_json=_schema(body),
+            logprobs=bool(body.include),
+            top_logprobs=body.top_logprobs,
         )
         work = service.work(plan(service, asked, [prompt]))
         answer = Answer(work, body, request.state.request_id)
@@ -67,7 +71,9 @@ class Answer:
 
     def __init__(self, work: Work, body: ResponseRequest, request_id: str) -> None:
         self.work, self.item = work, f"msg_{request_id}"
+        self.form = ChatForm(work.service.words, bool(body.include))
         self.text, self.number = "", 0
+        self.logprobs: list[dict[str, Any]] = []  # of the text so far, where they are asked for
         self.document: dict[str, Any] = {
             "id": f"resp_{request_id}",
             "object": "response",
@@ -86,6 +92,7 @@ class Answer:
             "text": {"format": {"type": "text"}} if body.text is None else body.text.model_dump(by_alias=True),
             "tool_choice": "none",
             "tools": [],
+            "top_logprobs": body.top_logprobs or 0,
             "top_p": body.top_p,
             "truncation": "disabled",
             "usage": None,
@@ -99,7 +106,7 @@ class Answer:
         return self._finished()
 
     def _part(self) -> dict[str, Any]:
-        return {"type": "output_text", "text": self.text, "annotations": []}
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
 
     def _message(self, status: str) -> dict[str, Any]:
         content = [] if status == "in_progress" else [self._part()]
@@ -108,7 +115,8 @@ class Answer:
     def _finished(self) -> dict[str, Any]:
         (result,) = self.work.done
         closing = self.work.closing
-        used, self.text = closing["usage"], result.text
+        used, piece = closing["usage"], pieces(result)[0]
+        self.text, self.logprobs = piece.text, self._logprobs(piece)
         cut = result.finish_reason in ("length", "cancelled")
         self.document |= {
             "status": "incomplete" if cut else "completed",
@@ -125,6 +133,9 @@ class Answer:
         }
         return self.document
 
+    def _logprobs(self, piece: Piece) -> list[dict[str, Any]]:
+        return self.form.content(piece) if self.form.logprobs else []
+
     def _event(self, kind: str, **more: Any) -> str:
         data = {"type": kind, "sequence_number": self.number, **more}
         self.number += 1
@@ -133,6 +144,7 @@ class Answer:
     async def events(self) -> AsyncIterator[str]:
         """Server-sent events, from response.created to response.completed."""
         place = {"item_id": self.item, "output_index": 0, "content_index": 0}
+        deltas = deltas_of(self.work)
         try:
             yield self._event("response.created", response=self.document)
             yield self._event("response.in_progress", response=self.document)
@@ -141,12 +153,12 @@ class Answer:
             limit = asyncio.timeout(self.work.service.settings.request_seconds)
             async with limit, aclosing(self.work.events()) as batches:
                 async for events in batches:
-                    text = "".join(event.text for _, event in events)
-                    self.text += text
-                    if text:
-                        yield self._event("response.output_text.delta", **place, delta=text, logprobs=[])
+                    for index, piece in chain.from_iterable(starmap(deltas, events)):
+                        found = self._logprobs(piece)
+                        if index == 0 and (piece.text or found):
+                            yield self._event("response.output_text.delta", **place, delta=piece.text, logprobs=found)
             document = self._finished()
-            yield self._event("response.output_text.done", **place, text=self.text, logprobs=[])
+            yield self._event("response.output_text.done", **place, text=self.text, logprobs=self.logprobs)
             yield self._event("response.content_part.done", **place, part=self._part())
             yield self._event("response.output_item.done", output_index=0, item=document["output"][0])
             yield self._event(f"response.{document['status']}", response=document)

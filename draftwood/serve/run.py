@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
+from fastapi import FastAPI
 
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, DraftwoodError
 from draftwood.request import MethodSpec
 from draftwood.serve.app import create_app
+from draftwood.serve.connection import Connection
 from draftwood.serve.service import Service
 from draftwood.serve.settings import ServeSettings
 
@@ -46,17 +48,7 @@ def run(
     service: Service = app.state.service
     listening = listening or listen(settings)
     host, port = listening.getsockname()[:2]
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        ws="none",
-        timeout_graceful_shutdown=LINGER,
-        limit_concurrency=settings.max_connections,
-    )
-    server = _Server(config)
+    server = _Server(configured(app))
     if not settings.loopback and not service.keys:
         print(
             f"warning: {settings.host} can be reached from other machines, and without an API key everybody there may "
@@ -70,6 +62,22 @@ def run(
         raise DraftwoodError(f"the engine is broken: {service.served.broken}")
     if asked == signal.SIGINT:
         raise KeyboardInterrupt
+
+
+def configured(app: FastAPI) -> uvicorn.Config:
+    """How the application is served."""
+    service: Service = app.state.service
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+        timeout_graceful_shutdown=LINGER,
+        limit_concurrency=service.settings.max_connections,
+    )
 
 
 def listen(settings: ServeSettings) -> socket.socket:

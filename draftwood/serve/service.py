@@ -177,7 +177,7 @@ async def streamed(
     start = "data: " + json.dumps({**head, "object": form.chunk})[:-1] + ', "choices": ['
     begun: set[int] = set()
     left = len(work.plan.requests)
-    deltas = (_beams if work.plan.beams else _texts)(work)
+    deltas = deltas_of(work)
 
     def chunk(index: int, piece: Piece, more: str = "") -> str:
         first = index not in begun
@@ -211,6 +211,11 @@ async def streamed(
 
 
 Deltas = Callable[[int, StreamEvent], list[tuple[int, Piece]]]
+
+
+def deltas_of(work: Work) -> Deltas:
+    """What turns an event of a generation into the next parts of its choices, (index, part)."""
+    return (_beams if work.plan.beams else _texts)(work)
 
 
 def _texts(work: Work) -> Deltas:

@@ -38,7 +38,9 @@ class ServeSettings(BaseModel):
     max_tokens: Annotated[int | None, Field(ge=1, description="Tokens that a request may ask for at most.")] = None
     max_connections: Annotated[int, Field(ge=1, description="Connections at once at most.")] = 1024
     request_seconds: Annotated[Seconds, Field(description="How long a request may take.")] = 600.0
-    body_seconds: Annotated[Seconds, Field(description="How long a request's body may take to arrive.")] = 30.0
+    client_seconds: Annotated[
+        Seconds, Field(description="How long a client may take to send a request's head, its body, or to read on.")
+    ] = 30.0
     drain_seconds: Annotated[Seconds, Field(description="How long running requests may go on at the end.")] = 30.0
     log_json: Annotated[bool, Field(description="Log every request as a line of JSON.")] = False
     log_prompts: Annotated[bool, Field(description="Prompts in the log, too.")] = False

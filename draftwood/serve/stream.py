@@ -30,7 +30,7 @@ async def _first(work: Coroutine[Any, Any, T], receive: Receive) -> T:
     doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
     try:
         await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
+        if not doing.done() or doing.cancelled():  # by a time limit, while the client was waited for
             raise Gone
         return doing.result()
     finally:

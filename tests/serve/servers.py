@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from draftwood import Engine
 from draftwood.serve.app import create_app
+from draftwood.serve.run import configured, listen
 from draftwood.serve.service import Service
 from draftwood.serve.settings import ServeSettings
 
@@ -76,10 +77,8 @@ def running(
 ) -> Iterator[Running]:
     """A server for a while; at its end nothing runs and all memory is back."""
     app = create_app(engine, settings or ServeSettings(), method)
-    server = uvicorn.Server(
-        uvicorn.Config(app, host="127.0.0.1", port=port, log_config=None, access_log=False, ws="none")
-    )
-    thread = threading.Thread(target=server.run)
+    server = uvicorn.Server(configured(app))
+    thread = threading.Thread(target=server.run, args=([listen(ServeSettings(port=port))],))
     thread.start()
     while not server.started:
         time.sleep(0.005)

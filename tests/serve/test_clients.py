@@ -63,8 +63,17 @@ def test_chat(client: openai.OpenAI, served: Running) -> None:
 def test_responses(client: openai.OpenAI, served: Running) -> None:
     expected = served.engine.generate("u:hi|a:", max_new_tokens=20, seed=3).text
     extra = {"seed": 3}
-    whole = client.responses.create(model=served.service.name, input="hi", max_output_tokens=20, extra_body=extra)
+    whole = client.responses.create(
+        model=served.service.name,
+        input="hi",
+        max_output_tokens=20,
+        include=["message.output_text.logprobs"],
+        top_logprobs=1,
+        extra_body=extra,
+    )
     assert whole.output_text == expected
+    (part,) = whole.output[0].content  # type: ignore[union-attr]
+    assert part.type == "output_text" and part.logprobs is not None and part.logprobs[0].top_logprobs
     with client.responses.stream(
         model=served.service.name, input=[{"role": "user", "content": "hi"}], max_output_tokens=20, extra_body=extra
     ) as stream:

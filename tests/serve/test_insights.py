@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,3 +85,24 @@ def test_the_load(served: Running) -> None:
                 load_now = json.loads(line.removeprefix("data: "))
                 break
     assert load_now["running"] == 0 and load_now["kv_budget"] > 0 and "prompt" not in line
+
+
+def test_the_dashboard_draws_metrics_that_are_exported(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counter:
+        def joules(self) -> float:
+            return 1.0
+
+    monkeypatch.setattr("draftwood.serve.metrics.counters", lambda device: [Counter()])
+    with running(load(target, target)) as served:  # whose drafts are all accepted
+        chain = {"name": "speculative", "gamma": 3, "depth": "fixed"}
+        asked = {"max_tokens": 20, "temperature": 0.0, "ignore_eos": True, "speculation": chain}
+        assert served.post("/v1/completions", prompt="a", **asked)["usage"]["completion_tokens"] == 20
+        exported = {name.partition(" ")[0] for name in scraped(served)}
+    dashboard = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text("utf-8"))
+    drawn = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"(?:vllm|draftwood):\w+", target["expr"])
+    }
+    assert drawn == {name for name in exported if not name.endswith(("_sum", "_count", "_created"))}  # none is missing

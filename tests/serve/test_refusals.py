@@ -176,7 +176,7 @@ def test_keys(target: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_limits(target: Any) -> None:
-    settings = ServeSettings(max_body=2000, max_prompt_tokens=10, max_tokens=20, body_seconds=0.3)
+    settings = ServeSettings(max_body=2000, max_prompt_tokens=10, max_tokens=20)
     with running(load(target, max_running=1, max_queued=1), settings) as other:
         status, error = other.refused(COMPLETIONS, prompt="a" * 3000)
         assert status == 413 and "2,000 bytes" in error["message"]

@@ -241,6 +241,28 @@ def test_responses(served: Running) -> None:
     assert whole["usage"]["output_tokens"] == len(expected.tokens)
 
 
+@pytest.mark.parametrize("method", ["speculative", {"name": "speculative-beam-search", "width": 2}], ids=str)
+def test_log_probabilities_of_responses(served: Running, method: Any) -> None:
+    """They are those of /v1/chat/completions; streamed, those of the deltas make up those of the whole."""
+    asked = {"seed": 1, "speculation": method}
+    messages = [{"role": "user", "content": "hi"}]
+    chat = {"messages": messages, "max_tokens": 12, "logprobs": True, "top_logprobs": 2}
+    expected = served.post("/v1/chat/completions", **chat, **asked)["choices"][0]
+    asked |= {"input": messages, "max_output_tokens": 12, "top_logprobs": 2}
+    plain = served.post("/v1/responses", **asked)["output"][0]["content"][0]
+    assert plain["logprobs"] == [] and plain["text"] == expected["message"]["content"]
+    asked["include"] = ["message.output_text.logprobs"]
+    whole = served.post("/v1/responses", **asked)
+    assert whole["top_logprobs"] == 2 and len(expected["logprobs"]["content"]) > 2
+    assert whole["output"][0]["content"][0] == plain | {"logprobs": expected["logprobs"]["content"]}
+    lines = served.client.post("/v1/responses", json={**asked, "stream": True}).text.splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert "".join(event["delta"] for event in deltas) == plain["text"]
+    for found in ([one for event in deltas for one in event["logprobs"]], events[-4]["logprobs"]):
+        assert found == expected["logprobs"]["content"]
+
+
 def test_tokens(served: Running) -> None:
     found = served.post("/tokenize", prompt="a fox", return_token_strs=True)
     assert found["count"] == len(found["tokens"]) == 5 and found["token_strs"] == list("a fox")
