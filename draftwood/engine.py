@@ -16,7 +16,7 @@ from draftwood.batching import BatchFailed, BatchInterrupted, completed, entries
 from draftwood.core.records import Kind, Round
 from draftwood.decode import rounds
 from draftwood.depth import LOAD, Auto, Learner
-from draftwood.draft import EarlierAnswers, SharedSession
+from draftwood.draft import EagleSession, EarlierAnswers, SharedSession
 from draftwood.generation import Generation
 from draftwood.grammar import Grammar, Grammars
 from draftwood.intake import Intake, whole
@@ -116,7 +116,7 @@ class Engine(Intake):
         """What decodes a request that names no method: the best of what is there."""
         with self._building:
             if self._usual is None:
-                self._usual, models = usual(len(self.drafts), self.target)
+                self._usual, models = usual(len(self.drafts), self.target, self.drafts)
                 if models is not None:
                     self._models.setdefault(self._usual.drafts_from, models)
             return self._usual
@@ -339,6 +339,8 @@ class Engine(Intake):
         """A draft model's session: with a cache of its own, unless the model is a part of the target."""
         if getattr(model, "whole", None) is self.target:
             return SharedSession(model, target.cache, "draft", target=target)
+        if hasattr(model, "reads"):
+            return EagleSession(model, self._cache(model), "draft", self.scheduler.prefixes)
         return Session(model, self._cache(model), "draft", self.scheduler.prefixes)
 
     def _ending(self, request: Request) -> Ending:

@@ -50,8 +50,9 @@ class Generation:
 
     @property
     def states(self) -> tuple[int, ...]:
-        """The target's layers whose output is read by the drafter or the depth controller: the last one, or none."""
-        return (self.target.model.n_layers,) if "target" in self.drafter.needs | self.depth.needs else ()
+        """The target's layers whose output is read by the drafter or the depth controller."""
+        last = "target" in self.drafter.needs | self.depth.needs
+        return tuple(sorted({*self.drafter.reads, *([self.target.model.n_layers] if last else [])}))
 
     def begin(self) -> Forest:
         """The forest before the first round; the request's clock starts here."""
@@ -92,13 +93,12 @@ class Generation:
 
     def distributions(self, forest: Forest, answer: Answer) -> Distributions:
         """The target's distributions after a forest's nodes."""
-        hidden = next(iter(answer.hidden.values()), None)
         edit = self.edit
         if (
             self.grammar is not None and edit is not None
         ):  # drafts end where the grammar cannot be followed, the text must not
             edit = chained(self.grammar.checked, edit)
-        return Distributions(forest, answer.logits, self.request.params, edit, hidden)
+        return Distributions(forest, answer.logits, self.request.params, edit, answer.hidden)
 
     def note(self, round_: Round) -> None:
         """Collect a round."""

@@ -15,7 +15,7 @@ import torch
 
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, ModelError
-from draftwood.models import checkpoint, gguf_tokenizer, int4
+from draftwood.models import checkpoint, eagle, gguf_tokenizer, heads, int4, published
 from draftwood.models.backend.compiled import Compiled
 from draftwood.models.backend.matrix import holder
 from draftwood.models.base import CausalModel
@@ -47,16 +47,17 @@ def load(
 ) -> Engine:
     """An engine from checkpoint directories, hub ids, GGUF files or model objects.
 
-    Without a target the embedded pair is loaded (its draft too, unless `draft` names another). `device` defaults to
-    CUDA where there is one. Models may have differently padded vocabularies, but must share a tokenizer. A source that
-    begins with "hf:", and a transformers model object, run through transformers (extra hf), whose fast tokenizers are
-    taken too. The quantised weights of a GGUF file (extra gguf) are dequantised. On a CPU `quantize` holds weights in
-    fewer bytes, which changes what the model says a little; methods stay exact to the model so changed: "int8", a
-    quarter of float32's, or "int4", about a sixth (backend native; made once, in minutes for large models, and kept
-    next to the checkpoint; `quantising` is told of the shares that are done). There `backend` is "native" (one call of
-    the package draftwood-native a forward, much faster), "pytorch", or "auto", the first where it is installed.
-    `compile` runs forwards of few cells through torch.compile (backend pytorch), which takes a C++ compiler, and tens
-    of seconds the first time on a machine.
+    Without a target the embedded pair is loaded (its draft too, unless `draft` names another). A draft may be an
+    EAGLE-3 head in the format of `speculators` or of its authors, or Medusa heads, trained for the target. `device`
+    defaults to CUDA where there is one. Models may have differently padded vocabularies, but must share a tokenizer. A
+    source that begins with "hf:", and a transformers model object, run through transformers (extra hf), whose fast
+    tokenizers are taken too. The quantised weights of a GGUF file (extra gguf) are dequantised. On a CPU `quantize`
+    holds weights in fewer bytes, which changes what the model says a little; methods stay exact to the model so
+    changed: "int8", a quarter of float32's, or "int4", about a sixth (backend native; made once, in minutes for large
+    models, and kept next to the checkpoint; `quantising` is told of the shares that are done). There `backend` is
+    "native" (one call of the package draftwood-native a forward, much faster), "pytorch", or "auto", the first where it
+    is installed. `compile` runs forwards of few cells through torch.compile (backend pytorch), which takes a C++
+    compiler, and tens of seconds the first time on a machine.
 
     Requests share `kv_cache_bytes` of memory for keys and values (default: half of what is free) and the forwards, at
     most `max_running` at once; of those that come then at most `max_queued` wait (None: any number). Where a prompt
@@ -84,7 +85,7 @@ def load(
         end = getattr(model, "end_tokens", end)
     drafts, places, home = [], [directory], directory if tokenizer is None else None
     for source in sources:
-        drafted, where = _model(source, how)
+        drafted, where = _head(source, model) or _model(source, how)
         if where is not None and words is not None and not _agree(words, home, where):
             raise ModelError(
                 f"target {target} and draft {source} have different tokenizers, so their tokens mean different text; "
@@ -168,6 +169,17 @@ def _model(source: ModelSource, how: _How) -> tuple[CausalModel, Path | None]:
     if not isinstance(source, CausalModel):
         raise ModelError(f"{type(source).__name__} is not a model: see draftwood.models.base.CausalModel")
     return source, None
+
+
+def _head(source: ModelSource, target: CausalModel) -> tuple[CausalModel, None] | None:
+    """A trained head of a directory or the hub, for a target; None: it is something else."""
+    if not isinstance(source, str | Path) or str(source).startswith(THROUGH_TRANSFORMERS):
+        return None
+    directory = checkpoint.locate(source)
+    if directory.is_file():
+        return None
+    kind = published.kind_of(directory)
+    return None if kind is None else ((eagle if kind == "eagle" else heads).load(directory, target), None)
 
 
 def _adapter() -> Any:

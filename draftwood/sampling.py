@@ -6,7 +6,7 @@ Knows sampling parameters, truncation and counter-based random streams. Knows no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import TypeAlias
 
@@ -97,8 +97,8 @@ def chained(*edits: Edit) -> Edit:
 class Distributions:
     """The target's next-token distributions after the nodes of one forest, each computed when somebody first asks.
 
-    `logits` [n, V] (and `hidden` [n, D], where it was asked for) answer the forest's fresh nodes in order; what the
-    forest knows from earlier rounds is found, too. `edit` is what happens to logits before the temperature, if
+    `logits` [n, V] (and `hidden`, layer -> [n, D], where it was asked for) answer the forest's fresh nodes in order;
+    what the forest knows from earlier rounds is found, too. `edit` is what happens to logits before the temperature, if
     anything: `edit(rows [m, V], forest, nodes)`. Rows that nobody visits are never edited, warped or normalised.
     """
 
@@ -108,13 +108,13 @@ class Distributions:
         logits: Tensor,
         params: SamplingParams,
         edit: Edit | None = None,
-        hidden: Tensor | None = None,
+        hidden: Mapping[int, Tensor] | None = None,
     ) -> None:
         self.forest = forest
         self.params = params
         self._logits = logits
         self._edit = edit
-        self._hidden = hidden
+        self._hidden = hidden or {}
         self._probs: dict[int, Tensor] = {}
 
     def logits(self, nodes: Sequence[int]) -> Tensor:
@@ -152,9 +152,13 @@ class Distributions:
         return best(self.edited([node]))[0]
 
     def hidden(self, node: int) -> Tensor | None:
-        """What the head read after a fresh node [D], where the run asked for it."""
+        """What the head read after a fresh node [D], where the run asked for it: the output of the last layer asked."""
+        return self.state(node, max(self._hidden, default=0))
+
+    def state(self, node: int, layer: int) -> Tensor | None:
+        """The output of a layer at a fresh node [D], where the run asked for it."""
         row = node - self.forest.fresh
-        return None if self._hidden is None or row < 0 else self._hidden[row]
+        return self._hidden[layer][row] if layer in self._hidden and row >= 0 else None
 
     def fresh(self) -> dict[int, Tensor]:
         """The logits [V] of each fresh node whose sequence goes on."""

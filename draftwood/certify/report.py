@@ -140,6 +140,8 @@ RULES: tuple[dict[str, Any], ...] = (
     {"name": "mcsd", "verify": "rejection"},
     {"name": "mcsd", "verify": "kseq", "replacement": True},
     {"name": "mcsd", "draws": "greedy"},
+    {"name": "eagle", "width": 3},
+    {"name": "eagle", "width": 3, "drafts": "best"},
 )
 
 

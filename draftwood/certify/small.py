@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,8 +31,10 @@ from draftwood.depth import parse_depth
 from draftwood.engine import Engine
 from draftwood.methods import Lookup, Method
 from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, DynamicWidth
+from draftwood.methods.eagle import Eagle
 from draftwood.methods.self_speculative import SelfSpeculative
-from draftwood.models.base import CausalModel
+from draftwood.models.base import Batch, CausalModel
+from draftwood.models.cache import Cache
 from draftwood.models.heads import Heads
 from draftwood.models.tabular import TabularModel
 from draftwood.params import SamplingParams
@@ -90,6 +92,19 @@ class _Heads(Heads):
 
     def train_forward(self, hidden: Tensor) -> Tensor:
         return self.tables[:, None].expand(-1, len(hidden), -1)
+
+
+class _Eagle(TabularModel):
+    """In the place of an EAGLE head: an unrelated model, which sees all tokens but the first."""
+
+    reads = (1,)
+    first = 1
+
+    def __init__(self, model: TabularModel, prompt: Sequence[int]) -> None:
+        super().__init__(lambda prefix: model.law((prompt[0], *prefix)), model.vocab_size, n_layers=model.n_layers)
+
+    def forward(self, batch: Batch, cache: Cache) -> Tensor:
+        return super().forward(replace(batch, hidden=None), cache)
 
 
 def window_table(seed: int, number: int, possible: Sequence[int], prompt: Sequence[int]) -> TabularModel:
@@ -184,6 +199,8 @@ class Case:
 
     def _stand_in(self) -> CausalModel:
         """Heads, an exit, or a part of the target."""
+        if isinstance(self.method, Eagle):
+            return _Eagle(self._random(9), self.prompt)
         if "heads" in type(self.method).model_fields:
             return _Heads(self._random(9), max(2, self.tokens - 2))
         return (_Part if isinstance(self.method, SelfSpeculative) else _Exit)(self._random(9), self.target)

@@ -48,8 +48,8 @@ def grow(
 
     What a model of that shape costs can then be measured with the real acceptance
     of a small one. The result is a normal checkpoint; config.json says grown_from.
-    An exit layer, heads and a skip set that lie with the source's weights are grown
-    alike.
+    An exit layer, heads, an EAGLE head and a skip set that lie with the source's
+    weights are grown alike.
     """
     if out is None:
         source, out = EMBEDDED_MODELS[0], Path(source)

@@ -1,4 +1,4 @@
-"""`draftwood train eesd` and `draftwood train medusa`: an exit layer, or heads, for a target."""
+"""`draftwood train eesd`, `train medusa` and `train eagle`: an exit layer, or heads, for a target."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from draftwood.cli.groups import OUTPUT, OutputOptions, TargetOptions
 from draftwood.cli.options import flag
 from draftwood.cli.running import progress
 from draftwood.errors import ConfigurationError
-from draftwood.train.settings import ExitSettings, HeadSettings, Saving, Settings, TextSource
+from draftwood.train.settings import EagleSettings, ExitSettings, HeadSettings, Saving, Settings, TextSource
 
 if TYPE_CHECKING:
     from draftwood.train.exit_layer import ExitRun
@@ -65,6 +65,31 @@ def medusa(
         return f"{settings.heads} heads", f"acceptance head by head {each}"
 
     _train(HeadRun, source, settings, saving, out, model, output, told)
+
+
+def eagle(
+    *,
+    source: TextSource,
+    settings: EagleSettings,
+    saving: Saving,
+    out: Path = OUT,
+    model: TargetOptions,
+    output: OutputOptions,
+) -> None:
+    """Train an EAGLE-3 head, which drafts from states of the target (method eagle).
+
+    The target is frozen; a layer that reads its states learns to draft several
+    tokens in a row, its own states in place of the target's. Killed at any time,
+    the same command goes on from the last save. torchrun runs it on several
+    devices.
+    """
+    from draftwood.train.eagle import EagleRun
+
+    def told(run: ExitRun, found: dict[str, Any]) -> tuple[str, str]:
+        each = ", ".join(f"{found[f'acceptance_{k}']:.3f}" for k in range(1, settings.unroll + 1))
+        return "an EAGLE head", f"acceptance step by step {each}"
+
+    _train(EagleRun, source, settings, saving, out, model, output, told)
 
 
 def _train(

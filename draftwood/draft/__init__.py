@@ -2,6 +2,8 @@
 
 from draftwood.draft.base import CertainDrafter, Drafter, NoDrafter, Proposer
 from draftwood.draft.beam import BeamDrafter
+from draftwood.draft.confident import ConfidentDrafter
+from draftwood.draft.eagle import EagleDrafter, EagleSession, EagleSource
 from draftwood.draft.early_exit import ExitDrafter, ExitSource
 from draftwood.draft.heads import HeadsDrafter
 from draftwood.draft.model import ModelDrafter
@@ -11,7 +13,11 @@ from draftwood.draft.suffix import EarlierAnswers, SuffixLookup
 __all__ = [
     "BeamDrafter",
     "CertainDrafter",
+    "ConfidentDrafter",
     "Drafter",
+    "EagleDrafter",
+    "EagleSession",
+    "EagleSource",
     "EarlierAnswers",
     "ExitDrafter",
     "ExitSource",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,9 +15,10 @@ from draftwood.draft.suffix import EarlierAnswers
 from draftwood.grammar import Grammar
 from draftwood.params import SamplingParams
 from draftwood.runtime.session import Answer, Run
-from draftwood.sampling import Distributions, Edit, Streams, best, draw_distinct, draw_iid, warp
+from draftwood.sampling import Distributions, Edit, Streams, best, draw_distinct, draw_iid, row_by_row, warp
 from draftwood.verify.coupled import perturb
 
+Counts: TypeAlias = Callable[[Sequence[int], Tensor], Sequence[int]]  # (nodes, q [n, V]) -> children of each node
 MOST_FORCED = 64  # certain tokens that are looked for in a round: each is a row of the target's forward
 
 
@@ -38,10 +39,17 @@ class Proposer:
     grammar: Grammar | None = None
 
     def __call__(
-        self, forest: Forest, nodes: Sequence[int], logits: Tensor, count: int, replacement: bool, best: int = 0
+        self,
+        forest: Forest,
+        nodes: Sequence[int],
+        logits: Tensor,
+        count: int | Counts,
+        replacement: bool,
+        best: int = 0,
     ) -> list[int]:
         """Append up to `count` children below each node; logits [len(nodes), V_draft]. Returns them, distinct.
 
+        A function says how many each node gets, before they are drawn; at temperature 0 q is the softmax of the logits.
         `best` of them are the draft's most probable tokens, the others are drawn from the rest (Hu et al., arXiv
         2502.18779: greedy drafts).
         """
@@ -52,23 +60,36 @@ class Proposer:
             if not nodes:
                 return children
         logits = self.edited(forest, nodes, self.fit(logits))
-        if self.params.greedy or self.coupled:
-            if not self.params.greedy:
-                log_q = warp(logits, self.params).log()
-                rows = zip(log_q, nodes, strict=True)
-                logits = torch.stack([perturb(row, forest.position(node) + 1, self.streams) for row, node in rows])
-            for node, tokens in zip(nodes, self._best(logits, count), strict=True):
-                children += forest.propose(node, tokens, None)
-            return children
+        if self.params.greedy:
+            each = count if isinstance(count, int) else count(nodes, row_by_row(torch.softmax, logits))
+            return [*children, *self._propose_best(forest, nodes, logits, each)]
         q = warp(logits, self.params)
+        each = count if isinstance(count, int) else count(nodes, q)
+        if self.coupled:
+            rows = zip(q.log(), nodes, strict=True)
+            noisy = torch.stack([perturb(row, forest.position(node) + 1, self.streams) for row, node in rows])
+            return [*children, *self._propose_best(forest, nodes, noisy, each)]
+        count = each if isinstance(each, int) else max(each)
         if best:
             return self._beside_best(forest, nodes, q, count, best)
-        if count == 1:
+        if count < 2:
             replacement = True
-        drawn = (draw_iid if replacement else draw_distinct)(q, count, self.streams)
-        for row, (node, tokens) in enumerate(zip(nodes, drawn, strict=True)):
-            children += forest.propose(node, tokens, q[row], replacement)
+        drawn = (draw_iid if replacement else draw_distinct)(q, count, self.streams) if count else []
+        for row, (node, tokens) in enumerate(zip(nodes, _cut(drawn, each), strict=False)):
+            if tokens:
+                children += forest.propose(node, tokens, q[row], replacement)
         return list(dict.fromkeys(children))
+
+    def _propose_best(
+        self, forest: Forest, nodes: Sequence[int], logits: Tensor, counts: int | Sequence[int]
+    ) -> list[int]:
+        """Children that are the largest of logits [len(nodes), V], as point masses."""
+        most = counts if isinstance(counts, int) else max(counts)
+        children: list[int] = []
+        for node, tokens in zip(nodes, _cut(self._best(logits, most) if most else [], counts), strict=False):
+            if tokens:
+                children += forest.propose(node, tokens, None)
+        return children
 
     def _beside_best(self, forest: Forest, nodes: Sequence[int], q: Tensor, count: int, best: int) -> list[int]:
         """Children drawn from q [len(nodes), V] without its `best` most probable tokens, then those: point masses."""
@@ -157,6 +178,11 @@ class Proposer:
         ]
 
 
+def _cut(rows: Sequence[list[int]], counts: int | Sequence[int]) -> Sequence[list[int]]:
+    """The first `counts` of each row."""
+    return rows if isinstance(counts, int) else [row[:n] for row, n in zip(rows, counts, strict=False)]
+
+
 class Source(Protocol):
     """Where draft logits come from: a session on a draft model, or what stands for one (an early exit)."""
 
@@ -182,6 +208,11 @@ class Drafter(Protocol):
 
     @property
     def needs(self) -> frozenset[str]: ...
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Layers of the target whose output at verified tokens it reads."""
+        return ()
 
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer

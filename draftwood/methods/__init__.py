@@ -2,6 +2,7 @@
 
 from draftwood.methods.base import METHODS, Method, Parts
 from draftwood.methods.beams import DynamicWidth, PlainBeamSampling, PlainBeamSearch, SpeculativeBeamSearch
+from draftwood.methods.eagle import Eagle
 from draftwood.methods.early_exit import EarlyExit
 from draftwood.methods.medusa import Medusa
 from draftwood.methods.self_speculative import SelfSpeculative
@@ -26,6 +27,7 @@ METHODS.update(
         EarlyExit,
         SelfSpeculative,
         Medusa,
+        Eagle,
         Lookup,
         PlainBeamSampling,
         DynamicWidth,
@@ -38,6 +40,7 @@ __all__ = [
     "METHODS",
     "Autoregressive",
     "DynamicWidth",
+    "Eagle",
     "EarlyExit",
     "Fork",
     "Lookup",

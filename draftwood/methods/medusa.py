@@ -35,14 +35,17 @@ class Medusa(OneHypothesis):
 
     A head does not see the tokens in between, so its distribution q is the same for all nodes of a layer. A lossless
     rule is exact all the same: siblings are distinct draws from q, the best tokens in greedy decoding. Heads
-    come with the embedded target; for another one `draftwood train medusa` makes them.
+    come with the embedded target; for another one `draftwood train medusa` makes them, and published ones are loaded
+    as a draft (`--draft`).
     """
 
     name = "medusa"
     summary = "a tree of candidates from trained heads on the target's last hidden state"
 
     heads: Annotated[str | None, FILE] = Field(
-        default=None, min_length=1, description="directory of the target's heads; null: the one beside its weights"
+        default=None,
+        min_length=1,
+        description="directory of the target's heads; null: those given as a draft, else those beside its weights",
     )
     tree: Widths | None = Field(
         default=None, description="children per node, layer by layer; layer k draws from head k"
@@ -95,7 +98,8 @@ class Medusa(OneHypothesis):
         return "heads", self.heads
 
     def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:
-        return [trained.find(target, self.heads)]
+        given = [model for model in drafts if isinstance(model, trained.Heads)]
+        return given[:1] if given and self.heads is None else [trained.find(target, self.heads)]
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         heads = cast(trained.Heads, drafts[0].model)

@@ -11,6 +11,7 @@ from draftwood.methods.base import Method
 from draftwood.methods.options import DEEPEST
 from draftwood.models.artifact import companion
 from draftwood.models.base import CausalModel
+from draftwood.models.heads import Heads
 
 log = logging.getLogger(__name__)
 
@@ -19,17 +20,25 @@ BESIDE: dict[
     str, dict[str, object]
 ] = {  # kind of a file next to a target's weights -> what drafts with it; the faster first, as measured
     "exit": {"name": "eesd", "gamma": DEEPEST, **MIXED},
+    "eagle": {"name": "eagle"},
     "heads": {"name": "medusa"},
     "skip": {"name": "self-spec", "gamma": DEEPEST, **MIXED},
 }
 
 
-def usual(drafts: int, target: CausalModel | None = None) -> tuple[Method, Sequence[CausalModel] | None]:
+def usual(
+    drafts: int, target: CausalModel | None = None, loaded: Sequence[CausalModel] = ()
+) -> tuple[Method, Sequence[CausalModel] | None]:
     """The best method for so many draft models, else for what lies beside a target's weights; with what was loaded.
+
+    Of the `loaded` drafts one may be a trained head, which has a method of its own.
 
     Lookup drafts too where it can, and alone where there is nothing else. All of them are lossless, and draft as far
     as it pays.
     """
+    for model in loaded:
+        if isinstance(model, Heads) or hasattr(model, "reads"):
+            return Method.parse("medusa" if isinstance(model, Heads) else "eagle"), None
     if drafts:
         return Method.parse({"name": "speculative" if drafts == 1 else "specinfer", **MIXED}), None
     home: Path | None = getattr(target, "home", None)

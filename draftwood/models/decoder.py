@@ -104,8 +104,7 @@ class Block(nn.Module):
     def attend(self, x: Tensor, view: View, memory: Memory | None) -> Tensor:
         """The first half of the layer: x + attention."""
         b, n, _ = x.shape
-        normed = self.normalise(x, self.attention_norm, self.attention_norm_bias, self.eps)
-        qkv = self.qkv(normed).view(b, n, -1, self.head_dim)
+        qkv = self.qkv(self.enter(x, view)).view(b, n, -1, self.head_dim)
         turned, v = qkv[:, :, : self.heads + self.kv_heads], qkv[:, :, self.heads + self.kv_heads :]
         if self.qk_norm:
             turned = self._normalise_heads(turned)
@@ -120,6 +119,10 @@ class Block(nn.Module):
         if self.sandwich:
             out = self.normalise(out, self.post_attention_norm, self.post_attention_norm_bias, self.eps)
         return x + out
+
+    def enter(self, x: Tensor, view: View) -> Tensor:
+        """What queries, keys and values are made of."""
+        return self.normalise(x, self.attention_norm, self.attention_norm_bias, self.eps)
 
     def feed(self, x: Tensor) -> Tensor:
         """The second half of the layer: x + MLP."""
@@ -338,6 +341,13 @@ class Decoder(nn.Module):
 
     def train_layers(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Layers [start, stop) of the same: x [B, T, D], the positions 0, 1, ... of each row -> [B, T, D]."""
+        views = self.train_views(x)
+        for layer in range(start, stop):
+            x = self.layers[layer](x, views[self.kinds[layer]], None)
+        return x
+
+    def train_views(self, x: Tensor) -> list[View]:
+        """Of each kind of layer what it needs beside rows x [B, T, D] at the positions 0, 1, ..."""
         n = x.shape[1]
         views: list[View] = []
         for window in self.windows:
@@ -347,6 +357,4 @@ class Decoder(nn.Module):
             rotary = self.rotary_of(window)
             cos, sin = (None, None) if rotary is None else rotary.tables(n, x.device, x.dtype)
             views.append(View(cos if cos is None else cos[:n], sin if sin is None else sin[:n], fused, bias))
-        for layer in range(start, stop):
-            x = self.layers[layer](x, views[self.kinds[layer]], None)
-        return x
+        return views

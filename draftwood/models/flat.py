@@ -39,6 +39,7 @@ class View:
     groups: Sequence[Group] = ()
     take: Tensor | None = None  # rows that the groups' queries are, where these are not the rows one by one
     back: Tensor | None = None  # place of each row among the queries
+    beside: Tensor | None = None  # [B, N, D] what a layer reads beside its rows: a trained head, the tokens' embeddings
 
 
 class Memory(Protocol):

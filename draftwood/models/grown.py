@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from draftwood.errors import ModelError
-from draftwood.models import artifact, checkpoint, skip
+from draftwood.models import artifact, checkpoint, eagle, skip
 from draftwood.models import exit as exits
 from draftwood.models import heads as medusa
 from draftwood.models.artifact import fingerprint
 from draftwood.models.checkpoint import DTYPES
 from draftwood.models.decoder import Decoder
+from draftwood.models.eagle import EagleHead
 from draftwood.models.exit import ExitLayer
 from draftwood.models.grow import Growth, Shape, check_new, write
 from draftwood.models.heads import Heads
@@ -50,9 +52,10 @@ def grow_checkpoint(
 ) -> dict[str, Any]:
     """Write the grown form of the checkpoint `source` into `out`; sizes before and after.
 
-    Exit layer, heads and skip set are grown alike; tokenizer and templates are copied. `name` is written down as what
-    it was grown from; `advance` is told of the share of the weights that was written since it was told last. Raises
-    ConfigurationError for shapes that cannot be grown to, and ModelError where the disk is full; then nothing is left.
+    Exit layer, heads, EAGLE head and skip set are grown alike; tokenizer and templates are copied. `name` is written
+    down as what it was grown from; `advance` is told of the share of the weights that was written since it was told
+    last. Raises ConfigurationError for shapes that cannot be grown to, and ModelError where the disk is full; then
+    nothing is left.
     """
     check_new(out)
     raw = checkpoint.read_config(source)
@@ -88,7 +91,7 @@ def grow_checkpoint(
 
 
 def _write_companions(source: Path, out: Path, model: Decoder, growth: Growth, dtype: str) -> None:
-    """Grow exit layer, heads and skip set, copy tokenizer and templates."""
+    """Grow exit layer, heads, EAGLE head and skip set, copy tokenizer and templates."""
     write_learned(source, model, growth, out, dtype)
     for path in (*(source / each for each in COPIED), *source.glob("*.jinja")):
         if path.is_file():
@@ -102,13 +105,17 @@ def _sizes(shape: Shape) -> dict[str, int]:
 def write_learned(source: Path, model: Decoder, growth: Growth, out: Path, dtype: str) -> None:
     """Grow what was learned for `model` in `source`, and write it into `out`."""
     kind, about = DTYPES[dtype], {"grown_from": fingerprint(model)}
-    found = {name for name in ("exit", "heads", "skip") if artifact.companion(source, name).is_file()}
+    found = {name for name in ("exit", "heads", "eagle", "skip") if artifact.companion(source, name).is_file()}
     whose = grown_fingerprint(model, growth, kind) if found else ""
     if "exit" in found:
         write_exit(source / "exit", model, growth, out / "exit", dtype, whose)
     if "heads" in found:
         known = medusa.load(source / "heads", model, packed=False)
         medusa.save(grow_heads(known, growth, kind), out / "heads", whose, kind, known.ranks, **about)
+    if "eagle" in found:
+        head = eagle.load(source / "eagle", model, packed=False)
+        reads = [grown_layers(layer, growth) for layer in head.reads]
+        eagle.save(grow_eagle(head, growth, kind), out / "eagle", whose, reads, kind, **about)
     if "skip" in found:
         skipped = skip.load(artifact.companion(source, "skip"), model)
         skip.save(artifact.companion(out, "skip"), grow_skipped(skipped, growth), whose, **about)
@@ -154,6 +161,18 @@ def grow_heads(heads: Heads, growth: Growth, dtype: torch.dtype) -> dict[str, Te
         part, k, which = name.split(".")
         role = f"layers.{k}.lift.{which}" if part == "lift" else "head.weight"
         grown[name] = maker(copies, role, weight, False, growth.seed + 2 + int(k))(dtype)
+    return grown
+
+
+def grow_eagle(head: EagleHead, growth: Growth, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The weights of the grown EAGLE head, by name: fc reads several states, the first layer two."""
+    count = head.decoder.config.vocab_size
+    copies = Copies.of(replace(growth.before, vocab_size=count), replace(growth.config, vocab_size=count))
+    grown = {}
+    for name, weight in head.weights().items():
+        role = "layers.0.lift.weight" if name == "fc.weight" else name.removeprefix("decoder.")
+        states = len(head.reads) if name == "fc.weight" else 2 if name.endswith("layers.0.qkv.weight") else 1
+        grown[name] = weight if name == "words" else maker(copies, role, weight, False, growth.seed + 20, states)(dtype)
     return grown
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.errors import ModelError
-from draftwood.models import artifact
+from draftwood.models import artifact, published
 from draftwood.models.artifact import Artifact, fingerprint
 from draftwood.models.backend.matrix import held_alike, pack
 from draftwood.models.base import Batch, CausalModel
@@ -127,7 +127,10 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Hea
     """
     path, decoder = Path(directory) / FILE, layered(target)
     whose = fingerprint(decoder)
-    found = artifact.load(path, KIND, target=whose)
+    if not path.is_file() and (Path(directory) / "config.json").is_file():
+        found = published.medusa(Path(directory), decoder)
+    else:
+        found = artifact.load(path, KIND, target=whose)
     count, shared = found.settings.get("heads"), found.settings.get("shared")
     if type(count) is not int or not 1 <= count <= MOST or not isinstance(shared, bool):
         raise artifact.damaged(path, KIND)

@@ -36,6 +36,24 @@ _HEAD_NORMS: Names = {
     "layers.{i}.k_norm": ("model.layers.{i}.self_attn.k_norm.weight",),
 }
 
+_HEAD_LAYER = "layers.{i}"
+EAGLE: Names = {
+    "fc.weight": ("fc.weight",),
+    "fused_norm": ("input_norm.weight",),
+    "embed.weight": ("embed_tokens.weight",),
+    "decoder.norm": ("norm.weight",),
+    "decoder.head.weight": ("lm_head.weight",),
+    "decoder.layers.{i}.attention_norm": (f"{_HEAD_LAYER}.input_layernorm.weight",),
+    "decoder.layers.0.attention_norm": ("layers.0.hidden_norm.weight",),
+    "decoder.layers.0.input_norm": ("layers.0.input_layernorm.weight",),
+    **{
+        f"decoder.{name}": tuple(source.removeprefix("model.") for source in LLAMA[name])
+        for name in LLAMA
+        if name.startswith("layers.") and not name.endswith(".attention_norm")
+    },
+    **{f"decoder.layers.{{i}}.{x}_norm": (f"{_HEAD_LAYER}.self_attn.{x}_norm.weight",) for x in "qk"},
+}
+
 QWEN_3: Names = {**LLAMA, **_HEAD_NORMS}
 
 PHI_3: Names = {

@@ -95,7 +95,7 @@ def weight_files(directory: Path) -> list[Path]:
     if not files:
         pickled = [*directory.glob("*.bin"), *directory.glob("*.pt"), *directory.glob("*.pth")]
         hint = (
-            "pickled weights are never loaded: convert them to safetensors"
+            f"pickled weights are never loaded: convert them with `draftwood convert {directory} --out DIR`"
             if pickled
             else "give a checkpoint with weights"
         )

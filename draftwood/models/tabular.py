@@ -24,6 +24,8 @@ class TabularModel:
     the token through.
     """
 
+    first = 0  # the position of the first token that others see
+
     def __init__(
         self,
         law: Callable[[tuple[int, ...]], Sequence[float]],
@@ -72,7 +74,8 @@ class TabularModel:
         out = []
         for segment, place in segment_of[wanted] if isinstance(wanted, slice) else [segment_of[row] for row in wanted]:
             prefix, positions = table[[segment.extent.base + slot for slot in segment.visible(place)]].T.tolist()
-            if positions != list(range(len(prefix))):
+            first = min(self.first, positions[-1])
+            if positions != list(range(first, first + len(prefix))):
                 raise AssertionError(f"a row sees the positions {positions}: its slots are wrong")
             out.append(self._log_law(tuple(prefix)))
         logits = torch.stack(out) if out else torch.empty(0, self.vocab_size, dtype=self.dtype)

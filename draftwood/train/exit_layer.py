@@ -125,7 +125,7 @@ class ExitRun(Run):
         return torch.autocast(self.target.device.type, torch.bfloat16)
 
     @torch.no_grad()
-    def _read(self, tokens: Tensor, answered: bool) -> tuple[Tensor, Tensor | None]:
+    def _read(self, tokens: Tensor, answered: bool) -> tuple[Any, Tensor | None]:
         """Hidden states after N layers [B, T, D] and, if asked for, the target's log-probabilities [B, T, V]."""
         with self._autocast():
             x = self.target.embedded(tokens, torch.arange(tokens.shape[1], device=tokens.device)[None])

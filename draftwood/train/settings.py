@@ -65,6 +65,19 @@ class HeadSettings(Settings):
     decay: float = Field(default=0.8, gt=0, le=1, description="Head k's loss weighs X^k.")
 
 
+class EagleSettings(Settings):
+    """Of an EAGLE head."""
+
+    unroll: int = Field(default=4, ge=1, le=16, description="Steps of drafting that are trained on.")
+    vocabulary: int | None = Field(
+        default=None,
+        ge=2,
+        description="Tokens that the head knows, the most frequent ones of the texts.",
+        json_schema_extra={"usual": "all"},
+    )
+    decay: float = Field(default=0.8, gt=0, le=1, description="The loss of step k weighs X^(k-1).")
+
+
 class TextSource(BaseModel):
     """What is trained on."""
 

@@ -1,0 +1,95 @@
+"""Training an EAGLE-3 head (Li et al. 2025): the target frozen, drafting over several steps ("training-time test").
+
+The run, its saved state and several processes are those of an exit layer's training.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from draftwood.models.decoder import Decoder
+from draftwood.models.eagle import EagleHead, save
+from draftwood.train.exit_layer import ExitRun, Place
+from draftwood.train.settings import EagleSettings
+
+
+class EagleRun(ExitRun):
+    """A head in training, as an `ExitRun` trains an exit layer; its figures are those of each step of drafting."""
+
+    settings: EagleSettings
+    numbered = True
+
+    @classmethod
+    def settled(cls, target: Decoder, settings: EagleSettings) -> EagleSettings:
+        return settings
+
+    def made(self) -> nn.Module:
+        known = None
+        if self.settings.vocabulary is not None and self.settings.vocabulary < self.target.vocab_size:
+            counts = np.bincount(self.texts.train.ravel(), minlength=self.target.vocab_size)
+            often = np.argsort(-counts, kind="stable")[: self.settings.vocabulary]
+            known = torch.from_numpy(np.sort(often))
+        self.target.requires_grad_(False)
+        return _Steps(EagleHead.of(self.target, words=known), self.settings.unroll)
+
+    def write(self, stored: torch.dtype, trained: dict[str, float]) -> None:
+        head = self.exit.head
+        save(head.weights(), self.out, self.facts["target"], head.reads, stored, trained=trained)
+
+    @torch.no_grad()
+    def _read(self, tokens: Tensor, answered: bool) -> tuple[Any, Tensor | None]:
+        """The target's states [B, T, W] with the tokens and, if asked for, its log-probabilities [B, T, V]."""
+        reads, states, before = self.exit.head.reads, {}, 0
+        with self._autocast():
+            x = self.target.embedded(tokens, torch.arange(tokens.shape[1], device=tokens.device)[None])
+            for layer in sorted({*reads, *([self.target.n_layers] if answered else [])}):
+                states[layer] = x = self.target.train_layers(x, before, layer)
+                before = layer
+            answer = torch.log_softmax(self.target.logits(x), -1) if answered else None
+        return (torch.cat([states[layer].float() for layer in reads], -1), tokens), answer
+
+    @property
+    def factors(self) -> list[float]:
+        return [self.settings.decay**k for k in range(self.settings.unroll)]
+
+    def _places(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> list[Place]:
+        """As of an exit; logits [steps, B, T - 1, V_head] of the tokens from the second on. Step k begins at the k-th.
+
+        With a smaller vocabulary places whose token is not in it do not count, and p is over the tokens that are.
+        """
+        words, found = self.exit.head.words, []
+        counted = (tokens[:, 1:] != self.texts.end) | (tokens[:, :-1] != self.texts.end)
+        ahead = tokens[:, 1:]
+        if words is not None:
+            place = torch.full((self.target.vocab_size,), -1, device=tokens.device)
+            place[words] = torch.arange(len(words), device=tokens.device)
+            ahead = place[ahead]
+            counted = counted & (ahead >= 0)
+            answer = None if answer is None else torch.log_softmax(answer[..., words], -1)
+        for k, rows in enumerate(logits, 1):
+            here = counted[:, k:]
+            log_p = None if answer is None else answer[:, k:-1][here]
+            found.append((torch.log_softmax(rows[:, k - 1 : -1].float()[here], -1), ahead[:, k:][here], log_p))
+        return found
+
+
+class _Steps(nn.Module):
+    """A head as `ExitRun` trains one."""
+
+    def __init__(self, head: EagleHead, steps: int) -> None:
+        super().__init__()
+        self.head, self.steps = head, steps
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.head.dtype
+
+    def train_forward(self, read: tuple[Tensor, Tensor]) -> Tensor:
+        return self.head.train_forward(*read, self.steps)
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.head.weights()

@@ -1,0 +1,265 @@
+"""Drafting with an EAGLE head: plain decoding's text and law, and drafts from the text alone."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from eagle_heads import config, says, write
+from enumeration import EnumeratedRandomness
+from shared import shortage
+from tabular import exact_law, follows, sampled, surplus
+from test_greedy import models, naive, prompt_of
+from test_session import decoder
+from torch import Tensor
+
+from draftwood import Engine, SamplingParams, TabularModel
+from draftwood.core.records import Round
+from draftwood.models import eagle
+from draftwood.models.base import Batch
+from draftwood.models.eagle import EagleHead
+
+METHODS: dict[str, dict[str, Any]] = {
+    "chain": {"name": "eagle", "gamma": 4},
+    "no-drafts": {"name": "eagle", "gamma": 0},
+    "tree": {"name": "eagle", "width": 3, "gamma": 3, "nodes": 8, "least": 0.0},
+    "confident": {"name": "eagle", "width": 4, "gamma": 4, "least": 0.1},
+    "best": {"name": "eagle", "width": 3, "gamma": 3, "drafts": "best"},
+}
+CONTROLLERS = ["confidence:0.2", "entropy:2.5", "beta-ts", "speedup-ts:cost=0.3", "auto"]
+
+
+@pytest.fixture(scope="session")
+def head_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The head of a target, with random weights; its tensors beside it."""
+    directory = tmp_path_factory.mktemp("eagle")
+    tensors = write(directory, config())
+    return lambda target: (eagle.load(directory, target), tensors)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", METHODS)
+def test_greedy_text_is_plain_decodings(name: str, dtype: str, head_of: Any) -> None:
+    target = models(dtype)[0]
+    engine = Engine(target, [head_of(target)[0]])
+    prompts = [prompt_of(length) for length in (1, 2, 7, 240)]
+    for verify in ("coupled", "traversal"):
+        options: dict[str, Any] = {"sampling": {"temperature": 0}, "max_new_tokens": 32}
+        method = {**METHODS[name], "verify": verify}
+        results = engine.batch(prompts, concurrency=3, method=method, **options)
+        assert [result.tokens for result in results] == [naive(dtype, prompt)[:32] for prompt in prompts]
+        if name != "no-drafts":
+            assert all(result.rounds[0].drafted for result in results[1:])  # the prompt's states are known at once
+            assert not results[0].rounds[0].drafted  # of a single token there are none
+
+
+def drafted(head: Any, target: Any, text: list[int], made: Round) -> None:
+    """The chain of a round is what the head says after the text so far, all of its verified tokens read anew."""
+    raw, tensors = config(), head
+    before, chain = text[: made.position + 1], made.forest_token[1:]
+    for place, token in enumerate(chain):
+        logits = says(raw, tensors, target, before, chain[:place])
+        assert int(logits.argmax()) == token
+
+
+@pytest.mark.parametrize("way", ["alone", "batch", "short", "prefixes"])
+def test_every_chain_is_the_heads_own(way: str, head_of: Any) -> None:
+    """After accepted and rejected drafts, after requests were put back, and behind prefixes that others computed."""
+    target = decoder(3, torch.float64)
+    head, tensors = head_of(target)
+    engine = Engine(target, [head], reuse_prefixes=way == "prefixes")
+    shared = prompt_of(40)
+    prompts = [[*shared, 1 + i] for i in range(4)] if way == "prefixes" else [prompt_of(2 + 5 * i) for i in range(4)]
+    options: dict[str, Any] = {"method": METHODS["chain"], "sampling": {"temperature": 0}, "max_new_tokens": 16}
+    if way == "short":
+        with shortage(0.1, random.Random(3), engine):
+            results = engine.batch(prompts, 4, **options)
+        assert engine.scheduler.preempted > 3
+    elif way == "batch":
+        results = engine.batch(prompts, 3, **options)
+    else:
+        results = [engine.generate(prompt, **options) for prompt in prompts]
+    accepted = 0
+    for prompt, result in zip(prompts, results, strict=True):
+        for made in result.rounds:
+            drafted(tensors, target, [*prompt, *result.tokens], made)
+        accepted += result.metrics.accepted
+    assert accepted > 0
+    if way == "prefixes":
+        assert all(result.metrics.reused_tokens == 40 for result in results[1:])
+        assert engine.scheduler.prefixes.hits > 3 * 2 * 38  # on the head's side too
+
+
+@pytest.mark.parametrize("name", ["chain", "tree", "best"])
+def test_sampled_text_does_not_depend_on_the_batch(name: str, head_of: Any) -> None:
+    target = decoder(3, torch.float64)
+    engine = Engine(target, [head_of(target)[0]], end_tokens=frozenset({5}))
+    requests = [{"prompt": prompt_of(1 + 9 * i), "seed": i} for i in range(5)]
+    options: dict[str, Any] = {"method": METHODS[name], "sampling": {"temperature": 0.9}, "max_new_tokens": 16}
+    alone = [engine.generate(**request, **options).tokens for request in requests]
+    assert [result.tokens for result in engine.batch(requests, 3, **options)] == alone
+    with shortage(0.1, random.Random(1), engine):
+        assert [result.tokens for result in engine.batch(requests, 4, **options)] == alone
+
+
+@pytest.mark.parametrize("depth", CONTROLLERS)
+def test_every_controller_leaves_the_text_as_it_is(depth: str, head_of: Any) -> None:
+    target = models("float64")[0]
+    engine = Engine(target, [head_of(target)[0]])
+    for name in ("chain", "tree"):
+        method = {**METHODS[name], "depth": depth}
+        found = engine.generate(prompt_of(7), method, {"temperature": 0}, max_new_tokens=24)
+        assert found.tokens == naive("float64", prompt_of(7))[:24]
+        options: dict[str, Any] = {"sampling": {"temperature": 0.9}, "max_new_tokens": 20, "seed": 3}
+        plain = engine.generate(prompt_of(7), {"name": "autoregressive", "verify": "coupled"}, **options)
+        assert engine.generate(prompt_of(7), {**method, "verify": "coupled"}, **options).tokens == plain.tokens
+
+
+def test_confident_trees(head_of: Any) -> None:
+    """At temperature 0 the layers are the paths of largest product of the head's chances, worked out one by one."""
+    target = decoder(3, torch.float64)
+    head, tensors = head_of(target)
+    engine, prompt = Engine(target, [head]), prompt_of(9)
+    method = {"name": "eagle", "width": 3, "gamma": 3, "nodes": 8, "least": 0.02}
+    made = engine.generate(prompt, method, {"temperature": 0}, max_new_tokens=8).rounds[0]
+    layer, wanted = {(): 1.0}, []
+    for _ in range(3):
+        found = {}
+        for path, reach in layer.items():
+            chances = says(config(), tensors, target, prompt, path).softmax(-1).tolist()
+            found |= {(*path, token): reach * chance for token, chance in enumerate(chances)}
+        ranked = sorted(found, key=lambda path: -found[path])
+        chosen = [path for path in ranked[: min(3, 8 - len(wanted))] if found[path] >= 0.02]
+        layer = {path: found[path] for path in chosen}
+        wanted += chosen
+    paths = {tuple(made.path(node)[1:]) for node in range(1, len(made.forest_token))}
+    assert paths == set(wanted) and len(wanted) > 3
+
+
+def test_an_engine_with_a_head_uses_it(head_of: Any, tmp_path: Path) -> None:
+    import tiny_models
+
+    import draftwood
+    from draftwood.models import checkpoint, published
+    from draftwood.models.heads import Heads
+
+    place = tiny_models.write(tmp_path / "target", 1)
+    target = checkpoint.load(place, packed=False)
+    made = EagleHead.of(target)
+    eagle.save(made.weights(), place / "eagle", made.target, made.reads, torch.float32)
+    engine = draftwood.load(place)
+    assert engine.usual.name == "eagle"
+    first = engine.generate("ab", max_new_tokens=6, sampling={"temperature": 0})
+    engine = draftwood.load(place, draft=place / "eagle")
+    assert engine.usual.name == "eagle"
+    assert engine.generate("ab", max_new_tokens=6, sampling={"temperature": 0}).tokens == first.tokens
+    heads = Heads.of(target, 2)
+    tensors = {}
+    for k in range(2):
+        tensors |= {f"{k}.0.linear.{x}": getattr(heads.lift[k], x).data.clone() for x in ("weight", "bias")}
+        tensors[f"{k}.1.weight"] = heads.out[k].weight.data.clone()
+    from json import dumps
+
+    from safetensors.torch import save_file
+
+    public = tmp_path / "medusa"
+    public.mkdir()
+    (public / "config.json").write_text(dumps({"medusa_num_heads": 2, "medusa_num_layers": 1}))
+    save_file(tensors, public / "medusa_lm_head.safetensors")
+    engine = draftwood.load(place, draft=str(public))
+    assert engine.usual.name == "medusa" and published.kind_of(public) == "medusa"
+    found = engine.generate("ab", max_new_tokens=6, sampling={"temperature": 0})
+    assert found.tokens == first.tokens and found.metrics.drafted > 0
+
+
+# -- laws ------------------------------------------------------------------------------------------------------------
+
+
+class TabularHead(TabularModel):
+    """Sees all tokens but the first, and has a law of its own."""
+
+    reads, first = (1,), 1
+
+    def forward(self, batch: Batch, cache: Any) -> Tensor:
+        assert batch.hidden is not None
+        batch.hidden = None
+        return super().forward(batch, cache)
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    made: dict[int, TabularModel] = {}
+
+    def find(target: TabularModel, directory: object) -> TabularModel:
+        return made.setdefault(target.vocab_size, TabularHead.random(target.vocab_size, seed=12, n_layers=2))
+
+    monkeypatch.setattr(eagle, "find", find)
+    yield
+
+
+ENUMERATED: list[Any] = [  # method, vocabulary, tokens
+    ({"name": "eagle", "gamma": 2}, 3, 4),
+    pytest.param({"name": "eagle", "gamma": 2, "verify": "rejection"}, 3, 4, marks=pytest.mark.slow),
+    ({"name": "eagle", "width": 2, "gamma": 2, "least": 0.0}, 3, 3),
+    ({"name": "eagle", "width": 2, "gamma": 2, "least": 0.2, "verify": "rejection"}, 3, 3),
+    *(
+        pytest.param(
+            {"name": "eagle", "width": 2, "gamma": 2, "least": least, "verify": verify}, 3, 4, marks=pytest.mark.slow
+        )
+        for least in (0.0, 0.2)
+        for verify in ("traversal", "rejection")
+    ),
+    pytest.param({"name": "eagle", "width": 3, "gamma": 2, "nodes": 4, "least": 0.1}, 3, 4, marks=pytest.mark.slow),
+    ({"name": "eagle", "width": 3, "gamma": 2, "drafts": "best"}, 3, 4),
+    ({"name": "eagle", "width": 2, "gamma": 2, "depth": "confidence:0.3"}, 3, 3),
+    ({"name": "eagle", "gamma": 2, "depth": "beta-ts"}, 3, 3),
+]
+
+
+@pytest.mark.parametrize(("method", "vocab", "length"), ENUMERATED, ids=str)
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 1.5, "top_k": 2, "presence_penalty": 0.5}], ids=["plain", "warped"]
+)
+def test_the_law_is_exact(
+    method: dict[str, Any],
+    vocab: int,
+    length: int,
+    sampling: dict[str, Any],
+    tables: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every random number that the engine asks for is enumerated: its output has plain decoding's law, to 1e-12."""
+    monkeypatch.setattr(
+        "draftwood.depth.thompson.draw_beta", lambda a, b, uniform: 0.9 if uniform() < a / (a + b) else 0.2
+    )
+    target = TabularModel.random(vocab, seed=21, n_layers=3)
+    engine = Engine(target, end_tokens=frozenset({0}))
+    params = SamplingParams(**sampling)
+    randomness = EnumeratedRandomness(monkeypatch)
+    law = randomness.law_of(lambda: tuple(engine.generate([1, 1], method, params, max_new_tokens=length).tokens))
+    plain = exact_law(target, [1, 1], params, length, frozenset({0}))
+    assert law.keys() == plain.keys()
+    assert all(abs(law[output] - chance) < 1e-12 for output, chance in plain.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("chain", 400),
+        ("tree", 400),
+        pytest.param("confident", 20_000, marks=pytest.mark.slow),
+        pytest.param("best", 20_000, marks=pytest.mark.slow),
+    ],
+)
+def test_generations_follow_plain_decoding(name: str, count: int, tables: None) -> None:
+    target, prompt = TabularModel.random(4, seed=11, order=4, n_layers=5), [1, 2, 1, 2]
+    engine = Engine(target, end_tokens=frozenset({0}))
+    requests = [{"prompt": prompt, "seed": seed} for seed in range(count)]
+    sampling = {"temperature": 1.2, "top_p": 0.95}
+    results = engine.batch(requests, 4, method=METHODS[name], sampling=sampling, max_new_tokens=4)
+    law = exact_law(target, prompt, SamplingParams(**sampling), 4, frozenset({0}))
+    samples = [tuple(result.tokens) for result in results]
+    assert surplus(samples, law) < 5
+    assert follows(samples, law, [sampled(law, count, seed) for seed in (1, 2)])

@@ -1,0 +1,52 @@
+"""Training an EAGLE head: it learns, goes on where it was killed, and what it measures is what drafting accepts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_session import VOCAB, decoder
+
+from draftwood import Engine
+from draftwood.models import eagle
+from draftwood.train.eagle import EagleRun
+from draftwood.train.settings import EagleSettings
+from draftwood.train.texts import Texts
+
+SETTINGS = EagleSettings(steps=12, batch=4, rate=3e-3, warmup=2, precision="float32", unroll=2, distill=0.5)
+
+
+def texts(seed: int = 0) -> Texts:
+    """Rows that a small head can learn: each token follows from the one before."""
+    rng = np.random.default_rng(seed)
+    rows = np.empty((16, 24), np.int32)
+    rows[:, 0] = rng.integers(1, VOCAB, 16)
+    for place in range(1, 24):
+        rows[:, place] = rows[:, place - 1] * 7 % (VOCAB - 1) + 1
+    return Texts(rows[:12], rows[12:], "made up", 0)
+
+
+def run(out: Path, **changes: object) -> EagleRun:
+    return EagleRun(decoder(3), texts(), SETTINGS.model_copy(update=changes), out)
+
+
+@pytest.mark.parametrize("vocabulary", [None, 12])
+def test_a_run_learns_and_is_resumed(vocabulary: int | None, tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", vocabulary=vocabulary)
+    list(whole.train(100, 6, torch.float32))
+    curve = whole.progress.curve
+    assert curve[-1]["loss"] < curve[0]["loss"] and {"acceptance_1", "acceptance_2"} <= curve[-1].keys()
+    half = run(tmp_path / "half", vocabulary=vocabulary)
+    for number, _ in enumerate(half.train(4, 6, torch.float32), 1):
+        if number == 7:
+            break  # killed: what came after the save at step 4 is lost
+    again = run(tmp_path / "half", vocabulary=vocabulary)
+    assert again.progress.step == 4
+    list(again.train(100, 6, torch.float32))
+    head = eagle.load(tmp_path / "whole", decoder(3), packed=False)
+    for name, part in eagle.load(tmp_path / "half", decoder(3), packed=False).weights().items():
+        assert torch.equal(part, head.weights()[name]), name
+    assert head.vocab_size == VOCAB and (head.words is None) == (vocabulary is None)
+    engine = Engine(decoder(3), [head])
+    plain = engine.generate([3, 4], "autoregressive", {"temperature": 0}, max_new_tokens=12)
+    assert engine.generate([3, 4], "eagle", {"temperature": 0}, max_new_tokens=12).tokens == plain.tokens
