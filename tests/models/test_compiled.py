@@ -41,17 +41,17 @@ def tree(tokens: int) -> tuple[Forest, list[int]]:
     return forest, [*forest.roots, *nodes]
 
 
-@pytest.mark.slow
+LAYERS: dict[str, dict[str, Any]] = {
+    "gpt2": {"norm": "layer", "position_offset": 0, "gated": False, "hidden_act": "gelu_new"},
+    "gemma": {"qk_norm": True, "sandwich": True, "norm": "rms_offset", "attention_softcap": 5.0, "windows": (8,)},
+}
+
+
 @pytest.mark.parametrize(
-    "knobs",
-    [
-        {},
-        {"norm": "layer", "position_offset": 0, "gated": False, "hidden_act": "gelu_new"},
-        {"qk_norm": True, "sandwich": True, "norm": "rms_offset", "attention_softcap": 5.0, "windows": (8,)},
-    ],
-    ids=["llama", "gpt2", "gemma"],
+    "knobs", [{}, *(pytest.param(each, marks=pytest.mark.slow) for each in LAYERS.values())], ids=["llama", *LAYERS]
 )
 def test_logits_are_the_eager_ones_for_chains_and_trees(knobs: dict[str, Any]) -> None:
+    """One program for prompts and trees of up to eight tokens, at several lengths."""
     decoder = tiny(**knobs)
     model = Compiled(decoder)
     ours, plain = (Session(m, m.new_cache(64)) for m in (model, decoder))
@@ -70,23 +70,19 @@ def test_logits_are_the_eager_ones_for_chains_and_trees(knobs: dict[str, Any]) -
 CHAIN, TREE = {"name": "speculative", "gamma": 4}, {"name": "mcsd", "tree": [2, 2, 1]}
 
 
-@pytest.mark.parametrize(
-    ("methods", "beside"),
-    [([TREE], 0), pytest.param(["autoregressive", CHAIN, TREE], 3, marks=pytest.mark.slow)],
-    ids=["tree", "all"],
-)
-def test_text_is_the_eager_one_alone_and_beside_others(methods: list[Any], beside: int) -> None:
+@pytest.mark.slow
+def test_text_is_the_eager_one_alone_and_beside_others() -> None:
     target, draft = tiny(1), tiny(2)
     options: dict[str, Any] = {"sampling": {"temperature": 0}, "max_new_tokens": 30}
     eager = draftwood.Engine(target, [draft])
     engine = draftwood.Engine(Compiled(target), [draft])
     prompt = [5, 6, 7, 8]
     expected = eager.generate(prompt, "autoregressive", **options)
-    for method in methods:
+    for method in ("autoregressive", CHAIN, TREE):
         result = engine.generate(prompt, method, **options)
         assert result.tokens == expected.tokens, method
         torch.testing.assert_close(torch.tensor(result.logprobs), torch.tensor(expected.logprobs), atol=1e-4, rtol=0)
-    for result in engine.batch([prompt] * beside, concurrency=3, method="speculative", **options):
+    for result in engine.batch([prompt] * 3, concurrency=3, method="speculative", **options):
         assert result.tokens == expected.tokens
 
 

@@ -91,7 +91,7 @@ def test_every_kernel_set_computes_the_same() -> None:
     text, right = computed("portable")
     used, able = native.kernels()
     first, found = able[: able.index(used)], []  # better ones than the one in use: no such processor has run them yet
-    for name in able:
+    for name in set(able) - {"portable"}:
         try:
             other_text, other = computed(name)
             assert other_text == text
