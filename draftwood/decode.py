@@ -35,7 +35,7 @@ def rounds(generation: Generation) -> Decoding[Round]:
 def _round(generation: Generation, forest: Forest) -> Generator[Run, Answer, tuple[Verdict, Distributions]]:
     """One drafting phase and one target forward: the verdict, and the distributions that it was reached with."""
     generation.streams.at(forest.position(forest.live[0]))
-    generation.depth.start(generation.streams, generation.load())
+    generation.depth.start(generation.streams, generation.load(forest))
     yield from generation.drafter.draft(forest, generation.depth, forest.room - 1, generation.propose)
     answer = yield Run(generation.target, forest, forest.unforwarded, hidden=generation.states)
     target = generation.distributions(forest, answer)

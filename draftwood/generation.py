@@ -16,7 +16,7 @@ from draftwood.penalties import Penalties
 from draftwood.recording import Recorder
 from draftwood.request import Request
 from draftwood.results import GenerationResult, Ranking
-from draftwood.runtime.cost import GUESSES, Costs
+from draftwood.runtime.cost import GUESSES, Costs, Curve
 from draftwood.runtime.session import Answer, Session
 from draftwood.sampling import Distributions, Edit, Streams, chained
 from draftwood.text import Ending
@@ -46,7 +46,7 @@ class Generation:
     rounds: list[Round] = field(init=False, default_factory=list)
     metrics: Metrics = field(init=False, default_factory=Metrics)
     began: float = field(init=False, default=0.0)
-    _prices: tuple[Callable[[int], float], Callable[[int], float]] | None = field(init=False, default=None)
+    _curves: tuple[Curve, ...] | None = field(init=False, default=None)  # of the target, of what drafts
 
     @property
     def states(self) -> tuple[int, ...]:
@@ -69,23 +69,29 @@ class Generation:
         prompt = list(self.request.prompt)
         return Forest.from_prompt(prompt, len(prompt) + self.request.max_new_tokens, ends, self.stop, least)
 
-    def load(self) -> Load:
+    def load(self, forest: Forest) -> Load:
         """The load now; for controllers that do not ask for it that of a request alone, by the sizes of its models."""
         measured = self.depth.needs >= LOAD
-        if self._prices is None:
+        if self._curves is None:
             target = self.target.model
             models = [(session.model, session.model.n_layers) for session in self.drafts]
             exits = [getattr(model, "layers", None) for model, _ in models]
             models += [(target, layers) for layers in exits if isinstance(layers, int)]
             costs = self.costs if measured else GUESSES
-            if not measured and not all(
-                costs.curve(model).sized for model in (target, *(model for model, _ in models))
-            ):
-                self._prices = ALONE.draft, ALONE.verify
-            else:
-                drafts = [costs.curve(*model).seconds for model in models]
-                self._prices = lambda rows: sum(draft(rows) for draft in drafts), costs.curve(target).seconds
-        return Load(*self._prices, *(self.running() if measured else ()))
+            self._curves = costs.curve(target), *(costs.curve(*model) for model in models)
+        target, *drafts = self._curves
+        if not measured and not all(curve.sized for curve in self._curves):
+            return ALONE
+        drafting, others, rows = self.running() if measured else (1, 0, 0)
+        behind = 0.0
+        for draft, session in zip(drafts, self.drafts, strict=False):  # layers of the target itself never are
+            if measured and (missing := session.behind(forest)):
+                behind += draft.marginal(1, missing)
+        return Load(
+            lambda rows: sum(draft.seconds(rows, min(rows, drafting)) for draft in drafts),
+            lambda rows: target.seconds(rows, drafting + others),
+            *(drafting, others, rows, behind),
+        )
 
     def recorder(self) -> Recorder:
         """What turns verdicts into rounds."""

@@ -6,8 +6,10 @@ Learns from rounds: of all requests of an engine and method, or of its own where
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean, variance
 
 from torch import Tensor
 
@@ -19,6 +21,8 @@ from draftwood.sampling import Streams
 
 TRIED = 0.01  # share of the time that drafting is tried with where it does not pay
 EAGER = 0.3  # the same before any trial
+OFTEN, PACES = 4, 16  # rounds with drafts that tell a request's pace; requests whose paces are remembered
+UNEVEN = 1.0  # times the deviation of paces: share of time that many that draft take longer for, not done together
 AGE, STEPS = 16, 4  # rounds that a plan is good for at least, and rounds of each request: those at once draft alike
 
 
@@ -65,12 +69,19 @@ class Plan:
     own: list[float]  # chances of layers, see `Path`
     next: list[float]
     chances: list[float]  # of a layer, by its width
+    uneven: float = 0.0  # share of time that is lost since requests that draft are not done together
     price: float = math.inf  # of a trial in rounds without drafts: of one draft by one request, if any can ever pay
     widths: list[int] = field(init=False, default_factory=list)
     seconds: list[float] = field(init=False, default_factory=list)  # of a step with 0, 1, ... layers
     found: list[float] = field(init=False, default_factory=list)  # the same where lookup drafts them, for nothing
     rate: float = field(init=False, default=0.0)  # lambda, tokens per second
     rounds: int = field(init=False, default=0)  # that began by it
+    least: dict[int, float] = field(init=False, default_factory=dict)  # depth -> reach of its layer that pays
+
+    def of(self, load: Load, layers: Sequence[int]) -> list[float]:
+        """`Load.seconds`, with what is lost at the end, where steps are shared by few."""
+        plain, *drafted = load.seconds(layers)
+        return [plain, *(seconds * (1 + self.uneven) for seconds in drafted)]
 
     def consider(self, widths: list[int], roots: int, load: Load) -> None:
         """Take a tree where one of its depths is faster than what was found before."""
@@ -78,7 +89,7 @@ class Plan:
         for width in widths:
             rows *= width
             layers.append(rows)
-        seconds, tokens, reach = load.seconds(layers), load.tokens + 1, 1.0
+        seconds, tokens, reach = self.of(load, layers), load.tokens + 1, 1.0
         for depth, spent in enumerate(seconds):
             if depth:
                 reach *= self.chances[widths[depth - 1]]
@@ -94,15 +105,51 @@ class Plan:
 
         `ahead` are the chances of the layers that lookup has found from there on, if it drafts them alone.
         """
-        seconds, gain = self.found if ahead else self.seconds, 0.0
-        chances = ahead or (self.chances[width] for width in self.widths[depth:])
-        for layer, chance in zip(range(depth, len(self.widths)), chances, strict=False):
+        if ahead:
+            return reach > self._least(self.found, depth, ahead)
+        if depth not in self.least:
+            self.least[depth] = self._least(self.seconds, depth, [self.chances[width] for width in self.widths[depth:]])
+        return reach > self.least[depth]
+
+    def _least(self, seconds: Sequence[float], depth: int, chances: Sequence[float]) -> float:
+        """The reach of the next layer from which on it pays; `chances` of the layers from there on."""
+        least, gain, reach = math.inf, 0.0, 1.0
+        for layer, chance in enumerate(chances[: len(self.widths) - depth], depth):
             if layer > depth:
                 reach *= chance
             gain += reach
-            if gain > self.rate * (seconds[layer + 1] - seconds[depth]):
-                return True
-        return False
+            least = min(least, self.rate * (seconds[layer + 1] - seconds[depth]) / gain) if gain else least
+        return least
+
+
+@dataclass(slots=True)
+class Pace:
+    """Tokens of a request's rounds with drafts."""
+
+    rounds: int = 0
+    tokens: int = 0
+    squares: int = 0
+
+    def add(self, tokens: int) -> None:
+        self.rounds, self.tokens, self.squares = self.rounds + 1, self.tokens + tokens, self.squares + tokens**2
+
+    @property
+    def mean(self) -> float:
+        return self.tokens / self.rounds
+
+    @property
+    def luck(self) -> float:
+        """Variance of the mean."""
+        return (self.squares / self.rounds - self.mean**2) / (self.rounds - 1)
+
+
+def deviation(paces: Sequence[Pace]) -> float:
+    """Relative deviation of the requests' paces, luck apart; 0 where few are known."""
+    if len(paces) < 2:
+        return 0.0
+    means = [pace.mean for pace in paces]
+    spread = variance(means) - fmean(pace.luck for pace in paces)
+    return math.sqrt(max(0.0, spread)) / fmean(means)
 
 
 @dataclass(slots=True)
@@ -111,6 +158,7 @@ class Known:
 
     places: Places = field(default_factory=Places)
     paths: Experience = field(default_factory=Experience)
+    paces: deque[Pace] = field(default_factory=lambda: deque(maxlen=PACES))
     drafted: int = 0  # rounds with drafts
     idle: int = 0  # rounds since one last drafted
     plan: Plan | None = None
@@ -141,6 +189,7 @@ class Auto(DepthController):
     _path: Path = field(init=False, default_factory=Path)
     _plan: Plan = field(init=False, repr=False, compare=False)
     _tries: bool = field(init=False, default=False)
+    _pace: Pace = field(init=False, default_factory=Pace)
 
     def for_request(self) -> Auto:
         return replace(self)
@@ -156,18 +205,20 @@ class Auto(DepthController):
             plan = known.plan = self._planned(load)
         plan.rounds += 1
         self._plan, self._path = plan, Path(plan.own, plan.next)
-        self._tries = known.idle >= plan.price / (TRIED + EAGER / (1 + known.drafted) ** 2)
+        price = plan.price + load.behind / plan.seconds[0]
+        self._tries = known.idle >= price / (TRIED + EAGER / (1 + known.drafted) ** 2)
         if self._tries:
             known.idle = 0  # others need not try now
 
     def _planned(self, load: Load) -> Plan:
         own, after = self.known.paths.own.chances(self.lookup), self.known.paths.next.chances()
-        plan = Plan(load.counts, own, after, self.known.places.chances(max(self.widths)))
+        uneven = UNEVEN * deviation(self.known.paces) * (1 - 1 / load.drafting)
+        plan = Plan(load.counts, own, after, self.known.places.chances(max(self.widths)), uneven)
         full = [self.widths[min(layer, len(self.widths) - 1)] for layer in range(self.most)]
         for cap in sorted(set(self.widths), reverse=True):
             plan.consider([min(cap, width) for width in full], self.roots, load)
         if self.lookup:
-            plan.found = replace(load, draft=lambda rows: 0.0).seconds([1] * self.most)
+            plan.found = plan.of(replace(load, draft=lambda rows: 0.0), [1] * self.most)
         return plan
 
     def deeper(self, growth: Growth) -> bool:
@@ -202,5 +253,8 @@ class Auto(DepthController):
             return
         self.known.idle = 0
         self.known.drafted += 1
+        self._pace.add(round_.depth_accepted + 1)
+        if self._pace.rounds == OFTEN:
+            self.known.paces.append(self._pace)
         self.known.places.add(round_, self.discount)
         self._path.learn(round_, self.known.paths, self.discount)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 GUESS = 0.1  # of a target forward: what a drafted layer costs where nothing is known of the models
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Load:
     """`draft(rows)` and `verify(rows)`: seconds of a drafted layer and of a target pass over so many rows.
 
     Of the requests that run, `drafting` decide like this one, which is among them; the other ones have `rows` rows in
-    the target pass.
+    the target pass. The draft models take `behind` seconds first where they have not seen what was verified.
     """
 
     draft: Callable[[int], float] = lambda rows: GUESS
@@ -24,6 +24,7 @@ class Load:
     drafting: int = 1
     others: int = 0
     rows: int = 0
+    behind: float = 0.0
 
     @property
     def counts(self) -> tuple[int, int, int]:

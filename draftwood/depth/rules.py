@@ -24,7 +24,7 @@ LOAD = frozenset({"load"})
 STATES = frozenset({"hidden", "target"})  # what the heads of draft and target read
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Growth:
     """What has been drafted when a controller is asked: layers so far, the last layer's nodes and logits.
 

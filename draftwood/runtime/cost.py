@@ -1,6 +1,7 @@
-"""What passes over models cost, by rows: measured while they run, guessed from the weights until then.
+"""What passes over models cost, by rows and requests: measured while they run, guessed from the weights until then.
 
-Knows rows and seconds only. A pass is timed whole, with what its requests do before and after the forward.
+What a pass takes beside its forwards, to make use of its answers, goes by requests and by their rows behind the first:
+by rows alone, many rows of few requests would tell the price of many requests, and drafts would seem to be free.
 """
 
 from __future__ import annotations
@@ -37,15 +38,46 @@ class Point:
 
 
 @dataclass(slots=True)
+class Beside:
+    """Seconds of passes beside their forwards, so many for a request and for each of its rows behind the first.
+
+    Discounted least squares; until rows tell something of themselves they cost a tenth of a request each.
+    """
+
+    each: float = 0.0
+    row: float = 0.0
+    _sums: tuple[float, ...] = (0.0,) * 5  # of requests^2, requests rows, rows^2, requests seconds, rows seconds
+
+    def add(self, requests: int, rows: int, seconds: float) -> None:
+        """Follow a pass, no further than twice what was to be expected."""
+        if self.each:
+            seconds = min(seconds, 2 * self.of(requests, rows))
+        n, m = requests, max(0, rows - requests)
+        more = n * n, n * m, m * m, n * seconds, m * seconds
+        nn, nm, mm, ny, my = self._sums = tuple(
+            (1 - RATE / 4) * old + new for old, new in zip(self._sums, more, strict=True)
+        )
+        pull = nn / 100  # towards row = each / 10
+        nn, nm, mm = nn + pull / 100, nm - pull / 10, mm + pull
+        self.row = max(0.0, (nn * my - nm * ny) / (nn * mm - nm * nm))
+        self.each = max(0.0, (ny - nm * self.row) / nn)
+
+    def of(self, requests: int, rows: int) -> float:
+        """Of a pass."""
+        return requests * self.each + max(0, rows - requests) * self.row
+
+
+@dataclass(slots=True)
 class Scale:
-    """Measured seconds over guessed ones."""
+    """Measured seconds of forwards over guessed ones, and what was last measured beside them."""
 
     ratio: float = 1.0
+    beside: Beside = field(default_factory=Beside)
 
 
 @dataclass(slots=True)
 class Curve:
-    """Seconds of a pass over some layers of a model, which never fall with its rows.
+    """Seconds of a pass over some layers of a model: of the forward, which never fall with its rows, and of requests.
 
     Between measured points it is linear, beyond them it has the slope of the guess `fixed + rows * each`. Before any
     pass was measured the guess has the scale of other curves.
@@ -55,7 +87,8 @@ class Curve:
     each: float
     scale: Scale = field(default_factory=Scale)
     sized: bool = True  # whether the size of the model is known
-    points: dict[int, Point] = field(default_factory=dict)  # two for each doubling of the rows
+    points: dict[int, Point] = field(default_factory=dict)  # of forwards, two for each doubling of the rows
+    beside: Beside = field(default_factory=Beside)
     _knots: list[tuple[float, float]] = field(init=False, default_factory=list)  # (rows, seconds), both rising
     _known: dict[int, float] = field(init=False, default_factory=dict)
 
@@ -71,9 +104,12 @@ class Curve:
         """Seconds as the size of the model has them."""
         return self.fixed + rows * self.each
 
-    def add(self, rows: int, seconds: float) -> None:
-        """Note a pass."""
+    def add(self, rows: int, seconds: float, requests: int = 0, beside: float = 0.0) -> None:
+        """Note a pass: seconds of its forwards, and beside them."""
         self.scale.ratio = seconds / self.guess(rows)
+        if requests:
+            self.beside.add(requests, rows, beside)
+            self.scale.beside = self.beside
         key = round(2 * math.log2(rows))
         point = self.points.get(key)
         if point is None:
@@ -84,8 +120,12 @@ class Curve:
             point.told = point.seconds
             self._known.clear()
 
-    def seconds(self, rows: int) -> float:
-        """Of a pass over so many rows."""
+    def seconds(self, rows: int, requests: int = 0) -> float:
+        """Of a pass over so many rows of so many requests; of the forward alone without them."""
+        beside = self.beside if self.points else self.scale.beside
+        return self._forward(rows) + beside.of(requests, rows) if requests else self._forward(rows)
+
+    def _forward(self, rows: int) -> float:
         if not self.points:
             return self.guess(rows) * self.scale.ratio
         found = self._known.get(rows)
@@ -136,10 +176,15 @@ class Costs:
             curves[layers] = Curve.of(model, layers, self._scale)
         return curves[layers]
 
-    def add(self, model: CausalModel, rows: int, full: float, seconds: float) -> None:
-        """Note a pass over `rows` rows that come to `full` of full depth: parts of the layers count by their share."""
+    def add(
+        self, model: CausalModel, rows: int, full: float, seconds: float, requests: int = 0, beside: float = 0.0
+    ) -> None:
+        """Note a pass over `rows` rows that come to `full` of full depth: parts of the layers count by their share.
+
+        `seconds` are those of its forwards, `beside` what it took more for so many requests.
+        """
         if rows and (layers := round(model.n_layers * full / rows)):
-            self.curve(model, layers).add(rows, seconds)
+            self.curve(model, layers).add(rows, seconds, requests, beside)
 
 
 GUESSES = Costs()  # by the sizes of models alone: nothing is ever added

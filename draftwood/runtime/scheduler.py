@@ -266,12 +266,12 @@ class Scheduler:
             chosen = zip(held, limits, strict=True)
             taken = {task: limit for (task, pending), limit in chosen if limit or not pending.rows}
             runs = [pending for task, pending in held if task in taken]
-            before = sum(run.answer.rows for run in runs)
-            self._sweep(taken)
+            full = -sum(run.answer.rows for run in runs)
+            seconds = self._sweep(taken)
             rows, asked = sum(taken.values()), sum(len(run.run.nodes) + CAUGHT_UP for run in runs)
             if rows <= asked and not any(run.rows for run in runs):  # no prompts, which cost something else
-                full = sum(run.answer.rows for run in runs) - before
-                self.costs.add(model, rows, full, perf_counter() - began)
+                full += sum(run.answer.rows for run in runs)
+                self.costs.add(model, rows, full, seconds, len(runs), perf_counter() - began - seconds)
 
     def _prepare(self, task: Task[Any]) -> bool:
         """Allot slots to a task's run; where memory is short, the youngest task is put back until there is enough."""
@@ -296,27 +296,32 @@ class Scheduler:
         self.waiting.appendleft(task)
         self.active.remove(task)
 
-    def _sweep(self, limits: dict[Task[Any], int]) -> None:
-        """Compute so many rows of the tasks' runs, on one model, and answer those that have none left."""
-        pending = [task.pending for task in limits if task.pending is not None]
+    def _sweep(self, limits: dict[Task[Any], int]) -> float:
+        """Compute so many rows of the tasks' runs, on one model, and answer those that have none left.
+
+        Returns the seconds of the computation.
+        """
+        pending, began = [task.pending for task in limits if task.pending is not None], perf_counter()
         if not pending:
-            return
+            return 0.0
         try:
             sweep(pending, list(limits.values()))
         except Exception as error:
             if len(limits) == 1:
                 self._end(next(iter(limits)), error)
-                return
+                return perf_counter() - began
             for task in limits:  # one of them is at fault: each for itself, from where it is known to stand
                 task.pending = None
             for task in limits:
                 if self._prepare(task) and task.pending is not None:
                     self._sweep({task: min(len(task.pending.rows), self.policy.chunk)})
-            return
+            return perf_counter() - began
+        seconds = perf_counter() - began
         for task in limits:
             if task.pending is not None and not task.pending.rows:
                 task.drafted = task.pending.run.drafts
                 self._advance(task, task.pending.finish())
+        return seconds
 
     def _advance(self, task: Task[Any], answer: Answer | None) -> None:
         try:

@@ -25,6 +25,7 @@ from draftwood.models.cache import Cache, Extent
 from draftwood.runtime.prefix import PrefixCache
 
 Event = TypeVar("Event")
+LATEST = 8  # tokens that a model may well be behind by: few rows more
 LITTLE = 256  # a request's part of the memory that is taken at once
 
 
@@ -185,6 +186,10 @@ class Session:
     def live_slots(self) -> int:
         """Slots that hold a token now."""
         return self._top - len(self._free)
+
+    def behind(self, forest: Forest) -> int:
+        """Tokens of the trunk that the model has not seen, but for the latest that a round may accept."""
+        return max(0, len(forest.trunk) - self.cached - LATEST)
 
     def level(self, slot: int) -> int:
         """Layers computed for a slot."""

@@ -7,7 +7,7 @@ import pytest
 
 from draftwood.core.records import Round
 from draftwood.depth import ALONE, LOAD, Auto, Fixed, Growth, Load
-from draftwood.depth.auto import Places
+from draftwood.depth.auto import OFTEN, Pace, Places, deviation
 from draftwood.sampling import Streams
 
 Cost = Callable[[int], float]
@@ -161,6 +161,56 @@ def test_places_are_chances_of_siblings_whose_elders_were_rejected() -> None:
     assert one == pytest.approx(1 / 3, abs=0.01)
     assert two == pytest.approx(2 / 3, abs=0.01)
     assert 1 > three > two
+
+
+def paces_of(*chances: float) -> list[Pace]:
+    rng, paces = random.Random(5), []
+    for chance in chances:
+        paces.append(Pace())
+        for _ in range(400):
+            paces[-1].add(1 + sum(rng.random() < chance for _ in range(4)))
+    return paces
+
+
+def test_luck_is_no_deviation_of_paces() -> None:
+    assert deviation(paces_of(0.6, 0.6, 0.6, 0.6)) < 0.03
+    assert deviation(paces_of(0.1, 0.9)) == pytest.approx((4.6 - 1.4) / 2**0.5 / 3, rel=0.05)
+    assert deviation(paces_of(0.6)) == deviation([]) == 0
+
+
+def test_drafts_of_requests_that_are_not_done_together_must_promise_more() -> None:
+    """The slow ones are left behind with a step of their own: a small gain is none then; alone it stays one."""
+
+    def layers(requests: int, uneven: bool) -> int:
+        controller = Auto(MOST)
+        for _ in range(300):
+            controller.known.places.add(a_round(1, 1), 0.99)
+            controller.known.places.add(a_round(0, 1), 0.99)
+        controller.known.paces.extend(paces_of(0.1, 0.9) if uneven else ())
+        price = 0.3 / requests
+        return asked(controller, Load(lambda rows: price * rows, lambda rows: 1 + 0.001 * rows, requests))
+
+    assert layers(1, True) == layers(1, False) > 0
+    assert layers(8, False) > 0 == layers(8, True)
+    controllers = requests_of(Auto(MOST), 2)
+    for controller in controllers:
+        for _ in range(OFTEN):
+            controller.observe(a_round(1, 2))
+    assert len(controllers[0].known.paces) == 2
+
+
+def test_a_trial_waits_the_longer_the_more_the_draft_has_not_seen() -> None:
+    controller, machine = Auto(MOST), MACHINES["weights are read"]
+    for _ in range(300):
+        controller.observe(a_round(0, asked(controller, Load(*machine))))
+
+    def waited(behind: float) -> int:
+        controller.known.idle, rounds = 0, 0
+        while not asked(controller, Load(*machine, behind=behind)):
+            rounds, controller.known.idle = rounds + 1, controller.known.idle + 1
+        return rounds
+
+    assert waited(2.0) > 10 * waited(0.0)
 
 
 def test_requests_learn_together_unless_their_texts_must_repeat() -> None:

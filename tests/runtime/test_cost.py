@@ -70,3 +70,26 @@ def test_layer_ranges_count_by_their_share() -> None:
     assert not costs.curve(model).points
     costs.add(model, 0, 0.0, 0.1)
     assert costs.curve(model).seconds(8) == pytest.approx(0.008, rel=0.01)
+
+
+def test_rows_of_few_requests_do_not_tell_what_many_requests_cost() -> None:
+    """Chains of one request have as many rows as many plain requests: what answers take goes by requests."""
+    costs = Costs()
+    for _ in range(20):
+        for requests, rows in ((1, 1), (1, 5), (8, 8), (2, 10), (8, 40)):
+            costs.add(MODEL, rows, rows, 1e-3 + 1e-4 * rows, requests, 3e-4 * requests + 2e-5 * (rows - requests))
+    curve = costs.curve(MODEL)
+    assert curve.seconds(8, 8) == pytest.approx(1e-3 + 8e-4 + 8 * 3e-4, rel=0.02)
+    assert curve.seconds(40, 8) == pytest.approx(1e-3 + 4e-3 + 8 * 3e-4 + 32 * 2e-5, rel=0.02)
+    assert curve.seconds(10, 2) < curve.seconds(8, 8)
+    for _ in range(3):  # disturbed passes
+        costs.add(MODEL, 8, 8, 1.8e-3, 8, 1.0)
+    assert curve.seconds(8, 8) < 1.5 * (1e-3 + 8e-4 + 8 * 3e-4)
+
+
+def test_until_rows_were_seen_they_cost_a_tenth_of_a_request() -> None:
+    curve = Curve(1e-3, 1e-5)
+    for _ in range(3):
+        curve.add(1, 1e-3, 1, 5e-4)
+    assert curve.beside.row == pytest.approx(curve.beside.each / 10)
+    assert curve.seconds(1, 1) - curve.seconds(1) == pytest.approx(5e-4, rel=0.01)
