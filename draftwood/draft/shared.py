@@ -38,6 +38,10 @@ class SharedSession(Session):
         """The asked nodes and those of their ancestors without slots."""
         return self.target.rows(replace(run, session=self.target, upto=0))
 
+    def wished(self, run: Run) -> int:
+        """None: the extent is the target's."""
+        return 0
+
     def behind(self, forest: Forest) -> int:
         """Nothing: the target has seen it."""
         return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain
@@ -133,6 +134,12 @@ class Cache:
         self._lent.insert(place, extent)
         self.clear(extent, 0)
         return extent
+
+    def expect(self, slots: int) -> None:
+        """Room for extents of so many slots together, so that lending them moves nothing; none if that is too much."""
+        if slots > self.slots - self.lent:
+            with suppress(OutOfMemory):
+                self._move(self.lent + slots)
 
     def reserve(self, extent: Extent, slots: int) -> None:
         """Make sure that an extent has room for so many slots; what it holds is kept, it may move.

@@ -15,6 +15,7 @@ from draftwood.models.base import CausalModel
 
 LAYER, READ, COMPUTE = 1e-4, 5e-11, 5e-12  # guess of seconds: of a layer, of a byte of weights, of a byte for each row
 FEW, RATE, SURE = 3, 0.1, 20.0  # passes whose least counts; weight of a later one; most that a point weighs
+KEPT = 0.975  # of what is known beside forwards, after another pass
 CHANGED = 0.03  # relative change of a point that the curve follows
 
 
@@ -46,20 +47,25 @@ class Beside:
 
     each: float = 0.0
     row: float = 0.0
-    _sums: tuple[float, ...] = (0.0,) * 5  # of requests^2, requests rows, rows^2, requests seconds, rows seconds
+    _nn: float = 0.0  # sums of requests^2,
+    _nm: float = 0.0  # requests x rows,
+    _mm: float = 0.0  # rows^2,
+    _ny: float = 0.0  # requests x seconds,
+    _my: float = 0.0  # rows x seconds
 
     def add(self, requests: int, rows: int, seconds: float) -> None:
         """Follow a pass, no further than twice what was to be expected."""
         if self.each:
             seconds = min(seconds, 2 * self.of(requests, rows))
         n, m = requests, max(0, rows - requests)
-        more = n * n, n * m, m * m, n * seconds, m * seconds
-        nn, nm, mm, ny, my = self._sums = tuple(
-            (1 - RATE / 4) * old + new for old, new in zip(self._sums, more, strict=True)
-        )
-        pull = nn / 100  # towards row = each / 10
-        nn, nm, mm = nn + pull / 100, nm - pull / 10, mm + pull
-        self.row = max(0.0, (nn * my - nm * ny) / (nn * mm - nm * nm))
+        self._nn = nn = KEPT * self._nn + n * n
+        self._nm = KEPT * self._nm + n * m
+        self._mm = KEPT * self._mm + m * m
+        self._ny = ny = KEPT * self._ny + n * seconds
+        self._my = KEPT * self._my + m * seconds
+        mm, nm = self._mm + nn / 100, self._nm - nn / 1000  # a pull towards row = each / 10
+        nn += nn / 10000
+        self.row = max(0.0, (nn * self._my - nm * ny) / (nn * mm - nm * nm))
         self.each = max(0.0, (ny - nm * self.row) / nn)
 
     def of(self, requests: int, rows: int) -> float:

@@ -253,19 +253,26 @@ class Session:
             heapq.heappush(self._free, slot)
         self._shrink()
 
-    def _begin(self, forest: Forest, count: int) -> None:
-        """Take an extent, with what is computed already of the trunk, for `count` tokens more than that.
+    def wished(self, run: Run) -> int:
+        """Slots that the extent will have which the session takes for a run; 0 where it has one."""
+        return 0 if self.extent is not None else self.cache.capacity(self._room(run.forest, len(run.nodes)))
 
-        One that the whole request fits in, where that is little memory: it need not move then.
+    def _room(self, forest: Forest, count: int) -> int:
+        """Slots for the trunk and `count` tokens more.
+
+        For the whole request, where that is little memory: it need not move then.
         """
-        trunk, cache = forest.trunk, self.cache
-        room, whole = len(trunk) + count, min(forest.longest, self.model.context) + count
-        if whole * cache.slot_bytes <= (cache.budget.limit or 0) // LITTLE:
-            room = max(room, whole)
+        whole = min(forest.longest, self.model.context) + count
+        little = whole * self.cache.slot_bytes <= (self.cache.budget.limit or 0) // LITTLE
+        return max(len(forest.trunk) + count, whole if little else 0)
+
+    def _begin(self, forest: Forest, count: int) -> None:
+        """Take an extent, with what is computed already of the trunk, for `count` tokens more than that."""
+        room = self._room(forest, count)
         if self.prefixes is None:
             self.extent = self.cache.lend(room)
             return
-        self.extent, n = self.prefixes.take(self.cache, trunk, room)
+        self.extent, n = self.prefixes.take(self.cache, forest.trunk, room)
         self.prefixes.live.append(self)
         self._extend(range(n))
         self._top = self.reused = n

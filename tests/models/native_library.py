@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from draftwood.loading import EMBEDDED
-from draftwood.models import checkpoint
+from draftwood.models import checkpoint, int4
 from draftwood.models.backend import native
 from draftwood.models.base import Batch, Segment
 from draftwood.models.cache import Cache
@@ -32,7 +32,10 @@ TYPES: dict[str, dict[str, Any]] = {
 
 @cache
 def embedded(kind: str) -> Decoder:
-    """The embedded target in one of TYPES."""
+    """The embedded target in one of TYPES, or in int4, quantised without calibration text."""
+    if kind == "int4":
+        made = int4.quantised(checkpoint.load(EMBEDDED / "target", packed=False), None)
+        return checkpoint.load(EMBEDDED / "target", quantize="int4", backend="native", grouped=made)
     return checkpoint.load(EMBEDDED / "target", **TYPES[kind], backend="native")
 
 

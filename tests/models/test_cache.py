@@ -171,6 +171,19 @@ def test_short_extents_that_are_nearly_full_grow_with_the_others() -> None:
     assert len(moves) == 1 and {extent.capacity for extent in extents} == {96}
 
 
+def test_what_is_expected_is_lent_without_moving_anything() -> None:
+    c = cache(limit=2000 * SLOT)
+    c.lend(10)
+    c.expect(5 * c.capacity(100))
+    planes = list(c.planes)
+    for _ in range(5):
+        c.lend(100)
+    assert apart(c) and all(one is two for one, two in zip(planes, c.planes, strict=True))
+    slots = c.slots
+    c.expect(5000)  # beyond the budget
+    assert c.slots == slots
+
+
 def test_a_budget_refuses_and_nothing_is_lost() -> None:
     c = cache(limit=260 * SLOT)
     extents = [c.lend(40), c.lend(100)]

@@ -62,13 +62,13 @@ def walk_together(model: Decoder, shapes: list[tuple[int, str]], rounds: int) ->
     assert shuffled  # or this would be about chains
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", [*TYPES, "int4"])
 def test_nodes_of_trees_have_the_bits_of_chains(kind: str) -> None:
     shapes = [(9, "single"), (41, "tree"), (120, "chain"), (3, "tree"), (70, "tree")]
     walk_together(embedded(kind), shapes, 6)
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", [*TYPES, "int4"])
 def test_tokens_one_by_one_have_the_bits_of_a_chain(kind: str) -> None:
     """The chain above is one forward: here each of its rows is a forward of its own."""
     model, rng = embedded(kind), random.Random(kind)

@@ -169,3 +169,12 @@ def test_nobody_is_padded() -> None:
     answers = execute([Run(sessions[i], forest, range(len(forest))) for i, forest in enumerate(forests)])
     assert counts == [(1 + 90 + 9, [1, 9, 90])]
     assert [answer.rows for answer in answers] == [1, 90, 9]
+
+
+def test_requests_that_come_together_move_the_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves, move = [], Cache._move
+    monkeypatch.setattr(Cache, "_move", lambda *args: (moves.append(1), move(*args))[1])
+    engine = Engine(MODEL)
+    together = [engine.submit(engine.generation([1, 2, 3], method="autoregressive")) for _ in range(12)]
+    engine.scheduler.step()
+    assert len(moves) == 1 and all(task.events for task in together)
