@@ -79,7 +79,7 @@ class Generation:
             models += [(target, layers) for layers in exits if isinstance(layers, int)]
             costs = self.costs if measured else GUESSES
             self._curves = costs.curve(target), *(costs.curve(*model) for model in models)
-        target, *drafts = self._curves
+        verify, *drafts = self._curves
         if not measured and not all(curve.sized for curve in self._curves):
             return ALONE
         drafting, others, rows = self.running() if measured else (1, 0, 0)
@@ -89,7 +89,7 @@ class Generation:
                 behind += draft.marginal(1, missing)
         return Load(
             lambda rows: sum(draft.seconds(rows, min(rows, drafting)) for draft in drafts),
-            lambda rows: target.seconds(rows, drafting + others),
+            lambda rows: verify.seconds(rows, drafting + others),
             *(drafting, others, rows, behind),
         )
 
