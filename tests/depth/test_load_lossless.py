@@ -11,6 +11,7 @@ from enumeration import EnumeratedRandomness
 from tabular import exact_law, follows, sampled, surplus, total_variation
 
 from draftwood import Engine, SamplingParams, TabularModel
+from draftwood.core.forest import Forest
 from draftwood.core.records import Round
 from draftwood.depth import LOAD, Auto, Load
 from draftwood.generation import Generation
@@ -180,8 +181,8 @@ def test_the_engine_tells_its_requests_the_load(monkeypatch: pytest.MonkeyPatch)
     seen: list[Load] = []
     load = Generation.load
 
-    def watched(self: Generation) -> Load:
-        found = load(self)
+    def watched(self: Generation, forest: Forest) -> Load:
+        found = load(self, forest)
         if self.depth.needs >= LOAD:
             seen.append(found)
         return found
