@@ -47,6 +47,7 @@ def run(
     app = create_app(engine, settings, method)
     service: Service = app.state.service
     listening = listening or listen(settings)
+    listening.listen()  # whoever reads the line below may connect at once
     host, port = listening.getsockname()[:2]
     server = _Server(configured(app))
     if not settings.loopback and not service.keys:

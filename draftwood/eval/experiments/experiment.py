@@ -26,6 +26,7 @@ KINDS = {  # kind -> the class that measures it
     "forwards": "forwards:Forwards",
     "serving": "serving:Serving",
     "http": "http:Http",
+    "http-peers": "http_peers:HttpPeers",
     "peers": "peers:Peers",
     "quantisation": "quantisation:Quantisation",
     "controllers": "controllers:Controllers",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import cycle, islice
-from time import perf_counter
+from pathlib import Path
+from tempfile import TemporaryFile
+from time import monotonic, perf_counter, sleep
 from typing import Any
 
 import numpy as np
@@ -23,7 +26,9 @@ from draftwood.errors import DraftwoodError
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.intervals import median
+from draftwood.models.tokenizer import Tokenizer
 
+START = 300.0  # seconds that a server has to start
 Times = list[float]  # of a request: when it was sent, then when each of its chunks came
 Ask = Callable[[list[int], int], Awaitable[tuple[Times, int]]]  # prompt, seed -> times, tokens
 
@@ -40,13 +45,13 @@ class Http(Kind):
     def measure(self, bench: Bench) -> dict[str, Rows]:
         engine = bench.engine
         engine.scheduler.prefixes.enabled = False
-        prompts = self.prompts(engine, max(self.clients))
+        prompts = self.prompts(bench, max(self.clients))
         rows: Rows = []
-        with server(bench) as address:
+        with started(own_server(bench)) as address:
             for name, method in self.methods.items():
                 ways: dict[str, Callable[[], Any]] = {
                     "engine": partial(self.by_engine, engine, method),
-                    "HTTP": partial(self.by_http, address, method),
+                    "HTTP": partial(self.by_http, address, speculation=method),
                 }
                 for warm in ways.values():
                     asyncio.run(self.load(warm, prompts[:2]))
@@ -59,10 +64,11 @@ class Http(Kind):
                     rows.append({"method": name, "clients": clients, **compared(found)})
         return {"http": rows}
 
-    def prompts(self, engine: Engine, count: int) -> list[list[int]]:
+    def prompts(self, bench: Bench, count: int) -> list[list[int]]:
         """Held-out prompts of all kinds of text in turn."""
+        tokenizer = Tokenizer.load(bench.pair.target)
         each = [documents(domain, "held-out", seed=4) for domain in DOMAINS]
-        return [engine.tokens(next(domain).text)[: self.prompt] for domain in islice(cycle(each), count)]
+        return [tokenizer.encode(next(domain).text)[: self.prompt] for domain in islice(cycle(each), count)]
 
     def sample(self, way: Callable[[], Any], prompts: list[list[int]]) -> dict[str, float]:
         """One load: milliseconds to the first chunk and between tokens, medians over requests; tokens a second."""
@@ -98,15 +104,15 @@ class Http(Kind):
         tokens = self.tokens
         return Asking(engine)
 
-    def by_http(self, address: tuple[str, int], method: dict[str, Any]) -> Any:
-        """Requests to the server, each on a connection of its own."""
+    def by_http(self, address: tuple[str, int], **options: Any) -> Any:
+        """Requests to a server, each on a connection of its own, with more fields than all servers know."""
         body = {
             "max_tokens": self.tokens,
             "temperature": 0.0,
             "ignore_eos": True,
-            "speculation": method,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **options,
         }
 
         class Asking:
@@ -149,25 +155,30 @@ def compared(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     return row
 
 
-@contextmanager
-def server(bench: Bench) -> Iterator[tuple[str, int]]:
-    """`draftwood serve` with the run's models, in a process of its own: where it listens."""
+def own_server(bench: Bench) -> list[str]:
+    """The command `draftwood serve` with the run's models."""
     run, pair = bench.run, bench.pair
     command = [sys.executable, "-m", "draftwood", "serve", "--port", "0", "--no-reuse-prefixes"]
     command += ["--target", str(pair.target), "--draft", str(pair.draft), "--dtype", run.dtype]
-    command += ["--threads", str(run.threads), *(["--quantize", run.quantize] if run.quantize else [])]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    said = ""
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            said += line
-            if found := re.search(r"serves .* on http://(\S+):(\d+)", line):
-                yield found[1], int(found[2])
-                return
-        raise DraftwoodError(f"the server did not start: {said.strip()[-300:]}")
-    finally:
-        process.terminate()
-        process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
+    return [*command, "--threads", str(run.threads), *(["--quantize", run.quantize] if run.quantize else [])]
+
+
+@contextmanager
+def started(command: Sequence[str]) -> Iterator[tuple[str, int]]:
+    """A server in a process of its own: where it listens, which is what it says first."""
+    with TemporaryFile() as said:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT)
+        try:
+            until = monotonic() + START
+            while True:
+                ended = process.poll() is not None
+                text = os.pread(said.fileno(), 1 << 20, 0).decode("utf-8", "replace")
+                if found := re.search(r"on http://([\d.]+):(\d+)", text):
+                    yield found[1], int(found[2])
+                    return
+                if ended or monotonic() > until:
+                    raise DraftwoodError(f"{Path(command[0]).name} did not start: {text.strip()[-300:]}")
+                sleep(0.05)
+        finally:
+            process.terminate()
+            process.wait()

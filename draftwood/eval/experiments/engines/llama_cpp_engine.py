@@ -68,20 +68,26 @@ def _program(cell: Cell) -> str:
     return cell.speculative_binary
 
 
-def _own_program(cell: Cell) -> Generate:
-    program = _program(cell)
-    vocabulary = shape_of(Path(cell.target)).vocab_size
-    files = {role: str(cell.converted(role, suffix=".gguf")) for role in ("target", "draft")}
-    options: dict[str, Any] = {
-        "-m": files["target"],
-        "-md": files["draft"],
+def drafting(cell: Cell) -> dict[str, Any]:
+    """Flags of llama.cpp's programs for a draft model that always gives `gamma` drafts."""
+    return {
+        "-md": cell.converted("draft", suffix=".gguf"),
+        "-td": cell.threads,
         "--spec-type": "draft-simple",
         "--spec-draft-n-max": cell.gamma,
         "--spec-draft-n-min": 0,
         "--spec-draft-p-min": 0,
+    }
+
+
+def _own_program(cell: Cell) -> Generate:
+    program = _program(cell)
+    vocabulary = shape_of(Path(cell.target)).vocab_size
+    options: dict[str, Any] = {
+        "-m": cell.converted("target", suffix=".gguf"),
+        **drafting(cell),
         "-c": cell.context,
         "-t": cell.threads,
-        "-td": cell.threads,
         "--samplers": "top_k",
         "--top-k": 1,
     }

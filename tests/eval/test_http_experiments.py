@@ -1,0 +1,73 @@
+"""bench/http.yaml and http-peers.yaml: what HTTP adds, and other servers, of which a stand-in is asked here."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from draftwood.eval.experiments.engines import Cell, Unavailable, llama_cpp_server
+from draftwood.eval.experiments.execute import execute
+from draftwood.eval.experiments.experiment import Run, load
+from draftwood.eval.experiments.pairs import Pair
+from draftwood.eval.experiments.tables import markdown
+
+BENCH = Path(__file__).parents[2] / "bench"
+SERVER = """#!{python}
+import json, pathlib, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        assert self.path == "/v1/completions" and not asked["cache_prompt"] and "speculation" not in asked
+        self.send_response(200)
+        self.end_headers()
+        for _ in range(asked["max_tokens"]):
+            self.wfile.write(b"data: {{}}\\n\\n")
+        usage = json.dumps({{"usage": {{"completion_tokens": asked["max_tokens"]}}}})
+        self.wfile.write(f"data: {{usage}}\\n\\ndata: [DONE]\\n\\n".encode())
+    def log_message(self, *about): pass
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+with pathlib.Path(__file__).with_name("said").open("a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
+print(f"main: server is listening on http://127.0.0.1:{{server.server_port}}", flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.mark.slow
+def test_what_http_adds(long_target: Path, draft: Path, tmp_path: Path) -> None:
+    path, models = BENCH / "http.yaml", Pair("tiny", long_target, draft, tmp_path / "made")
+    found = execute(load(path), path, "tiny", Run(pair=None), tmp_path, smoke=True, models=models)
+    rows = found["tables"]["http"]
+    assert [(row["method"], row["clients"]) for row in rows] == [
+        (method, clients) for method in ("plain", "load-aware") for clients in (1, 2)
+    ]
+    assert all(row["http_first_ms"]["value"] > 0 and row["ratio_tokens_per_second"]["value"] > 0 for row in rows)
+
+
+def test_other_servers(long_target: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, models = BENCH / "http-peers.yaml", Pair("tiny", long_target, draft, tmp_path / "made")
+    experiment = load(path)
+    asked = {**experiment.smoke, "methods": {}, "peers": {"llama.cpp": ["plain", "speculation"]}}
+    experiment = experiment.model_copy(update={"smoke": asked})
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "llama-server"
+    program.write_text(SERVER.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    tables = execute(experiment, path, "tiny", Run(pair=None), tmp_path, smoke=True, models=models)["tables"]
+    assert len(tables["servers"]) == 2 * 4 and len(tables["ratios"]) == 2 * 3
+    assert all(row["tokens_per_second"]["value"] > 0 for row in tables["servers"])
+    plain, speculative = map(json.loads, program.with_name("said").read_text().splitlines())
+    assert "-md" not in plain and speculative[speculative.index("--spec-draft-n-max") + 1] == "4"
+    assert plain[plain.index("--ctx-size") + 1] == str(2 * 128)
+    for flag in ("--model", "-md"):
+        assert Path(speculative[speculative.index(flag) + 1]).is_file()
+    program.unlink()
+    with pytest.raises(Unavailable, match="llama-server on the PATH"):
+        llama_cpp_server.command(Cell("llama.cpp", "plain", "float32", "", "", ""), 1)
+    tables["servers"].append({"server": "llama.cpp", "mode": "other", "failure": "why"})  # is not in the table
+    assert markdown(experiment.tables[0], [{"models": {}, "environment": {}, "tables": tables}]).count("\n") == 5
