@@ -116,6 +116,7 @@ class Distributions:
         self._edit = edit
         self._hidden = hidden or {}
         self._probs: dict[int, Tensor] = {}
+        self._best: list[int] | None = None  # of each fresh node
 
     def logits(self, nodes: Sequence[int]) -> Tensor:
         """Untouched logits [len(nodes), V]."""
@@ -149,7 +150,12 @@ class Distributions:
 
     def best(self, node: int) -> int:
         """The most probable token after a node, the first among ties: greedy decoding."""
-        return best(self.edited([node]))[0]
+        row = node - self.forest.fresh
+        if self._edit is not None or row < 0:
+            return best(self.edited([node]))[0]
+        if self._best is None:  # of all rows at once, which costs hardly more than one
+            self._best = best(self._logits)
+        return self._best[row]
 
     def hidden(self, node: int) -> Tensor | None:
         """What the head read after a fresh node [D], where the run asked for it: the output of the last layer asked."""

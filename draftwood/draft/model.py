@@ -68,9 +68,9 @@ class ModelDrafter(Drafter):
             growth = Growth(
                 layer,
                 shown,
-                torch.cat(looked) if looked else None,
+                _joined(looked),
                 picked,
-                torch.cat(read) if read else None,
+                _joined(read),
                 [chance for _, chance in found[layer - 1 : layer]] if layer else (),
                 () if drawing else [chance for _, chance in found[layer:]],
             )
@@ -117,6 +117,11 @@ class ModelDrafter(Drafter):
     def finish(self, forest: Forest) -> None:
         if self.lookup is not None:
             self.lookup.finish(forest)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor | None:
+    """The rows of all parts."""
+    return torch.cat(list(parts)) if len(parts) > 1 else parts[0] if parts else None
 
 
 def _starts(found: Sequence[tuple[int, float]]) -> set[int]:

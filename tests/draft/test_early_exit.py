@@ -12,7 +12,7 @@ import torch
 from beam_reference import BeamLaw
 from enumeration import EnumeratedRandomness
 from tabular import exact_law, follows, frequencies, sampled, surplus
-from test_greedy import MARGIN, models, naive, prompt_of
+from test_greedy import MARGIN, NEW, models, naive, prompt_of
 from test_session import LAYERS, decoder
 from torch import Tensor
 
@@ -155,7 +155,7 @@ def test_greedy_text_is_plain_decodings(name: str, dtype: str, places: Any) -> N
     prompts = [prompt_of(length) for length in (1, 7, 240)]
     for layers, verify in ((1, "coupled"), (3, "rejection")):
         method = {**METHODS[name], "exit": places(target, layers), "verify": verify}
-        options: dict[str, Any] = {"method": method, "sampling": {"temperature": 0}, "max_new_tokens": 48}
+        options: dict[str, Any] = {"method": method, "sampling": {"temperature": 0}, "max_new_tokens": NEW}
         results = engine.batch(prompts, concurrency=2, **options)
         assert [result.tokens for result in results] == [naive(dtype, prompt) for prompt in prompts]
         if layers == LAYERS - 1 and name != "no-drafts":  # the exit is the rest of the target
@@ -170,7 +170,7 @@ def test_every_controller_leaves_the_text_as_it_is(depth: str, places: Any) -> N
     engine = Engine(target)
     for name in ("chain", "tree"):
         method = {**METHODS[name], "exit": places(target, 2), "depth": depth}
-        options: dict[str, Any] = {"sampling": {"temperature": 0}, "max_new_tokens": 48}
+        options: dict[str, Any] = {"sampling": {"temperature": 0}, "max_new_tokens": NEW}
         assert engine.generate(prompt_of(7), method, **options).tokens == naive("float64", prompt_of(7))
         options = {"sampling": {"temperature": 0.9}, "max_new_tokens": 30, "seed": 3}
         plain = engine.generate(prompt_of(7), {"name": "autoregressive", "verify": "coupled"}, **options)
@@ -180,7 +180,7 @@ def test_every_controller_leaves_the_text_as_it_is(depth: str, places: Any) -> N
 def test_an_exit_of_two_layers_drafts_too(places: Any) -> None:
     target = models("float32")[0]
     method = {"name": "eesd", "exit": places(target, 2, 2)}  # the two last layers are all that is left
-    result = Engine(target).generate(prompt_of(7), method, {"temperature": 0}, max_new_tokens=48)
+    result = Engine(target).generate(prompt_of(7), method, {"temperature": 0}, max_new_tokens=NEW)
     assert result.tokens == naive("float32", prompt_of(7))
     assert result.metrics.acceptance_rate == 1
 
@@ -215,7 +215,7 @@ def test_drafting_requests_share_their_forwards(places: Any) -> None:
 def test_on_a_device_the_text_is_the_cpus(name: str, places: Any) -> None:
     here = models("float64")[0]
     exit = places(here, 2)
-    options: dict[str, Any] = {"sampling": {"temperature": 0}, "max_new_tokens": 48}
+    options: dict[str, Any] = {"sampling": {"temperature": 0}, "max_new_tokens": NEW}
     there = Engine(copy.deepcopy(here).to("cuda"))
     assert there.generate(prompt_of(7), {**METHODS[name], "exit": exit}, **options).tokens == naive(
         "float64", prompt_of(7)

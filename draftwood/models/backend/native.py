@@ -256,7 +256,7 @@ class Program:
         bounds += [len(segment.trunk) for segment in segments]
         ends = accumulate(map(len, paths))
         table = array("i", [*slots, *seen, *ends, *owner, *bounds, *chain.from_iterable(paths)])
-        trunks = array("Q", [segment.trunk.ctypes.data for segment in segments])
+        trunks = array("Q", [segment.trunk.__array_interface__["data"][0] for segment in segments])
         rotary = self._rotary(batch.reach)
         hidden = None if batch.hidden is None else batch.hidden.float().contiguous()
         if isinstance(batch.wanted, slice):
