@@ -150,6 +150,6 @@ if __name__ == "__main__":
                 f"lossless {result.lossless}, the text of plain decoding: {result.text == plain.text}",
             )
 
-    few = Budget(runs=50, replays=100, identities=20)  # the defaults do more
+    few = Budget(runs=20, replays=50, identities=10)  # the defaults do more
     for method in (Bigram(), Bigram(verify="among-best")):
         print(f"certified, verify={method.verify}: {certify(method, budget=few).verdict}")

@@ -20,6 +20,7 @@ __all__ = [
     "Law",
     "emitted",
     "law_of",
+    "random_law",
     "replays",
     "sequences",
     "slow_penalties",
@@ -67,3 +68,11 @@ class EnumeratedRandomness(enumeration.EnumeratedRandomness):
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         super().__init__(patch.setattr, ("draft", "accept", "depth"))
+
+
+def random_law(vocab: int, seed: int, zeros: int = 0) -> Tensor:
+    """Probabilities of a vocabulary, some of them zero."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.empty(vocab, dtype=torch.float64).exponential_(generator=generator) ** 1.5
+    weights[torch.randperm(vocab, generator=generator)[:zeros]] = 0.0
+    return weights / weights.sum()

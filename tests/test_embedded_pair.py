@@ -55,7 +55,7 @@ def exact_engine() -> Engine:
 def greedy(dtype: str, method: str, prompt: str) -> GenerationResult:
     """The greedy text of a method, made once for all tests."""
     spec: Any = METHODS.get(method, method)
-    return load(dtype).generate(prompt, spec, {"temperature": 0}, max_new_tokens=32, top_logprobs=2)
+    return load(dtype).generate(prompt, spec, {"temperature": 0}, max_new_tokens=24, top_logprobs=2)
 
 
 @some_and_all
@@ -83,7 +83,7 @@ def test_greedy_text_in_float32_differs_at_ties_only(method: str, prompts: list[
 def coupled(method: str, seed: int) -> GenerationResult:
     """A method's text with the noise of plain decoding, made once for all tests."""
     spec: Any = {**METHODS.get(method, {"name": method}), "verify": "coupled"}
-    options: Any = {"sampling": {"temperature": 0.9, "top_p": 0.95}, "max_new_tokens": 32, "seed": seed}
+    options: Any = {"sampling": {"temperature": 0.9, "top_p": 0.95}, "max_new_tokens": 24, "seed": seed}
     return load("float64").generate(PROMPTS[3 * seed], spec, **options)
 
 

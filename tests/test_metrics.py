@@ -108,8 +108,8 @@ def test_acceptance_rate_is_the_overlap_of_p_and_q() -> None:
     engine = Engine(TabularModel(lambda prefix: p, 3), [TabularModel(lambda prefix: q, 3)])
     method = {"name": "speculative", "gamma": 2, "verify": "rejection"}
     total = Metrics()
-    for seed in range(60):
-        for round_ in engine.generate([0], method, max_new_tokens=60, seed=seed).rounds:
+    for result in engine.batch([{"prompt": [0], "seed": seed} for seed in range(60)], method=method, max_new_tokens=60):
+        for round_ in result.rounds:
             total.add(round_)
     alpha = 0.2 + 0.3 + 0.1
     assert total.position_rate == pytest.approx(alpha, abs=0.03)
@@ -196,10 +196,9 @@ def test_theorem_3_2(options: dict[str, Any]) -> None:
     p, q = LAWS
     engine = Engine(TabularModel(lambda prefix: p, 4), [TabularModel(lambda prefix: q, 4)])
     total = Metrics()
-    for seed in range(25):
-        for round_ in engine.generate(
-            [0], {"name": "dsbd", "gamma": 3, **options}, max_new_tokens=60, seed=seed
-        ).rounds:
+    requests = [{"prompt": [0], "seed": seed} for seed in range(25)]
+    for result in engine.batch(requests, method={"name": "dsbd", "gamma": 3, **options}, max_new_tokens=60):
+        for round_ in result.rounds:
             total.add(round_)
     if "width" in options:
         chance = sum(map(min, p, q))

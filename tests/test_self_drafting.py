@@ -79,7 +79,7 @@ ENUMERATED: list[tuple[dict[str, Any], int, int]] = [  # method, vocabulary, tok
     ({"name": "medusa", "tree": [3]}, 3, 4),
     ({"name": "medusa", "tree": [2, 2, 1], "drafts": "best"}, 3, 5),
     ({"name": "medusa", "paths": "0,1,0.0"}, 3, 4),
-    *(({"name": "medusa", "tree": [2, 1], "depth": depth}, 3, 4) for depth in CONTROLLERS),
+    *(({"name": "medusa", "tree": [2, 1], "depth": depth}, 3, 3) for depth in CONTROLLERS),
 ]
 
 
@@ -348,7 +348,7 @@ def prompt_of(length: int) -> list[int]:
     ("verify", "dtype"),
     [
         ("rejection", torch.float32),
-        ("rejection", torch.float64),
+        pytest.param("rejection", torch.float64, marks=pytest.mark.slow),
         ("coupled", torch.float64),
         ("typical", torch.float32),
     ],

@@ -73,7 +73,7 @@ def simulated(controllers: list[Auto], machine: str, chance: float, steps: int, 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("chance", [0.3, 0.7, 0.95])
 def test_it_is_never_far_from_the_best_at_any_load(machine: str, chance: float) -> None:
-    for count in (1, 2, 4, 8, 16, 32, 64):
+    for count in (1, 2, 8, 64):
         speed = simulated(requests_of(Auto(MOST), count), machine, chance, max(48, 800 // count))
         assert speed >= 0.97 * max(fixed(machine, count, chance, depth) for depth in (0, 4)), count
         if count == 1:

@@ -144,13 +144,13 @@ def test_greedy_and_coupled_texts_are_the_same_at_any_load(
     """Bit for bit, with the log-probabilities, though rounds differ."""
     options, drafts = METHODS[method]
     engine = Engine(TARGET, DRAFTS[:drafts])
-    sampling = {"temperature": 0.0 if verify == "rejection" else 0.9}
+    asked: Any = {"sampling": {"temperature": 0.0 if verify == "rejection" else 0.9}, "max_new_tokens": 48}
     requests = [{"prompt": [1, 1 + seed, 3], "seed": seed} for seed in range(3)]
-    plain = engine.batch(requests, 3, method={"name": "autoregressive", "verify": verify}, sampling=sampling)
+    plain = engine.batch(requests, 3, method={"name": "autoregressive", "verify": verify}, **asked)
     rounds = set()
     for seed in range(4):
         with loads(monkeypatch, by_chance(seed)):
-            found = engine.batch(requests, 3, method={**options, "verify": verify}, sampling=sampling)
+            found = engine.batch(requests, 3, method={**options, "verify": verify}, **asked)
         assert [(one.tokens, one.logprobs) for one in found] == [(one.tokens, one.logprobs) for one in plain]
         rounds.add(tuple(len(one.rounds) for one in found))
     assert len(rounds) > 1

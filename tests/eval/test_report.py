@@ -171,7 +171,14 @@ def test_numbers_of_the_figures(tmp_path: Path) -> None:
     assert overview.rows[1][-1] == "3.00" and overview.best == {(1, 3)}
 
 
-def test_an_evaluation_that_was_killed_is_reported_as_far_as_it_came(tmp_path: Path) -> None:
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are named, but not drawn: each is slow."""
+    monkeypatch.setattr(page, "save", lambda figures, folder, told, kind: [folder / f"{name}.svg" for name in figures])
+    monkeypatch.setattr(Figure, "svg", "")
+
+
+def test_an_evaluation_that_was_killed_is_reported_as_far_as_it_came(tmp_path: Path, undrawn: None) -> None:
     directory = write(tmp_path / "run")
     lines = (directory / "items.jsonl").read_bytes().splitlines(keepends=True)
     (directory / "items.jsonl").write_bytes(b"".join(lines[:7]) + lines[7][:30])
@@ -181,7 +188,7 @@ def test_an_evaluation_that_was_killed_is_reported_as_far_as_it_came(tmp_path: P
     assert "This evaluation is not complete" in text and checked(text)
 
 
-def test_several_evaluations_are_one_page(tmp_path: Path) -> None:
+def test_several_evaluations_are_one_page(tmp_path: Path, undrawn: None) -> None:
     write(tmp_path / "a")
     write(tmp_path / "b", grown={"target": "2x64", "draft": ["1x32"]})
     path, files = page.write(tmp_path)
@@ -191,11 +198,7 @@ def test_several_evaluations_are_one_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [[], "x", 10**30, [{}, {}]])
-def test_a_damaged_evaluation_is_reported_or_refused(
-    tmp_path: Path, value: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(page, "save", lambda figures, folder, told, kind: [])
-    monkeypatch.setattr(Figure, "svg", "")
+def test_a_damaged_evaluation_is_reported_or_refused(tmp_path: Path, value: object, undrawn: None) -> None:
     directory = write(tmp_path / "run")
     run, items = directory / "run.json", directory / "items.jsonl"
     whole, lines = json.loads(run.read_text()), items.read_text().splitlines(keepends=True)

@@ -29,8 +29,7 @@ def target() -> Decoder:
     return model.eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize(("layers", "behind"), [(1, 1), (2, 2), (3, 5)])
-@pytest.mark.parametrize("width", [32, 40])
+@pytest.mark.parametrize(("layers", "behind", "width"), [(1, 1, 40), (2, 2, 32), (3, 5, 40)])
 def test_the_grown_exit_says_the_same(layers: int, behind: int, width: int, tmp_path: Path) -> None:
     """Two layers are added behind the second; a width that is no multiple has silent channels."""
     small = target()

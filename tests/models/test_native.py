@@ -212,12 +212,12 @@ def dropped(times):
     for seed in range(times):
         use(draftwood.load(backend="native"), seed)
 
-dropped(8)
+dropped(4)
 first = held()
 dropped(int(sys.argv[1]))
 loads = held() - first
 engine = draftwood.load(EMBEDDED / "target", backend="native", kv_cache_bytes=1 << 23)
-for seed in range(40):
+for seed in range(20):
     use(engine, seed)
 first = held()
 for seed in range(int(sys.argv[2])):
@@ -228,7 +228,7 @@ print(json.dumps([loads, held() - first]))
 
 @needs_native
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
-@pytest.mark.parametrize(("loads", "prompts"), [(8, 50), pytest.param(30, 200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("loads", "prompts"), [(5, 30), pytest.param(30, 200, marks=pytest.mark.slow)])
 def test_memory_is_given_back(loads: int, prompts: int) -> None:
     """After engines that were made and dropped: less than half of one model more; after prompts, hardly more."""
     engines, texts = json.loads(python(HELD, loads, prompts).stdout)

@@ -165,7 +165,8 @@ def test_real_runs_predict_tau() -> None:
     tally = Tally()
 
     def tau(tree: tuple[int, ...]) -> tuple[float, int]:
-        runs = [engine.generate([i], tree_method(Shape(tree)), None, 120, seed=i) for i in range(8)]
+        requests = [{"prompt": [seed], "seed": seed} for seed in range(8)]
+        runs = engine.batch(requests, method=tree_method(Shape(tree)), max_new_tokens=120)
         if tree == (3, 2, 2, 1):
             for run in runs:
                 tally.add(Measured(1.0, run.metrics.met_at, run.metrics.taken_at))

@@ -8,7 +8,6 @@ import pytest
 
 from draftwood.core.shape import Shape
 from draftwood.depth import improvement
-from draftwood.tune.search import Guided, Measured
 from draftwood.tune.shapes import (
     Cost,
     best_shapes,
@@ -116,36 +115,3 @@ def test_shapes_within_a_row_limit() -> None:
         best_shapes(ACCEPTANCE, TARGET, DRAFT, 1, initial=(2,))
     with pytest.raises(ValueError, match="1 or more"):
         Shape((2, 0))
-
-
-def test_guided_search_needs_few_runs() -> None:
-    """Noisy runs of a corpus with other acceptance than the pilot's guess: within 3% of the best of all in 8 runs."""
-    rng = random.Random(7)
-
-    def measure(shape: Shape) -> Measured:
-        met = [[0] * width for width in shape.tree]
-        accepted = [[0] * width for width in shape.tree]
-        tokens = 0
-        for _ in range(2000):
-            tokens += 1
-            for layer, width in enumerate(shape.tree):
-                chances = ACCEPTANCE[min(layer, len(ACCEPTANCE) - 1)]
-                for i in range(width):
-                    met[layer][i] += 1
-                    if rng.random() < chances[min(i, len(chances) - 1)]:
-                        accepted[layer][i] += 1
-                        break
-                else:
-                    break
-                tokens += 1
-        return Measured(tokens / 2000 / round_seconds(shape, TARGET, DRAFT), met, accepted)
-
-    grid = list(shapes(30, 5))
-    best = max(speed_up(shape, ACCEPTANCE, TARGET, DRAFT) for shape in grid)
-    search = Guided(Shape((4, 2, 1)), TARGET, DRAFT, 30, 5)
-    for _ in range(8):
-        shape = search.ask()
-        search.tell(shape, measure(shape))
-    ranked = search.ranked()
-    assert len(ranked) <= 8 <= len(grid) / 5
-    assert speed_up(ranked[0][1], ACCEPTANCE, TARGET, DRAFT) > 0.97 * best

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from covering import covering
 from test_session import VOCAB, decoder
 
 from draftwood import ConfigurationError, Engine, SamplingParams
@@ -64,9 +65,11 @@ def test_expected_rounds_by_enumeration(gamma: int) -> None:
     assert got == pytest.approx(6 / expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("target", [partly_idle, windowed], ids=["all", "windows"])
-@pytest.mark.parametrize("gamma", [1, 3])
-@pytest.mark.parametrize("skipped", [Skipped((1,), (2,)), Skipped((0, 3), (1, 3)), Skipped((), (0,))], ids=str)
+@pytest.mark.parametrize(
+    ("skipped", "gamma", "target"),
+    covering([Skipped((1,), (2,)), Skipped((0, 3), (1, 3)), Skipped((), (0,))], [1, 3], [partly_idle, windowed]),
+    ids=lambda each: getattr(each, "__name__", str(each)),
+)
 def test_greedy_rounds_are_predicted_exactly(
     skipped: Skipped, gamma: int, target: Callable[[], Decoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:

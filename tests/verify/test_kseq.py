@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from enumeration import emitted, law_of, sequences
+from enumeration import emitted, law_of, random_law, sequences
 from torch import Tensor
 
 from draftwood import Method
@@ -21,13 +21,6 @@ from draftwood.verify.kseq import balance, resolve_together
 from draftwood.verify.tree import Resolve, acceptance, resolve
 
 EXACT = 1e-12
-
-
-def random_law(vocab: int, seed: int, zeros: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    weights = torch.empty(vocab, dtype=torch.float64).exponential_(generator=generator) ** 1.5
-    weights[torch.randperm(vocab, generator=generator)[:zeros]] = 0.0
-    return weights / weights.sum()
 
 
 def off(a: Tensor, b: Tensor) -> float:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from enumeration import Choices, emitted, law_of, sequences
+from enumeration import Choices, emitted, law_of, random_law, sequences
 from torch import Tensor
 
 from draftwood.core.forest import Forest, Proposal
@@ -15,13 +15,6 @@ from draftwood.verify.tree import acceptance, residual, resolve, without
 
 EXACT = 1e-12
 SEEDS = range(6)
-
-
-def random_law(vocab: int, seed: int, zeros: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    weights = torch.empty(vocab, dtype=torch.float64).exponential_(generator=generator) ** 1.5
-    weights[torch.randperm(vocab, generator=generator)[:zeros]] = 0.0
-    return weights / weights.sum()
 
 
 def distance(a: Tensor, b: Tensor) -> float:
