@@ -48,7 +48,9 @@ class AsyncEngine:
             dead = self._thread is not None and not self._thread.is_alive()
         if dead and self._broken is None:
             self._fail(DraftwoodError("the thread that computes has ended"))
-        return None if self._broken is None else str(self._broken) or type(self._broken).__name__
+        if self._broken is None:
+            return self.engine.broken
+        return str(self._broken) or type(self._broken).__name__
 
     async def generate(
         self,

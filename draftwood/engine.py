@@ -122,6 +122,11 @@ class Engine(Intake):
             return self._usual
 
     @property
+    def broken(self) -> str | None:
+        """Why the target cannot compute any more, where it is split among processes and one of them is gone."""
+        return getattr(self.target, "broken", None)
+
+    @property
     def compile_seconds(self) -> float:
         """What torch.compile took so far, all models together; a part of the time of the requests that met it."""
         return float(sum(getattr(model, "compile_seconds", 0.0) for model in (self.target, *self.drafts)))

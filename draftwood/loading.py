@@ -5,7 +5,7 @@ from __future__ import annotations
 import filecmp
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
@@ -15,10 +15,12 @@ import torch
 
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, ModelError
+from draftwood.intake import whole
 from draftwood.models import checkpoint, eagle, gguf_tokenizer, heads, int4, published
 from draftwood.models.backend.compiled import Compiled
 from draftwood.models.backend.matrix import holder
 from draftwood.models.base import CausalModel
+from draftwood.models.placed import Placed
 from draftwood.models.tokenizer import Tokenizer
 
 ModelSource: TypeAlias = str | Path | CausalModel | Any  # Any: a transformers model object
@@ -37,6 +39,8 @@ def load(
     quantize: str | None = None,
     compile: bool = False,
     backend: str = "auto",
+    tensor_parallel: int = 1,
+    draft_device: str | torch.device | None = None,
     tokenizer: Tokenizer | str | Path | Any = None,
     kv_cache_bytes: int | None = None,
     max_running: int = 64,
@@ -59,6 +63,9 @@ def load(
     is installed. `compile` runs forwards of few cells through torch.compile (backend pytorch), which takes a C++
     compiler, and tens of seconds the first time on a machine.
 
+    `tensor_parallel` processes share the target's layers and head, on GPUs one each, by the backend pytorch; drafts,
+    exits and heads are in this process alone. `draft_device` is where draft models are, if not where the target is.
+
     Requests share `kv_cache_bytes` of memory for keys and values (default: half of what is free) and the forwards, at
     most `max_running` at once; of those that come then at most `max_queued` wait (None: any number). Where a prompt
     begins as another one did, what was computed is taken again unless `reuse_prefixes` is False.
@@ -76,7 +83,7 @@ def load(
         words = _adapter().wrap_tokenizer(words)
     end: frozenset[int] = frozenset()
     how = _How(dtype, place, quantize, compile, backend, quantising)
-    model, directory = _model(target, how)
+    model, directory = _model(target, replace(how, processes=whole("tensor_parallel", tensor_parallel, 1)))
     if directory is not None:
         words = words or Tokenizer.load(directory, _name(target))
         end = checkpoint.end_tokens(directory)
@@ -84,6 +91,8 @@ def load(
         words = words or getattr(model, "tokenizer", None)
         end = getattr(model, "end_tokens", end)
     drafts, places, home = [], [directory], directory if tokenizer is None else None
+    if draft_device is not None:
+        how = replace(how, device=_place(draft_device, "draft_device"))
     for source in sources:
         drafted, where = _head(source, model) or _model(source, how)
         if where is not None and words is not None and not _agree(words, home, where):
@@ -91,13 +100,15 @@ def load(
                 f"target {target} and draft {source} have different tokenizers, so their tokens mean different text; "
                 "use a draft of the same family"
             )
-        drafts.append(drafted)
+        drafts.append(drafted if drafted.device == model.device else Placed(drafted, model.device))
         places.append(where)
     used = str(getattr(model, "dtype", dtype)).removeprefix("torch.")
     names: dict[str, Any] = {"target": _name(target), "draft": [_name(source) for source in sources], "dtype": used}
     names |= {"quantize": quantize} if quantize else {}
     names |= {"compiled": True} if compile else {}
     names |= {"backend": "native" if getattr(model, "native", False) else "pytorch"}
+    names |= {"tensor_parallel": tensor_parallel} if tensor_parallel > 1 else {}
+    names |= {"draft_device": str(how.device)} if draft_device is not None else {}
     for key, origin in (("grown", checkpoint.grown_from), ("dequantised", checkpoint.dequantised_from)):
         found = [None if where is None else origin(where) for where in places]
         names |= {key: {"target": found[0], "draft": found[1:]}} if any(found) else {}
@@ -116,13 +127,13 @@ def _agree(words: Tokenizer, home: Path | None, draft: Path) -> bool:
     return Tokenizer.load(draft).agrees_with(words)
 
 
-def _place(device: str | torch.device | None) -> torch.device:
+def _place(device: str | torch.device | None, option: str = "device") -> torch.device:
     """The device to load on, checked."""
     try:
         place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError) as error:  # an unknown name; a build without CUDA; an index too high
-        raise ConfigurationError(f"device {str(device)!r} is not there; use cpu, or one that torch sees") from error
+        raise ConfigurationError(f"{option} {str(device)!r} is not there; use cpu, or one that torch sees") from error
     return place
 
 
@@ -136,13 +147,15 @@ class _How:
     compile: bool
     backend: str
     quantising: Callable[[float], None]
+    processes: int = 1
 
 
 def _model(source: ModelSource, how: _How) -> tuple[CausalModel, Path | None]:
     """A model and the directory or file that it came from (None for an object)."""
     own = isinstance(source, str | Path) and not str(source).startswith(THROUGH_TRANSFORMERS)
-    if not own and (how.quantize or how.compile or how.backend == "native"):
-        option = "quantize" if how.quantize else "compile" if how.compile else "backend native"
+    if not own and (how.quantize or how.compile or how.backend == "native" or how.processes > 1):
+        asked = {"quantize": how.quantize, "compile": how.compile, "tensor_parallel": how.processes > 1}
+        option = next((name for name, wanted in asked.items() if wanted), "backend native")
         raise ConfigurationError(
             f"{option} is for checkpoints that draftwood's own decoder loads, not for {_name(source)}; leave it out"
         )
@@ -152,11 +165,18 @@ def _model(source: ModelSource, how: _How) -> tuple[CausalModel, Path | None]:
         raise ConfigurationError("compile is for the backend pytorch, and native needs none; leave out one of both")
     if how.quantize and how.compile:
         raise ConfigurationError("a model is either quantised or compiled; leave out quantize or compile")
+    if how.processes > 1 and (how.compile or how.backend == "native"):
+        option = "compile" if how.compile else "backend native"
+        raise ConfigurationError(f"{option} is for one process; leave it, or tensor_parallel, out")
     if isinstance(source, str) and not own:
         directory = checkpoint.locate(source.removeprefix(THROUGH_TRANSFORMERS))
         return _adapter().load(directory, how.dtype, how.device), directory
     if isinstance(source, str | Path):
         directory = checkpoint.locate(source)
+        if how.processes > 1:
+            from draftwood.models.parallel import launch  # slow to import
+
+            return launch.load(source, how.processes, how.dtype, how.device, how.quantize), directory
         grouped = None
         if how.quantize == "int4":
             holder(checkpoint.DTYPES["float32"], how.device, how.quantize, how.backend)  # or it is refused

@@ -85,6 +85,11 @@ class _Compile(OptionGroup):
     compile: bool = flag(False, "torch.compile for small models; slow to start, needs a C++ compiler.")
 
 
+class _Apart(OptionGroup):
+    tensor_parallel: int = flag(1, "Processes that share the target; under torchrun as many as it starts.", ge=1)
+    draft_device: str | None = flag(None, "Where draft models are. Default: where the target is.", "DEVICE")
+
+
 LOADING = {"dtype", "device", "quantize", "backend"}  # options of `load` that every loader takes
 
 
@@ -123,11 +128,11 @@ class PairOptions(ThreadOptions, _Runtime, _Backend, _Place, _Drafts):
 
     def load(self) -> Engine:
         """The engine."""
-        how = self.model_dump(include={*LOADING, "compile", *RuntimeParams.model_fields})
+        how = self.model_dump(include={*LOADING, "compile", *_Apart.model_fields, *RuntimeParams.model_fields})
         return _loaded(self.target, self.draft or None, how)
 
 
-class ModelOptions(PairOptions, ThreadOptions, _Runtime, _Compile, _Quantize, _Backend, _Place, _Drafts):
+class ModelOptions(PairOptions, ThreadOptions, _Runtime, _Compile, _Quantize, _Backend, _Apart, _Place, _Drafts):
     """A target with its draft models, and how their weights are held."""
 
 

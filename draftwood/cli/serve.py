@@ -34,6 +34,11 @@ def serve(
             f"the server needs {missing.name}, which is missing; pip install 'draftwood[serve]'"
         ) from None
     server.keys()
+    if models.tensor_parallel > 1:
+        from draftwood.models.parallel.launch import leads
+
+        if not leads():
+            models.load()  # this process follows, and ends here
     listening = listen(server)
     method = decoding.chosen(models.drafts)
     if server.log_json:

@@ -67,6 +67,17 @@ class Budget:
         self.held[cache] = count
 
 
+LAID, CLEARED, COPIED = 0, 1, 2  # kinds of changes
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Journal:
+    """What happened to a cache's memory since other processes were told: lists of numbers that `Cache.replay` takes."""
+
+    cache: int  # the number that they know it by
+    changes: list[list[int]] = field(default_factory=list)
+
+
 @dataclass(slots=True, eq=False)
 class Extent:
     """Neighbouring slots, lent to one request: numbered from 0 there, they begin at `base` in the cache."""
@@ -90,13 +101,18 @@ class Cache:
         slots: int = 0,
         budget: Budget | None = None,
         fixed: int | None = None,
+        copies: int = 1,
+        journal: Journal | None = None,
     ) -> None:
-        """`slots` to begin with; `fixed`: extents have multiples of this capacity, for programs made for one."""
+        """`slots` to begin with; `fixed`: extents have multiples of this capacity, for programs made for one.
+
+        `copies`: processes that hold as much, all of which count; `journal`: where changes are noted for them.
+        """
         self.layout = list(planes)
         self.device = device
         self.budget = budget or Budget()
-        self.fixed = fixed
-        self.slot_bytes = sum(heads * width * dtype.itemsize for heads, width, dtype in self.layout)
+        self.fixed, self.journal = fixed, journal
+        self.slot_bytes = copies * sum(heads * width * dtype.itemsize for heads, width, dtype in self.layout)
         self.planes = [torch.zeros(0, width, dtype=dtype, device=device) for _, width, dtype in planes]
         self.places = addresses(self.planes)
         self.slots = 0
@@ -158,8 +174,7 @@ class Cache:
         extent.base, extent.capacity = self._end(place), capacity
         self._lent.insert(place, extent)
         del self._lent[next(i for i, other in enumerate(self._lent) if other is extent and i != place)]
-        for plane in range(len(self.planes)):
-            self.read(plane, extent, before.capacity).copy_(self.read(plane, before))
+        self.copy(before, extent, before.capacity)
         self.clear(extent, before.capacity)
 
     def release(self, extent: Extent) -> None:
@@ -194,6 +209,7 @@ class Cache:
 
     def copy(self, source: Extent, target: Extent, slots: int) -> None:
         """Copy the first slots of one extent to another."""
+        self._note(COPIED, source.base, source.capacity, target.base, target.capacity, slots)
         for plane in range(len(self.planes)):
             self.read(plane, target, slots).copy_(self.read(plane, source, slots))
 
@@ -212,6 +228,7 @@ class Cache:
 
     def clear(self, extent: Extent, first: int) -> None:
         """Zeros from slot `first` on: what is masked is multiplied by zero, and must be finite."""
+        self._note(CLEARED, extent.base, extent.capacity, first)
         for plane in range(len(self.planes)):
             self.read(plane, extent)[:, :, first:] = 0
 
@@ -252,6 +269,7 @@ class Cache:
             ) from error
         finally:
             self.places = addresses(self.planes)
+        self._note(LAID, room, *(n for was, now in moves for n in (was.base, was.capacity, now.base, now.capacity)))
         for extent, now in zip(order, after, strict=True):
             extent.base, extent.capacity = now.base, now.capacity
         self.slots, self._lent = room, order
@@ -270,6 +288,25 @@ class Cache:
             )
             goal[:, :count] = source[:, :count]
         return made
+
+    def _note(self, *change: int) -> None:
+        if self.journal is not None:
+            self.journal.changes.append(list(change))
+
+    def replay(self, changes: Sequence[Sequence[int]]) -> None:
+        """Do to this cache what another one's journal says; it lends nothing itself."""
+        for kind, *numbers in changes:
+            if kind == LAID:
+                self.slots, *bounds = numbers
+                extents = [Extent(*pair) for pair in zip(bounds[::2], bounds[1::2], strict=True)]
+                moves = list(zip(extents[::2], extents[1::2], strict=True))
+                self.planes = [self._laid(plane, self.slots, moves) for plane in range(len(self.planes))]
+            elif kind == CLEARED:
+                base, capacity, first = numbers
+                self.clear(Extent(base, capacity), first)
+            else:
+                base, capacity, other, room, slots = numbers
+                self.copy(Extent(base, capacity), Extent(other, room), slots)
 
     def drop(self) -> None:
         """Give back everything, whoever it was lent to."""

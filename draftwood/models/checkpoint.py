@@ -29,8 +29,9 @@ from draftwood.models.families import FAMILIES, Family, Raw
 from draftwood.models.files import read_json
 from draftwood.models.gguf import PLAIN, SUFFIX
 from draftwood.models.gguf_weights import Weights
+from draftwood.models.parallel.split import ALONE, Parallel, Piece
 from draftwood.models.quantise import Grouped
-from draftwood.models.safetensors_weights import Safetensors
+from draftwood.models.safetensors_weights import Safetensors, part_of
 from draftwood.reading import shown
 
 log = logging.getLogger(__name__)
@@ -129,19 +130,21 @@ def load(
     packed: bool = True,
     backend: str = "auto",
     grouped: Mapping[str, Grouped] | None = None,
+    parallel: Parallel = ALONE,
 ) -> Decoder:
     """A decoder from a directory, GGUF file or hub id, ready for inference, in the given dtype on the given device.
 
     dtype "auto" is the one that config.json names, else the one that the weights are stored in. On a CPU matrices are
     held packed for a backend ("native", "pytorch"; "auto": the first where it is there), or quantised ("int8");
     `packed=False` keeps plain parameters, which can be trained, grown and saved. The quantised tensors of a GGUF file
-    are dequantised. `grouped` matrices, by the names of their modules, take the places of those of the checkpoint.
+    are dequantised. `grouped` matrices, by the names of their modules, take the places of those of the checkpoint. Of a
+    model that several processes compute in `parallel` only the part of this one is read and held.
     """
     if quantize == "int4" and grouped is None:
         raise ConfigurationError("quantize int4 takes matrices that were made before: use draftwood.load")
     home = locate(source)
     file = Weights(home) if home.is_file() else None
-    raw, family, config = _described(home) if file is None else file.described()
+    raw, family, config = described(home) if file is None else file.described()
     place = torch.device(device)
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ModelError("device cuda is asked for, but PyTorch finds no CUDA device here; use device cpu")
@@ -150,26 +153,39 @@ def load(
         bare = family.without_prefix()
         if not tensors.has(family.names["embed.weight"][0]) and tensors.has(bare.names["embed.weight"][0]):
             family = bare
-        model = _sketch(config, tensors, family)
+        whole = _sketch(config, tensors, family)
         if dtype == "auto":
             dtype = str(raw.get("dtype") or raw.get("torch_dtype") or tensors.dtype())
         wanted = DTYPES.get(str(dtype).removeprefix("torch."))
         if wanted is None:
             raise ModelError(f"dtype {str(dtype)!r} is not supported" + did_you_mean(str(dtype), [*DTYPES, "auto"]))
         if raw.get("tie_word_embeddings") is None and not tensors.has(family.names["head.weight"][0]):
-            model.head.weight = model.embed.weight  # no head of its own can only mean the embeddings
+            whole.head.weight = whole.embed.weight  # no head of its own can only mean the embeddings
         hold = holder(wanted, place, quantize, backend) if packed or quantize else None
-        tied = model.head.weight is model.embed.weight
-        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}  # a tied head has none
+        tied = whole.head.weight is whole.embed.weight
+        shapes = {name: parameter.shape for name, parameter in whole.named_parameters()}  # a tied head has none
+        model = whole
+        if parallel.size > 1:
+            with torch.device("meta"):
+                model = Decoder(config, parallel)
         for name, shape in shapes.items():
+            piece = parallel.piece(name, shape, config)
+            if piece is None:
+                continue
             held = hold is not None and _is_matrix(model, name)
-            tensor = _assemble(tensors, family, name, shape, wanted, place, held)
+            tensor = _assemble(tensors, family, name, shape, piece, wanted, place, held)
             known = (grouped or {}).get(name.rpartition(".")[0])
             _put(model, name, nn.Parameter(tensor, requires_grad=False), partial(_instead_of, known) if known else hold)
             del tensor
             _give_back()
         if tied:
-            _put(model, "head.weight", model.embed.weight, hold)
+            table = model.embed.weight
+            if parallel.size > 1:
+                rows = Piece((parallel.words(config.vocab_size),))
+                shape = shapes["embed.weight"]
+                read = _assemble(tensors, family, "embed.weight", shape, rows, wanted, place, hold is not None)
+                table = nn.Parameter(read, requires_grad=False)
+            _put(model, "head.weight", table, hold)
         _refuse_leftovers(tensors, family, config.num_hidden_layers, shapes)
     model.home = home.parent if file else home
     if file:
@@ -177,8 +193,10 @@ def load(
     return model.eval()
 
 
-def _described(directory: Path) -> tuple[Raw, Family, DecoderConfig]:
-    """config.json of a directory, the family that it names, and the decoder's shape."""
+def described(directory: Path) -> tuple[Raw, Family, DecoderConfig]:
+    """config.json of a directory, the family that it names, and the decoder's shape; the same of a GGUF file."""
+    if directory.is_file():
+        return Weights(directory).described()
     raw = read_config(directory)
     kind = str(raw.get("model_type") or "unnamed")
     if kind not in FAMILIES:
@@ -281,22 +299,30 @@ def _assemble(
     family: Family,
     name: str,
     shape: torch.Size,
+    piece: Piece,
     dtype: torch.dtype,
     device: torch.device,
     held: bool,
 ) -> Tensor:
-    """One parameter from its tensors, concatenated; each is copied once, from the mapped file to its final place.
+    """A piece of a parameter from its tensors, concatenated; each is copied once, from the mapped file to its place.
 
     Where the final place is made from the parameter (`held`), a view of the file will do.
     """
     sources, turned = _sources(tensors, family, name, shape)
-    if held and len(sources) == 1 and not turned and isinstance(tensors, Safetensors):
-        return tensors.view(sources[0][0]).to(device, dtype)
-    made = torch.empty(shape, dtype=dtype, device=device)
-    offset = 0
+    if piece.silent:
+        return torch.zeros(piece.shape(shape), dtype=dtype, device=device)
+    if held and len(sources) == len(piece.rows) == 1 and not turned and isinstance(tensors, Safetensors):
+        return part_of(tensors.view(sources[0][0]), piece.rows[0], piece.columns).to(device, dtype).contiguous()
+    made = torch.empty(piece.shape(shape), dtype=dtype, device=device)
+    offset = done = 0
     for source, part in sources:
-        place = made[offset : offset + part[0]]
-        tensors.fill(source, place.T if turned else place)
+        for rows in piece.rows:
+            first, last = max(rows.start - offset, 0), min(rows.stop - offset, part[0])
+            if first < last:
+                place = made[done : done + last - first]
+                done += last - first
+                inside = slice(first, last), piece.columns
+                tensors.fill(source, place.T if turned else place, *(inside[::-1] if turned else inside))
         offset += part[0]
     return made
 

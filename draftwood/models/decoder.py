@@ -21,6 +21,7 @@ from draftwood.models.cache import Budget, Cache, Plane
 from draftwood.models.flat import Group, Layered, Memory, View, index, packs, visible
 from draftwood.models.functions import ACTIVATIONS, NORMS, activate
 from draftwood.models.modules import Embedding, Linear
+from draftwood.models.parallel.split import ALONE, Parallel
 from draftwood.models.rotary import UNSCALED, RopeScaling, Rotary, rotate, rotate_leading
 
 
@@ -65,11 +66,15 @@ def _norm_parameters(config: DecoderConfig, width: int) -> tuple[nn.Parameter, n
 
 
 class Block(nn.Module):
-    """One transformer layer: attention over cache slots, then an MLP, a norm before each."""
+    """One transformer layer: attention over cache slots, then an MLP, a norm before each.
 
-    def __init__(self, config: DecoderConfig) -> None:
+    With `parallel` it is one process's part of a layer, of the heads and hidden units that `config` says.
+    """
+
+    def __init__(self, config: DecoderConfig, parallel: Parallel = ALONE) -> None:
         super().__init__()
         c = config
+        self.parallel = parallel
         self.heads, self.kv_heads, self.head_dim, self.eps = (
             c.num_attention_heads,
             c.num_key_value_heads,
@@ -115,7 +120,7 @@ class Block(nn.Module):
             out: Tensor = view.attend(q, k.transpose(1, 2), v.transpose(1, 2), view.bias, self.scale, self.softcap)
         else:
             out = memory.attend(q, k, v, view, self.scale, self.softcap)
-        out = self.o(out)
+        out = self.parallel.sum(self.o(out))
         if self.sandwich:
             out = self.normalise(out, self.post_attention_norm, self.post_attention_norm_bias, self.eps)
         return x + out
@@ -133,6 +138,7 @@ class Block(nn.Module):
             out = self.down(activate(self.activation, gate) * up)
         else:
             out = self.down(activate(self.activation, self.up(normed)))
+        out = self.parallel.sum(out)
         if self.sandwich:
             out = self.normalise(out, self.post_mlp_norm, self.post_mlp_norm_bias, self.eps)
         return x + out
@@ -148,26 +154,24 @@ class Decoder(nn.Module):
     """A decoder-only transformer; see `draftwood.models.base.CausalModel` for `forward`.
 
     Windows count positions, while masks and slots come from outside: where a layer has a window, the cache has one
-    more plane, which remembers the position of every slot.
+    more plane, which remembers the position of every slot. With `parallel` it holds one process's part of the model.
     """
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, parallel: Parallel = ALONE) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.parallel = config, parallel
+        self.local = parallel.local(config)  # the shape of what is held here
         self.vocab_size = config.vocab_size
         self.context = config.max_position_embeddings
         self.n_layers = config.num_hidden_layers
         self.home: Path | None = None  # the directory that it was loaded from
-        self.embed = Embedding(config.vocab_size, config.hidden_size)
-        self.position = (
-            None
-            if config.position_offset is None
-            else Embedding(self.context + config.position_offset, config.hidden_size)
-        )
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        rows = (config.vocab_size, self.context + (config.position_offset or 0)) if parallel.drives else (0, 0)
+        self.embed = Embedding(rows[0], config.hidden_size)
+        self.position = None if config.position_offset is None else Embedding(rows[1], config.hidden_size)
+        self.layers = nn.ModuleList(Block(self.local, parallel) for _ in range(config.num_hidden_layers))
         self.norm, self.norm_bias = _norm_parameters(config, config.hidden_size)
-        self.head = Linear(config.hidden_size, config.vocab_size, bias=False)
-        if config.tie_word_embeddings:
+        self.head = Linear(config.hidden_size, self.local.vocab_size, bias=False)
+        if config.tie_word_embeddings and parallel.size == 1:
             self.head.weight = self.embed.weight
         windows = config.windows[: self.n_layers] or (0,) * self.n_layers
         self.windows = sorted(set(windows))  # one kind of layer each
@@ -178,7 +182,7 @@ class Decoder(nn.Module):
             self.rotary = Rotary(c.rope_theta, dim, self.context, c.rope_scaling)
             if c.local_rope_theta is not None:
                 self.local_rotary = Rotary(c.local_rope_theta, dim, self.context)
-        group = c.num_attention_heads // c.num_key_value_heads
+        group = self.local.num_attention_heads // self.local.num_key_value_heads
         self._fewest = -(-FEWEST_ROWS // group)
         self._program: Program | None = None  # made when it is first needed
 
@@ -191,8 +195,20 @@ class Decoder(nn.Module):
         """Of each layer the sublayers in order: (block, whether it is its attention)."""
         return [[(layer, True), (layer, False)] for layer in self.layers]  # type: ignore[list-item]
 
+    @property
+    def skipped_parts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Layers of the whole model whose attention, and whose MLP, this one leaves out."""
+        return (), ()
+
+    @property
+    def broken(self) -> str | None:
+        """Why it cannot compute any more: a process that had a part of it is gone."""
+        return self.parallel.broken
+
     def must_be_plain(self, purpose: str) -> None:
-        """Raise a ModelError where matrices are held packed or quantised, which cannot be turned back."""
+        """Raise a ModelError where matrices are held packed, quantised or in part, which cannot be turned back."""
+        if self.parallel.size > 1:
+            raise ModelError(f"a model that is split among processes cannot be {purpose}; leave out tensor_parallel")
         if not all(isinstance(module, nn.Linear) for module in (self.head, *(layer.qkv for layer in self.layers))):
             raise ModelError(f"a model whose matrices are packed cannot be {purpose}; load it with packed=False")
 
@@ -222,11 +238,12 @@ class Decoder(nn.Module):
         return max(count, self._fewest, getattr(self.head, "fewest_rows", 2))
 
     def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
-        c = self.config
+        c, parallel = self.local, self.parallel
         planes: list[Plane] = [(c.num_key_value_heads, c.head_dim, self.dtype)] * (2 * self.n_layers)
         if self.remembers:  # the positions of the slots, exact in every dtype
             planes.append((1, 1, torch.int64))
-        return Cache(planes, self.device, slots, budget)
+        copies = parallel.size if self.device.type == "cpu" else 1  # memory of GPUs is each one's own
+        return Cache(planes, self.device, slots, budget, copies=copies, journal=parallel.journal())
 
     @property
     def remembers(self) -> bool:
@@ -240,8 +257,9 @@ class Decoder(nn.Module):
             return self._program.forward(batch, cache)
         stop = self.n_layers if batch.stop is None else batch.stop
         x = self.embedded(batch.tokens, batch.positions) if batch.hidden is None else batch.hidden
-        x = self.run(x[None], self.views(batch, cache), self.memories(batch, cache), batch.start, stop, batch)[0]
-        return x if stop < self.n_layers else self._answer(x, batch)
+        with self.parallel.together(self, batch, cache, x):
+            x = self.run(x[None], self.views(batch, cache), self.memories(batch, cache), batch.start, stop, batch)[0]
+            return x if stop < self.n_layers else self._answer(x, batch)
 
     def _answer(self, x: Tensor, batch: Batch) -> Tensor:
         """Logits of the wanted rows of x [N, D]; the asked states of these rows are kept."""
@@ -270,7 +288,7 @@ class Decoder(nn.Module):
 
     def memories(self, batch: Batch, cache: Cache) -> list[Layered]:
         """Where each layer keeps the rows' keys and values."""
-        rows = index(batch, cache, self.config.num_key_value_heads)
+        rows = index(batch, cache, self.local.num_key_value_heads)
         return [Layered(cache, layer, rows) for layer in range(self.n_layers)]
 
     def views(self, batch: Batch, cache: Cache) -> list[View]:
@@ -296,7 +314,7 @@ class Decoder(nn.Module):
                     seen = seen & (near > at.view(len(segments), -1, 1) - window)
                 bias = additive(seen, self.dtype)
                 if cpu:
-                    bias = folded(bias, self.config.num_attention_heads, self.config.num_key_value_heads)
+                    bias = folded(bias, self.local.num_attention_heads, self.local.num_key_value_heads)
                 groups.append(Group(slice(first, last), len(segments), extent, span, bias))
                 first = last
             cos = sin = None
@@ -331,7 +349,7 @@ class Decoder(nn.Module):
 
     def _head(self, hidden: Tensor) -> Tensor:
         cap = self.config.logit_softcap
-        out: Tensor = self.head(self.normed(hidden))
+        out = self.parallel.gather(self.head(self.normed(hidden)), self.vocab_size)
         return out if cap is None else cap * torch.tanh(out / cap)
 
     def train_forward(self, tokens: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ class Weights:
         if length != count or more:
             raise ModelError(f"{self.source}: tensor rope_freqs.weight does not fit the heads; convert the model again")
         divisors = torch.empty(count)
-        self.fill("rope_freqs.weight", divisors)
+        self.fill("rope_freqs.weight", divisors, slice(0, count), slice(None))
         return RopeDivisors(divisors=tuple(divisors.tolist()))
 
     def has(self, name: str) -> bool:
@@ -154,19 +154,20 @@ class Weights:
             raise ModelError(f"{self.source}: tensor {name} is missing; fetch the file, or convert the model, again")
         return list(self.file.tensors[name].shape), self.source
 
-    def fill(self, name: str, place: Tensor) -> None:
-        """Dequantise a tensor, some rows at a time, into its place."""
-        entry, rows, order = self.file.tensors[name], self.file.rows(name), self._order(name)
+    def fill(self, name: str, place: Tensor, rows: slice, columns: slice) -> None:
+        """Dequantise some rows of a tensor, and of a matrix some columns, a few rows at a time, into their place."""
+        entry, stored, order = self.file.tensors[name], self.file.rows(name), self._order(name)
         if len(entry.shape) == 1:
-            values = gguf.weights(rows, entry.kind)[0].float()
+            values = gguf.weights(stored, entry.kind)[0].float()
             if self.architecture.startswith("gemma") and name.endswith("norm.weight"):
                 values = values - 1  # the family's norms multiply by 1 + weight, which is what the file holds
-            place.copy_(values if order is None else values[order])
+            place.copy_((values if order is None else values[order])[rows])
             return
         step = max(1, CHUNK // entry.shape[-1])
-        for first in range(0, len(rows), step):
-            some = slice(first, first + step)
-            place[some].copy_(gguf.weights(rows[some if order is None else order[some]], entry.kind))
+        for first in range(rows.start, rows.stop, step):
+            some = slice(first, min(first + step, rows.stop))
+            read = gguf.weights(stored[some if order is None else order[some]], entry.kind)
+            place[first - rows.start : some.stop - rows.start].copy_(read[:, columns])
 
     def groups(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """A matrix of type Q8_0, Q4_0 or Q4_K as codes, scales and shifts of groups of 32 (`gguf.groups`)."""

@@ -134,7 +134,7 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Hea
     count, shared = found.settings.get("heads"), found.settings.get("shared")
     if type(count) is not int or not 1 <= count <= MOST or not isinstance(shared, bool):
         raise artifact.damaged(path, KIND)
-    outer = decoder.head if shared else None
+    outer = decoder.parallel.head(decoder) if shared else None
     with torch.device("meta"):
         made = Heads(decoder.config.hidden_size, decoder.vocab_size, count, whose, outer)
     state = {name: part.to(decoder.device, decoder.dtype) for name, part in found.tensors.items()}

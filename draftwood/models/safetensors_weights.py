@@ -67,9 +67,14 @@ class Safetensors:
         tensor: Tensor = handle.get_tensor(name)
         return tensor
 
-    def fill(self, name: str, place: Tensor) -> None:
-        """Copy a tensor into its place."""
-        place.copy_(self.view(name))
+    def fill(self, name: str, place: Tensor, rows: slice, columns: slice) -> None:
+        """Copy some rows of a tensor, and of a matrix some columns, into their place."""
+        place.copy_(part_of(self.view(name), rows, columns))
+
+
+def part_of(tensor: Tensor, rows: slice, columns: slice) -> Tensor:
+    """A view of some rows of a tensor, and of a matrix some columns."""
+    return tensor[rows] if tensor.dim() < 2 else tensor[rows, columns]
 
 
 def weight_files(directory: Path) -> list[Path]:

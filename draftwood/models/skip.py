@@ -114,6 +114,10 @@ class SkippedDecoder(Decoder):
     def parts(self) -> list[list[tuple[Block, bool]]]:
         return [rest.parts for rest in self.layers]  # type: ignore[misc]
 
+    @property
+    def skipped_parts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self.skipped.attention, self.skipped.mlp
+
     def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
         return self.whole.new_cache(slots, budget)
 

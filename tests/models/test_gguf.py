@@ -143,7 +143,7 @@ def test_groups_of_a_matrix_have_its_rows(tmp_path: Path) -> None:
     name = "blk.1.attn_k.weight"
     codes, scale, _ = weights.groups(name)
     filled = torch.empty(codes.shape)
-    weights.fill(name, filled)
+    weights.fill(name, filled, slice(0, len(filled)), slice(None))
     assert torch.equal(codes.view(*scale.shape, 32) * scale[..., None], filled.view(*scale.shape, 32))
     with pytest.raises(ModelError, match=r"type F32 have no groups of 32 \(Q8_0, Q4_0, Q4_K have\); dequantise them"):
         weights.groups("output_norm.weight")

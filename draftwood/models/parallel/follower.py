@@ -1,0 +1,97 @@
+"""A process that follows: it holds its part of a decoder and does what the driver's orders say, until there are none.
+
+`python -m draftwood.models.parallel.follower` is started by launch.py, with its settings as a line of JSON on standard
+input. That stays open as long as the driver lives: a follower ends with it, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftwood.models import checkpoint
+from draftwood.models.cache import Cache
+from draftwood.models.decoder import Decoder
+from draftwood.models.parallel.group import END, HEAD, Group, dist
+from draftwood.models.parallel.wire import Order
+from draftwood.models.skip import Skipped, SkippedDecoder
+
+
+def follow(decoder: Decoder, group: Group) -> None:
+    """Do what the driver's orders say, until it has none. Raises RuntimeError where the driver is gone."""
+    caches: dict[int, Cache] = {}
+
+    @cache
+    def model(attention: tuple[int, ...], mlp: tuple[int, ...]) -> Decoder:
+        return SkippedDecoder(decoder, Skipped(attention, mlp)) if attention or mlp else decoder
+
+    with torch.inference_mode():
+        while True:
+            kind, numbers, states = group.heard(decoder.config.hidden_size, decoder.dtype)
+            if kind == END:
+                return
+            if kind == HEAD:
+                group.gather(decoder.head(states), decoder.vocab_size)
+                continue
+            order = Order.read(numbers, states)
+            for number in order.gone:
+                caches.pop(number, None)
+            if order.cache not in caches:
+                caches[order.cache] = decoder.new_cache()
+            caches[order.cache].replay(order.changes)
+            model(*order.skipped).forward(order.batch, caches[order.cache])
+
+
+def loaded(group: Group, store: Any, source: Path, **how: Any) -> Decoder:
+    """This process's part of a decoder; the others learn that it is there, or why not."""
+    said = f"stopped while it loaded {source}"
+    try:
+        decoder = checkpoint.load(source, **how, device=group.device, backend="pytorch", parallel=group)
+        said = ""
+    except Exception as error:
+        said = str(error) or type(error).__name__
+        raise
+    finally:
+        store.set(ready(group.rank), said)
+    return decoder
+
+
+def ready(rank: int) -> str:
+    """The key under which a process says that it has loaded its part, or why not."""
+    return f"loaded/{rank}"
+
+
+def _end_with_driver() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business
+    settings = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_driver, daemon=True).start()
+    torch.set_num_threads(settings["threads"])
+    size, patience = settings["size"], settings["patience"]
+    store = dist.FileStore(settings["store"], size)
+    group = Group(settings["rank"], size, torch.device(settings["device"]), patience)
+    try:
+        decoder = loaded(group, store, Path(settings["source"]), dtype=settings["dtype"], quantize=settings["quantize"])
+    except Exception:
+        sys.exit(1)  # the driver says why
+    group.connect(store)
+    try:
+        follow(decoder, group)
+    except RuntimeError:
+        sys.exit(1)  # the driver is gone, or says what happened
+
+
+if __name__ == "__main__":
+    main()

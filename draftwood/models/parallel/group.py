@@ -1,0 +1,223 @@
+"""The processes of a split decoder and what they send each other: orders, states, sums. gloo on CPUs, NCCL on GPUs.
+
+Sums are made by every process in the order of ranks, so that all have the same bits, and a row's do not depend on the
+number of rows. A process waits for the others within a forward for so many seconds at most, and for orders as long as
+the driver lives.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from draftwood.errors import DraftwoodError
+from draftwood.models.base import Batch
+from draftwood.models.cache import Cache, Journal
+from draftwood.models.parallel.split import Parallel
+from draftwood.models.parallel.wire import Order
+
+if TYPE_CHECKING:
+    from draftwood.models.decoder import Decoder
+
+dist: Any = torch.distributed  # it names what it gives to importers nowhere
+
+PATIENCE = 60.0  # seconds that a process waits for another one within a forward
+ENDLESS = 365 * 24 * 3600.0  # seconds that a follower waits for orders
+FORWARD, HEAD, END = 1, 2, 3  # kinds of orders
+FACTS = 3  # numbers of what comes before each: its kind, how many numbers it has, and rows of states
+
+
+class Group(Parallel):
+    """One process of several; collectives work after `connect`."""
+
+    def __init__(self, rank: int, size: int, device: torch.device, patience: float = PATIENCE) -> None:
+        self.rank, self.size, self.device, self.patience = rank, size, device, patience
+        self.broken: str | None = None
+        self.why: Callable[[], str | None] = lambda: None  # which process ended, where that is known
+        self._lock = threading.Lock()
+        self._caches = 0
+        self._gone: list[int] = []
+        self._waiting: Any = None  # for orders
+        self._telling: Any = None  # numbers
+        self._working: Any = None  # tensors of the model
+
+    def connect(self, store: Any, loopback: bool = True) -> None:
+        """Meet the other processes; `loopback`: all are on this machine, and nothing listens for others."""
+
+        def gloo(name: str, seconds: float) -> Any:
+            kind, options = dist.ProcessGroupGloo, dist.ProcessGroupGloo._Options()
+            options._timeout = timedelta(seconds=seconds)
+            options._devices = [kind.create_device(hostname="127.0.0.1") if loopback else kind.create_default_device()]
+            return kind(dist.PrefixStore(name, store), self.rank, self.size, options)
+
+        self._waiting = gloo("waiting", self.patience if self.drives else ENDLESS)
+        self._telling = gloo("telling", self.patience)
+        self._working = self._telling
+        if self.device.type == "cuda":
+            nccl = dist.ProcessGroupNCCL
+            options = nccl.Options()
+            options._timeout = timedelta(seconds=self.patience)
+            self._working = nccl(dist.PrefixStore("working", store), self.rank, self.size, options)
+        self._telling.barrier().wait()  # nobody needs the store any more
+
+    def sum(self, x: Tensor) -> Tensor:
+        if not x.numel():
+            return x
+        if x.is_cuda:
+            self._working.allreduce([x]).wait()
+            return x
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        self._working.allgather([parts], [x.contiguous()]).wait()
+        total = parts[0].to(torch.promote_types(x.dtype, torch.float32))
+        for part in parts[1:]:
+            total = total + part
+        return total.to(x.dtype)
+
+    def gather(self, x: Tensor, words: int) -> Tensor:
+        if not len(x):
+            return x.new_empty(0, words)
+        widths = [part.stop - part.start for part in (self.words(words, rank) for rank in range(self.size))]
+        padded = F.pad(x, (0, max(widths) - x.shape[-1])).contiguous()
+        parts = [torch.empty_like(padded) for _ in widths] if self.drives else []
+        options = dist.GatherOptions()
+        options.rootRank = 0
+        self._working.gather([parts] if parts else [], [padded], options).wait()
+        return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], -1) if parts else x
+
+    def journal(self) -> Journal | None:
+        if not self.drives:
+            return None
+        self._caches += 1
+        made = Journal(self._caches)
+        weakref.finalize(made, self._gone.append, made.cache)
+        return made
+
+    @contextmanager
+    def together(self, decoder: Decoder, batch: Batch, cache: Cache, x: Tensor) -> Iterator[None]:
+        if not self.drives:
+            yield
+            return
+        journal = cache.journal
+        assert journal is not None  # the decoder made the cache
+        with self._lock, uninterrupted(), self._unbroken():
+            order = Order(batch, decoder.skipped_parts, journal.cache, list(journal.changes), list(self._gone))
+            self._tell(FORWARD, order.numbers(), x)
+            journal.changes.clear()
+            del self._gone[: len(order.gone)]
+            yield
+
+    def head(self, decoder: Decoder) -> nn.Module:
+        return SplitHead(self, decoder)
+
+    def apart(self, decoder: Decoder, x: Tensor) -> Tensor:
+        """Logits [n, V] of x [n, D] by the head alone; for the driver."""
+        with self._lock, uninterrupted(), self._unbroken():
+            self._tell(HEAD, torch.empty(0, dtype=torch.int64), x)
+            return self.gather(decoder.head(x), decoder.vocab_size)
+
+    def fail(self, reason: str) -> None:
+        """Say why nothing can be computed any more; who waits for the others is not left waiting."""
+        self.broken = self.broken or reason
+        if self.device.type == "cuda" and self._working is not None:  # gloo's connections break by themselves
+            self._working.abort()
+
+    def end(self) -> None:
+        """Let the followers go, if they can be told; for the driver."""
+        if self._waiting is not None and self.broken is None and self._lock.acquire(timeout=1):
+            try:
+                self._send(self._waiting, torch.tensor([END, 0, 0]))
+            except RuntimeError:
+                pass  # they are gone
+            finally:
+                self._lock.release()
+
+    def heard(self, width: int, dtype: torch.dtype) -> tuple[int, Tensor, Tensor]:
+        """The next order for a follower: its kind, numbers and states [rows, width]."""
+        facts = torch.empty(FACTS, dtype=torch.int64)
+        self._send(self._waiting, facts)
+        kind, count, rows = facts.tolist()
+        numbers, states = torch.empty(count, dtype=torch.int64), torch.empty(rows, width, dtype=dtype)
+        states = states.to(self.device)
+        self._send(self._telling, numbers)
+        self._send(self._working, states)
+        return kind, numbers, states
+
+    def _tell(self, kind: int, numbers: Tensor, x: Tensor) -> None:
+        self._send(self._waiting, torch.tensor([kind, len(numbers), len(x)]))
+        self._send(self._telling, numbers)
+        self._send(self._working, x.contiguous())
+
+    @staticmethod
+    def _send(group: Any, tensor: Tensor) -> None:
+        """From the driver to all others, which receive into theirs."""
+        if tensor.numel():
+            options = dist.BroadcastOptions()
+            options.rootRank, options.rootTensor = 0, 0
+            group.broadcast([tensor], options).wait()
+
+    @contextmanager
+    def _unbroken(self) -> Iterator[None]:
+        """What is done inside is done by all processes, or never again: they would be out of step."""
+        if self.broken is not None:
+            raise DraftwoodError(f"{self.broken}; load the model again")
+        try:
+            yield
+        except BaseException as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            self.broken = self.why() or f"the processes of tensor_parallel={self.size} are out of step ({reason})"
+            self._waiting = self._telling = self._working = None  # the others are not left waiting
+            if not isinstance(error, Exception):
+                raise
+            raise DraftwoodError(f"{self.broken}; load the model again") from error
+
+
+class SplitHead(nn.Module):
+    """The head of a split decoder, to be asked beside its forwards, in the process that drives."""
+
+    def __init__(self, group: Group, decoder: Decoder) -> None:
+        super().__init__()
+        self._parts = [(group, decoder)]  # in a list: they are borrowed, and not parameters
+
+    @property
+    def weight_bytes(self) -> int:
+        ((_, decoder),) = self._parts
+        held = getattr(decoder.head, "weight_bytes", None)
+        return sum(part.nbytes for part in decoder.head.parameters()) if held is None else int(held)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ((group, decoder),) = self._parts
+        return group.apart(decoder, x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits for the end of what is done inside, in the thread that it reaches; a second one does not."""
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT) if main else None
+    if not callable(before):
+        yield
+        return
+    came: list[Sequence[Any]] = []
+
+    def note(*given: Any) -> None:
+        came.append(given)
+        if len(came) > 1:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        before(*came[0])

@@ -1,0 +1,77 @@
+"""What the driving process tells the others of a forward: lists of whole numbers in a tensor, never pickles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwood.models.base import Batch, Segment
+from draftwood.models.cache import Extent
+
+PARTS = 6  # lists of a segment
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A forward as followers do it: the batch without tokens, and what happened to caches since the last one."""
+
+    batch: Batch
+    skipped: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # attentions and MLPs that the model leaves out
+    cache: int = 0  # its number
+    changes: Sequence[Sequence[int]] = ()  # of that cache; see `cache.Journal`
+    gone: Sequence[int] = ()  # numbers of caches that are not needed any more
+
+    def numbers(self) -> Tensor:
+        """int64 [n], on the CPU."""
+        batch, count = self.batch, len(self.batch.positions)
+        wanted = batch.wanted
+        rows = range(*wanted.indices(count)) if isinstance(wanted, slice) else wanted.tolist()
+        stop = -1 if batch.stop is None else batch.stop
+        facts = [self.cache, batch.reach, batch.start, stop, batch.head, len(self.changes), len(batch.segments)]
+        lists: list[Any] = [facts, batch.positions.tolist(), rows, *self.skipped, self.gone, *self.changes]
+        for segment in batch.segments:
+            paths = segment.paths
+            lists += [
+                (segment.extent.base, segment.extent.capacity),
+                segment.slots,
+                segment.trunk[: max(segment.seen)],
+                segment.seen,
+                [len(path) for path in paths],
+                list(chain.from_iterable(paths)),
+            ]
+        sizes = [len(lists), *map(len, lists)]
+        return torch.from_numpy(np.concatenate([np.asarray(part, np.int64) for part in (sizes, *lists)]))
+
+    @classmethod
+    def read(cls, numbers: Tensor, hidden: Tensor) -> Order:
+        """The order in what `numbers` gave; `hidden` [N, D] is the input of its first layer."""
+        values = numbers.numpy()
+        count = int(values[0])
+        parts = np.split(values[count + 1 :], np.cumsum(values[1:count]))
+        lists = [part.tolist() for part in parts]
+        (cache, reach, start, stop, head, changes, segments), positions, rows, attention, mlp, gone = lists[:6]
+        made: list[Segment] = []
+        for at in range(6 + changes, 6 + changes + PARTS * segments, PARTS):
+            (base, capacity), slots, trunk, seen, lengths, flat = lists[at : at + PARTS]
+            bounds = list(accumulate(lengths, initial=0))
+            paths = [flat[first:last] for first, last in pairwise(bounds)]
+            made.append(Segment(Extent(base, capacity), slots, np.array(trunk, np.int32), seen, paths))
+        places, wanted = (torch.tensor(part, device=hidden.device, dtype=torch.int64) for part in (positions, rows))
+        batch = Batch(
+            places,  # in place of the tokens, whose embeddings are in `hidden`
+            places,
+            made,
+            reach,
+            wanted,
+            start=start,
+            stop=None if stop < 0 else stop,
+            hidden=hidden,
+            head=bool(head),
+        )
+        return cls(batch, (tuple(attention), tuple(mlp)), cache, lists[6 : 6 + changes], gone)

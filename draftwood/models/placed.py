@@ -1,0 +1,38 @@
+"""A draft model on another device than the target: what it says is moved to where the target's logits are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftwood.models.base import Batch, CausalModel
+from draftwood.models.cache import Budget, Cache
+
+
+class Placed:
+    """A model whose logits, and the states that are asked for, come to the device `answers`; else it is as it is."""
+
+    def __init__(self, model: CausalModel, answers: torch.device) -> None:
+        self._model, self._answers = model, answers
+        self.vocab_size, self.context, self.n_layers = model.vocab_size, model.context, model.n_layers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    @property
+    def device(self) -> torch.device:
+        return self._model.device
+
+    def cells(self, count: int) -> int:
+        return self._model.cells(count)
+
+    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
+        return self._model.new_cache(slots, budget)
+
+    def forward(self, batch: Batch, cache: Cache) -> Tensor:
+        """As the model's; drafting asks for all of its layers."""
+        out = self._model.forward(batch, cache).to(self._answers)
+        batch.kept = {layer: states.to(self._answers) for layer, states in batch.kept.items()}
+        return out
