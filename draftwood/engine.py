@@ -302,6 +302,13 @@ class Engine(Intake):
         )
         return completed(self.scheduler, queue, concurrency)
 
+    def models_of(self, method: Method) -> Sequence[CausalModel]:
+        """The models that a method drafts with, made or loaded once."""
+        given = self._given.get(method.drafts_from)
+        if given is not None:
+            return given
+        return _kept(self._models, method.drafts_from, lambda: method.models(self.target, self.drafts))
+
     def generation(self, prompt: Prompt, **options: Unpack[Options]) -> Generation:
         """What carries a request out: checked, its parts made, no memory taken."""
         return self._generation(self.request(prompt, **options))
@@ -312,10 +319,7 @@ class Engine(Intake):
             return self._built(request)
 
     def _built(self, request: Request) -> Generation:
-        models = self._given.get(request.method.drafts_from)
-        if models is None:
-            method = request.method
-            models = _kept(self._models, method.drafts_from, lambda: method.models(self.target, self.drafts))
+        models = self.models_of(request.method)
         target = Session(self.target, self._cache(self.target), prefixes=self.scheduler.prefixes)
         drafts = [self._drafting(model, target) for model in models]
         drafter, verify, depth, ranking = request.method.build(drafts, target)

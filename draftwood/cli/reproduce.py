@@ -22,8 +22,8 @@ def reproduce(
     paper: str = flag(..., "Which paper.", "dsbd|mcsd|eesd", argument=True),
     scale: Literal["small", "full"] = flag(
         "small",
-        "small: 5 to 12 minutes with the embedded pair. full: the paper's sweeps and many items, there about 2 hours "
-        "for dsbd, 5 for mcsd, 6 for eesd, which then trains exits.",
+        "small: few items and settings. full: the paper's sweeps on more items, exits for eesd trained; the bar counts "
+        "the runs.",
         panel=OUTPUT,
     ),
     decision: Path | None = flag(
@@ -31,7 +31,7 @@ def reproduce(
         "mcsd: a decision model of `draftwood train decision` for the draft.",
         "FILE",
         panel=OUTPUT,
-        usual="one is trained in about a minute",
+        usual="one is trained first",
     ),
     out: Path | None = flag(
         None,

@@ -13,7 +13,7 @@ import torch
 
 from draftwood.core.records import Round
 from draftwood.engine import Engine
-from draftwood.eval.energy import Meter
+from draftwood.eval.energy import ESTIMATE, Meter, estimated
 from draftwood.eval.store import Record, Store, key_of
 from draftwood.eval.tasks import Instance, Task
 from draftwood.eval.tasks.base import digest
@@ -145,7 +145,7 @@ class Runner:
                 result, took = self._decode(job, instance.prompt(answers), instance.max_new_tokens)
                 results.append(result)
                 seconds += took
-            record["joules"] = self.meter.stop()
+            record["joules"] = self.meter.stop() or self._estimated(job.method, results)
         except Exception as error:  # of whatever kind: one item must not end all others
             return {**record, "status": "failed", "stage": "decode", "error": named(error)}
         answers = [result.text for result in results]
@@ -159,7 +159,8 @@ class Runner:
             "nats": -sum(sum(result.logprobs) for result in results),  # under the target's untouched softmax
             "seconds": seconds,
             "rounds": rounds_of([result.metrics for result in results])
-            | by_round([round_ for result in results for round_ in result.rounds]),
+            | by_round([round_ for result in results for round_ in result.rounds])
+            | {"predicted_layers": sum((each.predicted_layers or 0.0) * each.metrics.rounds for each in results)},
         }
         try:
             scores = job.task.score(instance, answers)
@@ -175,6 +176,12 @@ class Runner:
         result = self.engine.generate(tokens, job.method, self.plan.sampling, limit, job.seed, stop=job.instance.stop)
         self._settle()
         return result, perf_counter() - began
+
+    def _estimated(self, method: Method, results: Sequence[GenerationResult]) -> dict[str, float]:
+        """Joules where no counter has them; empty where nothing is known of the models."""
+        made = [result.metrics for result in results]
+        found = estimated(made, self.engine.target, self.engine.models_of(method))
+        return {} if found is None else {ESTIMATE: found}
 
     def _settle(self) -> None:
         """Wait for the device, so that no run pays for another one's work."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from jinja2 import TemplateError
 
 from draftwood.errors import ConfigurationError
-from draftwood.eval.energy import NOT_AVAILABLE
+from draftwood.eval.energy import ESTIMATE, ESTIMATED, NOT_AVAILABLE
 from draftwood.eval.intervals import Interval, quotient, ratio
 from draftwood.eval.running import BY_POSITION, HISTOGRAMS, SUMS, added, grouped
 from draftwood.eval.scoring.programs import pass_at
@@ -32,7 +32,10 @@ RATIOS = {
     "alpha": ("accepted_shares", "drafting_rounds"),
     "position_rate": ("depth_accepted", "attempted"),
     "mean_width": ("widths", "layers"),
+    "mean_accepted_width": ("widths_accepted", "attempted"),
     "layers_per_round": ("layers", "rounds"),
+    "predicted_layers": ("predicted_layers", "rounds"),
+    "layers_to_predicted": ("layers", "predicted_layers"),
 }
 PARTS = ("draft", "verify", "sampling", "other")
 Row = dict[str, Any]
@@ -73,6 +76,9 @@ def summarise(
     idle: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """The document summary.json. `idle` is watts by counter; None where this machine has no counter."""
+    energy: Any = {"idle_watts": dict(idle)} if idle is not None else NOT_AVAILABLE
+    if idle is None and any(ESTIMATE in record.get("joules", ()) for record in records.values()):
+        energy, idle = ESTIMATED, {ESTIMATE: 0.0}
     groups = dict(grouped(records))
     seeds = configuration["seeds"]
     rows = []
@@ -88,7 +94,7 @@ def summarise(
         "runs": {"expected": expected, "made": len(records), "failed": sum(map(_failed, records.values()))},
         "configuration": configuration,
         "sessions": list(sessions),
-        "energy": {"idle_watts": dict(idle)} if idle is not None else NOT_AVAILABLE,
+        "energy": energy,
         "rows": rows,
     }
 
@@ -285,8 +291,9 @@ def _energy(made: Sequence[Record], idle: Mapping[str, float]) -> dict[str, Any]
             "joules": raw,
             "joules_without_idle": raw - watts * math.fsum(map(SECONDS, known)),
             "joules_per_token": over(known, joules, TOKENS),
-            "split_by_time": {part: share * raw for part, share in shares.items()},
         }
+        if name != ESTIMATE:
+            found[name]["split_by_time"] = {part: share * raw for part, share in shares.items()}
     return found
 
 

@@ -1,4 +1,4 @@
-"""Energy is read, never estimated: counters as files and as a library that plays NVML."""
+"""Energy as it is read, from counters as files and a library that plays NVML; and what is estimated in their place."""
 
 import math
 from pathlib import Path
@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from draftwood.eval import energy
-from draftwood.eval.energy import Meter, Nvml, Rapl
+from draftwood.eval.energy import PRICES, Meter, Nvml, Rapl, estimated, operations
+from draftwood.metrics import Metrics
+from draftwood.models.decoder import Decoder, DecoderConfig
 
 
 def zone(root: Path, name: str, joules: float, span: float = 1000.0) -> Path:
@@ -89,3 +91,18 @@ def test_the_meter_reads_differences_and_idle_power() -> None:
     nothing.rest(1000)  # returns at once
     nothing.start()
     assert nothing.stop() == {} == nothing.idle
+
+
+def test_an_estimate_is_what_forwards_read_and_rows_compute() -> None:
+    config = DecoderConfig(50, 32, 48, 3, 4, 2, 16)
+    target, draft = Decoder(config), Decoder(DecoderConfig(50, 16, 24, 1, 2, 1, 8))
+    made = [Metrics(rounds=3, draft_forwards=4, target_rows=9.0, draft_rows=5.0), Metrics(rounds=1, target_rows=2.0)]
+    size, own = target.weight_bytes, draft.weight_bytes
+    each = operations(config, 0, 1, 1) / size
+    byte, operation = PRICES["cpu"]
+    wanted = byte * (4 * size + 4 * own) + operation * each * (11 * size + 5 * own)
+    assert estimated(made, target, [draft]) == pytest.approx(wanted)
+    exit = SimpleNamespace(weight_bytes=100, layers=1)  # reads the target's first layer, too
+    wanted = byte * (4 * size + 4 * (100 + size / 3)) + operation * each * (11 * size + 5 * 100)
+    assert estimated(made, target, [exit]) == pytest.approx(wanted)  # type: ignore[list-item]
+    assert estimated(made, SimpleNamespace(device="cpu"), [draft]) is None  # type: ignore[arg-type]

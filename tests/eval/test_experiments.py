@@ -15,16 +15,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from draftwood.errors import ConfigurationError
 from draftwood.eval import provenance
-from draftwood.eval.experiments import controllers, forwards, fronts, machine, peers
+from draftwood.eval.energy import operations
+from draftwood.eval.experiments import controllers, fronts, machine, peers
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.engines import Output, cell, gguf_file, hugging_face, weights
 from draftwood.eval.experiments.execute import chosen, execute, write
-from draftwood.eval.experiments.experiment import Experiment, Run, Table, load
+from draftwood.eval.experiments.experiment import Experiment, Run, Table, load, parsed
 from draftwood.eval.experiments.learned import Exit, Places, resolved
 from draftwood.eval.experiments.methods import Entry, Methods, compared, expanded, speed
+from draftwood.eval.experiments.pages import Overview, overview
 from draftwood.eval.experiments.pairs import PAIRS, Pair, is_made, make, pair
 from draftwood.eval.experiments.pairs import weights as count_weights
-from draftwood.eval.experiments.tables import CELLS, documents, drawn, experiments, markdown, overview, parsed
+from draftwood.eval.experiments.tables import CELLS, concluded, documents, drawn, experiments, markdown
 from draftwood.eval.summary import decode_seconds
 from draftwood.loading import EMBEDDED
 from draftwood.methods import Method
@@ -34,7 +36,8 @@ from draftwood.plots import svg
 
 BENCH = Path(__file__).parents[2] / "bench"
 LEARNED = Places(
-    {"decision": "d.safetensors", "calibration": "c.safetensors", "behind": [3, 4]}, [Exit(1, 1, True, "e")]
+    {"decision": "d.safetensors", "hidden": "h.safetensors", "calibration": "c.safetensors", "behind": [3, 4]},
+    [Exit(1, 1, "distributions", "e")],
 )
 MEASURED = [(path, each) for path, each in experiments(BENCH) if not each.made_by]
 TABLED = [each for each in experiments(BENCH) if documents(each[0])]
@@ -137,9 +140,8 @@ def test_operations_of_a_forward_are_those_that_pytorch_counts() -> None:
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
         Decoder(c).eval().train_forward(torch.zeros(1, rows, dtype=torch.long))
     masked = c.num_hidden_layers * 4 * (rows * (rows - 1) // 2) * c.num_attention_heads * c.head_dim
-    assert forwards.operations(c, 0, rows, rows) + masked == counted.get_total_flops()
-    behind = forwards.operations(c, rows, 1, 1)
-    assert behind == forwards.operations(c, 0, rows + 1, rows + 1) - forwards.operations(c, 0, rows, rows)
+    assert operations(c, 0, rows, rows) + masked == counted.get_total_flops()
+    assert operations(c, rows, 1, 1) == operations(c, 0, rows + 1, rows + 1) - operations(c, 0, rows, rows)
 
 
 def test_training_steps_are_timed(tmp_path: Path) -> None:
@@ -158,7 +160,10 @@ PART = {
         {"label": "lookup", "name": "lookup", "over": "chain 1"},
     ],
     "compare": [{"of": "chain *", "over": "plain", "wanted": 0.001, "each_task": True}],
-    "front": {"ours": "chain *", "theirs": "plain"},
+    "fronts": {
+        "chains": {"ours": ["chain 1", "chain 3"], "theirs": ["plain"]},
+        "long": {"ours": ["chain 3"], "theirs": ["plain"]},
+    },
     "quality": {"limit": 3},
 }
 
@@ -190,7 +195,8 @@ def test_methods_are_compared_in_turns_and_a_stopped_run_goes_on(tmp_path: Path)
     assert rows["chain 3", "all"]["over_tasks"]["n"] == 2 and "score" not in rows["chain 3", "all"]
     assert {row["task"] for row in document["tables"]["first.compared"]} == {"all", "qa", "sql"}
     assert all(row["reached"] == "yes" for row in document["tables"]["first.compared"])
-    assert {row["at"] for row in document["tables"]["first.front"]} == {*fronts.EQUAL}
+    sides = {(row["grid"], row["at"]) for row in document["tables"]["first.front"]}
+    assert sides == {(grid, at) for grid in ("chains", "long") for at in fronts.EQUAL}
     text = (tmp_path / "one.json").read_text("utf-8")
     assert json.loads(text)["environment"]["processor"] and len(text.splitlines()) < 200
 
@@ -291,11 +297,25 @@ def test_cells_show_intervals_units_and_nothing_unknown(tmp_path: Path) -> None:
     assert markdown(wide.model_copy(update={"without": {"k": [1, 2]}}), [result]) == ""
 
 
-def test_the_overview_leaves_cells_empty_where_nothing_was_measured() -> None:
-    from draftwood.eval.experiments.tables import Overview
+def test_numbers_of_conclusions_are_those_of_their_files(tmp_path: Path) -> None:
+    for _, experiment in experiments(BENCH):
+        told = re.sub(r"\{.*?\}|`.*?`|\(the paper.*?\)", "", experiment.conclusions)
+        assert not re.search(r"\d\.\d|\d ?%|\d (times|percent)", told), experiment.title
+    rows = [{"method": f"chain {k}", "speed": {"value": k / 2, "low": 0, "high": 9}} for k in (3, 1, 2)]
+    results = [{"run": "r", "models": {}, "environment": {}, "tables": {"t": [*rows, {"method": "plain", "speed": 7}]}}]
+    fact = {"rows": "t", "of": "speed", "where": {"method": "chain *"}}
+    text = "From {chains[low]:.1f} to {chains[high]:.1f} in {chains[count]} runs."
+    asked = Experiment(title="", kind="loop", runs={}, conclusions=text, facts={"chains": fact})
+    assert concluded(asked, results, Path("x.yaml")) == "From 0.5 to 1.5 in 3 runs."
+    with pytest.raises(ConfigurationError, match=r"x.yaml: no row has .* 'chains'; correct facts.chains"):
+        concluded(asked, [], Path("x.yaml"))
 
-    text = overview(Overview.model_validate(parsed(BENCH / "overview.yaml")), BENCH)
-    assert text.count("\n") == 11 and "3.20x" in text and "|  |" in text
+
+def test_the_overview_leaves_cells_empty_where_nothing_was_measured() -> None:
+    text = overview(
+        Overview.model_validate(parsed(BENCH / "overview.yaml")), lambda name: documents(BENCH / f"{name}.yaml")
+    )
+    assert text.count("\n") == 12 and "3.20x" in text and "|  |" in text
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +17,7 @@ from jinja2 import Template
 
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
-from draftwood.eval.experiments.learned import Exit, Exits, Learned, Places, learn_for
+from draftwood.eval.experiments.learned import Exit, Exits, Learned, Places, Recorded, Steps, learn_for
 from draftwood.eval.intervals import Interval
 from draftwood.eval.report.measures import MEASURES
 from draftwood.eval.reproduce import exhibits, page, reproducing, results
@@ -45,8 +46,11 @@ def interval(value: float | None, low: float | None = None, high: float | None =
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_exhibit_of_a_paper_says_how_it_follows_from_the_evaluations(name: str) -> None:
     """Whatever an exhibit names is there: measures, evaluations, methods at every scale, tasks, rows of the paper."""
-    said, made = paper(name), Places({"calibration": "c", "decision": "d", "behind": [1]}, [Exit(1, 1, True, "e")])
-    made.exits.append(Exit(1, 1, False, "f"))
+    said, made = (
+        paper(name),
+        Places({"calibration": "c", "decision": "d", "hidden": "h", "behind": [1]}, [Exit(1, 1, "distributions", "e")]),
+    )
+    made.exits += [Exit(1, 1, "text", "f"), Exit(1, 1, "mixture", "g")]
     figures = [figure.name for each in said.exhibits for figure in each.figures()]
     assert len(set(figures)) == len(figures) and set(said.scales) == {"small", "full"}
     for scale in said.scales:
@@ -56,7 +60,7 @@ def test_every_exhibit_of_a_paper_says_how_it_follows_from_the_evaluations(name:
             assert next(iter(one.settings)) == "plain decoding" and set(one.tasks) <= set(said.tasks)
         for exhibit in said.exhibits:
             ours = exhibit.ours
-            assert ours.of or ours.needs == "exits"
+            assert bool(ours.of) != bool(ours.shows)
             named = [*ours.table, *ours.trends, *ours.trends.values(), *(each.y for each in ours.figures)]
             named += [each.x for each in ours.figures if each.kind == "front"]
             named += [each.measure for each in (*ours.compare, *ours.rank, *ours.say)]
@@ -269,6 +273,38 @@ def test_whole_experiments_on_one_item(name: str, engine: Engine, tmp_path: Path
     assert len(sentences) > 4 and not all("not measured here" in sentence for sentence in sentences)
 
 
+LITTLE = {
+    "decision": Recorded(prompts=14, tokens=16),
+    "hidden": Recorded(prompts=14, tokens=16),
+    "calibration": Recorded(prompts=10, tokens=16),
+    "exits": Exits(layers=(1,), depths=(1,), steps=1, batch=2, texts=4),
+    "costs": Steps(steps=1, batch=1, context=16),
+}
+
+
+@pytest.mark.parametrize("name", ["mcsd", *(pytest.param(each, marks=pytest.mark.slow) for each in ("dsbd", "eesd"))])
+def test_the_whole_path_of_scale_full_at_tiny_size(
+    name: str, command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has to be trained is, all methods of that scale run on an item, and page, results and figures are there."""
+    said = paper(name)
+    learn = {key: LITTLE[key] for key, wanted in said.scales["full"].learn if wanted}
+    tiny = said.scales["full"].model_copy(update={"items": 1, "seeds": 1, "tokens": 3, "learn": Learned(**learn)})
+    said = said.model_copy(update={"scales": {**said.scales, "full": tiny}})
+    monkeypatch.setattr("draftwood.eval.reproduce.paper.load", lambda wanted: said)
+    assert command("reproduce", name, "--scale", "full", "--out", tmp_path / "out").code == 0
+    document = json.loads((tmp_path / "out" / "results.json").read_text("utf-8"))
+    assert document["complete"] and document["made_by"] == f"draftwood reproduce {name} --scale full"
+    made = learn_for(load(), tiny.learn, tmp_path / "out" / reproducing.TRAINED, lambda what: None)
+    wanted = {key: [*each.settings] for key, each in reproducing.evaluations(said, "full", made).items()}
+    found: dict[str, list[str]] = {}
+    for row in document["tables"]["methods"]:
+        found.setdefault(row["evaluation"], []).append(row["method"])
+    assert {key: [*dict.fromkeys(labels)] for key, labels in found.items()} == wanted
+    check((tmp_path / "out" / page.PAGE).read_text("utf-8"), said)
+    assert not any(row["here"] == "not measured here" for row in document["tables"]["comparisons"] if row["verdict"])
+
+
 def test_a_directory_belongs_to_one_reproduction(tmp_path: Path) -> None:
     about = {"paper": "dsbd", "scale": "small", "models": {"target": "a"}}
     reproducing.claim(tmp_path / "out", about)
@@ -292,13 +328,13 @@ def test_histograms_of_rounds() -> None:
 
 
 def test_what_was_trained_is_among_the_methods(tmp_path: Path) -> None:
-    exits = [Exit(1, 1, True, str(tmp_path / "a")), Exit(1, 1, False, str(tmp_path / "b"))]
+    exits = [Exit(1, 1, "distributions", str(tmp_path / "a")), Exit(1, 1, "mixture", str(tmp_path / "b"))]
     made = Places({"calibration": str(tmp_path / "c"), "behind": [1, 2]}, exits, {"heads": "none"})
     found = reproducing.evaluations(paper("eesd"), "small", made)
     assert "medusa" not in found["methods"].settings
     assert found["methods"].settings["eesd + cali-ts"].method["depth"] == f"cali-ts:{tmp_path / 'c'}"
-    assert list(found["exits"].settings)[1:] == ["exit, N=1, 1 layer", "exit, N=1, 1 layer, on text alone"]
-    assert set(reproducing.evaluations(paper("eesd"), "small", Places())) == {"methods", "control"}
+    assert list(found["exits"].settings)[1:] == ["exit, N=1, 1 layer", "exit, N=1, 1 layer, the paper's way"]
+    assert set(reproducing.evaluations(paper("eesd"), "small", Places())) == {"methods", "control", "calibration"}
     places = Places({"decision": str(tmp_path / "d")})
     forks = reproducing.evaluations(paper("mcsd"), "small", places)["forks"].settings
     decided = [name for name in forks if "decision" in name]
@@ -307,12 +343,15 @@ def test_what_was_trained_is_among_the_methods(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_exits_are_trained_once_and_what_that_took_is_shown(engine: Engine, tmp_path: Path) -> None:
-    wanted = Learned(exits=Exits(layers=(1,), depths=(1,), steps=1, batch=2))
+    wanted = Learned(exits=LITTLE["exits"], costs=LITTLE["costs"])
     made = [learn_for(engine, wanted, tmp_path, lambda what: None) for _ in range(2)]
-    assert made[0].rows == made[1].rows and [one.distilled for one in made[0].exits] == [True, False]
+    assert [one.taught for one in made[0].exits] == ["distributions", "text", "mixture"]
+    assert made[0].rows == made[1].rows and made[0].costs == made[1].costs
     shown = {each.paper.id: each for each in exhibits.shown(paper("eesd"), {}, made[0])}
     cells = [row[1:] for row in shown["table-6"].tables[0].rows]
-    assert [row[:2] for row in cells] == [["0.79M", "1"]] * 2 and all(float(row[2]) >= 0 for row in cells)
+    assert [row[:2] for row in cells] == [["0.79M", "1"]] * 3 and all(float(row[2]) >= 0 for row in cells)
+    costs = shown["table-6"].tables[1].rows
+    assert [row[0] for row in costs] == ["eesd, N=1", "eesd, N=1, distilled", "medusa, 4 heads", "draft model"]
 
 
 def test_verdicts_have_a_colour_and_a_sign() -> None:

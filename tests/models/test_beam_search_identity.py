@@ -6,6 +6,7 @@ there but a criterion for the batch; a width of 1 is greedy decoding there, with
 """
 
 import itertools
+import re
 from collections import Counter
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -21,6 +22,7 @@ from draftwood import Engine
 from draftwood.corpus import DOMAINS, documents
 from draftwood.models import checkpoint
 
+EXACTNESS = Path(__file__).parents[2] / "docs" / "exactness.md"
 PROMPTS = [[3, 94, 17, 17, 60, 5], [41, 8], [77, 2, 29, 29, 11]]
 ENDS = {"often": list(range(0, VOCAB, 3)), "seldom": [5, 17, 29, 40, 41, 60, 66, 72, 80, 94]}
 
@@ -148,6 +150,9 @@ def test_drafted_search_repeats_plain_search_on_held_out_prompts(exact_engine: E
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [2, 4, 8])
-def test_drafted_search_repeats_plain_search_on_500_held_out_prompts(exact_engine: Engine, width: int) -> None:
-    rounds = [compare(exact_engine, prompt, width, 3, width + 2, 32) for prompt in held_out(500)]
+def test_drafted_search_repeats_plain_search_on_many_held_out_prompts(exact_engine: Engine, width: int) -> None:
+    """docs/exactness.md says of how many, and in which type."""
+    said = re.search(r"In (\w+) it does for (\d+) held-out prompts", EXACTNESS.read_text("utf-8").replace("\n", " "))
+    assert said and said[1] == "float64" and exact_engine.target.dtype == torch.float64
+    rounds = [compare(exact_engine, prompt, width, 3, width + 2, 32) for prompt in held_out(int(said[2]))]
     assert sum(drafted for drafted, _ in rounds) < sum(plain for _, plain in rounds)

@@ -19,6 +19,7 @@ import draftwood.models
 from draftwood import Engine
 from draftwood.corpus import DOMAINS, EXERCISES, documents, names
 from draftwood.corpus.tables import SCHEMAS
+from draftwood.models import artifact
 from draftwood.models.checkpoint import load
 from draftwood.models.decoder import Decoder
 from draftwood.train.optim import Schedule
@@ -211,3 +212,15 @@ def test_the_bar_on_held_out_documents(engine: Engine, domain: str, bar: float, 
     greedy, sampled = (generated(engine, domain, count, temperature) for temperature in (0.0, 1.0))
     assert greedy >= bar
     assert sampled <= greedy - 0.04
+
+
+def test_the_card_says_of_heads_and_skip_set_what_their_files_say() -> None:
+    card = " ".join((PAIR / "README.md").read_text("utf-8").split())
+    heads, skip = (artifact.load(PAIR / "target" / kind / f"{kind}.safetensors", kind) for kind in ("heads", "skip"))
+    trained = heads.about["trained"]
+    sums = ", ".join(f"{trained[f'acceptance_{k}']:.3f}" for k in range(1, 5))
+    right = ", ".join(f"{ranks[0]:.0%}" for ranks in heads.settings["ranks"])
+    assert f"heads 1 to 4 is {sums}," in card and f"in {right} of places" in card
+    assert f"on {trained['tokens']:,} tokens" in card and f"--steps {trained['steps']} " in card
+    both = skip.about["speed_up"], skip.about["every_other_layer"]["speed_up"]
+    assert "reach {:.3f}x, every other layer {:.3f}x.".format(*both) in card

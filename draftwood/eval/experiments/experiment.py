@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -75,17 +76,28 @@ class Pivot(Strict):
     cell: str
 
 
-class Table(Strict):
-    """A Markdown table of the rows `rows`: a template for each column, see tables.py."""
+class Selection(Strict):
+    """Rows of result files: field -> a value, a list of values, or a pattern with a star."""
+
+    rows: str
+    where: dict[str, Any] = Field(default_factory=dict)  # that a row must have
+    without: dict[str, Any] = Field(default_factory=dict)  # of rows that are left out
+
+
+class Fact(Selection):
+    """The values of a field, of which a sentence names the least and the greatest."""
+
+    of: str
+
+
+class Table(Selection):
+    """A Markdown table: a template for each column, see tables.py."""
 
     title: str
-    rows: str
     columns: dict[str, str]
     about: str = ""
-    where: dict[str, Any] = Field(default_factory=dict)  # field -> a value, or a list of values, that it must have
     pivot: Pivot | None = None
     best: Best | None = None
-    without: dict[str, Any] = Field(default_factory=dict)  # field -> a value, or a list of values, of rows left out
     marker: str = ""  # of this table in other pages that show it, too
 
 
@@ -107,7 +119,8 @@ class Experiment(Strict):
     kind: str
     order: int = 0  # of its section among the results
     about: str = ""
-    conclusions: str = ""  # behind the tables
+    conclusions: str = ""  # behind the tables; numbers are those of facts, in braces
+    facts: dict[str, Fact] = Field(default_factory=dict)
     made_by: str = ""  # where another command makes the results
     settings: dict[str, Any] = Field(default_factory=dict)
     smoke: dict[str, Any] = Field(default_factory=dict)  # settings of a run that only shows that everything works
@@ -157,5 +170,10 @@ def parsed(path: Path) -> Any:
 
 
 def load(path: Path) -> Experiment:
-    """The experiment of a YAML file."""
+    """The experiment of a YAML file, which is read anew when it changed."""
+    return _loaded(path, path.stat().st_mtime_ns if path.is_file() else 0)
+
+
+@lru_cache(64)
+def _loaded(path: Path, changed: int) -> Experiment:
     return validated(Experiment, parsed(path), str(path))

@@ -17,6 +17,7 @@ import torch
 from draftwood.corpus import DOMAINS, documents
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
+from draftwood.eval.energy import operations
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.engines import Cell, loading, runner
 from draftwood.eval.experiments.engines.cell import reason
@@ -26,7 +27,6 @@ from draftwood.eval.interleaved import compare
 from draftwood.eval.intervals import median
 from draftwood.methods import Method
 from draftwood.models.base import Batch, Segment
-from draftwood.models.decoder import DecoderConfig
 
 Key = tuple[str, str]  # type and backend
 Calls = dict[int | str, Callable[[], object]]  # number of rows, or PROMPT -> the forward
@@ -181,16 +181,6 @@ def timed(call: Callable[[], object], times: int) -> float:
 def limits(types: tuple[str, ...]) -> dict[str, float]:
     """Of the machine, now: bytes per second that are read, and operations per second in each type."""
     return {"read": bandwidth()["read"], **product_rates(types)}
-
-
-def operations(config: DecoderConfig, first: int, rows: int, wanted: int) -> int:
-    """Products and sums of a forward of rows at positions from `first` on, with the logits of the `wanted` rows."""
-    c = config
-    heads, kv_heads = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-    matrices = c.hidden_size * (2 * heads + 2 * kv_heads + (2 + c.gated) * c.intermediate_size)
-    seen = rows * first + rows * (rows + 1) // 2
-    layers = c.num_hidden_layers * (rows * matrices + 2 * seen * heads)
-    return 2 * (layers + wanted * c.hidden_size * c.vocab_size)
 
 
 def request_row(turns: list[Any], key: Key, name: str) -> dict[str, Any]:

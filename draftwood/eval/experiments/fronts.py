@@ -24,8 +24,8 @@ EQUAL = {"equal score": ("score", 0.0), "a point of score less": ("score", 0.01)
 class Front(Strict):
     """Patterns of labels: settings whose speed is compared at equal quality."""
 
-    ours: str
-    theirs: str
+    ours: tuple[str, ...]
+    theirs: tuple[str, ...]
 
 
 def front(points: Sequence[Point]) -> list[Point]:
@@ -66,7 +66,10 @@ def fronts(
     """
     groups = [group for each in (fast, good) for group in each.values()]
     whole = [i for i in range(len(labels)) if all("tokens" in record for group in groups for record in group[i])]
-    ours, theirs = ([i for i in whole if fnmatchcase(labels[i], each)] for each in (asked.ours, asked.theirs))
+    ours, theirs = (
+        [i for i in whole if any(fnmatchcase(labels[i], each) for each in patterns)]
+        for patterns in (asked.ours, asked.theirs)
+    )
     rows: Rows = []
     for task in fast if ours and theirs else ():
         judged = good.get(task, fast[task])

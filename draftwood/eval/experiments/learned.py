@@ -1,11 +1,12 @@
-"""What experiments train before they measure: a decision model, the predictor of cali-ts, exits. Each is made once."""
+"""What experiments train before they measure: decision models, the predictor of cali-ts, exits. Each is made once."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +17,7 @@ from draftwood.eval.experiments.pairs import PAIRS, Pair, pair, weights
 from draftwood.reading import parse_json, read_text
 
 if TYPE_CHECKING:
+    from draftwood.depth.decision import DecisionKind
     from draftwood.eval.experiments.bench import Bench
 
 SEED = 0
@@ -30,40 +32,57 @@ class Recorded(Strict):
 
     prompts: int = 140
     tokens: int = 64
-    kind: Literal["output", "hidden"] = "output"  # of a decision model's inputs
+
+
+# The target's distributions on given text; given text alone; EESD's: text of the target, mixed with given text
+Taught = Literal["distributions", "text", "mixture"]
+HOW: dict[Taught, str] = {"distributions": "", "text": ", on text alone", "mixture": ", the paper's way"}
 
 
 class Exits(Strict):
-    """Exits behind `layers` (numbers, or shares of all), of `depths` layers behind the first, one on text alone."""
+    """Exits behind `layers` (numbers, or shares of all), of `depths` layers behind the first, taught by distributions.
+
+    Those of the first shape that are `taught` otherwise stand beside them.
+    """
 
     layers: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4)
     depths: tuple[int, ...] = (1, 2, 3)
-    text: bool = True
+    taught: tuple[Taught, ...] = ("text", "mixture")
     steps: int = 250
     batch: int = 8
+    texts: int = 2000  # of the mixture, half of them the target's
+
+
+class Steps(Strict):
+    """Training steps that are timed (EESD Table 6)."""
+
+    steps: int = 3
+    batch: int = 4
+    context: int = 128
 
 
 class Learned(Strict):
     """What is to be trained."""
 
-    decision: Recorded | None = None
+    decision: Recorded | None = None  # from the draft's probabilities
+    hidden: Recorded | None = None  # a decision model from its hidden states
     calibration: Recorded | None = None
     exits: Exits | None = None
+    costs: Steps | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """A trained exit: behind so many layers of the target, of `depth` layers; distilled, or trained on given text."""
+    """A trained exit: behind so many layers of the target, of `depth` layers."""
 
     layers: int
     depth: int
-    distilled: bool
+    taught: Taught = "distributions"
     place: str = ""
 
     @property
     def label(self) -> str:
-        how = "" if self.distilled else ", on text alone"
-        return f"exit, N={self.layers}, {self.depth} layer{'s' * (self.depth > 1)}{how}"
+        return f"exit, N={self.layers}, {self.depth} layer{'s' * (self.depth > 1)}{HOW[self.taught]}"
 
 
 @dataclass(slots=True)
@@ -74,6 +93,8 @@ class Places:
     exits: list[Exit] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     rows: Rows = field(default_factory=list)  # of the exits: what training them took and gave
+    judged: Rows = field(default_factory=list)  # of the decision models: how well they predict
+    costs: Rows = field(default_factory=list)  # of training steps
 
 
 def resolved(method: Mapping[str, Any], places: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -109,20 +130,30 @@ def learn_for(engine: Engine, wanted: Learned, folder: Path, told: Told, of: Pai
         found.places["behind"] = list(range(own.layers, layers))  # what an early exit does not compute
     except ModelError:
         layers = 0
-    for name, spec, make in (
-        ("decision", wanted.decision, _decision),
-        ("calibration", wanted.calibration, _calibration),
-    ):
+        found.missing["exit"] = "The target has no exit, so drafts by it are left out."
+    recorded: dict[str, tuple[Recorded | None, Callable[[Engine, Recorded, Path, Told], None]]] = {
+        "decision": (wanted.decision, partial(_decision, "output")),
+        "hidden": (wanted.hidden, partial(_decision, "hidden")),
+        "calibration": (wanted.calibration, _calibration),
+    }
+    for name, (spec, make) in recorded.items():
         if spec is None:
             continue
-        path = folder / f"{name}-{spec.kind}-{spec.prompts}x{spec.tokens}.safetensors"
+        path = folder / f"{name}-{spec.prompts}x{spec.tokens}.safetensors"
         try:
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 make(engine, spec, path, told)
             found.places[name] = str(path)
+            if name != "calibration":
+                found.judged.append(judgement(path))
         except DraftwoodError as error:
-            found.missing[name] = f"There is no {name} for this pair: {error}."
+            found.missing[name] = f"There is no model for {name} for this pair: {error}."
+    if wanted.costs is not None:
+        try:
+            found.costs = _costs(engine, wanted.costs, folder / "costs.json", told)
+        except DraftwoodError as error:
+            found.missing["costs"] = f"Training steps could not be timed: {error}."
     if wanted.exits is not None and layers:
         try:
             _exits(engine, wanted.exits, folder, told, of, layers, found)
@@ -135,17 +166,44 @@ def _counted(told: Told, what: str) -> Callable[[int, int], None]:
     return lambda done, total: told(f"{what}: {done} of {total} prompts")
 
 
-def _decision(engine: Engine, spec: Recorded, path: Path, told: Told) -> None:
+def judgement(path: Path) -> dict[str, Any]:
+    """How well a decision model predicts on prompts that it did not see, as it was noted in its file."""
+    from draftwood.models import artifact
+
+    found = artifact.load(path, "decision")
+    noted = found.about["judgement"]
+    names = ("examples", "accepted", "auc", "overlap", "log_loss", "base_loss", "error", "histograms")
+    return {"kind": found.settings["kind"], **{name: noted[name] for name in names}}
+
+
+def _costs(engine: Engine, spec: Steps, path: Path, told: Told) -> Rows:
+    """Seconds of training steps of an exit, heads and a draft model, measured once."""
+    from draftwood.eval.experiments.training import costs
+    from draftwood.models.exit import layered
+
+    if not path.is_file():
+        target, drafts = layered(engine.target).home, [getattr(draft, "home", None) for draft in engine.drafts]
+        if target is None:
+            raise ModelError("the target was not loaded from a directory")
+        told("timing steps of training")
+        rows = costs(target, next(filter(None, drafts), None), "float32", spec.steps, spec.batch, spec.context)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(rows), "utf-8")
+    found: Rows = parse_json(read_text(path))
+    return found
+
+
+def _decision(kind: DecisionKind, engine: Engine, spec: Recorded, path: Path, told: Told) -> None:
     from draftwood.depth.decision import save_decision
     from draftwood.prompts import CORPUS, prompts_of
     from draftwood.train.decisions import record, train_decision
 
     progress = _counted(told, "recording drafts for the decision model")
     texts = prompts_of(CORPUS, spec.prompts, SEED)
-    examples = record(engine, texts, spec.kind, max_new_tokens=spec.tokens, seed=SEED, progress=progress)
-    model, judgement = train_decision(spec.kind, *examples.tensors(), seed=SEED)
+    examples = record(engine, texts, kind, max_new_tokens=spec.tokens, seed=SEED, progress=progress)
+    model, judged = train_decision(kind, *examples.tensors(), seed=SEED)
     about = {"prompts": len(texts), "max_new_tokens": spec.tokens, "examples": len(examples), "seed": SEED}
-    save_decision(path, model, examples.draft, asdict(judgement), about)
+    save_decision(path, model, examples.draft, asdict(judged), about)
 
 
 def _calibration(engine: Engine, spec: Recorded, path: Path, told: Told) -> None:
@@ -169,8 +227,8 @@ def shapes(spec: Exits, layers: int) -> list[Exit]:
     """The exits of a target with so many layers."""
     behind = [max(1, round(n * layers)) if n < 1 else int(n) for n in spec.layers]
     behind = [n for n in dict.fromkeys(behind) if n < layers]
-    found = [Exit(n, 1, True) for n in behind] + [Exit(behind[0], depth, True) for depth in spec.depths]
-    return list(dict.fromkeys([*found, *[Exit(behind[0], 1, False)] * spec.text]))
+    found = [Exit(n, 1) for n in behind] + [Exit(behind[0], depth) for depth in spec.depths]
+    return list(dict.fromkeys([*found, *(Exit(behind[0], 1, how) for how in spec.taught)]))
 
 
 def _exits(engine: Engine, spec: Exits, folder: Path, told: Told, of: Pair | None, layers: int, found: Places) -> None:
@@ -189,11 +247,10 @@ def _exits(engine: Engine, spec: Exits, folder: Path, told: Told, of: Pair | Non
     for each in shapes(spec, model.n_layers if shape else layers):
         if growth is not None and grown_layers(each.layers, growth) != each.layers:
             continue  # it would lie behind all of the added layers
-        how = "distilled" if each.distilled else "text"
-        name = f"n{each.layers}-d{each.depth}-{how}-{spec.steps}x{spec.batch}"
+        name = f"n{each.layers}-d{each.depth}-{each.taught}-{spec.steps}x{spec.batch}"
         file = artifact.companion(small / name, "exit")
         if not file.is_file() or artifact.load(file, "exit").about["trained"]["steps"] < spec.steps:
-            _train(home, each, file.parent, spec, told)
+            _train(home, each, file.parent, spec, small, told)
         learned = artifact.load(file, "exit").about["trained"]
         if growth is not None:
             grown = artifact.companion(folder / name, "exit")
@@ -201,15 +258,28 @@ def _exits(engine: Engine, spec: Exits, folder: Path, told: Told, of: Pair | Non
                 write_exit(file.parent, model, growth, grown.parent, "float32")
             file = grown
         place = file.parent
-        found.exits.append(Exit(each.layers, each.depth, each.distilled, str(place)))
+        found.exits.append(replace(each, place=str(place)))
         size = weights(file)
-        row = {"exit": each.label, "layers": each.layers, "depth": each.depth, "text": not each.distilled}
+        row = {"exit": each.label, "layers": each.layers, "depth": each.depth, "taught": each.taught}
         row |= {"parameters": size, **{key: learned[key] for key in ("steps", "acceptance", "agreement")}}
         seconds = small / name / SECONDS
         found.rows.append(row | (parse_json(read_text(seconds)) if seconds.is_file() else {}))
 
 
-def _train(home: Path, shape: Exit, out: Path, spec: Exits, told: Told) -> None:
+def _texts(home: Path, spec: Exits, folder: Path, told: Told) -> Path:
+    """Text that the target wrote after prompts of the corpus, mixed with given text of it, as EESD §3.2 has it."""
+    from draftwood.loading import load
+    from draftwood.prompts import CORPUS
+    from draftwood.train.settings import Writing
+    from draftwood.train.writing import write_texts
+
+    out = folder / f"texts-{spec.texts}.jsonl"
+    for written in write_texts(load(home), Writing(given=CORPUS, count=spec.texts, seed=SEED), out):
+        told(f"writing texts to train on: {written} of {spec.texts}")
+    return out
+
+
+def _train(home: Path, shape: Exit, out: Path, spec: Exits, folder: Path, told: Told) -> None:
     """One that was broken off goes on from its last save."""
     import torch
 
@@ -224,10 +294,12 @@ def _train(home: Path, shape: Exit, out: Path, spec: Exits, told: Told) -> None:
         batch=spec.batch,
         rate=RATE,
         warmup=min(WARMUP, spec.steps),
-        distill=float(shape.distilled),
+        distill=float(shape.taught == "distributions"),
         seed=SEED,
     )
     source = TextSource(context=CONTEXT, rows=min(ROWS, spec.steps * spec.batch), held_out=HELD_OUT)
+    if shape.taught == "mixture":
+        source = source.model_copy(update={"data": str(_texts(home, spec, folder, told))})
     run = prepare(ExitRun, settings, out, source, home)
     for _ in run.train(50, spec.steps, torch.bfloat16):
         told(f"training {shape.label}: {run.progress.step} of {spec.steps} steps")

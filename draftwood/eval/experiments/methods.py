@@ -87,8 +87,9 @@ class Part(Strict):
     sampling: list[dict[str, Any]] = Field(default=[{}])
     tasks: list[str] | None = None
     tokens: int | None = None
+    limit: int | None = None  # items of each task; the experiment's unless told
     compare: list[Compared] = Field(default_factory=list)
-    front: Front | None = None
+    fronts: dict[str, Front] = Field(default_factory=dict)  # by what their settings are called
     quality: Quality | None = None
 
 
@@ -115,7 +116,7 @@ def expanded(entries: Sequence[Entry], learned: Places) -> list[Setting]:
                 (
                     {"exit": one.place},
                     {"exit": one.label, "layers": one.layers, "depth": one.depth}
-                    | {"first": one.layers == first, "distilled": one.distilled},
+                    | {"first": one.layers == first, "taught": one.taught},
                 )
                 for one in learned.exits
             ]
@@ -156,14 +157,15 @@ class Methods(Kind):
                 tables = self._measure(bench, f"{name}-{number}", part, settings, sampling)
                 for suffix, rows in tables.items():
                     found.setdefault(name + suffix, []).extend(rows)
-        return found | ({"learned": learned.rows} if learned.rows else {})
+        told = [*learned.rows, *({key: row[key] for key in row if key != "histograms"} for row in learned.judged)]
+        return found | ({"learned": told} if told else {})
 
     def _measure(
         self, bench: Bench, place: str, part: Part, settings: Sequence[Setting], sampling: Mapping[str, Any]
     ) -> dict[str, Rows]:
         made = Made(bench, settings, sampling, part.tokens, self.tokens)
         tasks, q = part.tasks or self.tasks, part.quality
-        groups = made.runs(place, bench.engine, tasks, self.limit, self.seeds)
+        groups = made.runs(place, bench.engine, tasks, part.limit or self.limit, self.seeds)
         judged = groups
         if q is not None:
             engine = bench.engine_of(pair(q.pair), q.dtype)
@@ -194,8 +196,12 @@ class Methods(Kind):
         tables = {"": rows}
         if part.compare:
             tables[".compared"] = [{**about, **row} for row in compared(part.compare, labels, groups)]
-        if part.front is not None:
-            tables[".front"] = [{**about, **row} for row in fronts(part.front, labels, groups, judged)]
+        if part.fronts:
+            tables[".front"] = [
+                {**about, "grid": name, **row}
+                for name, front in part.fronts.items()
+                for row in fronts(front, labels, groups, judged)
+            ]
         return tables
 
 
@@ -277,7 +283,7 @@ def speed(group: Sequence[Record], base: Sequence[Record]) -> dict[str, Any]:
         "speed_up_with_prompt": versus(pairs, TOKENS, SECONDS),
         "tau_ratio": versus(pairs, TOKENS, field("rounds", "rounds")),
         "tokens_per_second": over(mine, TOKENS, decode_seconds),
-        **{name: counts[name]["value"] for name in (*RATIOS, "harmonic_mean") if name != "layers_per_round"},
+        **{name: counts[name]["value"] for name in (*RATIOS, "harmonic_mean")},
         "peak_slots": counts["peak_slots"],
         "rows_per_round": (counts["target_rows"] - counts["prompt_tokens"]) / rounds,
         "slots_ratio": slots[0] / (slots[1] or 1),

@@ -1,4 +1,4 @@
-"""Markdown from result files: docs/results.md, and the tables that other pages show between markers.
+"""Markdown from result files: docs/results.md. Other pages that show tables are pages.py's.
 
 A column is a template over the fields of a row and of its file (pair, dtype, threads, run): `{speed_up:.2fx~}`. Behind
 the number's format `x` puts a times sign, `M` writes millions, `~` the interval. A cell with an unknown field is
@@ -8,16 +8,15 @@ empty, or is made by the next template behind `||`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from pydantic import Field
-
 from draftwood import plots
 from draftwood.errors import ConfigurationError
 from draftwood.eval.experiments.execute import read, results_of
-from draftwood.eval.experiments.experiment import Drawing, Experiment, Rows, Strict, Table, load, parsed, validated
+from draftwood.eval.experiments.experiment import Drawing, Experiment, Rows, Selection, Table, load
 from draftwood.eval.report.charts import Curve, Span, curves
 from draftwood.plots import PALETTE
 
@@ -29,8 +28,7 @@ methods that took turns on the same prompts; in brackets are 95% bootstrap inter
 measured by an earlier program, whose command and commit it keeps. A grown pair has the small pair's text and acceptance
 at the cost of a larger shape.
 """
-PAGES = ("README.md", "draftwood/models/embedded/README.md")  # with marked tables, beside the directory of experiments
-OVERVIEW = "overview.yaml"  # a table over several experiments, shown by other pages only
+OVERVIEW, PAPERS = "overview.yaml", "papers.yaml"  # tables over several experiments, shown by other pages only
 
 
 class Cells(Formatter):
@@ -89,17 +87,17 @@ def whole(name: str, document: dict[str, Any]) -> dict[str, Any]:
     return {"models": {}, **rest, "run": name, "environment": environment, "tables": tables}
 
 
-def rows_of(results: Sequence[Mapping[str, Any]], table: Table) -> Rows:
-    """The rows of all files, with what the files say of them, that the table asks for; lossy methods say so."""
+def rows_of(results: Sequence[Mapping[str, Any]], wanted: Selection) -> Rows:
+    """The rows of all files, with what the files say of them, that are asked for; lossy methods say so."""
     found = []
     for result in results:
         models = result["models"]
         about = {**result, "pair": models.get("pair", ""), "draft": models.get("draft_of", ""), **result["environment"]}
-        for row in result["tables"].get(table.rows, ()):
+        for row in result["tables"].get(wanted.rows, ()):
             known = {**about, "type": about.get("dtype"), **row}
-            if not all(_has(known, *each) for each in table.where.items()):
+            if not all(_has(known, *each) for each in wanted.where.items()):
                 continue
-            if any(_has(known, *each) for each in table.without.items()):
+            if any(_has(known, *each) for each in wanted.without.items()):
                 continue
             if known.get("lossy"):
                 known["method"] += " (lossy)"
@@ -108,7 +106,15 @@ def rows_of(results: Sequence[Mapping[str, Any]], table: Table) -> Rows:
 
 
 def _has(row: Mapping[str, Any], key: str, values: Any) -> bool:
-    return row.get(key) in (values if isinstance(values, list) else [values])
+    """Whether the row's field, such as `task` or `method[name]`, is one of the values; one with a star is a pattern."""
+    try:
+        found = CELLS.get_field(key, (), row)[0]
+    except KeyError:
+        found = None
+    return any(
+        fnmatchcase(str(found), each) if isinstance(each, str) and "*" in each else found == each
+        for each in (values if isinstance(values, list) else [values])
+    )
 
 
 def number(value: Any) -> float:
@@ -175,7 +181,21 @@ def section(experiment: Experiment, file: Path) -> Iterator[str]:
         for result in results:
             yield f"![{asked.title}: {result['run']}](assets/{picture(file, result, name)})"
     if experiment.conclusions:
-        yield experiment.conclusions.strip()
+        yield concluded(experiment, results, file)
+
+
+def concluded(experiment: Experiment, results: Sequence[Mapping[str, Any]], file: Path) -> str:
+    """The conclusions with their numbers: `{name[low]}` is the least of a fact's values, `[high]` the greatest.
+
+    Raises ConfigurationError where a fact has no rows.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for name, fact in experiment.facts.items():
+        values = [number(row[fact.of]) for row in rows_of(results, fact) if row.get(fact.of) is not None]
+        if not values:
+            raise ConfigurationError(f"{file}: no row has what the conclusions call {name!r}; correct facts.{name}")
+        found[name] = {"low": min(values), "high": max(values), "count": len(values)}
+    return CELLS.vformat(experiment.conclusions.strip(), (), found)
 
 
 def picture(file: Path, result: Mapping[str, Any], name: str) -> str:
@@ -210,7 +230,7 @@ def drawn(asked: Drawing, result: Mapping[str, Any]) -> Any:
 
 def experiments(folder: Path) -> list[tuple[Path, Experiment]]:
     """The experiments of a directory in the order of their sections."""
-    found = [(path, load(path)) for path in sorted(folder.glob("*.yaml")) if path.name != OVERVIEW]
+    found = [(path, load(path)) for path in sorted(folder.glob("*.yaml")) if path.name not in (OVERVIEW, PAPERS)]
     if not found:
         raise ConfigurationError(f"{folder} holds no experiment (*.yaml); give the directory bench")
     return sorted(found, key=lambda each: each[1].order)
@@ -223,59 +243,3 @@ def page(folder: Path) -> str:
         if documents(path):
             parts += section(experiment, path)
     return "\n\n".join(parts) + "\n"
-
-
-class Line(Strict):
-    """A row of an overview: from which experiment its cells come, and the rows of it that may be shown."""
-
-    label: str
-    experiment: str
-    rows: str
-    cell: str
-    where: dict[str, Any] = Field(default_factory=dict)
-    best: str = ""  # show the row in which this is greatest; else the first
-
-
-class Overview(Strict):
-    """One table over several experiments: for each column what the rows must have, too."""
-
-    marker: str
-    columns: dict[str, dict[str, Any]]
-    lines: tuple[Line, ...]
-
-
-def overview(asked: Overview, folder: Path) -> str:
-    """The overview; a cell is empty where nothing was measured."""
-    made = [["", *asked.columns], ["---"] * (1 + len(asked.columns))]
-    for line in asked.lines:
-        results, cells = documents(folder / f"{line.experiment}.yaml"), [line.label]
-        for wanted in asked.columns.values():
-            table = Table(title="", rows=line.rows, columns={}, where={**line.where, **wanted})
-            rows = rows_of(results, table)
-            row = (
-                max(rows, key=lambda each: number(each[line.best]), default=None)
-                if line.best
-                else next(iter(rows), None)
-            )
-            cells.append(CELLS.fill(line.cell, row) if row else "")
-        made.append(cells)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in made)
-
-
-def filled(text: str, folder: Path) -> str:
-    """Another page with its marked tables made anew: `<!-- NAME -->` to `<!-- end of NAME -->`."""
-    tables = {
-        table.marker: markdown(table, documents(path))
-        for path, experiment in experiments(folder)
-        for table in experiment.tables
-        if table.marker
-    }
-    if (folder / OVERVIEW).is_file():
-        asked = validated(Overview, parsed(folder / OVERVIEW), str(folder / OVERVIEW))
-        tables[asked.marker] = overview(asked, folder)
-    for name, table in tables.items():
-        begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
-        if begin in text and end in text:
-            head, _, rest = text.partition(begin)
-            text = f"{head}{begin}{table}{end}{rest.partition(end)[2]}"
-    return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -35,45 +35,56 @@ class Training(Kind):
     context: int = 128
 
     def measure(self, bench: Bench) -> dict[str, Rows]:
-        place = "cuda" if torch.cuda.is_available() else "cpu"
-        pair, steps, batch = bench.pair, self.steps + 1, self.batch
-        target = checkpoint.load(pair.target, bench.run.dtype, place, packed=False)
-        end = min(checkpoint.end_tokens(pair.target), default=0)
-        context = min(self.context, target.context)
-        texts = read_texts("corpus", Tokenizer.load(pair.target), end, context, batch, 1, SEED)
-        behind = share(target.n_layers)
-        settings = ExitSettings(layers=behind, steps=steps, batch=batch, warmup=0)
-        plain = ExitRun(target, texts, settings, NOWHERE)
-        distilled = ExitRun(target, texts, settings.model_copy(update={"distill": 1.0}), NOWHERE)
-        medusa = HeadRun(target, texts, HeadSettings(steps=steps, batch=batch, warmup=0), NOWHERE)
-        draft = checkpoint.load(pair.draft, "float32", place, packed=False)
-        first = _count(target.embed) + sum(_count(layer) for layer in list(target.layers)[:behind])
-        made: dict[str, tuple[Callable[[], object], int, Any]] = {  # an exit needs the target's first layers only
-            f"eesd, N={behind}": (plain.step, first + _count(plain.exit), plain.exit),
-            f"eesd, N={behind}, distilled": (distilled.step, _count(target) + _count(plain.exit), distilled.exit),
-            "medusa, 4 heads": (medusa.step, _count(target) + _count(medusa.exit), medusa.exit),
-            "draft model": (_draft_step(draft, texts.train), _count(draft), draft),
+        pair = bench.pair
+        rows = costs(pair.target, pair.draft, bench.run.dtype, self.steps, self.batch, self.context, bench.track)
+        return {"cost": rows}
+
+
+def costs(
+    target_home: Path,
+    draft_home: Path | None,
+    dtype: str,
+    steps: int,
+    batch: int,
+    context: int,
+    track: Callable[[Iterable[int], str], Iterable[int]] = lambda turns, what: turns,
+) -> Rows:
+    """A row for an exit, for heads and for a draft model: weights that are loaded and trained, seconds of a step."""
+    place, steps = "cuda" if torch.cuda.is_available() else "cpu", steps + 1
+    target = checkpoint.load(target_home, dtype, place, packed=False)
+    end = min(checkpoint.end_tokens(target_home), default=0)
+    texts = read_texts("corpus", Tokenizer.load(target_home), end, min(context, target.context), batch, 1, SEED)
+    behind = share(target.n_layers)
+    settings = ExitSettings(layers=behind, steps=steps, batch=batch, warmup=0)
+    plain = ExitRun(target, texts, settings, NOWHERE)
+    distilled = ExitRun(target, texts, settings.model_copy(update={"distill": 1.0}), NOWHERE)
+    medusa = HeadRun(target, texts, HeadSettings(steps=steps, batch=batch, warmup=0), NOWHERE)
+    first = _count(target.embed) + sum(_count(layer) for layer in list(target.layers)[:behind])
+    made: dict[str, tuple[Callable[[], object], int, Any]] = {  # an exit needs the target's first layers only
+        f"eesd, N={behind}": (plain.step, first + _count(plain.exit), plain.exit),
+        f"eesd, N={behind}, distilled": (distilled.step, _count(target) + _count(plain.exit), distilled.exit),
+        "medusa, 4 heads": (medusa.step, _count(target) + _count(medusa.exit), medusa.exit),
+    }
+    if draft_home is not None:
+        draft = checkpoint.load(draft_home, "float32", place, packed=False)
+        made["draft model"] = (_draft_step(draft, texts.train), _count(draft), draft)
+    seconds: dict[str, list[float]] = {name: [] for name in made}
+    for turn in track(range(steps), "steps of training"):
+        for name, (step, _, _) in made.items():
+            began = perf_counter()
+            step()
+            if turn:
+                seconds[name].append(perf_counter() - began)
+    return [
+        {
+            "method": name,
+            "loaded": loaded,
+            "trained": sum(part.numel() for part in model.parameters() if part.requires_grad),
+            "seconds": median(seconds[name]),
+            "step": f"{batch}x{texts.train.shape[1]} tokens",
         }
-        seconds: dict[str, list[float]] = {name: [] for name in made}
-        for turn in bench.track(range(steps), "steps of training"):
-            for name, (step, _, _) in made.items():
-                began = perf_counter()
-                step()
-                if turn:
-                    seconds[name].append(perf_counter() - began)
-        size = f"{batch}x{texts.train.shape[1]} tokens"
-        return {
-            "cost": [
-                {
-                    "method": name,
-                    "loaded": loaded,
-                    "trained": sum(part.numel() for part in model.parameters() if part.requires_grad),
-                    "seconds": median(seconds[name]),
-                    "step": size,
-                }
-                for name, (_, loaded, model) in made.items()
-            ]
-        }
+        for name, (_, loaded, model) in made.items()
+    ]
 
 
 def _count(model: Any) -> int:

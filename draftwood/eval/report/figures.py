@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from draftwood.eval.energy import ESTIMATE
 from draftwood.eval.report.charts import (
     Chart,
     Curve,
@@ -88,11 +89,15 @@ class Task:
 
     def _energy(self, counter: str) -> Figure:
         found = [(label, energies(row).get(counter, {}).get("joules_per_token"), colour) for row, label, colour in self]
+        told = (
+            "estimated from bytes of weights and operations at published joules for each: no counter was read"
+            if counter == ESTIMATE
+            else "as the device's own counter tells (the whole device, idle power included)"
+        )
         return self._figure(
             f"energy-{counter}",
             f"Energy, {counter}",
-            "Joules for each token of the answer, as the device's own counter tells (the whole device, idle power "
-            "included). The thin line is the 95% interval. Shorter is better.",
+            f"Joules for each token of the answer, {told}. The thin line is the 95% interval. Shorter is better.",
             self._bars(found, "joules per token"),
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from draftwood.eval.energy import ESTIMATE
 from draftwood.eval.intervals import Interval
 from draftwood.eval.report.charts import Span
 from draftwood.eval.report.naming import LOWER_IS_BETTER
@@ -95,6 +96,11 @@ def _decoding(name: str, needs: str = "", factor: float = 1.0) -> Callable[[Row]
     return lambda row: scaled(row["decoding"][name], factor) if not needs or row["decoding"][needs] else None
 
 
+def _predicted(row: Row) -> Interval | None:
+    found: Interval = row["decoding"]["predicted_layers"]
+    return found if found["value"] else None
+
+
 def _share(part: str) -> Measure:
     return Measure(
         f"{SHARES[part]}, % of the time",
@@ -130,7 +136,13 @@ ACCEPTED = Measure(
 JOULES = Measure(
     "J/token",
     "Joules per token by the machine's counter, idle power included.",
-    lambda row: next((each["joules_per_token"] for each in energies(row).values()), None),
+    lambda row: next((each["joules_per_token"] for name, each in energies(row).items() if name != ESTIMATE), None),
+)
+JOULES_ESTIMATED = Measure(
+    "J/token, estimate",
+    "Estimated from bytes of weights and operations at published joules for each: no counter was read.",
+    lambda row: energies(row).get(ESTIMATE, {}).get("joules_per_token"),
+    4,
 )
 POINTS = Measure(
     "Points",
@@ -145,7 +157,7 @@ POINTS = Measure(
 MEASURES = {
     measure.title: measure
     for measure in (
-        *(SPEED_UP, RATE, SCORE, PERPLEXITY, TAU, ACCEPTED, JOULES, POINTS),
+        *(SPEED_UP, RATE, SCORE, PERPLEXITY, TAU, ACCEPTED, JOULES, JOULES_ESTIMATED, POINTS),
         Measure(
             "HM, %",
             "Harmonic mean of accepted/drafted and accepted/output (EESD App. D).",
@@ -164,7 +176,24 @@ MEASURES = {
             _decoding("position_rate", "drafted"),
         ),
         Measure("Width", "Mean number of beams in a layer.", _decoding("mean_width", "layers")),
+        Measure(
+            "Accepted width",
+            "Drafts accepted in a layer that was verified (DSBD App. C.1).",
+            _decoding("mean_accepted_width", "layers"),
+        ),
         Measure("Layers/round", "Layers of beams per forward of the target.", _decoding("layers_per_round", "layers")),
+        Measure(
+            "Layers predicted",
+            "The same as DSBD's Theorem 3.2 predicts it, text by text.",
+            _predicted,
+        ),
+        Measure(
+            "Layers/predicted",
+            "Layers of beams over those that Theorem 3.2 predicts.",
+            _decoding("layers_to_predicted", "layers"),
+            unit="×",
+            even=1.0,
+        ),
         Measure(
             "Slots",
             "Most key/value slots of the target's cache in use at once.",

@@ -7,8 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftwood.eval.energy import ESTIMATE
 from draftwood.eval.report.figures import Task
-from draftwood.eval.report.measures import ACCEPTED, NONE, RATE, SPEED_UP, TAU, Row, cell, energies, value
+from draftwood.eval.report.measures import (
+    ACCEPTED,
+    JOULES_ESTIMATED,
+    NONE,
+    RATE,
+    SPEED_UP,
+    TAU,
+    Row,
+    cell,
+    energies,
+    value,
+)
 from draftwood.eval.report.naming import LOWER_IS_BETTER, score_name
 
 FEW = 10  # items, below which a bootstrap interval is too narrow
@@ -41,7 +53,8 @@ def task_table(task: Task) -> Table:
         return lambda row: cell(row["quality"].get(name))
 
     def joules(name: str) -> Callable[[Row], str]:
-        return lambda row: cell(energies(row).get(name, {}).get("joules_per_token"))
+        digits = JOULES_ESTIMATED.digits if name == ESTIMATE else 2
+        return lambda row: cell(energies(row).get(name, {}).get("joules_per_token"), digits)
 
     def failed(row: Row) -> str:
         decoding, scoring = row["runs"]["failed_to_decode"], row["runs"]["failed_to_score"]
@@ -59,7 +72,13 @@ def task_table(task: Task) -> Table:
             lambda row: NONE if (c := row["timing"]["draft_cost_ratio"]) is None else f"{c:.2f}",
         ),
         *(
-            (f"J/token, {name}", "Joules per token by this counter, idle power included.", joules(name))
+            (
+                f"J/token, {name}",
+                JOULES_ESTIMATED.about
+                if name == ESTIMATE
+                else "Joules per token by this counter, idle power included.",
+                joules(name),
+            )
             for name in dict.fromkeys(name for row in task.rows for name in energies(row))
         ),
         (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from statistics import fmean
 from typing import Any
 
+from draftwood.eval.energy import ESTIMATED
 from draftwood.eval.experiments.learned import Places
 from draftwood.eval.report.charts import UNBOUNDED, Curve, Dot, Figure, Span, curves, scatter
 from draftwood.eval.report.figures import file_name, times
@@ -52,8 +53,15 @@ def _shown(exhibit: Exhibit, paper: Paper, results: Results, made: Places) -> Sh
     ours = exhibit.ours
     if ours.needs in made.missing:
         return Shown(exhibit, notes=[made.missing[ours.needs]])
-    if not ours.of:
-        return Shown(exhibit, tables=[trained(made.rows)] if made.rows else (), notes=ours.notes)
+    if ours.shows == "training":
+        tables = [made_of(rows) for rows, made_of in ((made.rows, trained), (made.costs, costs)) if rows]
+        return Shown(exhibit, tables=tables, notes=ours.notes)
+    if ours.shows == "decisions":
+        figures = [
+            Figure(file_name(exhibit.id, f"1-{place}"), f"Predicted acceptance, {row['kind']}", "", overlapping(row))
+            for place, row in enumerate(made.judged, 1)
+        ]
+        return Shown(exhibit, figures, [decisions(made.judged)] if made.judged else (), notes=ours.notes)
     found = results.get(ours.of)
     if found is None:
         return Shown(exhibit)
@@ -66,16 +74,15 @@ def _shown(exhibit: Exhibit, paper: Paper, results: Results, made: Places) -> Sh
     ]
     findings += [order for each in ours.rank for order in ranked(each, exhibit, paper, found)]
     notes = [made.missing[name] for name in ours.missing if name in made.missing]
-    if ours.equal_quality is not None:
-        for task in tasks:
-            comparison, more = equal_quality(ours.equal_quality, exhibit, found, task)
-            findings.append(comparison)
-            notes += more
+    for equal, task in product(ours.equal_quality, tasks):
+        comparisons, more = equal_quality(equal, exhibit, found, task)
+        findings += comparisons
+        notes.append(more)
     labels = found.choose(ours.methods)
     notes += [trend(found, y, x, task, labels) for y, x in ours.trends.items() for task in tasks]
     notes += [sentence for each in ours.say for sentence in sentences(each, found, tasks)]
     if JOULES.title in ours.table and not any(JOULES.of(row) for row in found.summary["rows"]):
-        notes.append("Energy: this machine has no counter that can be read, so nothing is compared.")
+        notes.append(f"Energy is {ESTIMATED}; see the documentation of evaluations.")
     figures = [
         Figure(file_name(exhibit.id, f"{place}-{part}"), title, "", chart)
         for place, each in enumerate(ours.figures, 1)
@@ -119,6 +126,43 @@ def trained(rows: Sequence[Mapping[str, Any]]) -> Table:
         for row in rows
     ]
     return Table(columns, cells)
+
+
+def costs(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """What a step of training costs for each kind of drafter."""
+    columns = [METHOD, Column("Loaded", "Weights that a step needs."), Column("Trained", "Weights that it changes.")]
+    columns += [Column("Seconds/batch", "Median of the timed steps."), Column("Batch", "Rows and their length.")]
+    sizes = [[f"{row[name] / 1e6:.2f}M" for name in ("loaded", "trained")] for row in rows]
+    return Table(
+        columns,
+        [
+            [row["method"], *size, cell(exact(row["seconds"]), 3), row["step"]]
+            for row, size in zip(rows, sizes, strict=True)
+        ],
+    )
+
+
+def decisions(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """How well decision models predict on prompts that they did not see."""
+    numbers = {
+        "ROC area": ("auc", "Chance that an accepted draft is ranked above a rejected one."),
+        "Overlap": ("overlap", "Common area of both histograms; 0 separates them, 1 says nothing."),
+        "Log loss": ("log_loss", "Nats for each draft."),
+        "Log loss of the share": ("base_loss", "The same of always predicting the share of accepted drafts."),
+    }
+    columns = [Column("Inputs", "What the model reads of the draft."), Column("Drafts", "That were held out.")]
+    columns += [Column(name, about) for name, (_, about) in numbers.items()]
+    cells = [[row["kind"], str(row["examples"]), *(f"{row[key]:.3f}" for key, _ in numbers.values())] for row in rows]
+    return Table(columns, cells)
+
+
+def overlapping(row: Mapping[str, Any]) -> Any:
+    """Shares of accepted and of rejected drafts by predicted chance (MCSD Figure 7)."""
+    lines = [
+        Curve(name, [((place + 0.5) / len(shares), Span(share)) for place, share in enumerate(shares)], colour)
+        for name, shares, colour in zip(("accepted", "rejected"), row["histograms"], PALETTE, strict=False)
+    ]
+    return curves("predicted acceptance", "share of drafts", lines, bounds=(0.0, 1.0))
 
 
 def _labelled(found: Measured, label: str) -> str:
@@ -242,7 +286,7 @@ def ranked(asked: Ranked, exhibit: Exhibit, paper: Paper, found: Measured) -> It
         )
 
 
-def equal_quality(asked: EqualQuality, exhibit: Exhibit, found: Measured, task: str) -> tuple[Comparison, list[str]]:
+def equal_quality(asked: EqualQuality, exhibit: Exhibit, found: Measured, task: str) -> tuple[list[Comparison], str]:
     """The fastest of our methods that is no worse, for each of theirs; compared with the best of these that has one."""
 
     def score(label: str) -> float:
@@ -255,14 +299,20 @@ def equal_quality(asked: EqualQuality, exhibit: Exhibit, found: Measured, task: 
     }
     best = max(reversed([other for other, match in matched.items() if match] or list(matched)), key=score)
     match = matched[best]
-    comparison = Comparison(
-        what=asked.what.format(task=task, over=best),
-        paper=exhibit.ends(asked.range),
-        ours=found.faster(match, best, [task]) if match else None,
-        absent="no setting is as good here",
-    )
-    notes = [f"As good as {other} or better, and fastest: {each or 'no setting'}." for other, each in matched.items()]
-    return comparison, [*notes, "That setting is chosen after the fact, so the ratio at equal quality leans upwards."]
+    per_joule = "tokens per joule" + " (estimate)" * (not any(JOULES.of(row) for row in found.summary["rows"]))
+    ratios = [("speed", asked.range, found.faster), (per_joule, asked.energy, found.thriftier)]
+    comparisons = [
+        Comparison(
+            what=asked.what.format(task=task, measure=measure, over=best),
+            paper=exhibit.ends(ends_of),
+            ours=ratio(match, best, [task]) if match else None,
+            absent="no setting is as good here",
+        )
+        for measure, ends_of, ratio in ratios
+    ]
+    fastest = "; ".join(f"as {other}: {each or 'no setting'}" for other, each in matched.items())
+    what = comparisons[0].what
+    return comparisons, f"{what}: as good or better, and fastest: {fastest}. Chosen after the fact, which flatters it."
 
 
 # -- sentences ---------------------------------------------------------------------------------------------------------

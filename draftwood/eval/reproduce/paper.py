@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import cache
 from importlib.resources import files
 from typing import Any, Literal, Self
 
@@ -116,12 +117,14 @@ class EqualQuality(Strict):
     ours: str
     theirs: str
     range: str
+    energy: str
 
 
 class Ours(Strict):
     """How an exhibit follows from an evaluation."""
 
     of: str = ""
+    shows: Literal["", "training", "decisions"] = ""  # what was trained, in place of an evaluation
     needs: str = ""  # what is trained; where it is missing that is said, and nothing shown
     tasks: tuple[str, ...] | None = None
     methods: Chosen = Chosen(match="*")
@@ -130,7 +133,7 @@ class Ours(Strict):
     lines: dict[str, Chosen] = Field(default_factory=dict)  # curves, or families of dots
     compare: tuple[Compared, ...] = ()
     rank: tuple[Ranked, ...] = ()
-    equal_quality: EqualQuality | None = None
+    equal_quality: tuple[EqualQuality, ...] = ()
     trends: dict[str, str] = Field(default_factory=dict)  # measure -> the measure that it is put over
     say: tuple[Note, ...] = ()
     missing: tuple[str, ...] = ()  # what is said of, where it could not be trained
@@ -280,6 +283,7 @@ class Declared(Strict):
     methods: tuple[Candidate, ...]
     sampling: dict[str, Any]
     tasks: tuple[str, ...] | None = None  # all unless told
+    times: int = 1  # as many items as the scale has
 
 
 class Paper(Strict):
@@ -312,6 +316,7 @@ class Paper(Strict):
         return next(each for each in self.exhibits if each.id == name)
 
 
+@cache
 def load(name: str) -> Paper:
     """dsbd, mcsd or eesd; raises ConfigurationError for any other."""
     if name not in PAPERS:

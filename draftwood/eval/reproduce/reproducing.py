@@ -45,7 +45,7 @@ class Evaluation:
         chat = engine.tokenizer is not None and bool(engine.tokenizer.templates)
         tokens = {} if self.scale.tokens is None else {"max_new_tokens": self.scale.tokens}
         tasks = [parse(name, tokens) for name in self.tasks]
-        asked = [(task, task.instances(self.scale.items, chat)) for task in tasks]
+        asked = [(task, task.instances(self.scale.items * self.declared.times, chat)) for task in tasks]
         methods = [Method.parse(dict(setting.method)) for setting in self.settings.values()]
         return Plan(methods, asked, SamplingParams(**self.declared.sampling), range(self.scale.seeds))
 
@@ -106,6 +106,9 @@ def prepare(
         found.missing["heads"] = f"Medusa is left out: {error}."
     if not found.exits:
         found.missing.setdefault("exits", "Not measured: exits would have to be trained, which --scale full does.")
+    for name in ("decision", "hidden"):
+        if name not in found.places:
+            found.missing.setdefault(name, "No decision model was trained.")
     return found
 
 

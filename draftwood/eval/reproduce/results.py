@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -72,6 +73,16 @@ class Measured:
 
     def faster(self, label: str, other: str, tasks: Sequence[str] | None = None) -> Interval | None:
         """Tokens per second of a method over another's on the same items and seeds, tasks together."""
+        return self._over(label, other, tasks, SECONDS)
+
+    def thriftier(self, label: str, other: str, tasks: Sequence[str] | None = None) -> Interval | None:
+        """Tokens per joule of a method over another's, likewise; None where there is neither counter nor estimate."""
+        found = self._over(label, other, tasks, lambda record: math.fsum(record["joules"].values()))
+        return None if found is None or found["value"] is None else found
+
+    def _over(
+        self, label: str, other: str, tasks: Sequence[str] | None, below: Callable[[Record], float]
+    ) -> Interval | None:
         if label not in self.settings or other not in self.settings:
             return None
         numbers = [list(self.settings).index(each) for each in (label, other)]
@@ -84,7 +95,7 @@ class Measured:
             )
             for number in numbers
         ]
-        return versus(paired(*both), TOKENS, SECONDS)
+        return versus(paired(*both), TOKENS, below)
 
 
 Results = Mapping[str, Measured]  # evaluations that have begun, by name

@@ -1,0 +1,146 @@
+"""Tables of result files in other pages than that of the results: README's, the model card's, docs/papers.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from draftwood.eval.experiments.experiment import Selection, Strict, parsed, validated
+from draftwood.eval.experiments.tables import CELLS, OVERVIEW, PAPERS, documents, experiments, markdown, number, rows_of
+from draftwood.eval.reproduce.paper import Paper
+from draftwood.eval.reproduce.paper import load as paper
+
+ResultsOf = Callable[[str], Sequence[Mapping[str, Any]]]  # of an experiment by its name
+PAGES = ("README.md", "draftwood/models/embedded/README.md", "docs/papers.md")  # beside the directory of experiments
+
+
+class Line(Strict):
+    """A row of an overview: from which experiment its cells come, and the rows of it that may be shown."""
+
+    label: str
+    experiment: str
+    rows: str
+    cell: str
+    where: dict[str, Any] = Field(default_factory=dict)
+    best: str = ""  # show the row in which this is greatest; else the first
+
+
+class Overview(Strict):
+    """One table over several experiments: for each column what the rows must have, too."""
+
+    marker: str
+    columns: dict[str, dict[str, Any]]
+    lines: tuple[Line, ...]
+
+
+def overview(asked: Overview, results_of: ResultsOf) -> str:
+    """The overview; a cell is empty where nothing was measured."""
+    made = [["", *asked.columns]]
+    for line in asked.lines:
+        results, cells = results_of(line.experiment), [line.label]
+        for wanted in asked.columns.values():
+            rows = rows_of(results, Selection(rows=line.rows, where={**line.where, **wanted}))
+            row = (
+                max(rows, key=lambda each: number(each[line.best]), default=None)
+                if line.best
+                else next(iter(rows), None)
+            )
+            cells.append(CELLS.fill(line.cell, row) if row else "")
+        made.append(cells)
+    return _table(made)
+
+
+class Measured(Selection):
+    """What was measured for a claim: a text for each row of an experiment."""
+
+    experiment: str
+    cell: str
+
+
+class Claim(Strict):
+    """A table, figure, theorem or algorithm of a paper, what it is in the code, and what was measured of it.
+
+    Of an `exhibit` of `draftwood reproduce` what it says and its comparisons are known.
+    """
+
+    of: str  # Figure 4
+    exhibit: str = ""
+    compared: list[str] = Field(default=["*"])  # patterns of the exhibit's comparisons that belong here
+    says: str = ""
+    code: tuple[str, ...]  # dotted names, or paths
+    again: tuple[str, ...]  # commands that draw it or test it again
+    measured: tuple[Measured, ...] = ()
+    unmeasured: str = ""  # why nothing is
+    beside: str  # what agrees with the paper, what does not, and why
+
+
+Papers = dict[str, tuple[Claim, ...]]  # by the paper's name
+HEAD = ["of the paper", "it says", "in the code", "again", "measured", "beside the paper"]
+
+
+def claims(folder: Path) -> Papers:
+    """The claims of all papers."""
+
+    class Asked(Strict):
+        papers: Papers
+
+    return validated(Asked, {"papers": parsed(folder / PAPERS)}, str(folder / PAPERS)).papers
+
+
+def claimed(name: str, found: Sequence[Claim], results_of: ResultsOf) -> str:
+    """A paper's claims as a table."""
+    known = paper(name)
+    rows = [HEAD]
+    for claim in found:
+        says = claim.says or known.exhibit(claim.exhibit).claim
+        lines = list(_measured(name, known, claim, results_of)) or [claim.unmeasured or "not measured yet"]
+        code, again = (", ".join(f"`{each}`" for each in some) for some in (claim.code, claim.again))
+        rows.append([claim.of, says, code, again, "<br>".join(lines), claim.beside])
+    return _table([[" ".join(cell.split()) for cell in row] for row in rows])
+
+
+def _measured(name: str, known: Paper, claim: Claim, results_of: ResultsOf) -> Iterator[str]:
+    asked = list(claim.measured)
+    if claim.exhibit:
+        where = {"run": name, "exhibit": known.exhibit(claim.exhibit).short, "what": claim.compared}
+        cell = "{what}: {here} (the paper: {paper}): {verdict}"
+        asked.append(Measured(experiment="reproductions", rows="comparisons", where=where, cell=cell))
+    for each in asked:
+        for row in rows_of(results_of(each.experiment), each):
+            if text := CELLS.fill(each.cell, row):
+                yield text
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    made = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in made)
+
+
+def filled(text: str, folder: Path) -> str:
+    """A page with its marked tables made anew: `<!-- NAME -->` to `<!-- end of NAME -->`."""
+
+    @cache
+    def results_of(name: str) -> list[dict[str, Any]]:
+        return documents(folder / f"{name}.yaml")
+
+    tables = {
+        table.marker: markdown(table, results_of(path.stem))
+        for path, experiment in experiments(folder)
+        for table in experiment.tables
+        if table.marker
+    }
+    if (folder / OVERVIEW).is_file():
+        asked = validated(Overview, parsed(folder / OVERVIEW), str(folder / OVERVIEW))
+        tables[asked.marker] = overview(asked, results_of)
+    if (folder / PAPERS).is_file():
+        tables |= {f"claims of {name}": claimed(name, found, results_of) for name, found in claims(folder).items()}
+    for name, table in tables.items():
+        begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
+        if begin in text and end in text:
+            head, _, rest = text.partition(begin)
+            text = f"{head}{begin}{table}{end}{rest.partition(end)[2]}"
+    return text
