@@ -282,7 +282,8 @@ LITTLE = {
 }
 
 
-@pytest.mark.parametrize("name", ["mcsd", *(pytest.param(each, marks=pytest.mark.slow) for each in ("dsbd", "eesd"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAPERS)
 def test_the_whole_path_of_scale_full_at_tiny_size(
     name: str, command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
