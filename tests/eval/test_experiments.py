@@ -67,7 +67,7 @@ def test_committed_results_are_small_and_fill_the_tables(path: Path, experiment:
     for file in sorted((BENCH / "results" / path.stem).glob("*.json")):
         assert len(file.read_text("utf-8").splitlines()) < 3000
     made = [markdown(table, results) for table in experiment.tables]
-    assert sum(map(bool, made)) >= len(made) - 1  # of a table that nobody has measured yet there is no empty frame
+    assert any(made)  # of a table that nobody has measured yet there is no empty frame
 
 
 def small(kind: str, **settings: Any) -> tuple[Experiment, Run]:
