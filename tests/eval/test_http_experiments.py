@@ -1,4 +1,4 @@
-"""bench/http.yaml and http-peers.yaml: what HTTP adds, and other servers, of which a stand-in is asked here."""
+"""bench/http.yaml, http-peers.yaml, load.yaml: what HTTP adds; stand-ins for another server and a load tool."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from draftwood.errors import ConfigurationError
 from draftwood.eval.experiments.engines import Cell, Unavailable, llama_cpp_server
 from draftwood.eval.experiments.execute import execute
 from draftwood.eval.experiments.experiment import Run, load
@@ -15,6 +16,23 @@ from draftwood.eval.experiments.pairs import Pair
 from draftwood.eval.experiments.tables import markdown
 
 BENCH = Path(__file__).parents[2] / "bench"
+TOOL = """#!{python}
+import json, sys, urllib.request
+if sys.argv[1:] == ["--version"]:
+    sys.exit(print("guidellm version: 1.2.3"))
+asked = json.load(open(sys.argv[3]))["spec"]
+count, backend = asked["constraints"][0]["count"], asked["backend"]
+body = {{"prompt": "a", "max_tokens": asked["data"][0]["output_tokens"], "model": backend["model"]}}
+for _ in range(count):
+    content = json.dumps(body | backend["extras"]["body"]).encode()
+    url, headers = backend["target"] + backend["request_format"], {{"content-type": "application/json"}}
+    urllib.request.urlopen(urllib.request.Request(url, content, headers)).read()
+times = {{"successful": {{"mean": 3.0, "percentiles": {{"p50": 1.0, "p95": 2.0}}}}}}
+metrics = {{name: times for name in ("time_to_first_token_ms", "inter_token_latency_ms", "output_tokens_per_second")}}
+metrics["request_totals"] = {{"successful": count, "errored": 0, "incomplete": 0}}
+with open(asked["outputs"][0]["path"], "w") as file:
+    json.dump({{"benchmarks": [{{"metrics": metrics}}]}}, file)
+"""
 SERVER = """#!{python}
 import json, pathlib, sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,6 +53,24 @@ with pathlib.Path(__file__).with_name("said").open("a") as file:
 print(f"main: server is listening on http://127.0.0.1:{{server.server_port}}", flush=True)
 server.serve_forever()
 """
+
+
+def test_a_load_tool(long_target: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in, which asks what it is told to ask."""
+    path, models = BENCH / "load.yaml", Pair("tiny", long_target, draft, tmp_path / "made")
+    experiment = load(path)
+    program = tmp_path / "guidellm"
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(ConfigurationError, match="put guidellm on the PATH"):
+        execute(experiment, path, "none", Run(pair=None), tmp_path, smoke=True, models=models)
+    program.write_text(TOOL.format(python=sys.executable))
+    program.chmod(0o755)
+    tables = execute(experiment, path, "tiny", Run(pair=None), tmp_path, smoke=True, models=models)["tables"]
+    assert [(row["method"], row["requests"], row["failed"]) for row in tables["load"]] == [
+        ("plain", 4, 0),
+        ("load-aware", 4, 0),
+    ]
+    assert tables["load"][0]["slow_first_ms"] == 2.0 and tables["tool"][0]["version"] == "1.2.3"
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ KINDS = {  # kind -> the class that measures it
     "serving": "serving:Serving",
     "http": "http:Http",
     "http-peers": "http_peers:HttpPeers",
+    "load-tool": "load_tool:LoadTool",
     "peers": "peers:Peers",
     "quantisation": "quantisation:Quantisation",
     "controllers": "controllers:Controllers",

@@ -15,7 +15,7 @@ from draftwood.eval.reproduce.paper import Paper
 from draftwood.eval.reproduce.paper import load as paper
 
 ResultsOf = Callable[[str], Sequence[Mapping[str, Any]]]  # of an experiment by its name
-PAGES = ("README.md", "draftwood/models/embedded/README.md", "docs/papers.md")  # beside the directory of experiments
+PAGES = ("README.md", "draftwood/models/embedded/README.md", "docs/papers.md", "docs/serving.md")  # beside bench
 
 
 class Line(Strict):
