@@ -17,9 +17,10 @@ from draftwood import Engine
 from draftwood.core.forest import Forest, Verdict, advance
 from draftwood.errors import DraftwoodError
 from draftwood.loading import EMBEDDED
-from draftwood.models import checkpoint, heads
+from draftwood.models import checkpoint, eagle, heads
 from draftwood.models.decoder import Decoder
 from draftwood.models.parallel.group import Group
+from draftwood.models.placed import Placed
 from draftwood.models.skip import Skipped, SkippedDecoder
 from draftwood.models.tokenizer import Tokenizer
 from draftwood.runtime.executor import execute
@@ -39,6 +40,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "search": {"name": "speculative-beam-search", "width": 2},
 }
 STORY = "Story: Lena had a red kite."
+GREEDY = {"temperature": 0}
 
 
 def near(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -157,6 +159,14 @@ def test_heads_that_share_the_targets(whole: Decoder, parts: Split, draft: Decod
     method = {"name": "medusa", "heads": str(tmp_path), "tree": [2, 1]}
     texts = [engine(target, draft).generate(STORY, method, {"temperature": 0}, 24) for target in (whole, parts.driver)]
     assert texts[0].tokens == texts[1].tokens and texts[0].metrics.as_dict()["rounds"] == len(texts[1].rounds)
+
+
+def test_a_head_that_reads_states_of_three_layers(whole: Decoder, parts: Split, draft: Decoder, tmp_path: Path) -> None:
+    made = eagle.EagleHead.of(checkpoint.load(EMBEDDED / "target", packed=False))
+    eagle.save(made.weights(), tmp_path, made.target, made.reads, torch.float32)
+    for method in ({"name": "eagle", "head": str(tmp_path)}, {"name": "eagle", "head": str(tmp_path), "width": 3}):
+        texts = [engine(one, draft).generate(STORY, method, GREEDY, 16).tokens for one in (whole, parts.driver)]
+        assert texts[0] == texts[1]
 
 
 def test_rows_have_the_same_bits_beside_others(parts: Split) -> None:
@@ -289,3 +299,14 @@ def test_gguf_files_are_read_in_parts(tmp_path: Path) -> None:
     expected = ours(checkpoint.load(path, backend="pytorch"), forest)
     with split(path) as parts:
         near(ours(parts.driver, forest), expected)
+
+
+def test_answers_of_a_draft_elsewhere_come_to_the_target(draft: Decoder) -> None:
+    """To a device without memory, which every machine has; what is asked of the model is asked where it is."""
+    placed = Placed(draft, torch.device("meta"))
+    forest = Forest.from_prompt([5, 6])
+    session = Session(placed, placed.new_cache())
+    with torch.inference_mode():
+        answer = execute([Run(session, forest, forest.roots, hidden=(draft.n_layers,))])[0]
+    assert answer.logits.device.type == answer.hidden[draft.n_layers].device.type == "meta"
+    assert placed.device.type == "cpu" and placed.weight_bytes == draft.weight_bytes
