@@ -32,13 +32,13 @@ def parse(kind: type[Settings], values: Mapping[str, Any], what: str) -> Setting
         raise ConfigurationError(f"{what}: option {key!r} is {shown(first['input'])}, but {message}") from None
 
 
-def assignments(flags: Iterable[str]) -> dict[str, Any]:
+def assignments(flags: Iterable[str], option: str = "--set") -> dict[str, Any]:
     """`key=value` flags as a dictionary; values are read as YAML scalars (4, 0.5, true, text)."""
     values: dict[str, Any] = {}
     for flag in flags:
         key, sign, value = flag.partition("=")
         if not sign or not key.strip():
-            raise ConfigurationError(f"--set takes key=value, not {shown(flag)}")
+            raise ConfigurationError(f"{option} takes key=value, not {shown(flag)}")
         values[key.strip()] = parse_value(value)
     return values
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from draftwood.cli.groups import LIMITS, OF_EVERY_METHOD, OUTPUT, ModelOptions, OutputOptions, seed, warn_if_foreign
 from draftwood.cli.options import flag
 from draftwood.cli.running import progress as bar
+from draftwood.cli.scaling import RayOptions
 from draftwood.errors import RequestError
 from draftwood.eval.interleaved import parse_methods
 from draftwood.explain.terminal import SEPARATOR, method_label, origins, simple_table
@@ -66,6 +67,7 @@ def evaluate(
     run_code: bool = flag(False, "Run programs that the model wrote, in a sandbox.", panel=WHAT),
     warmup: int = flag(1, "Runs of each method that do not count.", panel=WHAT, ge=0),
     models: ModelOptions,
+    scaling: RayOptions,
     plain: bool = flag(
         False, "Plain prompts for a chat model, too. Default: its chat template.", names=("--no-chat",), panel=LIMITS
     ),
@@ -78,11 +80,14 @@ def evaluate(
 
     Methods are interleaved on each item, through the same loop. The same command
     goes on where it was stopped; a failing item is recorded, never skipped. With an
-    experiment's FILE, what it declares is measured instead.
+    experiment's FILE, what it declares is measured instead. With --replicas 4 --ray
+    four engines share the items; only times and energy then depend on it.
     """
     if experiment is not None:
         from draftwood.cli import experiments
 
+        if scaling.wanted:
+            raise RequestError("experiments measure one engine; leave out --ray")
         if results is not None:
             experiments.write_page(experiment, results)
         else:
@@ -109,8 +114,8 @@ def evaluate(
     plan = Plan(chosen, asked, sampling, range(seed, seed + seeds), warmup)
     interrupted = False
     try:
-        with progress(output.color) as (begun, told):
-            document = evaluation.evaluate(engine, plan, out, begun, told)
+        with progress(output.color) as (begun, told), scaling.engines(models) as engines:
+            document = evaluation.evaluate(engine, plan, out, begun, told, engines)
     except KeyboardInterrupt:  # what has been measured is shown
         interrupted = True
         document = read_summary(out)

@@ -107,11 +107,17 @@ def _loaded(target: str | Path | None, drafts: list[str] | None, how: dict[str, 
 class TargetOptions(ThreadOptions, _Backend, _Place, _Target):  # fields are those of the last base first
     """One model."""
 
-    def load(self) -> Engine:
-        """The engine, without a draft model."""
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `load`, with which another process makes the same engine."""
         from draftwood.loading import EMBEDDED
 
-        return _loaded(self.target or EMBEDDED / "target", None, self.model_dump(include=LOADING))
+        return {"target": self.target or str(EMBEDDED / "target"), **self.model_dump(include=LOADING)}
+
+    def load(self) -> Engine:
+        """The engine, without a draft model."""
+        how = self.arguments
+        return _loaded(how.pop("target"), None, how)
 
 
 class QuantizedOptions(TargetOptions, ThreadOptions, _Quantize, _Backend, _Place, _Target):
@@ -126,10 +132,19 @@ class PairOptions(ThreadOptions, _Runtime, _Backend, _Place, _Drafts):
         """How many draft models there will be; the embedded target brings one."""
         return len(self.draft) or int(self.target is None)
 
+    @property
+    def how(self) -> dict[str, Any]:
+        """The options of `load` besides the models."""
+        return self.model_dump(include={*LOADING, "compile", *_Apart.model_fields, *RuntimeParams.model_fields})
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `load`, with which another process makes the same engine."""
+        return {"target": self.target, "draft": self.draft or None, **self.how}
+
     def load(self) -> Engine:
         """The engine."""
-        how = self.model_dump(include={*LOADING, "compile", *_Apart.model_fields, *RuntimeParams.model_fields})
-        return _loaded(self.target, self.draft or None, how)
+        return _loaded(self.target, self.draft or None, self.how)
 
 
 class ModelOptions(PairOptions, ThreadOptions, _Runtime, _Compile, _Quantize, _Backend, _Apart, _Place, _Drafts):

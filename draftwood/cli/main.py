@@ -3,7 +3,8 @@
 Importing this module, and `draftwood --help`, import no torch: a command's module is imported when it is called for
 and imports what it needs when it runs.
 
-Exit codes: 0 done, 1 the reader of the pipe went away, 2 a bad flag or a DraftwoodError, 130 interrupted.
+Exit codes: 0 done, 1 the reader of the pipe went away, or what was asked for is done with failures (certify, batch),
+2 a bad flag or a DraftwoodError, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ COMMANDS = {  # name -> module:function below HOME, in the order of the help pag
     "explain": "generate:explain",
     "chat": "chat:chat",
     "serve": "serve:serve",
+    "batch": "batch:batch",
     "eval": "evaluate:evaluate",
     "report": "reproduce:report",
     "reproduce": "reproduce:reproduce",

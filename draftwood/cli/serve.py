@@ -5,11 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from typing import TYPE_CHECKING
 
+from draftwood import config
 from draftwood.cli.groups import MethodOptions, ModelOptions
 from draftwood.cli.options import OptionGroup, variable
-from draftwood.errors import ConfigurationError
+from draftwood.cli.scaling import ServingOptions, missing
 from draftwood.serve.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from draftwood.methods import Method
 
 KEY = "--api-key"
 
@@ -19,31 +24,47 @@ class ServerOptions(OptionGroup, ServeSettings):
 
 
 def serve(
-    *, server: ServerOptions, models: ModelOptions = ModelOptions(max_queued=256), decoding: MethodOptions
+    *,
+    server: ServerOptions,
+    models: ModelOptions = ModelOptions(max_queued=256),
+    decoding: MethodOptions,
+    scaling: ServingOptions,
 ) -> None:
     """Serve the model to clients of OpenAI's API, with a page at the same address.
 
     Requests may name another method: "speculation": {"name": "mcsd", "tree": [4, 2]}.
-    --method is for those that name none.
+    --method is for those that name none. --replicas 4 --ray serves four engines at
+    one address; requests go where the beginning of their prompt was computed before.
     """
     _hide_key()
     try:
         from draftwood.serve.run import listen, run
-    except ModuleNotFoundError as missing:
-        raise ConfigurationError(
-            f"the server needs {missing.name}, which is missing; pip install 'draftwood[serve]'"
-        ) from None
+    except ModuleNotFoundError as error:
+        raise missing(error, "the server needs", "serve") from None
     server.keys()
+    method = decoding.chosen(models.drafts)
+    if scaling.wanted:
+        _on_ray(server, models, method, scaling)
+        return
     if models.tensor_parallel > 1:
         from draftwood.models.parallel.launch import leads
 
         if not leads():
             models.load()  # this process follows, and ends here
     listening = listen(server)
-    method = decoding.chosen(models.drafts)
     if server.log_json:
         _log_json()
     run(models.load(), server, method, listening)
+
+
+def _on_ray(server: ServerOptions, models: ModelOptions, method: Method | None, scaling: ServingOptions) -> None:
+    try:
+        from draftwood.cluster import running
+        from draftwood.cluster.spec import ServeSpec
+    except ModuleNotFoundError as error:
+        raise missing(error, "serving on Ray needs", "scale") from None
+    fields = {"replicas": scaling.replicas, "autoscaling": scaling.autoscaling, "server": server.model_dump()}
+    running.run(config.parse(ServeSpec, {**scaling.engine(models, method), **fields}, "serve"), scaling.ray_address)
 
 
 def _hide_key() -> None:

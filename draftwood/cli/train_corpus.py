@@ -7,6 +7,7 @@ from pathlib import Path
 from draftwood.cli.groups import OUTPUT, OutputOptions, QuantizedOptions
 from draftwood.cli.options import flag
 from draftwood.cli.running import check_writable, progress
+from draftwood.cli.scaling import RayOptions
 from draftwood.train.settings import Writing
 
 
@@ -15,21 +16,23 @@ def corpus(
     writing: Writing,
     concurrency: int = flag(16, "Texts that are written at once.", panel="Writing", ge=1),
     model: QuantizedOptions,
+    scaling: RayOptions,
     out: Path = flag(..., "Where the texts go, one per line.", "FILE.jsonl", panel=OUTPUT),
     output: OutputOptions,
 ) -> None:
     """Have the target write text to train its exit layer on.
 
     The first 3 to 5 tokens after each prompt are the most probable ones, the rest
-    is sampled. Broken off, the same command goes on where the file ends.
+    is sampled. Broken off, the same command goes on where the file ends. With
+    --replicas 4 --ray four engines write the same file.
     """
     from draftwood.train.writing import write_texts
 
     check_writable(out)
     engine = model.load()
     counts = []
-    with progress(output.color, "writing", writing.count) as update:
-        for written in write_texts(engine, writing, out, concurrency):
+    with progress(output.color, "writing", writing.count) as update, scaling.engines(model) as engines:
+        for written in write_texts(engine, writing, out, concurrency, engines):
             counts.append(written)
             update(completed=written)
     lines = out.read_text("utf-8").splitlines()

@@ -11,9 +11,11 @@ from draftwood.errors import ConfigurationError
 from draftwood.eval import provenance
 from draftwood.eval.energy import Meter, counters
 from draftwood.eval.running import Job, Plan, Runner
-from draftwood.eval.store import SUMMARY, Record, Store, write_json
+from draftwood.eval.store import SUMMARY, Store, write_json
 from draftwood.eval.summary import summary_of
 from draftwood.eval.tasks import Task
+from draftwood.journal import Record
+from draftwood.sharing import EngineMap
 
 REST_SECONDS = 1.0
 
@@ -33,34 +35,42 @@ def evaluate(
     out: Path,
     begun: Callable[[int, int], None] = lambda made, expected: None,
     told: Callable[[Job], None] = lambda job: None,
+    engines: EngineMap | None = None,
 ) -> dict[str, Any]:
     """Make the runs that `out` lacks and write its summary, which is returned; an interrupt leaves one, too.
 
-    `begun` is told how many runs are there and how many there will be, `told` each run before it is made. Raises
-    ConfigurationError where `out` belongs to something else.
+    `begun` is told how many runs are there and how many there will be, `told` each run before it is made. `engines`
+    share the items, by default it is the one. Raises ConfigurationError where `out` belongs to something else.
     """
     for method in plan.methods:
         engine.method(method)
         method.check(plan.sampling)
     with Store(out, plan.configuration(engine)) as store:
         try:
-            _complete(Runner(engine, plan, store, Meter(counters(engine.target.device))), begun, told)
+            meter = Meter([] if engines else counters(engine.target.device))
+            _complete(Runner(engine, plan, meter), store, begun, told, engines)
         finally:
             document = summary_of(out, store.records)
             write_json(out / SUMMARY, document)
     return document
 
 
-def _complete(runner: Runner, begun: Callable[[int, int], None], told: Callable[[Job], None]) -> None:
+def _complete(
+    runner: Runner,
+    store: Store,
+    begun: Callable[[int, int], None],
+    told: Callable[[Job], None],
+    engines: EngineMap | None = None,
+) -> None:
     """Make the missing runs; the machine is written down first."""
-    made, left = len(runner.store.records), len(runner.missing())
+    made, left = len(store.records), len(runner.missing(store))
     begun(made, made + left)
     if left:
         runner.meter.rest(REST_SECONDS)
         engine = runner.engine
         session = provenance.session(engine.target.device, engine.names.get("backend"))
-        runner.store.note_session({**session, "idle_watts": runner.meter.idle or None})
-        runner.run(told)
+        store.note_session({**session, "idle_watts": runner.meter.idle or None})
+        runner.run(store, told, engines)
 
 
 def stored(
@@ -80,6 +90,6 @@ def stored(
     with Store(out, plan.configuration(engine)) as store:
         if run:
             total = len(plan.jobs())
-            runner = Runner(engine, plan, store, noted=noted)
-            _complete(runner, begun, lambda job: told(job, len(store.records), total))
+            runner = Runner(engine, plan, noted=noted)
+            _complete(runner, store, begun, lambda job: told(job, len(store.records), total))
         return list(store.records.values())

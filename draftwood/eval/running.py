@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from functools import partial
+from itertools import chain, groupby, zip_longest
 from time import perf_counter
 from typing import Any
 
@@ -14,13 +15,15 @@ import torch
 from draftwood.core.records import Round
 from draftwood.engine import Engine
 from draftwood.eval.energy import ESTIMATE, Meter, estimated
-from draftwood.eval.store import Record, Store, key_of
+from draftwood.eval.store import Store, key_of
 from draftwood.eval.tasks import Instance, Task
 from draftwood.eval.tasks.base import digest
+from draftwood.journal import Record
 from draftwood.methods import Method
 from draftwood.metrics import Metrics
 from draftwood.params import SamplingParams
 from draftwood.results import GenerationResult
+from draftwood.sharing import EngineMap, alone
 
 WARM_TOKENS = 8
 
@@ -93,23 +96,37 @@ class Runner:
 
     engine: Engine
     plan: Plan
-    store: Store
     meter: Meter = field(default_factory=lambda: Meter([]))
     done: int = 0
     noted: Callable[[], dict[str, Any]] = dict  # more fields of the run that was just decoded
 
-    def missing(self) -> list[Job]:
+    def missing(self, store: Store) -> list[Job]:
         """Runs that are still to be made."""
-        return [job for job in self.plan.jobs() if job.key not in self.store.records]
+        return [job for job in self.plan.jobs() if job.key not in store.records]
 
-    def run(self, told: Callable[[Job], None] = lambda job: None) -> None:
-        """Make all missing runs. A run that fails is recorded as such; the others do not notice."""
-        todo = self.missing()
-        self._warm_up(todo)
+    def run(
+        self, store: Store, told: Callable[[Job], None] = lambda job: None, engines: EngineMap | None = None
+    ) -> None:
+        """Make all missing runs. A run that fails is recorded as such; the others do not notice.
+
+        `engines` share the items, by default it is the one; all methods of an item are run by the same engine.
+        """
+        todo = self.missing(store)
+        turns = [list(turn) for _, turn in groupby(todo, key=lambda job: (job.task.name, job.place, job.seed))]
+        if engines is None:
+            records = alone(self.engine)(lambda engine: self.ready(todo), turns)
+        else:
+            records = engines(partial(_elsewhere, self.plan, todo), turns)
+        each = chain.from_iterable(records)
         for job in todo:
             told(job)
-            self.store.add(job.key, self.record(job))
+            store.add(job.key, next(each))
             self.done += 1
+
+    def ready(self, todo: Sequence[Job]) -> Callable[[Sequence[Job]], Iterator[Record]]:
+        """What makes runs one after the other, warmed up."""
+        self._warm_up(todo)
+        return lambda jobs: map(self.record, jobs)
 
     def _warm_up(self, todo: Sequence[Job]) -> None:
         """Let caches grow and kernels be chosen on the first prompt of each task; failures will show when it counts."""
@@ -187,6 +204,11 @@ class Runner:
         """Wait for the device, so that no run pays for another one's work."""
         if self.engine.target.device.type == "cuda":
             torch.cuda.synchronize(self.engine.target.device)
+
+
+def _elsewhere(plan: Plan, todo: Sequence[Job], engine: Engine) -> Callable[[Sequence[Job]], Iterator[Record]]:
+    """What makes runs in another process, where energy is not measured: others work at the same time."""
+    return Runner(engine, plan).ready(todo)
 
 
 def named(error: Exception) -> str:

@@ -19,7 +19,8 @@ from draftwood.eval.energy import ESTIMATE, ESTIMATED, NOT_AVAILABLE
 from draftwood.eval.intervals import Interval, quotient, ratio
 from draftwood.eval.running import BY_POSITION, HISTOGRAMS, SUMS, added, grouped
 from draftwood.eval.scoring.programs import pass_at
-from draftwood.eval.store import CONFIGURATION, Record, read_run
+from draftwood.eval.store import CONFIGURATION, read_run
+from draftwood.journal import Record
 from draftwood.reading import shown
 
 SCHEMA = 1

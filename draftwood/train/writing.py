@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,20 @@ from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
 from draftwood.prompts import CORPUS, prompts_of
 from draftwood.reading import parse_json, read_text
+from draftwood.sharing import EngineMap, alone
 from draftwood.train.settings import Writing
 from draftwood.train.texts import texts_of
 
 CHUNK = 32  # texts that are written to the file together
 
 
-def write_texts(engine: Engine, plan: Writing, out: Path, concurrency: int = 16) -> Iterator[int]:
+def write_texts(
+    engine: Engine, plan: Writing, out: Path, concurrency: int = 16, engines: EngineMap | None = None
+) -> Iterator[int]:
     """Write texts to `out`, a line of JSON each, from where it ends; yields how many there are after each chunk.
 
-    A line has tokens, text, prompt_tokens and source (target or given). Raises ConfigurationError where the file was
-    begun with other settings.
+    `engines` share the chunks, by default it is the one. A line has tokens, text, prompt_tokens and source (target or
+    given). Raises ConfigurationError where the file was begun with other settings.
     """
     if engine.tokenizer is None:
         raise ConfigurationError("the target has no tokenizer, so it can write no text")
@@ -48,13 +52,19 @@ def write_texts(engine: Engine, plan: Writing, out: Path, concurrency: int = 16)
     noted.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
     yield number
     with out.open("a", encoding="utf-8") as file:
-        while number < plan.count:
-            numbers = range(number, min(number + CHUNK, plan.count))
-            for entry in _chunk(engine, plan, prompts, given, numbers, concurrency):
+        chunks = [range(first, min(first + CHUNK, plan.count)) for first in range(number, plan.count, CHUNK)]
+        setup = partial(_writer, plan, prompts, given, concurrency)
+        for numbers, entries in zip(chunks, (engines or alone(engine))(setup, chunks), strict=True):
+            for entry in entries:
                 file.write(json.dumps(entry) + "\n")
             file.flush()
-            number = numbers.stop
-            yield number
+            yield numbers.stop
+
+
+def _writer(
+    plan: Writing, prompts: Sequence[str], given: Sequence[str | list[int]], concurrency: int, engine: Engine
+) -> Callable[[range], Iterator[Mapping[str, Any]]]:
+    return lambda numbers: _chunk(engine, plan, prompts, given, numbers, concurrency)
 
 
 def _chunk(

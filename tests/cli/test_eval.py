@@ -111,7 +111,7 @@ def test_results_that_cannot_be_written_are_told_of_before_the_work_and_what_was
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", full)
         done = command("eval", *arguments)
-    assert done.code == 2 and "cannot be written (No space left on device); what was measured is kept" in done.err
+    assert done.code == 2 and "cannot be written (No space left on device); what was finished is kept" in done.err
     assert json.loads((tmp_path / "out" / "summary.json").read_text("utf-8"))["runs"]["made"] == 2
     assert command("eval", *arguments).code == 0
     assert json.loads((tmp_path / "out" / "summary.json").read_text("utf-8"))["complete"]

@@ -209,8 +209,7 @@ def test_runs_are_read_between_meter_readings(engine: Engine, tmp_path: Path) ->
 
     wanted = plan(Talk(), seeds=[0])
     with Store(tmp_path, wanted.configuration(engine)) as store:
-        runner = Runner(engine, wanted, store, Meter([Counting()]))
-        runner.run()
+        Runner(engine, wanted, Meter([Counting()])).run(store)
         assert [record["joules"] for record in store.records.values()] == [{"cpu": 3.0}] * 2
         store.note_session({"idle_watts": {"cpu": 0.5}})
         document = summary_of(tmp_path, store.records)

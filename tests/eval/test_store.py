@@ -67,7 +67,7 @@ def test_a_run_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     filled(tmp_path, 1)
     path = tmp_path / "items.jsonl"
     path.write_bytes(2 * path.read_bytes())
-    with pytest.raises(ConfigurationError, match=r"line 2 of .* holds a run that is there already"):
+    with pytest.raises(ConfigurationError, match=r"line 2 of .* holds the key 'run 0', which is there already"):
         Store(tmp_path, SETUP).__enter__()
 
 

@@ -12,7 +12,7 @@ from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
 from draftwood.eval.experiments.experiment import Run
 from draftwood.eval.experiments.pairs import Pair, describe, pair
-from draftwood.eval.store import writing
+from draftwood.journal import writing
 from draftwood.loading import load
 from draftwood.reading import parse_json
 

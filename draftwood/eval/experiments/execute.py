@@ -17,7 +17,8 @@ from draftwood.eval import provenance
 from draftwood.eval.experiments.bench import Bench, Told
 from draftwood.eval.experiments.experiment import Experiment, Run
 from draftwood.eval.experiments.pairs import Pair
-from draftwood.eval.store import check_writable, writing
+from draftwood.eval.store import check_writable
+from draftwood.journal import writing
 from draftwood.reading import parse_json, read_text
 
 SCHEMA = 2

@@ -21,7 +21,6 @@ from draftwood.eval.experiments.pairs import pair
 from draftwood.eval.experiments.stopwatch import Stopwatch
 from draftwood.eval.intervals import Interval, perplexity_ratio
 from draftwood.eval.running import Plan
-from draftwood.eval.store import Record
 from draftwood.eval.summary import (
     NATS,
     PARTS,
@@ -39,6 +38,7 @@ from draftwood.eval.summary import (
     versus,
 )
 from draftwood.eval.tasks import parse
+from draftwood.journal import Record
 from draftwood.methods import Method
 from draftwood.params import SamplingParams
 

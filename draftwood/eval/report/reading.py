@@ -7,7 +7,8 @@ from typing import Any
 
 from draftwood.errors import ConfigurationError
 from draftwood.eval import summary
-from draftwood.eval.store import CONFIGURATION, ITEMS, Record, read_records
+from draftwood.eval.store import CONFIGURATION, ITEMS
+from draftwood.journal import Record, read_records
 
 
 def directories(place: Path) -> list[Path]:
@@ -39,4 +40,4 @@ def records_of(directory: Path) -> dict[str, Record]:
     if not path.is_file():
         return {}
     with path.open("rb") as file:
-        return read_records(file, path)[0]
+        return {record["key"]: record for record, _ in read_records(file, path)}

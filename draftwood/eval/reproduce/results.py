@@ -14,8 +14,9 @@ from draftwood.eval.intervals import Interval
 from draftwood.eval.report.measures import RATE, Measure, Row
 from draftwood.eval.report.reading import records_of, summary_of
 from draftwood.eval.reproduce.paper import Chosen
-from draftwood.eval.store import CONFIGURATION, ITEMS, Record
+from draftwood.eval.store import CONFIGURATION, ITEMS
 from draftwood.eval.summary import SECONDS, TOKENS, paired, versus
+from draftwood.journal import Record
 
 
 @dataclass(frozen=True, slots=True)

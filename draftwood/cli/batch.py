@@ -1,0 +1,91 @@
+"""`draftwood batch`: a file of requests answered into a file of answers."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from draftwood.cli.groups import OUTPUT, MethodOptions, ModelOptions, OutputOptions
+from draftwood.cli.options import flag
+from draftwood.cli.running import check_writable, progress
+from draftwood.cli.scaling import RayOptions, missing
+
+if TYPE_CHECKING:
+    from draftwood.methods import Method
+    from draftwood.serve.batch import Answerer
+
+PANEL = "Requests"
+
+
+def batch(
+    *,
+    source: Path = flag(..., "Requests, one a line, or the rows of a Parquet file.", "FILE", argument=True),
+    out: Path = flag(..., "Where the answers go; the same command goes on where it was stopped.", "FILE", panel=OUTPUT),
+    default: list[str] = flag(
+        [], "A field for requests that lack it, such as max_tokens=64 or seed=7. Repeatable.", "KEY=VALUE", panel=PANEL
+    ),
+    concurrency: int | None = flag(None, "Requests at once.", panel=PANEL, usual="--max-running, of each engine", ge=1),
+    parts: Literal["jsonl", "parquet"] | None = flag(
+        None, "--out is a directory, of files of this kind with 1,000 answers each.", panel=OUTPUT
+    ),
+    models: ModelOptions,
+    decoding: MethodOptions,
+    scaling: RayOptions,
+    output: OutputOptions,
+) -> None:
+    """Answer a file of requests, as OpenAI's batch files are; resumable.
+
+    A line is {"custom_id": ..., "url": "/v1/chat/completions", "body": {...}}, or a
+    body alone, such as {"prompt": ..., "max_tokens": 40}. Answers come as they are
+    finished, each with the custom_id of its request (line-N where it has none).
+    What is wrong with a request becomes its answer; the exit code is then 1.
+    --replicas 4 --ray answers by four engines.
+    """
+    from draftwood import config
+
+    try:
+        from draftwood.serve.batch import Outcome, by_engine, complete
+    except ModuleNotFoundError as error:
+        raise missing(error, "batches need", "serve") from None
+    fields = config.assignments(default, "--default")
+    if parts is None:
+        check_writable(out)
+    method = decoding.chosen(models.drafts)
+    answerer = _on_ray(models, method, scaling, concurrency) if scaling.wanted else None
+    answerer = answerer or by_engine(models.load, method, concurrency)
+    outcome = Outcome(0, 0, 0, 0)
+    interrupted = False
+    with progress(output.color, "answering") as update:
+
+        def told(now: Outcome) -> None:
+            nonlocal outcome
+            outcome = now
+            update(completed=now.answered, total=now.requests)
+
+        try:
+            complete(answerer, source, out, fields, told, parts)
+        except KeyboardInterrupt:
+            interrupted = True
+    output.give(
+        {"out": str(out), **asdict(outcome)},
+        f"{out}: {outcome.answered} of {outcome.requests} requests answered, {outcome.made} of them now, "
+        f"{outcome.failed} with an error",
+    )
+    if interrupted:
+        sys.exit(130)
+    if outcome.failed:
+        sys.exit(1)
+
+
+def _on_ray(models: ModelOptions, method: Method | None, scaling: RayOptions, concurrency: int | None) -> Answerer:
+    from draftwood import config
+
+    try:
+        from draftwood.cluster.batch import by_ray
+        from draftwood.cluster.spec import EngineSpec
+    except ModuleNotFoundError as error:
+        raise missing(error, "batches on Ray need", "scale") from None
+    spec = config.parse(EngineSpec, scaling.engine(models, method), "batch")
+    return by_ray(spec, scaling.replicas, concurrency, scaling.ray_address)

@@ -1,0 +1,107 @@
+"""The options of commands that several engines can share, on Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ConfigDict
+
+from draftwood import config
+from draftwood.cli.groups import ModelOptions, TargetOptions
+from draftwood.cli.options import OptionGroup, flag
+from draftwood.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from draftwood.methods import Method
+    from draftwood.sharing import EngineMap
+
+PANEL = "Several engines"
+
+
+class RayOptions(OptionGroup):
+    """Engines in processes of Ray's."""
+
+    model_config = ConfigDict(title=PANEL)
+
+    replicas: int = flag(1, "Engines, each in a process of its own. More than one needs --ray.", ge=1)
+    ray: bool = flag(False, "Run them on Ray, which is started on this machine (extra scale).")
+    ray_address: str | None = flag(
+        None, "Run them on a Ray cluster: auto, HOST:PORT or ray://HOST:PORT. Paths must be the same there.", "ADDRESS"
+    )
+    replica_cpus: float | None = flag(None, "CPUs of the cluster for each.", usual="as many as --threads, or 1", ge=0)
+    replica_gpus: float | None = flag(None, "GPUs of the cluster for each.", usual="1 where --device is one", ge=0)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether Ray is asked for; ConfigurationError where it is not, but is needed."""
+        if self.ray or self.ray_address is not None:
+            return True
+        needed = sorted(self.model_fields_set - {"ray", "ray_address"})
+        if given := [name for name in needed if getattr(self, name) not in (None, 1, [])]:
+            raise ConfigurationError(f"--{given[0].replace('_', '-')} is for engines on Ray; give --ray too")
+        return False
+
+    def engine(self, models: ModelOptions | TargetOptions, method: Method | None = None) -> dict[str, Any]:
+        """The fields of an `EngineSpec`."""
+        import torch
+
+        found = models.arguments
+        if found.get("tensor_parallel", 1) > 1:
+            raise ConfigurationError("--tensor-parallel makes one engine of several processes; leave out --ray")
+        for key in found.keys() & {"target", "draft"}:  # processes of Ray's may work in another directory
+            if isinstance(found[key], list):
+                found[key] = [_absolute(name) for name in found[key]]
+            elif found[key] is not None:
+                found[key] = _absolute(found[key])
+        cuda = models.device.startswith("cuda") if models.device else torch.cuda.is_available()
+        return {
+            "models": found,
+            "method": None if method is None else method.as_dict(),
+            "threads": models.threads or 1,
+            "cpus": self.replica_cpus,
+            "gpus": self.replica_gpus if self.replica_gpus is not None else float(cuda),
+        }
+
+    @contextmanager
+    def engines(self, models: ModelOptions | TargetOptions) -> Iterator[EngineMap | None]:
+        """What shares work among engines on Ray; None where Ray is not asked for."""
+        if not self.wanted:
+            yield None
+            return
+        try:
+            from draftwood.cluster.sharing import on_ray
+            from draftwood.cluster.spec import EngineSpec
+            from draftwood.cluster.starting import started
+        except ModuleNotFoundError as error:
+            raise missing(error, "engines on Ray need", "scale") from None
+        spec = config.parse(EngineSpec, self.engine(models), "engines")
+        with started(self.ray_address, self.replicas * spec.resources["num_cpus"], self.replicas * spec.gpus):
+            yield on_ray(spec, self.replicas)
+
+
+class ServingOptions(RayOptions):
+    """Engines behind one server."""
+
+    autoscale: list[str] = flag(
+        [],
+        "An option of Ray Serve's autoscaling, such as max_replicas=8 or target_ongoing_requests=16. Repeatable.",
+        "KEY=VALUE",
+    )
+
+    @property
+    def autoscaling(self) -> dict[str, Any]:
+        """As Ray Serve takes it."""
+        return config.assignments(self.autoscale, "--autoscale")
+
+
+def _absolute(name: str) -> str:
+    path = Path(name)
+    return str(path.resolve()) if path.exists() else name
+
+
+def missing(error: ModuleNotFoundError, what: str, extra: str) -> ConfigurationError:
+    """What to say where an extra is not installed."""
+    return ConfigurationError(f"{what} {error.name}, which is missing; pip install 'draftwood[{extra}]'")

@@ -1,0 +1,1 @@
+"""More than one engine, on Ray (extra `scale`): batches and serving. Nothing below knows Ray."""

@@ -1,0 +1,85 @@
+"""The answers of replicas, handed on as they come; what becomes of them where a replica dies."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from starlette.responses import Response
+
+from draftwood.cluster.prefixes import blocks_of
+from draftwood.serve.errors import RETRY, ApiError
+from draftwood.serve.guard import Message, Receive, Send, response
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 3  # on different replicas, as long as the client has got nothing
+BROKEN = "the replica that computed this has ended; ask again"
+
+Call = tuple[str, str, bytes, list[tuple[bytes, bytes]]]  # method, path, query and headers of a request
+
+
+@dataclass(slots=True)
+class Load:
+    """What a front does now."""
+
+    draining: bool = False
+    busy: int = 0  # requests that are being worked on
+
+
+class Relayed(Response):
+    """The answer of a replica, as it comes."""
+
+    def __init__(self, replicas: DeploymentHandle, call: Call, body: bytes, load: Load) -> None:
+        super().__init__()
+        self.replicas, self.call, self.asked, self.load = replicas, call, body, load
+        self.works = call[0] == "POST"
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        self.load.busy += self.works
+        try:
+            await self._relay(send)
+        finally:
+            self.load.busy -= self.works
+
+    async def _relay(self, send: Send) -> None:
+        blocks = blocks_of(self.asked) if self.works else []
+        head: Message | None = None  # what was sent of the answer
+        for _ in range(ATTEMPTS):
+            answer = self.replicas.options(method_name="stream", stream=True).remote(
+                self.call, self.asked, blocks=blocks
+            )
+            start: Message = {}
+            try:
+                async for message in answer:
+                    if message["type"] == "http.response.start":
+                        start = message
+                        continue
+                    if head is None:
+                        await send(head := start)
+                    await send(message)
+                return
+            except (RayError, RayServeException) as error:
+                log.warning("a replica ended during %s: %s", self.call[1], error)
+                if head is not None:
+                    break
+            finally:
+                answer.cancel()
+        if head is None:
+            await response(ApiError(503, BROKEN, headers=RETRY))({}, None, send)  # type: ignore[arg-type]
+        elif (b"content-type", b"text/event-stream; charset=utf-8") in head["headers"]:
+            await send({"type": "http.response.body", "body": broken(self.call[1]), "more_body": False})
+        else:
+            raise ConnectionError(BROKEN)  # the connection is cut, so that nobody takes a part for the whole
+
+
+def broken(path: str) -> bytes:
+    """The event that ends a stream whose replica died, in the words of its endpoint; [DONE] does not come."""
+    document = ApiError(503, BROKEN, code="replica_ended").document
+    if path == "/v1/responses":
+        return f"event: error\ndata: {json.dumps({'type': 'error', **document['error']})}\n\n".encode()
+    return f"data: {json.dumps(document)}\n\n".encode()

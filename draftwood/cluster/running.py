@@ -1,0 +1,76 @@
+"""Runs the server on Ray in the foreground: starts it, and drains it when it is told to end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from types import FrameType
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from draftwood.cluster.serving import NAME, application
+from draftwood.cluster.spec import ServeSpec
+from draftwood.cluster.starting import started
+from draftwood.errors import DraftwoodError
+from draftwood.serve.run import listen
+
+log = logging.getLogger(__name__)
+
+
+def run(spec: ServeSpec, address: str | None) -> None:
+    """Serve until SIGTERM or Ctrl-C, which let running requests end first; a second one does not.
+
+    Raises KeyboardInterrupt after Ctrl-C, DraftwoodError where the replicas cannot be started.
+    """
+    with listen(spec.server) as trial:  # Ray binds the address itself, and would not say what is wrong with it
+        port = trial.getsockname()[1]
+    asked: list[int] = []
+    ended, impatient = threading.Event(), threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        (impatient if asked else ended).set()
+        asked.append(number)
+
+    most = int(spec.autoscaling.get("max_replicas", spec.replicas))
+    with started(address, most * spec.resources["num_cpus"] + 1, most * spec.gpus):
+        try:
+            where = "EveryNode" if address else "HeadOnly"
+            serve.start(proxy_location=where, http_options={"host": spec.server.host, "port": port})
+            front = serve.run(application(spec), name=NAME, route_prefix="/")
+        except (RuntimeError, RayError, RayServeException, TimeoutError) as error:
+            raise DraftwoodError(f"the replicas cannot be started: {_why() or error}") from None
+        before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            print(
+                f"draftwood serves {spec.replicas} replicas on http://{spec.server.host}:{port} (Ctrl-C ends it)",
+                file=sys.stderr,
+                flush=True,
+            )
+            ended.wait()
+            draining = front.drain.remote()
+            while not impatient.wait(0.1):
+                try:
+                    left = draining.result(timeout_s=0)
+                    log.info("%d requests were left", left)
+                    break
+                except TimeoutError:
+                    continue
+                except (RayError, RayServeException):  # the front has ended: nothing runs
+                    break
+            serve.shutdown() if address is None else serve.delete(NAME)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    if asked[0] == signal.SIGINT:
+        raise KeyboardInterrupt
+
+
+def _why() -> str:
+    """What the first replica failed of: the last line of its traceback."""
+    found = serve.status().applications.get(NAME)
+    lines = [line for one in (found.deployments if found else {}).values() for line in one.message.splitlines()]
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

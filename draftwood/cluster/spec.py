@@ -1,0 +1,58 @@
+"""What replicas are made from, as plain data: it travels to other machines and stands in files such as serve.yaml."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from draftwood.engine import Engine
+from draftwood.errors import ConfigurationError
+from draftwood.loading import load
+from draftwood.serve.settings import ServeSettings
+
+Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class EngineSpec(BaseModel):
+    """An engine that any process can make: paths must mean the same on every machine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Engine")
+
+    models: Annotated[dict[str, Any], Field(description="Arguments of draftwood.load, as plain data.")] = Field(
+        default_factory=dict
+    )
+    method: Annotated[dict[str, Any] | str | None, Field(description="For requests that name none.")] = None
+    threads: Annotated[int, Field(ge=1, description="Threads of its forwards.")] = 1
+    cpus: Annotated[Share | None, Field(description="Of the cluster's CPUs; by default its threads.")] = None
+    gpus: Annotated[Share, Field(description="Of the cluster's GPUs.")] = 0.0
+
+    def engine(self) -> Engine:
+        """The engine, in this process."""
+        import torch
+
+        torch.set_num_threads(self.threads)
+        try:
+            return load(**self.models)
+        except TypeError as error:
+            raise ConfigurationError(f"models: {error}") from None
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """What Ray sets aside for it."""
+        return {"num_cpus": self.threads if self.cpus is None else self.cpus, "num_gpus": self.gpus}
+
+
+class ServeSpec(EngineSpec):
+    """What `draftwood.cluster.serving:application` makes a Ray Serve application from: `args` in serve.yaml."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", title="Serving")
+
+    replicas: Annotated[int, Field(ge=1, description="Engines, each in a process of its own.")] = 1
+    autoscaling: Annotated[
+        dict[str, Any], Field(description="Options of Ray Serve's autoscaling, such as max_replicas; none: `replicas`.")
+    ] = Field(default_factory=dict)
+    unbalanced: Annotated[
+        int, Field(ge=0, description="Requests by which the queue of a replica may be longer than the shortest one.")
+    ] = 8
+    server: ServeSettings = ServeSettings()

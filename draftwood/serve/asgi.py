@@ -1,0 +1,78 @@
+"""The application called within the process, without a socket: what batches and replicas do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+
+from draftwood.serve.guard import App, Message
+
+AHEAD = 8  # messages that wait for whoever reads them
+
+
+LOCAL = ((b"host", b"localhost"), (b"content-type", b"application/json"))
+
+
+def scope_of(method: str, path: str, query: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Message:
+    """The ASGI scope of a request."""
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query,
+        "root_path": "",
+        "headers": list(headers),
+        "client": None,
+        "server": None,
+    }
+
+
+async def messages(app: App, scope: Message, body: bytes) -> AsyncGenerator[Message, None]:
+    """What the application sends, as it comes. Closing the generator is the client going away."""
+    sent: asyncio.Queue[Message | Exception | None] = asyncio.Queue(AHEAD)
+    given = False
+
+    async def receive() -> Message:
+        nonlocal given
+        if given:
+            await asyncio.Event().wait()  # until the task is cancelled
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def work() -> None:
+        try:
+            await app(scope, receive, sent.put)
+            await sent.put(None)
+        except Exception as error:
+            await sent.put(error)
+
+    task = asyncio.create_task(work())
+    try:
+        while (message := await sent.get()) is not None:
+            if isinstance(message, Exception):
+                raise message
+            yield message
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def whole(app: App, scope: Message, body: bytes) -> tuple[int, bytes]:
+    """The status and the body of an answer."""
+    status, found = 500, bytearray()
+    async with aclosing(messages(app, scope, body)) as answer:
+        async for message in answer:
+            status = message.get("status", status)
+            found += message.get("body", b"")
+    return status, bytes(found)
+
+
+async def ask(app: App, path: str, body: bytes, request_id: str) -> tuple[int, bytes]:
+    """What a POST of JSON from this machine is answered."""
+    headers = (*LOCAL, (b"x-request-id", request_id.encode()))
+    return await whole(app, scope_of("POST", path, b"", headers), body)

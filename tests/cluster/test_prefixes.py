@@ -1,0 +1,111 @@
+"""Where requests go: to the replica that knows how their prompt begins, unless its queue is long. No Ray is needed."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from draftwood.cluster.metrics import Together
+from draftwood.cluster.prefixes import BLOCK, MOST_BLOCKS, Prefixes, blocks_of
+
+
+def blocks(**body: Any) -> list[int]:
+    return blocks_of(json.dumps(body).encode())
+
+
+def talk(*texts: str) -> list[dict[str, str]]:
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize("key", ["prompt", "input"])
+def test_texts_that_begin_alike_share_blocks(key: str) -> None:
+    first, second = blocks(**{key: "a" * 200 + "b" * 200}), blocks(**{key: "a" * 200 + "c" * 200})
+    same = [one == other for one, other in zip(first, second, strict=True)]
+    assert same == [True] * (200 // BLOCK) + [False] * (len(first) - 200 // BLOCK)
+    assert blocks(**{key: list(range(100))})[:5] == blocks(**{key: list(range(99))})[:5]
+
+
+def test_a_conversation_goes_on() -> None:
+    before = blocks(messages=talk("How is the sea? " * 9))
+    after = blocks(messages=talk("How is the sea? " * 9, "It is calm. " * 9, "And the sky?"))
+    assert before[:-1] == after[: len(before) - 1] and len(after) > len(before) > 3
+    assert blocks(instructions="a" * 99, input="b" * 99)[:2] == blocks(instructions="a" * 99, input="c" * 99)[:2]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"5", b'{"prompt": "\\ud800"}', b'{"a": 1}', b"[" * 10**5])
+def test_what_is_no_prompt_has_none(body: bytes) -> None:
+    assert blocks_of(body) == []
+
+
+def test_long_prompts_are_cut() -> None:
+    assert len(blocks(prompt="a" * 10**6)) == MOST_BLOCKS
+
+
+def test_the_longest_beginning_wins_then_the_shortest_queue() -> None:
+    prefixes = Prefixes(unbalanced=4)
+    prefixes.note([1, 2], "a")
+    prefixes.note([1, 3], "b")
+    assert prefixes.ranked([1, 2, 5], {"a": 4, "b": 0, "c": 0})[0] == "a"
+    assert prefixes.ranked([1, 2, 5], {"a": 5, "b": 0, "c": 0})[0] == "b"  # which knows the first block, at least
+    assert prefixes.ranked([1, 7], {"a": 3, "b": 2, "c": 0}) == ["b", "a", "c"]
+    assert prefixes.ranked([9], {"a": 3, "b": 2, "c": 1}) == ["c", "b", "a"]
+    prefixes.forget("a")
+    assert prefixes.ranked([1, 2, 5], {"a": 0, "b": 1, "c": 0})[0] == "b"
+    assert prefixes.ranked([], {}) == []
+
+
+def test_every_router_breaks_ties_alike() -> None:
+    queues = {name: 0 for name in "abcd"}
+    firsts = {first: Prefixes().ranked([first], queues)[0] for first in range(40)}
+    assert firsts == {first: Prefixes().ranked([first], queues)[0] for first in range(40)}
+    assert set(firsts.values()) == set(queues)
+
+
+@pytest.mark.parametrize("system", ["", "You are kind and brief, and know the sea. " * 20])
+def test_nine_of_ten_turns_find_their_conversation(system: str) -> None:
+    """With a beginning that all conversations share, too; and no replica is left without work."""
+    rng, prefixes, names = random.Random(1), Prefixes(), ("a", "b", "c", "d")
+    texts: list[list[str]] = [[system + f"Question {i} about the sea, the sky and the land"] for i in range(64)]
+    home: dict[int, str] = {}
+    running: list[tuple[int, str]] = []
+    went = dict.fromkeys(names, 0)
+    found = asked = 0
+    for _ in range(1000):
+        if len(running) < 48:
+            number = rng.choice([i for i in range(64) if i not in dict(running)])
+            queues = {name: sum(where == name for _, where in running) for name in names}
+            mine = blocks(messages=talk(*texts[number]))
+            name = prefixes.ranked(mine, queues)[0]
+            prefixes.note(mine, name)
+            asked += number in home
+            found += home.get(number) == name
+            home[number] = name
+            went[name] += 1
+            running.append((number, name))
+        else:
+            number, _ = running.pop(rng.randrange(len(running)))
+            texts[number] += [f"Answer {rng.random()} of some length, as answers are", f"And {rng.random()} then?"]
+    assert asked > 400 and found / asked >= 0.9
+    assert min(went.values()) > 0.1 * sum(went.values())
+
+
+def test_metrics_of_all_and_of_each() -> None:
+    texts = {
+        name: "# HELP vllm:rounds_total Rounds.\n# TYPE vllm:rounds_total counter\n"
+        f'vllm:rounds_total{{model_name="m"}} {rounds}\n'
+        "# HELP draftwood:tau Tokens per forward.\n# TYPE draftwood:tau gauge\n"
+        f'draftwood:tau{{model_name="m"}} {tau}\n'
+        "# HELP vllm:wait_seconds Wait.\n# TYPE vllm:wait_seconds histogram\n"
+        f'vllm:wait_seconds_bucket{{le="1.0"}} {rounds}\nvllm:wait_seconds_bucket{{le="+Inf"}} 9\n'
+        f"vllm:wait_seconds_count 9\nvllm:wait_seconds_sum {tau}\n"
+        for name, rounds, tau in (("a", 3, 1.0), ("b", 4, 2.0))
+    }
+    together = Together(texts).text().decode()
+    assert 'vllm:rounds_total{model_name="m"} 7.0' in together and 'draftwood:tau{model_name="m"} 1.5' in together
+    assert 'vllm:wait_seconds_bucket{le="1.0"} 7.0' in together and "vllm:wait_seconds_sum 3.0" in together
+    each = Together(texts, each=True).text().decode()
+    assert 'vllm:rounds_total{model_name="m",replica="a"} 3.0' in each
+    assert 'draftwood:tau{model_name="m",replica="b"} 2.0' in each

@@ -1,0 +1,325 @@
+"""Engines on Ray, as the command line starts them: the same texts, and faults that lose nothing. Run with -m ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from draftwood import Engine, load
+
+pytest.importorskip("ray", reason="engines on Ray need the extra scale: pip install 'draftwood[scale]'")
+pytestmark = pytest.mark.ray
+
+ENDLESS = {"prompt": "a", "max_tokens": 7000, "ignore_eos": True}
+
+
+class Process:
+    """A command in a process of its own, with all that it starts."""
+
+    def __init__(self, *arguments: object) -> None:
+        command = [sys.executable, "-m", "draftwood", *map(str, arguments)]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.said: list[str] = []
+        self._reader = threading.Thread(target=lambda: self.said.extend(self.process.stderr or ()))
+        self._reader.start()
+
+    def wait_for(self, pattern: str, seconds: float = 300) -> re.Match[str]:
+        """Until something is on standard error."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and self.process.poll() is None:
+            if found := re.search(pattern, "".join(self.said)):
+                return found
+            time.sleep(0.05)
+        raise AssertionError("".join(self.said))
+
+    def below(self, title: str) -> list[int]:
+        """Processes that it started, itself or by others, and that are called so."""
+        parents, titles = {}, {}
+        for place in Path("/proc").glob("[0-9]*"):
+            try:
+                parents[int(place.name)] = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+                titles[int(place.name)] = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+
+        def mine(pid: int) -> bool:
+            return pid == self.process.pid or (pid in parents and mine(parents[pid]))
+
+        return [pid for pid in parents if title in titles.get(pid, "") and mine(pid)]
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(30)
+        self._reader.join(30)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+
+
+class Server(Process):
+    """`draftwood serve` with two replicas."""
+
+    def __init__(self, target: Path) -> None:
+        options = ("--max-running", 8, "--max-queued", 64, "--threads", 1, "--drain-seconds", 60)
+        super().__init__("serve", "--target", target, "--port", 0, "--replicas", 2, "--ray", *options)
+        try:
+            url = self.wait_for(r"serves 2 replicas on (http://\S+)")[1]
+        except BaseException:
+            self.close()
+            raise
+        self.client = httpx.Client(base_url=url, timeout=60)
+
+    def ask(self, **body: Any) -> tuple[str, str]:
+        """The text of a completion, and which replica computed it."""
+        answer = self.client.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["choices"][0]["text"], answer.headers["x-replica"]
+
+    def running(self) -> float:
+        """Requests that run or wait, over all replicas."""
+        text = self.client.get("/metrics").text
+        return sum(
+            float(value) for value in re.findall(r"^vllm:num_requests_(?:running|waiting){.*} (\S+)", text, re.M)
+        )
+
+    def pid_of(self, replica: str) -> int:
+        """The process of a replica, which writes a log of its name."""
+        for pid in self.below("ServeReplica:draftwood:Replica"):
+            for file in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):
+                    if replica in os.readlink(file):
+                        return pid
+        raise AssertionError(replica)
+
+    def until(self, count: float, seconds: float = 30) -> None:
+        ends = time.monotonic() + seconds
+        while self.running() != count:
+            assert time.monotonic() < ends, self.running()
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def engine(long_target: Path) -> Engine:
+    return load(long_target)
+
+
+@pytest.fixture(scope="module")
+def server(long_target: Path) -> Iterator[Server]:
+    server = Server(long_target)
+    try:
+        yield server
+    finally:
+        server.client.close()
+        server.close()
+
+
+def streamed(
+    server: Server, body: dict[str, Any], replicas: list[str] | None = None
+) -> tuple[str, list[dict[str, Any]], bool]:
+    """The text of a streamed completion, its events, and whether it said that it is complete."""
+    with server.client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+        assert answer.status_code == 200, answer.read()
+        if replicas is not None:
+            replicas.append(answer.headers["x-replica"])
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    events = [json.loads(line) for line in lines if line != "[DONE]"]
+    text = "".join(event["choices"][0]["text"] for event in events if event.get("choices"))
+    return text, events, lines[-1] == "[DONE]"
+
+
+def test_texts_of_either_replica_are_the_engines(server: Server, engine: Engine) -> None:
+    seen = set()
+    for i in range(12):
+        alone = engine.generate(f"{i} Story", max_new_tokens=24, seed=i).text
+        body = {"prompt": f"{i} Story", "max_tokens": 24, "seed": i}
+        text, replica = server.ask(**body)
+        seen.add(replica)
+        assert text == alone
+        assert streamed(server, body)[::2] == (alone, True)
+    assert len(seen) == 2
+
+
+def test_refusals_are_the_servers(server: Server) -> None:
+    for body, status in (({"prompt": "a", "nonsense": 1}, 400), ({"prompt": "a", "model": "gpt"}, 404)):
+        answer = server.client.post("/v1/completions", json=body)
+        assert answer.status_code == status and answer.json()["error"]["message"]
+    assert server.client.get("/v1/models").json()["data"][0]["object"] == "model"
+    assert server.client.get("/ready").status_code == server.client.get("/health").status_code == 200
+    assert server.client.get("/none").status_code == 404
+    assert "<!doctype html>" in server.client.get("/").text.lower()
+    assert server.client.post("/v1/completions", content=b"x" * (5 << 20)).status_code == 413
+
+
+def test_metrics_of_each_and_of_all(server: Server) -> None:
+    each = server.client.get("/metrics/replicas").text
+    tokens = re.findall(r'^vllm:generation_tokens_total{.*replica="(\w+)".*} (\S+)', each, re.M)
+    (total,) = re.findall(r"^vllm:generation_tokens_total{.*} (\S+)", server.client.get("/metrics").text, re.M)
+    assert len(dict(tokens)) == 2
+    assert float(total) == sum(float(count) for _, count in tokens) >= 24 * 24
+    assert server.client.post("/reset_prefix_cache").status_code == 200
+
+
+def test_clients_that_leave_end_their_requests(server: Server) -> None:
+    def leave(stream: bool) -> None:
+        body = {**ENDLESS, "stream": stream}
+        with (
+            httpx.Client(base_url=server.client.base_url, timeout=2) as client,
+            suppress(httpx.TimeoutException),
+            client.stream("POST", "/v1/completions", json=body) as answer,
+        ):
+            next(answer.iter_raw())
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(leave, [True, True, False, False]))
+    server.until(0)
+
+
+def test_conversations_stay_where_they_are(server: Server) -> None:
+    texts = [f"You are kind. User {i} asks about the sea and the sky, at some length." for i in range(6)]
+    homes: dict[int, list[str]] = defaultdict(list)
+    for _ in range(5):
+        with ThreadPoolExecutor(3) as pool:
+            for i, (text, replica) in enumerate(
+                pool.map(lambda text: server.ask(prompt=text, max_tokens=16, ignore_eos=True), texts)
+            ):
+                homes[i].append(replica)
+                texts[i] += text + " And then, what became of it?"
+    turns = [here == before for found in homes.values() for before, here in pairwise(found)]
+    assert sum(turns) / len(turns) >= 0.9
+
+
+def test_a_replica_that_is_killed(server: Server, engine: Engine) -> None:
+    """No part of an answer passes for the whole; what had not begun is computed by the other replica."""
+    bodies = [{"prompt": f"{i} Story", "max_tokens": 700, "ignore_eos": True, "seed": i} for i in range(8)]
+    alone = [engine.generate(f"{i} Story", max_new_tokens=700, ignore_eos=True, seed=i).text for i in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        replicas: list[str] = []
+        streams = [pool.submit(streamed, server, body, replicas) for body in bodies[:4]]
+        wholes = [pool.submit(server.ask, **body) for body in bodies[4:]]
+        server.until(8)
+        os.kill(server.pid_of(replicas[0]), signal.SIGKILL)
+        ended = [stream.result() for stream in streams]
+        assert [whole.result()[0] for whole in wholes] == alone[4:]
+    for (text, events, complete), right in zip(ended, alone, strict=False):
+        if complete:
+            assert text == right
+        else:
+            assert events[-1]["error"]["code"] == "replica_ended" and right.startswith(text) and text != right
+    assert not all(complete for _, _, complete in ended)
+    until = time.monotonic() + 60
+    while len(server.below("ServeReplica:draftwood:Replica")) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    assert (
+        server.ask(prompt="0 Story", max_tokens=24, seed=0)[0]
+        == engine.generate("0 Story", max_new_tokens=24, seed=0).text
+    )
+
+
+def test_sigterm_lets_running_requests_end(server: Server) -> None:
+    """Under load, as the last test of this server."""
+    body = {"prompt": "a", "max_tokens": 700, "ignore_eos": True}
+    with ThreadPoolExecutor(6) as pool:
+        streams = [pool.submit(streamed, server, body) for _ in range(3)]
+        wholes = [pool.submit(server.client.post, "/v1/completions", json=body) for _ in range(3)]
+        server.until(6)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert server.client.post("/v1/completions", json=body).status_code == 503
+        assert server.client.get("/ready").status_code == 503
+        assert all(stream.result()[2] for stream in streams)
+        assert [whole.result().json()["usage"]["completion_tokens"] for whole in wholes] == [700] * 3
+    assert server.process.wait(60) == 0
+
+
+def test_a_batch_with_three_kills(engine: Engine, long_target: Path, tmp_path: Path) -> None:
+    """Of an engine, twice, and of the command: no request is lost, none is answered twice."""
+    lines = [
+        {"custom_id": f"{i}", "prompt": f"{i} Story", "max_tokens": 200 + i, "ignore_eos": True, "seed": i}
+        for i in range(48)
+    ]
+    source, out = tmp_path / "requests.jsonl", tmp_path / "answers.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ("batch", source, "--target", long_target, "--out", out, "--replicas", 2, "--ray", "--concurrency", 4)
+
+    def made() -> int:
+        return out.read_bytes().count(b"\n") if out.exists() else 0
+
+    def reach(process: Process, most: int) -> None:
+        until = time.monotonic() + 120
+        while made() < most:
+            assert time.monotonic() < until and process.process.poll() is None, process.said
+            time.sleep(0.02)
+
+    first = Process(*command)
+    try:
+        for most in (4, 12):
+            reach(first, most)
+            os.kill(first.below("ray::MapWorker")[0], signal.SIGKILL)
+        reach(first, 20)
+    finally:
+        first.close()
+    there = made()
+    assert 20 <= there < 48
+    second = Process(*command)
+    try:
+        assert second.process.wait(120) == 0, second.said
+    finally:
+        second.close()
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    assert Counter(line["custom_id"] for line in answers) == Counter(str(i) for i in range(48))
+    for line in answers:
+        asked = lines[int(line["custom_id"])]
+        found = line["response"]["body"]["choices"][0]["text"]
+        assert (
+            found
+            == engine.generate(
+                asked["prompt"], max_new_tokens=asked["max_tokens"], ignore_eos=True, seed=asked["seed"]
+            ).text
+        )
+
+
+def test_shared_work_gives_the_same_files(pair: list[str], tmp_path: Path) -> None:
+    """Of evaluations all but times, of texts to train on every byte."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Story: In\nProblem: Rosa\n")
+    evaluation = ("eval", *pair, "--tasks", "qa", "--limit", 3, "--seeds", 2, "--max-new-tokens", 8, "--warmup", 0)
+    corpus = ("train", "corpus", *pair[:2], "--count", 70, "--prompts", prompts, "--max-new-tokens", 8)
+    ray = ("--replicas", 2, "--ray")
+    for command in ((*evaluation, "--out", tmp_path / "one"), (*evaluation, "--out", tmp_path / "two", *ray)):
+        finish(*command)
+    kept = [
+        [
+            {key: value for key, value in json.loads(line).items() if key not in ("seconds", "rounds", "joules")}
+            for line in (tmp_path / name / "items.jsonl").read_text().splitlines()
+        ]
+        for name in ("one", "two")
+    ]
+    assert kept[0] == kept[1] and len(kept[0]) == 3 * 2 * 3
+    for command in ((*corpus, "--out", tmp_path / "one.jsonl"), (*corpus, "--out", tmp_path / "two.jsonl", *ray)):
+        finish(*command)
+    assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes()
+
+
+def finish(*arguments: object) -> None:
+    """Run a command to its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "draftwood", *map(str, arguments)], capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
