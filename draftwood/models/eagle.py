@@ -97,27 +97,31 @@ class EagleHead(nn.Module):
 
     @staticmethod
     def of(target: Decoder, reads: Sequence[int] | None = None, words: Tensor | None = None) -> EagleHead:
-        """A new one of one layer in float32; where it can it begins as the target's last layer and head."""
+        """A new one of one layer in float32. It begins as the target's last layer and head, the last state fused alone.
+
+        Where the target's parts do not fit, for they are of another family, it begins at random.
+        """
         target.must_be_plain("given an EAGLE head")
         reads = usual_reads(target.n_layers) if reads is None else tuple(reads)
         check_reads(reads, target)
         config = shape(target.config, None if words is None else len(words))
         outer = target.embed
         made = EagleHead(config, reads, target.config.hidden_size, target.vocab_size, outer, target=fingerprint(target))
-        head = target.head.weight
         known: dict[str, Tensor] = {
             name.replace(f"layers.{target.n_layers - 1}.", "layers.0."): p for name, p in target.named_parameters()
         }
-        known["head.weight"] = head if words is None else head[words.to(head.device)]
+        known["head.weight"] = target.head.weight if words is None else target.head.weight[words.to(target.device)]
+        known["layers.0.qkv.weight"] = torch.cat([known["layers.0.qkv.weight"]] * 2, 1) * 0.5**0.5
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for name, part in made.named_parameters():
                 source = known.get(name.removeprefix("decoder."))
-                if part.dim() > 1:
-                    part.copy_(torch.randn(part.shape, generator=generator) * part.shape[1] ** -0.5)
                 plain = part.dim() > 1 or target.config.norm == "rms"  # another norm's weights mean something else
                 if source is not None and plain and source.shape == part.shape:
                     part.copy_(source)
+                elif part.dim() > 1:
+                    part.copy_(torch.randn(part.shape, generator=generator) * part.shape[1] ** -0.5)
+            made.fc.weight.zero_()[:, -made.width :] = torch.eye(made.width)
         made.words = words
         return made.to(target.device)
 
