@@ -148,6 +148,8 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> None:
             if last:
                 whole = end - kept == output.shape[0]
                 logits = output if whole else output[kept:end]
+                if not each.run.logits:  # they were made for others
+                    logits = logits[:, :0]
                 part = Answer(logits, {layer: batch.kept[layer][kept:end] for layer in each.run.hidden})
             else:
                 part = Answer(answer.logits, {stop: output[wanted[kept:end]]})

@@ -74,7 +74,7 @@ def train(
     drawn = plot(curve, out / "curve.png")
     return {
         "out": str(out),
-        **run.settings.model_dump(include={"layers", "heads", "shared"}),
+        **run.settings.model_dump(include={"layers", "heads", "shared", "unroll"}),
         "parameters": sum(part.numel() for part in run.exit.weights().values()),
         "steps": run.progress.step,
         "new": run.progress.step - began,

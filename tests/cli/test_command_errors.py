@@ -200,6 +200,7 @@ FIRST = [  # what is wrong is told without the model, which takes seconds to loa
     ["train", "corpus", "--out", "."],
     ["train", "eesd", "--out", "file"],
     ["train", "medusa", "--out", "file"],
+    ["train", "eagle", "--out", "file"],
 ]
 
 

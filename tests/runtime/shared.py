@@ -13,12 +13,13 @@ from test_session import LAYERS, decoder
 from draftwood import Engine
 from draftwood.errors import OutOfMemory
 from draftwood.models.backend.matrix import holder, pack
+from draftwood.models.eagle import EagleHead
 from draftwood.models.exit import ExitLayer
 from draftwood.models.heads import Heads
 
 TARGET, DRAFT = decoder(1), decoder(2)
-EXIT, HEADS = ExitLayer.of(TARGET, 1), Heads.of(TARGET, 3)
-for model in (TARGET, DRAFT, EXIT):  # held so, a row's bits do not depend on the other rows
+EXIT, HEADS, EAGLE = ExitLayer.of(TARGET, 1), Heads.of(TARGET, 3), EagleHead.of(TARGET)
+for model in (TARGET, DRAFT, EXIT, EAGLE):  # held so, a row's bits do not depend on the other rows
     pack(model.eval(), holder(torch.float32, torch.device("cpu"), None))
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -31,6 +32,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "exit-tree": {"name": "eesd", "tree": [2, 2]},
     "self": {"name": "self-spec", "attention": [1], "mlp": [2], "gamma": 3, "depth": "fixed"},
     "medusa": {"name": "medusa", "tree": [2, 1]},
+    "eagle": {"name": "eagle", "gamma": 3},
+    "eagle-tree": {"name": "eagle", "gamma": 2, "width": 3, "least": 0.0},
     "beams": {"name": "beam-sampling", "width": 3},
     "dsbd": {"name": "dsbd", "draft_width": 3, "gamma": 2},
     "search": {"name": "speculative-beam-search", "width": 2},
@@ -44,6 +47,7 @@ def engine(**options: Any) -> Engine:
     made = Engine(TARGET, [DRAFT], **options)
     made.draft_with("eesd", [EXIT])
     made.draft_with("medusa", [HEADS])
+    made.draft_with("eagle", [EAGLE])
     return made
 
 
