@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
-SIZES = "--context 24 --rows 16 --held-out 2 --batch 2 --warmup 1 --precision float32 --unroll 2".split()
+SIZES = ["--context", "24", "--rows", "16", "--held-out", "2", "--batch", "2", "--warmup", "1", "--unroll", "2"]
 
 
 def test_train_resume_and_use(command: Command, target: Path, tmp_path: Path) -> None:
     text, out = tmp_path / "texts.jsonl", tmp_path / "eagle"
     text.write_text("".join(json.dumps({"text": "a b c " * (i % 5 + 3)}) + "\n" for i in range(40)), "utf-8")
-    flags = ["train", "eagle", "--target", str(target), "--data", str(text), "--out", str(out), *SIZES, "--steps", "4"]
+    flags = ["train", "eagle", "--target", str(target), "--data", str(text), "--out", str(out), *SIZES]
+    flags += ["--precision", "float32", "--steps", "4"]
     first = command(*flags, "--vocabulary", "20", "--save-every", "2", "--json").document
     assert (first["unroll"], first["steps"], first["new"]) == (2, 4, 4)
     assert 0 <= first["acceptance_2"] <= 1 and "acceptance_3" not in first
