@@ -46,6 +46,7 @@ class Generation:
     rounds: list[Round] = field(init=False, default_factory=list)
     metrics: Metrics = field(init=False, default_factory=Metrics)
     began: float = field(init=False, default=0.0)
+    _load: Load | None = field(init=False, default=None)  # the latest load; nominal ones stay as they are
     _curves: tuple[Curve, ...] | None = field(init=False, default=None)  # of the target, of what drafts
 
     @property
@@ -72,6 +73,8 @@ class Generation:
     def load(self, forest: Forest) -> Load:
         """The load now; for controllers that do not ask for it that of a request alone, by the sizes of its models."""
         measured = self.depth.needs >= LOAD
+        if self._load is not None and not measured:
+            return self._load
         if self._curves is None:
             target = self.target.model
             models = [(session.model, session.model.n_layers) for session in self.drafts]
@@ -81,17 +84,19 @@ class Generation:
             self._curves = costs.curve(target), *(costs.curve(*model) for model in models)
         verify, *drafts = self._curves
         if not measured and not all(curve.sized for curve in self._curves):
+            self._load = ALONE
             return ALONE
         drafting, others, rows = self.running() if measured else (1, 0, 0)
         behind = 0.0
         for draft, session in zip(drafts, self.drafts, strict=False):  # layers of the target itself never are
             if measured and (missing := session.behind(forest)):
                 behind += draft.marginal(1, missing)
-        return Load(
+        self._load = Load(
             lambda rows: sum(draft.seconds(rows, min(rows, drafting)) for draft in drafts),
             lambda rows: verify.seconds(rows, drafting + others),
             *(drafting, others, rows, behind),
         )
+        return self._load
 
     def recorder(self) -> Recorder:
         """What turns verdicts into rounds."""
