@@ -46,7 +46,7 @@ class Generation:
     rounds: list[Round] = field(init=False, default_factory=list)
     metrics: Metrics = field(init=False, default_factory=Metrics)
     began: float = field(init=False, default=0.0)
-    _load: Load | None = field(init=False, default=None)  # the latest load; nominal ones stay as they are
+    _load: Load | None = field(init=False, default=None)  # the latest one; nominal ones stay as they are
     _curves: tuple[Curve, ...] | None = field(init=False, default=None)  # of the target, of what drafts
 
     @property
@@ -86,16 +86,18 @@ class Generation:
         if not measured and not all(curve.sized for curve in self._curves):
             self._load = ALONE
             return ALONE
-        drafting, others, rows = self.running() if measured else (1, 0, 0)
-        behind = 0.0
-        for draft, session in zip(drafts, self.drafts, strict=False):  # layers of the target itself never are
-            if measured and (missing := session.behind(forest)):
-                behind += draft.marginal(1, missing)
-        self._load = Load(
-            lambda rows: sum(draft.seconds(rows, min(rows, drafting)) for draft in drafts),
-            lambda rows: verify.seconds(rows, drafting + others),
-            *(drafting, others, rows, behind),
-        )
+        counts = drafting, others, _ = self.running() if measured else (1, 0, 0)
+        if self._load is None or self._load.counts != counts:
+            self._load = Load(
+                lambda rows: sum(draft.seconds(rows, min(rows, drafting)) for draft in drafts),
+                lambda rows: verify.seconds(rows, drafting + others),
+                *counts,
+            )
+        if measured:
+            behind = (session.behind(forest) for session in self.drafts)  # layers of the target itself never are
+            self._load.behind = sum(
+                draft.marginal(1, rows) for draft, rows in zip(drafts, behind, strict=False) if rows
+            )
         return self._load
 
     def recorder(self) -> Recorder:
