@@ -176,9 +176,10 @@ class There(Partner):
         try:
             return opener.open(request.Request(place, json.dumps(body).encode(), headers), timeout=600)
         except error.HTTPError as refused:
+            told = f"{place} answers with {refused.code} {refused.reason}"
             with suppress(ValueError, LookupError, TypeError):
-                raise RequestError(str(parse_json(refused.read(1 << 20))["error"]["message"])) from None
-            raise RequestError(f"{place} answers with {refused.code} {refused.reason}") from None
+                told = str(parse_json(refused.read(1 << 20))["error"]["message"])
+            raise RequestError(told) from None
         except (OSError, ValueError) as failed:
             raise RequestError(f"{place} cannot be reached ({getattr(failed, 'reason', failed)})") from None
 

@@ -114,7 +114,12 @@ def _status(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         """The one model that is served."""
-        model = {
+        return {"object": "list", "data": [await model()]}
+
+    @app.get(f"/v1/models/{service.name}")
+    async def model() -> dict[str, Any]:
+        """What is known of it."""
+        return {
             "id": service.name,
             "object": "model",
             "created": service.created,
@@ -123,7 +128,6 @@ def _status(app: FastAPI, service: Service) -> None:
             "chat": bool(service.tokenizer.templates),
             "method": service.method.name,
         }
-        return {"object": "list", "data": [model]}
 
     @app.get("/v1/methods")
     async def methods() -> dict[str, Any]:

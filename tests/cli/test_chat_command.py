@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from conftest import Command, Outcome
-from servers import Running
+from servers import Running, running
 
 from draftwood import load
+from draftwood.serve.settings import ServeSettings
 
 METHOD = {"name": "speculative", "gamma": 2}
 FLAGS = ["--method", "speculative", "--set", "gamma=2", "--seed", "3", "--max-new-tokens", "8"]
@@ -48,6 +49,18 @@ def test_a_model_without_a_template_continues_the_text(say: Say, pair: list[str]
     shown = say(["once", "/reset", "once"], *pair, *FLAGS)
     expected = load(target, draft).generate("once", METHOD, {}, 8, seed=4).text
     assert shown.code == 0 and shown.out == f"{expected}\n{expected}\n"
+
+
+def test_a_server_without_a_template_continues_the_text_and_its_errors_are_told(
+    say: Say, target: Path, draft: Path
+) -> None:
+    expected = load(target, draft).generate("once", METHOD, {}, 8, seed=4).text
+    with running(load(target, draft), ServeSettings(api_key="k", max_tokens=9)) as served:
+        shown = say(["once", "/reset", "once"], "--url", served.url, "--api-key", "k", *FLAGS)
+        assert shown.code == 0 and shown.out == f"{expected}\n{expected}\n"
+        for more, sentence in ((["--api-key", "l"], "the API key is missing or wrong"), ([], "gives 9 at most")):
+            shown = say(["once"], "--url", served.url, "--api-key", "k", *FLAGS, "--max-new-tokens", 10, *more)
+            assert shown.code == 2 and sentence in shown.err
 
 
 @pytest.mark.parametrize(

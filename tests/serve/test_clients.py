@@ -21,6 +21,9 @@ def client(served: Running) -> openai.OpenAI:
 def test_completions(client: openai.OpenAI, served: Running) -> None:
     expected = served.engine.generate(PROMPT, max_new_tokens=20, seed=3)
     model = client.models.list().data[0].id
+    assert client.models.retrieve(model).id == model
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-5")
     whole = client.completions.create(model=model, prompt=PROMPT, max_tokens=20, seed=3, logprobs=2)
     assert whole.choices[0].text == expected.text
     assert whole.choices[0].logprobs is not None and whole.choices[0].logprobs.token_logprobs

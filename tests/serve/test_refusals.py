@@ -159,7 +159,14 @@ def test_keys(target: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture) -> N
             answer = other.client.post(COMPLETIONS, json={"prompt": "a"}, headers=headers)
             assert answer.status_code == status
         assert answer.json()["error"]["code"] == "invalid_api_key"
-        for path in ("/v1/models", "/metrics", "/openapi.json", "/v1/forest", "/v1/methods"):
+        for path in (
+            "/v1/models",
+            f"/v1/models/{other.service.name}",
+            "/metrics",
+            "/openapi.json",
+            "/v1/forest",
+            "/v1/methods",
+        ):
             assert other.client.get(path).status_code == 401
         for path in ("/", "/health", "/ready", "/version"):
             assert other.client.get(path).status_code == 200
