@@ -17,7 +17,7 @@ from jinja2 import Template
 
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
-from draftwood.eval.experiments.learned import Exit, Exits, Learned, Places, Recorded, Steps, learn_for
+from draftwood.eval.experiments.learned import Exit, Exits, Learned, Places, Recorded, Steps, learn_for, shapes
 from draftwood.eval.intervals import Interval
 from draftwood.eval.report.measures import MEASURES
 from draftwood.eval.reproduce import exhibits, page, reproducing, results
@@ -353,6 +353,15 @@ def test_exits_are_trained_once_and_what_that_took_is_shown(engine: Engine, tmp_
     assert [row[:2] for row in cells] == [["0.79M", "1"]] * 3 and all(float(row[2]) >= 0 for row in cells)
     costs = shown["table-6"].tables[1].rows
     assert [row[0] for row in costs] == ["eesd, N=1", "eesd, N=1, distilled", "medusa, 4 heads", "draft model"]
+
+
+def test_exits_are_taught_by_distributions_and_those_of_the_first_shape_otherwise_too() -> None:
+    found = shapes(Exits(layers=(0.25, 2), depths=(1, 2)), 4)
+    first = "exit, N=1, 1 layer"
+    assert [each.label for each in found] == [
+        *(first, "exit, N=2, 1 layer", "exit, N=1, 2 layers"),
+        *(f"{first}, on text alone", f"{first}, the paper's way"),
+    ]
 
 
 def test_verdicts_have_a_colour_and_a_sign() -> None:
