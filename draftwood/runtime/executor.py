@@ -27,6 +27,7 @@ class Pending:
     stop: int  # layers that the run wants computed
     answer: Answer
     parts: list[tuple[list[int], Answer]] = field(default_factory=list)  # (places in run.nodes, their answers)
+    lower: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # (layer, node) -> [D], of forwards that stopped
 
     @classmethod
     def of(cls, run: Run) -> Pending:
@@ -108,7 +109,7 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> None:
     positions: list[int] = []
     wanted: list[int] = []  # rows whose logits or states are asked for
     asked: list[tuple[list[int], int]] = []  # of each job: their places in run.nodes, and its first row
-    states: set[int] = set()
+    layers: set[int] = set()  # whose output is asked for
     head = False
     for each, job in members:
         first, rows, places = len(tokens), job.rows, []
@@ -120,7 +121,7 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> None:
         tokens += [row.token for row in rows]
         positions += [row.position for row in rows]
         head |= each.run.logits
-        states.update(each.run.hidden)
+        layers.update(each.run.hidden)
     hidden = None if job.hidden is None else torch.cat([job.hidden for _, job in members if job.hidden is not None])
     batch = Batch.of(
         model,
@@ -132,7 +133,7 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> None:
         start=start,
         stop=None if last else stop,
         head=head,
-        states=tuple(sorted(layer for layer in states if start < layer <= stop)),
+        states=tuple(sorted(layer for layer in layers if start < layer <= stop)),
     )
     output, seconds = _timed(model, batch, session)
     kept = 0
@@ -143,6 +144,11 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> None:
         answer.forwards += 1
         each.levels.update(dict.fromkeys(job.segment.slots, stop))
         job.session.store(job, None if last else output[first : first + count])
+        if each.stop > stop:  # others' rows end here: what the run asks for of these layers is kept
+            for layer in each.run.hidden:
+                if start < layer <= stop:
+                    rows = zip(job.rows, batch.kept[layer][first : first + count], strict=True)
+                    each.lower.update({(layer, row.node): state for row, state in rows})
         if places:
             end = kept + len(places)
             if last:
@@ -150,7 +156,14 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> None:
                 logits = output if whole else output[kept:end]
                 if not each.run.logits:  # they were made for others
                     logits = logits[:, :0]
-                part = Answer(logits, {layer: batch.kept[layer][kept:end] for layer in each.run.hidden})
+                nodes = [each.run.nodes[place] for place in places]
+                states = {
+                    layer: batch.kept[layer][kept:end]
+                    if layer > start
+                    else torch.stack([each.lower[layer, node] for node in nodes])
+                    for layer in each.run.hidden
+                }
+                part = Answer(logits, states)
             else:
                 part = Answer(answer.logits, {stop: output[wanted[kept:end]]})
             each.parts.append((places, part))

@@ -178,3 +178,15 @@ def test_requests_that_come_together_move_the_memory_once(monkeypatch: pytest.Mo
     together = [engine.submit(engine.generation([1, 2, 3], method="autoregressive")) for _ in range(12)]
     engine.scheduler.step()
     assert len(moves) == 1 and all(task.events for task in together)
+
+
+def test_states_of_lower_layers_are_kept_where_others_stop() -> None:
+    """A forward ends where another run's rows do; what was asked for below is part of the answer all the same."""
+    cache, forest = MODEL.new_cache(), Forest.from_prompt([3, 1, 4, 1, 5])
+    wish = {"hidden": (1, 2, MODEL.n_layers)}
+    (alone,) = execute([Run(Session(MODEL, MODEL.new_cache()), forest, [0], **wish)])
+    others = [Run(Session(MODEL, cache), Forest.from_prompt([2, 7]), [0], upto) for upto in (1, 3)]
+    together = execute([Run(Session(MODEL, cache), forest, [0], **wish), *others])[0]
+    assert together.forwards == 3 and together.hidden.keys() == alone.hidden.keys()
+    for layer, states in alone.hidden.items():
+        torch.testing.assert_close(together.hidden[layer], states)
