@@ -147,8 +147,8 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> None:
         if each.stop > stop:  # others' rows end here: what the run asks for of these layers is kept
             for layer in each.run.hidden:
                 if start < layer <= stop:
-                    rows = zip(job.rows, batch.kept[layer][first : first + count], strict=True)
-                    each.lower.update({(layer, row.node): state for row, state in rows})
+                    found = zip(job.rows, batch.kept[layer][first : first + count], strict=True)
+                    each.lower.update({(layer, row.node): state for row, state in found})
         if places:
             end = kept + len(places)
             if last:
