@@ -13,7 +13,9 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -23,6 +25,7 @@ from draftwood.errors import DraftwoodError
 from draftwood.loading import EMBEDDED
 from draftwood.models import saving
 from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.parallel import launch
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads Linux's /proc")
 STORY = "Story: Lena had a red kite."
@@ -163,8 +166,12 @@ def test_the_server_ends_with_a_process_that_dies() -> None:
 def test_the_server_leaves_nobody_behind() -> None:
     server = subprocess.Popen([*COMMAND, "serve", "--port", "0", *SPLIT], stderr=subprocess.PIPE, text=True)
     assert server.stderr is not None
-    while "serves" not in server.stderr.readline():
+    said = ""
+    while "serves" not in said:
+        said = server.stderr.readline()
         assert server.poll() is None
+    address = re.findall(r"http://\S+", said)[0]
+    assert httpx.get(f"{address}/health").status_code == 200
     followers = children(server.pid)
     server.send_signal(signal.SIGTERM)
     server.communicate(timeout=30)
@@ -186,12 +193,20 @@ def test_under_torchrun(size: int, plain: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_follower_that_cannot_load_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here since its file of weights is gone when it comes to read it."""
-    with pytest.raises(DraftwoodError, match="is damaged or truncated"):
-        home = write(tmp_path / "model", 64, 1)
-        (home / "model.safetensors").write_bytes((home / "model.safetensors").read_bytes()[:-100])
-        draftwood.load(home, tensor_parallel=2)
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"source": "gone"}, "process 1 of tensor_parallel could not load its part: gone is not a checkpoint"),
+        ({"size": None}, "process 1 of tensor_parallel=2 ended with exit code 1 while it loaded its part"),
+    ],
+    ids=["refused", "broken"],
+)
+def test_a_follower_that_cannot_load(changed: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver, which could, says so, and nobody is left."""
+    start = launch._Started._start
+    monkeypatch.setattr(launch._Started, "_start", lambda self, settings: start(self, {**settings, **changed}))
+    with pytest.raises(DraftwoodError, match=says):
+        draftwood.load(tensor_parallel=2, device="cpu")
     assert not [pid for pid in children(os.getpid()) if "follower" in command_line(pid)]
 
 
