@@ -157,7 +157,7 @@ class NativeMatrix(nn.Module):
         _check(
             lib.dw_matrix_apply(self.handle, len(rows), rows.data_ptr(), out.data_ptr(), torch.get_num_threads()) != 0
         )
-        return out.view(*x.shape[:-1], -1)
+        return out.view(*x.shape[:-1], self.out_features)  # of no rows too
 
 
 class Program:
