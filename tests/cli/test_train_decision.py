@@ -27,7 +27,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
     return "--prompts", file, "--max-new-tokens", 28, "--method", "mcsd-fork", "--seed", 2
 
 
-@pytest.mark.parametrize("kind", ["hidden", "output"])
+@pytest.mark.parametrize("kind", ["hidden", pytest.param("output", marks=pytest.mark.slow)])
 def test_a_model_is_trained_and_ends_drafting(
     command: Command, small: tuple[object, ...], tmp_path: Path, kind: str
 ) -> None:

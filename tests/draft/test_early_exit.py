@@ -99,7 +99,7 @@ class Ledger:
         monkeypatch.setattr(Session, "commit", followed)
 
 
-@pytest.mark.parametrize("layers", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("layers", [1, *(pytest.param(each, marks=pytest.mark.slow) for each in (2, 3))])
 @pytest.mark.parametrize("name", METHODS)
 def test_no_layer_of_the_target_is_computed_twice_and_none_is_missed(
     name: str, layers: int, places: Any, monkeypatch: pytest.MonkeyPatch
@@ -147,8 +147,13 @@ def test_beams_compute_each_layer_once(layers: int, places: Any, monkeypatch: py
         assert sum(round_.depth_accepted for result in together for round_ in result.rounds) > 5
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, "float32") for name in METHODS),
+        *(pytest.param(name, "float64", marks=() if name == "tree" else pytest.mark.slow) for name in METHODS),
+    ],
+)
 def test_greedy_text_is_plain_decodings(name: str, dtype: str, places: Any) -> None:
     target = models(dtype)[0]
     engine = Engine(target)
