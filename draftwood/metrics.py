@@ -15,6 +15,8 @@ RATIOS = (  # of `Metrics`, in the order of its dictionary
         "alpha",
         "position_rate",
         "acceptance_by_position",
+        "bounded_rate",
+        "acceptance_bound",
         "tokens_per_second",
         "draft_cost_ratio",
     ),
@@ -55,6 +57,9 @@ class Metrics:
     widths: int = 0  # beams in these layers, with multiplicity
     widths_accepted: int = 0  # those of them that were drafts
     drafted_at: list[int] = field(default_factory=list)  # rounds that drafted a first, second, ... layer
+    bounded: int = 0  # positions of some rounds with n independent draws,
+    bounded_accepted: int = 0  # those of them at which one was accepted,
+    bounds: float = 0.0  # and the sum of alpha*(n), what a rule that judges node by node could accept (verify/bound.py)
     least: list[float] = field(default_factory=list)  # beta of each drafted layer that was verified (Theorem 3.2)
 
     def __repr__(self) -> str:
@@ -101,6 +106,9 @@ class Metrics:
                 met[i] += 1
             if place < draws:
                 taken[place] += 1
+        self.bounded += len(round_.bounds)
+        self.bounded_accepted += sum(accepted for _, accepted in round_.bounds)
+        self.bounds += sum(bound for bound, _ in round_.bounds)
         if round_.layers:
             self._add_layers(round_)
 
@@ -142,6 +150,16 @@ class Metrics:
     def acceptance_by_position(self) -> list[float]:
         """`position_rate`, separately for the first, second, ... drafted position."""
         return [a / n for a, n in zip(self.accepted_at, self.attempted_at, strict=True)]
+
+    @property
+    def bounded_rate(self) -> float:
+        """`position_rate` of the positions that `acceptance_bound` is of; 0 where there are none."""
+        return self.bounded_accepted / self.bounded if self.bounded else 0.0
+
+    @property
+    def acceptance_bound(self) -> float:
+        """The mean of alpha*(n) where draws were independent: no rule that judges node by node accepts more often."""
+        return self.bounds / self.bounded if self.bounded else 0.0
 
     @property
     def tokens_per_second(self) -> float:

@@ -18,6 +18,9 @@ from draftwood.results import Ranking
 from draftwood.runtime.session import Answer, Run, Session
 from draftwood.sampling import Distributions, rows_of
 from draftwood.text import Ending
+from draftwood.verify.bound import bounds
+
+SAMPLED = 16  # of so many rounds, by the place of its root, one is compared with what any rule could accept
 
 T = TypeVar("T")
 
@@ -116,7 +119,8 @@ class Recorder:
         if over and self.ending.reason is None:
             self.ending.reason = "stop" if best in grown.finished else "cancelled"
         shown, clock = emitted[:count], self._clock
-        certain = sum(node in forest.forced for node in forest.path(verdict.parent[0]))
+        path = forest.path(verdict.parent[0])
+        certain = sum(node in forest.forced for node in path)
         if forest.layers:
             certain = sum(layer.certain for layer in forest.layers[: verdict.accepted])
         forced = sum(node >= forest.fresh for node in forest.forced)
@@ -156,6 +160,7 @@ class Recorder:
             text=self.ending.new_text(),
             finish=self.ending.reason,
             forced=forced,
+            bounds=bounds(forest, path, target) if forest.position(forest.live[0]) % SAMPLED == 0 else (),
         )
 
     def _judged(self, forest: Forest, verdict: Verdict, target: Distributions) -> list[EmittedToken | None]:

@@ -24,19 +24,22 @@ SMALL = 1 << 15  # elements
 
 
 def rows_of(work: Callable[[Tensor, int], Tensor], logits: Tensor) -> Sequence[Tensor]:
-    """softmax or log_softmax of each row [V] of logits [n, V]; of few elements one row after the other.
+    """softmax or log_softmax of each row [V] of logits [n, V]; of few elements one row after the other."""
+    return work(logits, -1).unbind() if together(logits) else [work(row, -1) for row in logits.unbind()]
+
+
+def together(logits: Tensor) -> bool:
+    """Whether all rows are better computed in one call; the bits are the same.
 
     PyTorch shares rows out among its threads however short they are, and those spin afterwards, while native forwards
     need the cores.
     """
-    if logits.numel() >= SMALL or logits.is_cuda:
-        return work(logits, -1).unbind()
-    return [work(row, -1) for row in logits.unbind()]
+    return logits.numel() >= SMALL or logits.is_cuda or torch.get_num_threads() == 1
 
 
 def row_by_row(work: Callable[[Tensor, int], Tensor], logits: Tensor) -> Tensor:
     """The same as one tensor, of logits [..., V]."""
-    if logits.dim() < 2 or logits.shape[0] < 2 or logits.numel() >= SMALL or logits.is_cuda:
+    if logits.dim() < 2 or logits.shape[0] < 2 or together(logits):
         return work(logits, -1)
     return torch.stack(list(rows_of(work, logits.flatten(0, -2)))).view(logits.shape)
 
@@ -135,6 +138,14 @@ class Distributions:
         """Logits [len(nodes), V] after penalties and biases."""
         logits = self.logits(nodes)
         return logits if self._edit is None else self._edit(logits, self.forest, nodes)
+
+    def prepare(self, nodes: Sequence[int]) -> None:
+        """Compute T∘p after several nodes in one go, with the same bits, for less than one after the other.
+
+        Where logits are edited each waits for its turn: a grammar has a word on what is asked for.
+        """
+        if self._edit is None:
+            self._probs.update(zip(nodes, warp(self.logits(nodes), self.params).unbind(), strict=True))
 
     def probs(self, node: int) -> Tensor:
         """T∘p after a node [V], the distribution that is decoded."""

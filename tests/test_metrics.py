@@ -4,9 +4,11 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from draftwood import Engine, Metrics, Round, TabularModel
 from draftwood.core.records import Judged, Layer
+from draftwood.verify.bound import best_acceptance
 
 
 def expected_layers(threshold: float, beta: float, gamma: int) -> float:
@@ -115,6 +117,29 @@ def test_acceptance_rate_is_the_overlap_of_p_and_q() -> None:
     assert total.position_rate == pytest.approx(alpha, abs=0.03)
     assert total.tau == pytest.approx((1 - alpha**3) / (1 - alpha), abs=0.06)
     assert total.acceptance_by_position == pytest.approx([alpha, alpha], abs=0.04)
+
+
+@pytest.mark.parametrize(("expansion", "bound"), [([1, 1], 0.6), ([3, 1], None)], ids=str)
+def test_acceptance_beside_what_any_rule_could_accept(expansion: list[int], bound: float | None) -> None:
+    """Of one round in 16; chains meet the bound by rejection, several draws stay below it."""
+    p, q = [0.6, 0.3, 0.1], [0.2, 0.3, 0.5]
+    engine = Engine(TabularModel(lambda prefix: p, 3), [TabularModel(lambda prefix: q, 3)])
+    method = {"name": "specinfer", "expansion": expansion, "verify": "rejection"}
+    total = Metrics()
+    for seed in range(40):
+        result = engine.generate([0], method, max_new_tokens=100, seed=seed)
+        assert all(not round_.bounds for round_ in result.rounds if round_.position % 16)
+        for round_ in result.rounds:
+            total.add(round_)
+    first, second = (best_acceptance(torch.tensor(p), torch.tensor(q), count) for count in (expansion[0], 1))
+    if bound is not None:
+        assert total.acceptance_bound == pytest.approx(bound) == first
+    else:
+        assert second < total.acceptance_bound < first
+    assert total.bounded_rate == pytest.approx(total.acceptance_bound, abs=0.12)
+    assert engine.generate([0], method, {"temperature": 0}).metrics.acceptance_bound == 0
+    distinct = engine.generate([0], {"name": "mcsd", "tree": [2]}).metrics
+    assert distinct.bounded == 0 == distinct.bounded_rate
 
 
 @pytest.mark.parametrize("method", [{"name": "speculative", "gamma": 5}, {"name": "mcsd", "tree": [2, 1, 1, 1, 1]}])

@@ -130,6 +130,8 @@ class Round:
     text: str = ""  # what became certain of the text; a tail that may become a stop string is held back
     finish: str | None = None  # of the last round: why the text ends
     forced: int = 0  # nodes that a grammar left no choice about
+    # of some rounds: (alpha*(n), whether one was accepted) where there were n independent draws (verify/bound.py)
+    bounds: Sequence[tuple[float, bool]] = ()
 
     def __repr__(self) -> str:
         return (

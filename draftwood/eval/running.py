@@ -218,7 +218,7 @@ def named(error: Exception) -> str:
 
 SUMS = (
     *("rounds", "emitted", "drafted", "accepted", "depth_accepted", "attempted"),
-    *("drafting_rounds", "accepted_shares"),
+    *("drafting_rounds", "accepted_shares", "bounded", "bounded_accepted", "bounds"),
     *("draft_seconds", "verify_seconds", "sampling_seconds", "other_seconds", "first_round_seconds"),
     *("target_rows", "draft_rows", "draft_forwards", "layers", "widths", "widths_accepted"),
 )

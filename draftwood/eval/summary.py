@@ -32,6 +32,8 @@ RATIOS = {
     "draft_share": ("accepted", "emitted"),
     "alpha": ("accepted_shares", "drafting_rounds"),
     "position_rate": ("depth_accepted", "attempted"),
+    "bounded_rate": ("bounded_accepted", "bounded"),
+    "acceptance_bound": ("bounds", "bounded"),
     "mean_width": ("widths", "layers"),
     "mean_accepted_width": ("widths_accepted", "attempted"),
     "layers_per_round": ("layers", "rounds"),

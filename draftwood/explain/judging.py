@@ -17,7 +17,7 @@ from draftwood.core.forest import FINISHED, Forest, Verdict
 from draftwood.core.records import Judged, Outcome
 from draftwood.sampling import Distributions, Streams
 from draftwood.verify import Initialised, Rejection, Traversal, Verifier
-from draftwood.verify.bound import best_acceptance
+from draftwood.verify.bound import bounds
 from draftwood.verify.traversal import traverse
 from draftwood.verify.tree import Resolve, acceptance, resolve
 
@@ -61,6 +61,7 @@ class Recorder:
         """Walk down the accepted path as spec §2 has it; where nothing was tossed for, chances are left out."""
         path = forest.path(verdict.parent[0])
         found.greedy = target.params.greedy
+        found.bounds = bounds(forest, path, target)
         rule: Resolve | None = None  # where drafts were judged one by one
         if isinstance(self.verify, Rejection | Initialised) and not found.greedy:
             rule = self.verify.rule if isinstance(self.verify, Rejection) else resolve
@@ -75,11 +76,6 @@ class Recorder:
                 if value
             ]
             following = path[place + 1] if place + 1 < len(path) else None
-            proposals = forest.proposals.get(node, ())
-            if len(proposals) == 1 and not found.greedy:
-                q, nodes = proposals[0].q, proposals[0].nodes
-                if q is not None and (proposals[0].replacement or len(nodes) == 1):
-                    found.bounds.append((best_acceptance(p, q, len(nodes)), following is not None))
             if not isinstance(self.verify, Traversal) or found.greedy:
                 rest = siblings(found, forest, node, following, p, rule)
                 if following is None:
@@ -101,11 +97,12 @@ def paths(found: Judgement, forest: Forest, path: Sequence[int], target: Distrib
 
     end = traverse(forest, forest.roots[0], target.probs, lambda node, chance: node == path[-1], note)
     assert end is not None
+    rest = end[1]
     for node in path[:-1]:
         drawn = [child for proposal in forest.proposals[node] for child in proposal.nodes]
         after = next(place for place, child in enumerate(drawn) if child in path)
         found.drafts += [Judged((node, forest.token[child]), "discarded") for child in drawn[after + 1 :]]
-    return end[1]
+    return rest / rest.sum()
 
 
 def siblings(

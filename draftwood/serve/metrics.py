@@ -61,6 +61,9 @@ class Meters(Collector):
             sums["accepted_tokens"] += round_.depth_accepted
             for place in range(round_.depth_accepted):
                 self.positions[place] += 1
+        sums["bounded"] += len(round_.bounds)
+        sums["bounded_accepted"] += sum(accepted for _, accepted in round_.bounds)
+        sums["bounds"] += sum(bound for bound, _ in round_.bounds)
         for layer in round_.layers:
             sums["layers"] += 1
             sums["widths"] += layer.width
@@ -136,6 +139,12 @@ class Meters(Collector):
             "draftwood:rounds": (sums["rounds"], "Rounds: a target forward of a request each."),
             "draftwood:target_rows": (sums["target_rows"], "Rows that the target computed."),
             "draftwood:draft_rows": (sums["draft_rows"], "Rows that draft models computed."),
+            "draftwood:bounded_positions": (sums["bounded"], "Places with independent drafts, of one round in 16."),
+            "draftwood:bounded_accepted": (sums["bounded_accepted"], "Those of them at which a draft was accepted."),
+            "draftwood:acceptance_bounds": (
+                sums["bounds"],
+                "Those at which any rule could accept one, on average.",
+            ),
             "draftwood:layers": (sums["layers"], "Layers of beams."),
         }
         if self._energy:

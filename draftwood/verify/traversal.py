@@ -25,7 +25,7 @@ def traverse(
     note: Note = lambda child, p, q, chance: None,
     reach: float = 1.0,
 ) -> tuple[list[int], Tensor] | None:
-    """The accepted path from `node` down and what the token after it is drawn from [V], or None: nothing here.
+    """The accepted path from `node` down and weights of the token after it [V], of any sum, or None: nothing here.
 
     `reach`, a, is the acceptance of the path down to `node`; 1 at the root, which always accepts. Whatever the tree
     below looks like, a path is returned with probability a, and then what it says and the token after it follow the
@@ -39,24 +39,24 @@ def traverse(
     proposals = forest.proposals.get(node, ())
     if not proposals:
         return ([node], p(node)) if accept(node, reach) else None
-    rest = p(node)
+    rest, total = p(node), 1.0  # P = rest / total
     for proposal in proposals:
         q = proposal.q
         for child in proposal.nodes:
             x = forest.token[child]
             if proposal.q is not None and q is None:
                 break  # the support is exhausted; such a draw cannot exist
-            p_x, q_x = float(rest[x]), 1.0 if q is None else float(q[x])
+            p_x, q_x = float(rest[x]) / total, 1.0 if q is None else float(q[x])
             chance = acceptance(reach * p_x, q_x)
             note(child, p_x, q_x, chance)
             if chance > 0:
                 found = traverse(forest, child, p, accept, note, chance)
                 if found is not None:
                     return [node, *found[0]], found[1]
-            left = remainder(rest, q, x, reach)
+            left = remainder(rest, q, x, reach / total)
             mass = float(left.sum())
             if mass > 0:
-                rest = left / mass
+                rest, total = left, mass
             if reach < 1:
                 reach = mass / (mass + (1 - reach))
             if reach == 0:
@@ -75,6 +75,14 @@ def remainder(p: Tensor, q: Tensor | None, token: int, reach: float) -> Tensor:
     return left.sub_(q).clamp_(min=0.0)
 
 
+def first_path(forest: Forest) -> list[int]:
+    """The root, its first child and so on, to the last that has drafts: all are visited if nothing is impossible."""
+    path = [forest.roots[0]]
+    while proposals := forest.proposals.get(path[-1]):
+        path.append(proposals[0].nodes[0])
+    return path[:-1] or path
+
+
 class Traversal:
     """Visit paths from the first drawn leaf on; the first that is accepted ends the round, with one token more.
 
@@ -89,6 +97,7 @@ class Traversal:
         """Verdict for a forest with one root."""
         if target.params.greedy:
             return follow(forest, target.best, None)
+        target.prepare(first_path(forest))
         found = traverse(forest, forest.roots[0], target.probs, lambda node, chance: streams.uniform("accept") < chance)
         assert found is not None  # the root's reach is 1
         path, rest = found

@@ -26,13 +26,22 @@ def scraped(served: Running) -> dict[str, float]:
     return found
 
 
-def test_metrics(target: Any, draft: Any) -> None:
+def test_metrics(target: Any, draft: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood.recording.SAMPLED", 1)
     with running(load(target, draft)) as served:
         assert scraped(served)["vllm:generation_tokens_total"] == 0
         wide = {"name": "dsbd", "width": 2, "draft_width": 2}
         answers = [
-            served.post("/v1/completions", prompt="a" * 30, max_tokens=20, seed=i, ignore_eos=True, speculation=spec)
-            for i, spec in enumerate(("speculative", wide, "speculative"))
+            served.post(
+                "/v1/completions",
+                prompt="a" * 30,
+                max_tokens=20,
+                seed=i,
+                ignore_eos=True,
+                temperature=1,
+                speculation=spec,
+            )
+            for i, spec in enumerate(({"name": "speculative", "gamma": 3}, wide, "speculative"))
         ]
         found = scraped(served)
         figures = [answer["metrics"]["speculative_decoding"] for answer in answers]
@@ -46,6 +55,8 @@ def test_metrics(target: Any, draft: Any) -> None:
         assert found["vllm:time_to_first_token_seconds_count"] == 3 == found["vllm:e2e_request_latency_seconds_count"]
         assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
         assert found["vllm:prefix_cache_hits_total"] > 0 and found["draftwood:target_rows_total"] > 60
+        accepted, positions = (found[f"draftwood:bounded_{name}_total"] for name in ("accepted", "positions"))
+        assert 0 <= accepted <= positions and found["draftwood:acceptance_bounds_total"] <= positions > 0
         assert 1 <= found["draftwood:mean_width"] <= 2 and found["draftwood:tau"] > 0
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftwood import SamplingParams
 from draftwood.core.forest import Forest
-from draftwood.sampling import Distributions
+from draftwood.sampling import Distributions, warp
 from draftwood.verify import Rejection, Traversal, Verifier, traversal, tree
 
 EXACT = 1e-12
@@ -216,5 +216,31 @@ def test_only_visited_rows_are_warped() -> None:
         return p[node]
 
     found = traversal.traverse(forest, 0, row, lambda node, chance: chance >= 1)
-    assert found is not None and found[0] == [0, b] and found[1].tolist() == [0, 0, 1]
+    assert found is not None and found[0] == [0, b] and (found[1] > 0).tolist() == [False, False, True]
     assert asked == [0, b]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.7}, {"top_p": 0.8}, {"top_k": 9, "min_p": 0.1}], ids=str)
+@pytest.mark.parametrize("vocab", [300, 20_000])
+def test_rows_of_a_path_have_the_bits_of_single_ones(
+    vocab: int, params: dict[str, float], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    forest, sampling = Forest.from_prompt([0]), SamplingParams(**params)
+    q = torch.full((vocab,), 1 / vocab)
+    a, _, _ = forest.propose(0, [1, 2, 3], q)
+    (b,) = forest.propose(a, [1], q)
+    forest.propose(b, [1], q)
+    assert traversal.first_path(forest) == [0, a, b]
+    logits = 3 * torch.randn(len(forest), vocab, generator=torch.Generator().manual_seed(1))
+    target = Distributions(forest, logits, sampling)
+    target.prepare([0, a, b])
+    edited: list[int] = []
+    lazy = Distributions(forest, logits, sampling, lambda rows, forest, nodes: (edited.extend(nodes), rows)[1])
+    lazy.prepare([0, a, b])  # waits: a grammar may refuse to go on behind a draft that nobody visits
+    assert not edited
+    for node in range(len(forest)):
+        assert torch.equal(target.probs(node), warp(logits[node], sampling))
+        assert torch.equal(target.probs(node), lazy.probs(node))
+    assert edited == list(range(len(forest)))

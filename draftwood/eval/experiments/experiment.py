@@ -34,6 +34,8 @@ KINDS = {  # kind -> the class that measures it
     "controllers": "controllers:Controllers",
     "grammars": "grammars:Grammars",
     "search": "search:Search",
+    "defaults": "defaults:Defaults",
+    "drafters": "drafters:Drafters",
     "training": "training:Training",
 }
 

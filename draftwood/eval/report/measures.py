@@ -133,6 +133,16 @@ ACCEPTED = Measure(
     "Accepted over drafted tokens. Wide trees and beams draft many to accept few.",
     _decoding("acceptance_rate", "drafted"),
 )
+BOUNDED = Measure(
+    "One of n",
+    "How often one of n independent drafts at a place was accepted, in some of the rounds.",
+    _decoding("bounded_rate", "bounded"),
+)
+BOUND = Measure(
+    "alpha*(n)",
+    "How often any rule that judges node by node could have accepted one of these drafts, at most.",
+    _decoding("acceptance_bound", "bounded"),
+)
 JOULES = Measure(
     "J/token",
     "Joules per token by the machine's counter, idle power included.",
@@ -157,7 +167,7 @@ POINTS = Measure(
 MEASURES = {
     measure.title: measure
     for measure in (
-        *(SPEED_UP, RATE, SCORE, PERPLEXITY, TAU, ACCEPTED, JOULES, JOULES_ESTIMATED, POINTS),
+        *(SPEED_UP, RATE, SCORE, PERPLEXITY, TAU, ACCEPTED, BOUNDED, BOUND, JOULES, JOULES_ESTIMATED, POINTS),
         Measure(
             "HM, %",
             "Harmonic mean of accepted/drafted and accepted/output (EESD App. D).",

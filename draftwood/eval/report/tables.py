@@ -11,6 +11,8 @@ from draftwood.eval.energy import ESTIMATE
 from draftwood.eval.report.figures import Task
 from draftwood.eval.report.measures import (
     ACCEPTED,
+    BOUND,
+    BOUNDED,
     JOULES_ESTIMATED,
     NONE,
     RATE,
@@ -65,7 +67,7 @@ def task_table(task: Task) -> Table:
     made: list[tuple[str, str, Callable[[Row], str]]] = [
         (score_name(task.metric).capitalize(), "The score that stands for this task.", score(task.metric)),
         *((name, score_name(name).capitalize() + ".", score(name)) for name in known),
-        *((measure.title, measure.about, measure.cell) for measure in (RATE, SPEED_UP, TAU, ACCEPTED)),
+        *((measure.title, measure.about, measure.cell) for measure in (RATE, SPEED_UP, TAU, ACCEPTED, BOUNDED, BOUND)),
         (
             "c",
             "Seconds of a forward of the draft over those of a forward of the target.",
