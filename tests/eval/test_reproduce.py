@@ -283,26 +283,30 @@ LITTLE = {
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:constrained_layout not applied"
+)  # of a report's bars, whose methods have long names
 @pytest.mark.parametrize("name", PAPERS)
 def test_the_whole_path_of_scale_full_at_tiny_size(
     name: str, command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What has to be trained is, all methods of that scale run on an item, and page, results and figures are there."""
-    said = paper(name)
+    monkeypatch.chdir(tmp_path)  # figures name methods with the places of what was trained, which should be short
+    said, out = paper(name), Path("out")
     learn = {key: LITTLE[key] for key, wanted in said.scales["full"].learn if wanted}
     tiny = said.scales["full"].model_copy(update={"items": 1, "seeds": 1, "tokens": 3, "learn": Learned(**learn)})
     said = said.model_copy(update={"scales": {**said.scales, "full": tiny}})
     monkeypatch.setattr("draftwood.eval.reproduce.paper.load", lambda wanted: said)
-    assert command("reproduce", name, "--scale", "full", "--out", tmp_path / "out").code == 0
-    document = json.loads((tmp_path / "out" / "results.json").read_text("utf-8"))
+    assert command("reproduce", name, "--scale", "full", "--out", out).code == 0
+    document = json.loads((out / "results.json").read_text("utf-8"))
     assert document["complete"] and document["made_by"] == f"draftwood reproduce {name} --scale full"
-    made = learn_for(load(), tiny.learn, tmp_path / "out" / reproducing.TRAINED, lambda what: None)
+    made = learn_for(load(), tiny.learn, out / reproducing.TRAINED, lambda what: None)
     wanted = {key: [*each.settings] for key, each in reproducing.evaluations(said, "full", made).items()}
     found: dict[str, list[str]] = {}
     for row in document["tables"]["methods"]:
         found.setdefault(row["evaluation"], []).append(row["method"])
     assert {key: [*dict.fromkeys(labels)] for key, labels in found.items()} == wanted
-    check((tmp_path / "out" / page.PAGE).read_text("utf-8"), said)
+    check((out / page.PAGE).read_text("utf-8"), said)
     assert not any(row["here"] == "not measured here" for row in document["tables"]["comparisons"] if row["verdict"])
 
 
