@@ -19,7 +19,8 @@ from draftwood.errors import ModelError
 from draftwood.models import artifact, published
 from draftwood.models.artifact import Artifact, fingerprint
 from draftwood.models.backend.attention import fused
-from draftwood.models.backend.matrix import holder, pack
+from draftwood.models.backend.matrix import held_alike, holder, pack
+from draftwood.models.backend.native import Program, reads_beside
 from draftwood.models.base import Batch, CausalModel
 from draftwood.models.cache import Budget, Cache
 from draftwood.models.decoder import Block, Decoder, DecoderConfig
@@ -93,6 +94,7 @@ class EagleHead(nn.Module):
         self.decoder.embed = Embedding(0, config.hidden_size).requires_grad_(False)
         self.embed = Embedding(vocabulary, config.hidden_size) if outer is None else None
         self._outer = [] if outer is None else [outer]  # in a list: it is borrowed, and not one of the parameters
+        self._program: Program | None = None  # made when it is first needed
         self.words: Tensor | None = None  # [V_head] the target's tokens that it knows
 
     @staticmethod
@@ -153,11 +155,13 @@ class EagleHead(nn.Module):
                 "an EAGLE head reads hidden states of its target; it cannot run alone as a draft model: "
                 "use method eagle"
             )
-        decoder = self.decoder
+        decoder, embedded, x = self.decoder, self.embedded(batch.tokens), self.state(batch.hidden)
+        if decoder.native:
+            return self.spread(self._native(replace(batch, hidden=x), cache, embedded))
         views = decoder.views(batch, cache)
         for view in views:
-            view.beside = self.embedded(batch.tokens)[None]
-        x = self.state(batch.hidden)[None]
+            view.beside = embedded[None]
+        x = x[None]
         own = decoder.run(x, views, decoder.memories(batch, cache), 0, decoder.n_layers)[0][batch.wanted]
         if decoder.n_layers in batch.states:
             batch.kept[decoder.n_layers] = own
@@ -165,22 +169,39 @@ class EagleHead(nn.Module):
             batch.kept[self.n_layers] = decoder.normed(own)
         return self.spread(decoder.logits(own)) if batch.head else own.new_empty(len(own), 0)
 
+    def _native(self, batch: Batch, cache: Cache, embedded: Tensor) -> Tensor:
+        """The same in one call, but for fc and the embeddings; `batch.hidden` is what the layers read."""
+        block = self.decoder.layers[0]
+        assert isinstance(block, EagleBlock) and batch.hidden is not None
+        if self._program is None:
+            self._program = Program(self.decoder, empty=1)
+        if block.norm_first:
+            batch.hidden = block.normalise(batch.hidden, block.attention_norm.float(), None, block.eps)
+        beside = block.normalise(embedded, block.input_norm.float(), None, block.eps)
+        return self._program.forward(batch, cache, beside.contiguous())
+
+    @property
+    def computed(self) -> torch.dtype:
+        """What rows are computed in: native kernels take and give float32."""
+        return torch.float32 if self.decoder.native else self.dtype
+
     def embedded(self, tokens: Tensor) -> Tensor:
         """Embeddings [..., D] of tokens."""
         table = self._outer[0] if self.embed is None else self.embed
         found: Tensor = table(tokens)
-        return found.to(self.dtype)
+        return found.to(self.computed)
 
     def fuse(self, states: Tensor) -> Tensor:
         """The target's states side by side [..., W] -> [..., D]."""
         if self.fused_norm is not None:
-            states = F.rms_norm(states, self.fused_norm.shape, self.fused_norm, self.decoder.config.rms_norm_eps)
+            weight = self.fused_norm.to(states.dtype)
+            states = F.rms_norm(states, weight.shape, weight, self.decoder.config.rms_norm_eps)
         fused_states: Tensor = self.fc(states)
         return fused_states
 
     def state(self, given: Tensor) -> Tensor:
         """What the layers read [N, D] of `Batch.hidden` [N, W]: the target's states fused, its own as they are."""
-        given = given.to(self.dtype)
+        given = given.to(self.computed)
         own = given[:, -1].isnan()
         if bool(own.all()):
             return given[:, : self.width]
@@ -328,7 +349,8 @@ def finished(made: EagleHead, tensors: Mapping[str, Tensor], target: Decoder, pa
     made.words = None if made.words is None else made.words.to(place)
     made.requires_grad_(False).eval()
     if packed:
-        pack(made, holder(dtype, place, None, "pytorch"))
+        alike = held_alike(target.head, dtype, place) if reads_beside() else holder(dtype, place, None, "pytorch")
+        pack(made, alike)
     return made
 
 

@@ -71,6 +71,7 @@ int dw_model_part(void* model, int layer, const dw_part* part) {
     return 0;
   });
 }
+int dw_reads_beside(void) { return 1; }
 void dw_model_free(void* model) { delete static_cast<Model*>(model); }
 int dw_forward(void* model, const dw_batch* batch) {
   return guarded(1, [&] {

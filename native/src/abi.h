@@ -43,7 +43,7 @@ typedef struct {
 typedef struct {
   int32_t attention, window /* positions that are seen, own included; 0: all */, rope /* which table */, keys, values /* planes */;
   const void *up, *down;
-  const float *norm, *norm_bias, *post_norm, *post_norm_bias; /* post: null where there is none */
+  const float *norm, *norm_bias, *post_norm, *post_norm_bias; /* null where there is none */
   const float *q_norm, *q_norm_bias, *k_norm, *k_norm_bias;
 } dw_part;
 
@@ -69,12 +69,14 @@ typedef struct {
   const int32_t* states_after; /* layers; after the last one the final norm is applied */
   float* const* states;        /* [wanted_count][width] each */
   int32_t threads;
+  const float* beside; /* [rows][width], where a part's first product reads it before the rows: its matrix is twice as wide */
 } dw_batch;
 
 DW_API void* dw_model(const dw_shape* shape, int layers);
 DW_API int dw_model_part(void* model, int layer, const dw_part* part); /* appends to the layer */
 DW_API void dw_model_free(void* model);
 DW_API int dw_forward(void* model, const dw_batch* batch);
+DW_API int dw_reads_beside(void); /* 1 from the version on that has `beside` */
 
 #ifdef __cplusplus
 }

@@ -86,13 +86,16 @@ struct Forward {
     crew.barrier();
   }
 
-  // Rows settled, normalised and made the operand of a part's first product.
+  // Rows settled, normalised and made the operand of a part's first product, behind what it reads beside them.
   void enter(Crew& crew, const dw_part* last, const dw_part& part) const {
     const Matrix& m = matrix(part.up);
     each(crew, batch.rows, [&](int64_t i) {
       float* tmp = own(crew);
+      const int64_t width = s().width, ahead = m.k - width;
       settle(i, last, tmp);
-      norm(x + i * s().width, part.norm, part.norm_bias, s().width, tmp);
+      if (ahead) std::memcpy(tmp, batch.beside + i * width, 4 * width);
+      if (part.norm) norm(x + i * width, part.norm, part.norm_bias, width, tmp + ahead);
+      else std::memcpy(tmp + ahead, x + i * width, 4 * width);
       k.convert(m, tmp, operand, i, batch.rows);
     });
     multiply(crew, m, batch.rows, wide);
@@ -290,6 +293,11 @@ void Model::forward(const dw_batch& batch) {
     operands = std::max(operands, k.operand_bytes(m, count));
     return padded(m);
   };
+  for (int layer = batch.start; layer < batch.stop; layer++)
+    for (const dw_part& part : layers[layer]) {
+      const int64_t in = matrix(part.up).k;
+      demand(in == shape.width || (in == 2 * shape.width && batch.beside), "a matrix reads what is not there");
+    }
   for (int layer = batch.start; layer < batch.stop; layer++)
     for (const dw_part& part : layers[layer]) wide = std::max({wide, product(part.up, rows), product(part.down, rows)});
   if (batch.logits && batch.wanted_count) head = product(shape.head, batch.wanted_count);

@@ -17,6 +17,8 @@ from draftwood.core.forest import Forest
 from draftwood.draft import EagleSession, EagleSource
 from draftwood.models import artifact, eagle, published
 from draftwood.models.artifact import fingerprint
+from draftwood.models.backend.matrix import holder, pack
+from draftwood.models.backend.native import reads_beside
 from draftwood.models.eagle import ABSENT, EagleHead
 from draftwood.models.pickled import convert
 from draftwood.runtime.executor import execute
@@ -49,14 +51,20 @@ def driven(work: Generator[Run, Answer, Answer]) -> Answer:
         return found
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("held", ["float32", "float64", "native"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_published_head_says_what_its_format_says(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_a_published_head_says_what_its_format_says(kind: str, held: str, tmp_path: Path) -> None:
     """Below the root, below siblings at once, and below their children, against all of it anew without a cache."""
     options, more = KINDS[kind]
-    raw, target = config(**options), decoder(3, dtype)
+    dtype = torch.float64 if held == "float64" else torch.float32
+    raw, target, plain = config(**options), decoder(3, dtype), decoder(3, dtype)
     tensors = write(tmp_path, raw, **more)
+    if held == "native":
+        if not reads_beside():
+            pytest.skip("draftwood-native is not installed, or has no kernels for heads")
+        pack(target, holder(dtype, target.device, None, "native"))
     head = eagle.load(tmp_path, target)
+    assert head.decoder.native == (held == "native")
     assert head.reads == tuple(READS) and head.n_layers == options.get("layers", 1) + 1
     source = EagleSource(Session(target, target.new_cache()), EagleSession(head, head.new_cache(), "draft"), head.reads)
     prompt = [3, 1, 4, 1, 5, 9, 2]
@@ -66,7 +74,7 @@ def test_a_published_head_says_what_its_format_says(kind: str, dtype: torch.dtyp
     def check(nodes: list[int]) -> None:
         found = driven(source.answer(forest, nodes, hidden=True))
         for row, node in zip(found.logits, nodes, strict=True):
-            wanted = says(raw, tensors, target, prompt, [forest.token[n] for n in forest.path(node)[1:]])
+            wanted = says(raw, tensors, plain, prompt, [forest.token[n] for n in forest.path(node)[1:]])
             wanted = wanted.clamp(min=ABSENT)
             torch.testing.assert_close(row, wanted.to(row.dtype), atol=close, rtol=close)
         assert found.hidden[head.n_layers].shape == (len(nodes), 24)

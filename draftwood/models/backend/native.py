@@ -53,8 +53,8 @@ class _Part(Structure):
 
 
 # dw_batch: rows, segments, slots, reach; 15 places from token to sin; start, stop, wanted_count, wanted_first; wanted,
-# logits, output; states_count; states_after, states; threads
-_CALL = Struct("@4i15P4i3Pi2Pi")
+# logits, output; states_count; states_after, states; threads; beside
+_CALL = Struct("@4i15P4i3Pi2PiP")
 
 
 @cache
@@ -92,6 +92,11 @@ def unavailable() -> str | None:
     """Why the library cannot be used, in one sentence; None: it can."""
     found = library()
     return found if isinstance(found, str) else None
+
+
+def reads_beside() -> bool:
+    """Whether forwards of trained heads can be computed: the library has what they need."""
+    return unavailable() is None and hasattr(_library(), "dw_reads_beside")
 
 
 def kernels() -> tuple[str, list[str]]:
@@ -163,9 +168,10 @@ class NativeMatrix(nn.Module):
 class Program:
     """The forward of a decoder whose matrices are all `NativeMatrix`."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, empty: int = 0) -> None:
+        """`empty` layers follow, so that the rows before the final norm are states that can be asked for."""
         lib, c = _library(), decoder.config
-        self.config, self.n_layers = c, decoder.n_layers  # not the decoder, which would go late in a circle
+        self.config, self.n_layers = c, decoder.n_layers + empty  # not the decoder, which would go late in a circle
         self._kept: list[Tensor | NativeMatrix] = []  # what the library holds pointers to
         self._free = lib.dw_model_free
         half = torch.bfloat16
@@ -182,7 +188,7 @@ class Program:
             self._keep(decoder.position.weight) if embeds and decoder.position is not None else None,
             *(self._norm(decoder.norm), self._vector(decoder.norm_bias), self._matrix(decoder.head)),
         )
-        self.handle = lib.dw_model(byref(shape), decoder.n_layers)
+        self.handle = lib.dw_model(byref(shape), self.n_layers)
         _check(not self.handle)
         self._ropes = [decoder.rotary_of(window) for window in decoder.windows]  # one for each kind of layer
         for layer, parts in enumerate(decoder.parts()):
@@ -225,6 +231,8 @@ class Program:
             up, down = block.gate_up if block.gated else block.up, block.down
             names = {"norm": "mlp_norm", "post_norm": "post_mlp_norm"}
         part.up, part.down = self._matrix(up), self._matrix(down)
+        if getattr(block, "norm_first", False) and attention:
+            del names["norm"]  # the rows are normalised already
         for name, source in names.items():
             setattr(part, name, self._norm(getattr(block, source, None)))
             setattr(part, f"{name}_bias", self._vector(getattr(block, f"{source}_bias", None)))
@@ -238,8 +246,11 @@ class Program:
             self._tables = _Rotary.of([(cos.contiguous(), sin.contiguous()) for cos, sin in halves])
         return self._tables
 
-    def forward(self, batch: Batch, cache: Cache) -> Tensor:
-        """As `Decoder.forward`; hidden states are float32. A batch that the cache does not hold raises ModelError."""
+    def forward(self, batch: Batch, cache: Cache, beside: Tensor | None = None) -> Tensor:
+        """As `Decoder.forward`; hidden states are float32. A batch that the cache does not hold raises ModelError.
+
+        `beside` [N, D] is what the first product of a trained head reads before the rows.
+        """
         config, count, segments, states = self.config, batch.tokens.shape[0], batch.segments, batch.states
         stop = self.n_layers if batch.stop is None else batch.stop
         slots = list(chain.from_iterable([segment.slots for segment in segments]))
@@ -282,6 +293,7 @@ class Program:
             *(batch.start, stop, asked, first, place),
             *(out.data_ptr() if whole and batch.head else 0, 0 if whole else out.data_ptr()),
             *(len(states), _start(after), _start(kept), torch.get_num_threads()),
+            0 if beside is None else beside.data_ptr(),
         )
         _check(self._forward(self.handle, call) != 0)
         return out
