@@ -88,7 +88,9 @@ def test_ctrl_c_ends_a_reply_and_not_the_conversation(terminal: Terminal, long_t
     shown = terminal.type("hi\n", f"hi\n{re.escape(whole[:40])}")  # it comes as it is made
     terminal.type("\x03")
     assert len(shown) < 7000 and "finish cancelled" in terminal.type("/stats\n")
-    terminal.type("half a line\x03")  # and the line that is being typed
+    terminal.type("half a line", "half a line$")  # and the line that is being typed
+    time.sleep(0.2)  # Python's input does not hear a signal between an echo and its next wait
+    terminal.type("\x03")
     assert "max_new_tokens=5\n" in terminal.type("/set max_new_tokens=5\n/set\n", r"max_new_tokens=5\n> $")
     terminal.type("more\n")
     assert "5 tokens in" in terminal.type("/stats\n")

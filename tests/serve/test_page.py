@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from playwright.sync_api import sync_playwright
 from servers import Running, running
 
 from draftwood import Engine, load
+from draftwood.runtime import scheduler
+from draftwood.runtime.executor import sweep
 
 STORY = "Story: In Corfe there lived a sailor called"
 SHORT = {"max_tokens": 24}
@@ -170,7 +173,12 @@ def test_the_load_is_shown(page: Any) -> None:
     assert re.search(r"\d+ running, 0 waiting", page.inner_text("#load")) and page.inner_text("#state") == "ready"
 
 
-def test_errors_are_sentences_and_stop_cancels(page: Any, site: Running) -> None:
+def test_errors_are_sentences_and_stop_cancels(page: Any, site: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*all: Any) -> None:
+        time.sleep(0.02)  # so that no text is complete before the page has shown its beginning
+        sweep(*all)
+
+    monkeypatch.setattr(scheduler, "sweep", slow)
     page.expected = ["400"]
     ask(page, "mcsd", options={"tree": "two"})
     page.wait_for_selector("#error:not([hidden])")
