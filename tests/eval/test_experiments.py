@@ -236,7 +236,7 @@ def record(place: int, tokens: int, seconds: float, first: float = 0.0, rounds: 
     sums = dict.fromkeys(("drafted", "accepted", "target_rows", "draft_forwards", "layers", "widths"), 0)
     zero = dict.fromkeys(("draft_seconds", "verify_seconds", "sampling_seconds", "other_seconds"), 0.1)
     names = {"depth_accepted": 0, "attempted": 0, "draft_rows": 0, "widths_accepted": 0, "emitted": tokens}
-    names |= {"drafting_rounds": 0, "accepted_shares": 0.0}
+    names |= {"drafting_rounds": 0, "accepted_shares": 0.0, "bounded": 0, "bounded_accepted": 0, "bounds": 0.0}
     counts = {**sums, **zero, **names, "rounds": rounds, "first_round_seconds": first, "peak_slots": 4}
     lists = {"attempted_at": [], "accepted_at": [], "width_counts": [], "depth_counts": []}
     return {
