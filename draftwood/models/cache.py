@@ -1,7 +1,7 @@
 """Key/value memory of a model: slots, lent to requests in extents. What a slot means is the session's business.
 
-The memory is as large as what is lent and a little more; it moves together when it grows or shrinks, so that nothing is
-held for a request that is gone.
+The memory is as large as what is lent and a little more; it moves together when it shrinks, so that nothing is held for
+a request that is gone. On a CPU planes have room to grow in: pages that nobody has touched take no memory.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from draftwood.errors import OutOfMemory
 
 GRAIN = 32  # capacities are multiples of this many slots, so that a span can be rounded up to whole vectors
 STEP = 32  # slots by which short extents grow: extents of one capacity are read in one product
+AHEAD = 2  # times the slots in use: room that planes have on a CPU, so that they seldom move
 
 Plane: TypeAlias = tuple[int, int, torch.dtype]  # (heads, width, dtype) of what a slot holds
 
@@ -115,7 +116,8 @@ class Cache:
         self.slot_bytes = copies * sum(heads * width * dtype.itemsize for heads, width, dtype in self.layout)
         self.planes = [torch.zeros(0, width, dtype=dtype, device=device) for _, width, dtype in planes]
         self.places = addresses(self.planes)
-        self.slots = 0
+        self.slots = 0  # in use: what the memory is counted by
+        self.room = 0  # that the planes have
         self._lent: list[Extent] = []  # by base
         if slots:
             self._move(slots)
@@ -144,7 +146,8 @@ class Cache:
         capacity = self.capacity(max(slots, 1))
         place = self._gap(capacity)
         if place is None:
-            self._move(self.lent + capacity)
+            if not self._append(capacity, self.lent + capacity):
+                self._move(self.lent + capacity)
             place = len(self._lent)
         extent = Extent(self._end(place), capacity, slots)
         self._lent.insert(place, extent)
@@ -155,7 +158,8 @@ class Cache:
         """Room for extents of so many slots together, so that lending them moves nothing; none if that is too much."""
         if slots > self.slots - self.lent:
             with suppress(OutOfMemory):
-                self._move(self.lent + slots)
+                if not self._append(slots, self.lent + slots):
+                    self._move(self.lent + slots)
 
     def reserve(self, extent: Extent, slots: int) -> None:
         """Make sure that an extent has room for so many slots; what it holds is kept, it may move.
@@ -169,8 +173,11 @@ class Cache:
     def _enlarge(self, extent: Extent, capacity: int) -> None:
         place, before = self._gap(capacity), Extent(extent.base, extent.capacity)
         if place is None:
-            self._move(self.lent - extent.capacity + capacity, {extent: capacity})
-            return
+            lent = self.lent - extent.capacity + capacity
+            if not self._append(capacity, lent):
+                self._move(lent, {extent: capacity})
+                return
+            place = len(self._lent)
         extent.base, extent.capacity = self._end(place), capacity
         self._lent.insert(place, extent)
         del self._lent[next(i for i, other in enumerate(self._lent) if other is extent and i != place)]
@@ -226,6 +233,15 @@ class Cache:
             end = extent.base + extent.capacity
         return len(self._lent) if self.slots - end >= capacity else None
 
+    def _append(self, capacity: int, lent: int) -> bool:
+        """Take so many slots into use behind all extents, where planes have room and, of `lent` slots, few lie idle."""
+        slots = self._end(len(self._lent)) + capacity
+        if slots > min(self.room, _little_more(lent)) or not self.budget.allows(self, slots * self.slot_bytes):
+            return False
+        self.budget.take(self, slots * self.slot_bytes)
+        self.slots = slots
+        return True
+
     def clear(self, extent: Extent, first: int) -> None:
         """Zeros from slot `first` on: what is masked is multiplied by zero, and must be finite."""
         self._note(CLEARED, extent.base, extent.capacity, first)
@@ -243,11 +259,12 @@ class Cache:
             if slots and extent not in must and self.fixed is None and extent.used + STEP // 4 > extent.capacity:
                 grown[extent] = self.capacity(extent.used + STEP // 4)
         more = sum(grown[extent] - extent.capacity for extent in grown if extent not in must)
-        room = (slots + more) * 33 // 32
-        if not ahead or not self.budget.allows(self, room * self.slot_bytes):
-            grown, room = dict(must), slots
+        count = _little_more(slots + more)
+        if not ahead or not self.budget.allows(self, count * self.slot_bytes):
+            grown, count = dict(must), slots
         held = self.bytes
-        self.budget.take(self, room * self.slot_bytes)
+        self.budget.take(self, count * self.slot_bytes)
+        room = AHEAD * count if ahead and self.device.type == "cpu" and self.fixed is None else count
         order = sorted(self._lent, key=lambda extent: (grown.get(extent, extent.capacity), extent.base))
         before = [Extent(extent.base, extent.capacity) for extent in order]
         after: list[Extent] = []
@@ -261,10 +278,10 @@ class Cache:
                 self.planes[done] = self._laid(done, room, moves)
         except (RuntimeError, MemoryError) as error:
             for plane in range(done):
-                self.planes[plane] = self._laid(plane, self.slots, _moves(after, before))
+                self.planes[plane] = self._laid(plane, self.room, _moves(after, before))
             self.budget.take(self, held)
             raise OutOfMemory(
-                f"this machine has no memory for {room * self.slot_bytes:,} bytes of keys and values; lower "
+                f"this machine has no memory for {count * self.slot_bytes:,} bytes of keys and values; lower "
                 f"kv_cache_bytes ({error})"
             ) from error
         finally:
@@ -272,13 +289,13 @@ class Cache:
         self._note(LAID, room, *(n for was, now in moves for n in (was.base, was.capacity, now.base, now.capacity)))
         for extent, now in zip(order, after, strict=True):
             extent.base, extent.capacity = now.base, now.capacity
-        self.slots, self._lent = room, order
+        self.slots, self.room, self._lent = count, room, order
 
     def _laid(self, plane: int, room: int, moves: Sequence[tuple[Extent, Extent]]) -> Tensor:
         """A plane for so many slots, with the extents copied from where they are to where they go."""
         heads, width, dtype = self.layout[plane]
         with torch.inference_mode(False):  # so that it may be written in any mode
-            made = torch.zeros(room * heads, width, dtype=dtype, device=self.device)
+            made = torch.empty(room * heads, width, dtype=dtype, device=self.device)
         old = self.planes[plane]
         for was, now in moves:
             count = min(was.capacity, now.capacity)
@@ -287,6 +304,7 @@ class Cache:
                 for part, at in ((old, was), (made, now))
             )
             goal[:, :count] = source[:, :count]
+            goal[:, count:] = 0
         return made
 
     def _note(self, *change: int) -> None:
@@ -297,10 +315,11 @@ class Cache:
         """Do to this cache what another one's journal says; it lends nothing itself."""
         for kind, *numbers in changes:
             if kind == LAID:
-                self.slots, *bounds = numbers
+                self.room, *bounds = numbers
+                self.slots = self.room
                 extents = [Extent(*pair) for pair in zip(bounds[::2], bounds[1::2], strict=True)]
                 moves = list(zip(extents[::2], extents[1::2], strict=True))
-                self.planes = [self._laid(plane, self.slots, moves) for plane in range(len(self.planes))]
+                self.planes = [self._laid(plane, self.room, moves) for plane in range(len(self.planes))]
             elif kind == CLEARED:
                 base, capacity, first = numbers
                 self.clear(Extent(base, capacity), first)
@@ -317,6 +336,11 @@ class Cache:
         """Give back what is not lent."""
         if self.slots > self.lent:
             self._move(self.lent, ahead=False)
+
+
+def _little_more(slots: int) -> int:
+    """How many slots are in use where so many are lent."""
+    return slots * 33 // 32
 
 
 def addresses(tensors: Sequence[Tensor]) -> array[int]:

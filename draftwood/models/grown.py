@@ -26,6 +26,7 @@ from draftwood.models.heads import Heads
 from draftwood.models.replicas import Copies, maker
 from draftwood.models.skip import Skipped
 
+LEARNED = ("exit", "heads", "eagle", "skip")  # what may lie beside a target: it grows with it
 COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 SHAPE = {  # name of a size -> key of config.json
     "layers": "num_hidden_layers",
@@ -105,7 +106,7 @@ def _sizes(shape: Shape) -> dict[str, int]:
 def write_learned(source: Path, model: Decoder, growth: Growth, out: Path, dtype: str) -> None:
     """Grow what was learned for `model` in `source`, and write it into `out`."""
     kind, about = DTYPES[dtype], {"grown_from": fingerprint(model)}
-    found = {name for name in ("exit", "heads", "eagle", "skip") if artifact.companion(source, name).is_file()}
+    found = {name for name in LEARNED if artifact.companion(source, name).is_file()}
     whose = grown_fingerprint(model, growth, kind) if found else ""
     if "exit" in found:
         write_exit(source / "exit", model, growth, out / "exit", dtype, whose)

@@ -132,7 +132,8 @@ def test_a_pair_is_whole_or_made_again(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(out.parent.iterdir()) == []
     monkeypatch.setattr(pairs, "grow_checkpoint", whole)
     make("draft", shape, out)
-    assert is_made(out, shape) and (out / "tokenizer.json").is_file()
+    assert is_made("draft", shape, out) and (out / "tokenizer.json").is_file()
+    assert not is_made("target", shape, out)  # what lies beside the embedded target would be lacking
     before = (out / "model.safetensors").stat().st_mtime_ns
     make("draft", shape, out)
     assert (out / "model.safetensors").stat().st_mtime_ns == before

@@ -89,7 +89,7 @@ def test_a_journal_keeps_another_cache_alike(steps: list[tuple[str, int]]) -> No
                 lent.remove(extent)
                 cache.release(extent)
     other.replay(cache.journal.changes)
-    assert other.slots == cache.slots
+    assert other.room == cache.room >= cache.slots
     for extent in lent:
         for plane in range(2):
             assert torch.equal(cache.read(plane, extent), other.read(plane, extent))

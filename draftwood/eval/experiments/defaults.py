@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from pydantic import Field
 
-from draftwood.corpus import DOMAINS, documents
+from draftwood.corpus import DOMAINS
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.experiments.methods import Made, Setting, speed
+from draftwood.eval.tasks import parse
 from draftwood.explain.terminal import method_label
 from draftwood.params import SamplingParams
 from draftwood.tune.measuring import Workload
@@ -52,8 +52,8 @@ class Defaults(Kind):
         """What a search finds, and how fast it is over plain decoding on the prompts that it was found with."""
         bench.told(f"{task}: tuning {search.method}", 0, None)
         engine, found = bench.engine, Tuning(search)
-        asked = islice(documents(task, "held-out", SEARCH_SEED), self.documents)
-        prompts = [engine.tokens(one.prompt) for one in asked]
+        asked = parse(task, {"seed": SEARCH_SEED}).instances(self.documents)
+        prompts = [engine.tokens(one.prompt()) for one in asked]
         found.run(engine, Workload(prompts, SamplingParams(**sampling), self.tokens))
         return {"method": found.best.method.as_dict(), "speed_up": found.best.speed_up}
 

@@ -18,8 +18,9 @@ from typing import Any
 
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.loading import EMBEDDED
+from draftwood.models.artifact import companion
 from draftwood.models.checkpoint import read_config
-from draftwood.models.grown import SHAPE, grow_checkpoint
+from draftwood.models.grown import LEARNED, SHAPE, grow_checkpoint
 
 Shape = dict[str, int]
 
@@ -64,7 +65,7 @@ def pair(name: str) -> Pair:
 
 def make(role: str, shape: Shape, out: Path) -> None:
     """Grow the embedded `role`; the directory gets its name when it is whole."""
-    if is_made(out, shape):
+    if is_made(role, shape, out):
         return
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{out.name}.part-", dir=out.parent) as place:
@@ -79,19 +80,24 @@ def make(role: str, shape: Shape, out: Path) -> None:
             shape["kv_heads"],
             shape["intermediate"],
         )
-        if out.exists() and not is_made(out, shape):
+        if out.exists() and not is_made(role, shape, out):
             shutil.rmtree(out)  # of an earlier recipe
         with suppress(OSError):  # another process was first: its files are the same
             part.rename(out)
 
 
-def is_made(directory: Path, shape: Shape) -> bool:
-    """Whether a directory holds the whole model of this shape. Its name alone says that it was finished."""
+def is_made(role: str, shape: Shape, directory: Path) -> bool:
+    """Whether a directory holds the whole model of this shape, with all that lies beside the embedded one.
+
+    Its name alone says that it was finished.
+    """
     try:
         config = read_config(directory)
     except ModelError:
         return False
-    return "grown_from" in config and all(config[SHAPE[name]] == value for name, value in shape.items())
+    if not ("grown_from" in config and all(config[SHAPE[name]] == value for name, value in shape.items())):
+        return False
+    return all(companion(directory, name).is_file() for name in LEARNED if companion(EMBEDDED / role, name).is_file())
 
 
 def weights(path: Path) -> int:
