@@ -223,15 +223,15 @@ def test_an_allocation_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatc
         cache.read(plane, first).fill_(plane + 1)
         cache.read(plane, second).fill_(plane + 3)
     before = budget.used, cache.slots, (first.base, first.capacity)
-    zeros, calls = torch.zeros, []
+    empty, calls = torch.empty, []
 
     def failing(*shape: Any, **options: Any) -> Tensor:
         calls.append(shape)
         if len(calls) == 2:
             raise RuntimeError("not enough memory")
-        return zeros(*shape, **options)
+        return empty(*shape, **options)
 
-    monkeypatch.setattr(torch, "zeros", failing)
+    monkeypatch.setattr(torch, "empty", failing)
     with pytest.raises(OutOfMemory, match=r"this machine has no memory for .* lower kv_cache_bytes"):
         cache.reserve(first, 900)
     monkeypatch.undo()
