@@ -98,7 +98,7 @@ def test_the_loop_search_and_controllers_run_from_their_files(tmp_path: Path) ->
 
 def test_the_default_takes_turns_with_what_is_tuned_for_a_kind_of_text(tmp_path: Path) -> None:
     found = run("defaults", tmp_path)["tables"]
-    assert [row["task"] for row in found["searches"]] == ["qa"] * 2 and found["searches"][1]["speed_up"] > 0
+    assert [row["task"] for row in found["searches"]] == ["bodies"] * 2 and found["searches"][1]["speed_up"] > 0
     (row,) = found["defaults"]
     assert row["ratio"]["n"] == 1 and row["default"].startswith("speculative") and row["reached"] in ("yes", "no")
     fastest = max(found["searches"], key=lambda one: float(one["speed_up"]))
