@@ -182,14 +182,15 @@ def test_an_engine_takes_the_best_of_what_is_there(tmp_path: Path, caplog: pytes
     for file in filter(Path.is_file, embedded.iterdir()):
         shutil.copy(file, target)
     found = {}
-    for kind, name in (("skip", "self-spec"), ("heads", "medusa"), ("exit", "eesd")):  # each before those that follow
+    beside = {"skip": "self-spec", "heads": "medusa", "eagle": "eagle", "exit": "eesd"}  # each before those that follow
+    for kind, name in beside.items():
         shutil.copytree(embedded / kind, target / kind)
         engine = draftwood.load(target)
         found[name] = engine.generate("Story: In Corfe", max_new_tokens=8, sampling={"temperature": 0})
         assert engine.usual.name == found[name].method["name"] == name and f"method={name!r}" in repr(engine)
     assert len({tuple(result.tokens) for result in found.values()}) == 1
     shutil.copy(embedded / "heads" / "heads.safetensors", target / "exit" / "exit.safetensors")
-    assert draftwood.load(target).usual.name == "medusa" and "exit is left alone" in caplog.text
+    assert draftwood.load(target).usual.name == "eagle" and "exit is left alone" in caplog.text
 
 
 def test_only_models_are_loaded() -> None:

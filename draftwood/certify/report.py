@@ -137,9 +137,13 @@ def certify(
 
 RULES: tuple[dict[str, Any], ...] = (
     {"name": "speculative", "verify": "rejection"},
+    {"name": "speculative", "verify": "coupled"},
+    {"name": "speculative", "lookup": True},
     {"name": "mcsd", "verify": "rejection"},
+    {"name": "mcsd", "verify": "coupled"},
     {"name": "mcsd", "verify": "kseq", "replacement": True},
     {"name": "mcsd", "draws": "greedy"},
+    {"name": "eagle", "lookup": True},
     {"name": "eagle", "width": 3},
     {"name": "eagle", "width": 3, "drafts": "best"},
 )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
 from draftwood.draft import ConfidentDrafter, Drafter, EagleDrafter, EagleSource, ModelDrafter
 from draftwood.methods.base import FILE, Parts
-from draftwood.methods.options import MOST_ROWS, Depth, controller, sized
-from draftwood.methods.sequences import DrawnMethod
+from draftwood.methods.options import DEEPEST, MOST_ROWS, Depth, Mixed, controller, sized
+from draftwood.methods.sequences import DrawnMethod, found
 from draftwood.models import eagle
 from draftwood.models.base import CausalModel
 from draftwood.runtime.session import Session
@@ -41,17 +41,21 @@ class Eagle(DrawnMethod):
     drafts: Literal["drawn", "best"] = Field(
         default="drawn", description="draws from the head, or its most probable tokens, in sampling too"
     )
+    lookup: Mixed = False
     depth: Depth = "auto"
 
     @model_validator(mode="before")
     @classmethod
     def _sized(cls, values: object) -> object:
-        return sized(values, "gamma", "width", "nodes", gamma=4)
+        options = sized(values, "gamma", "width", "nodes", gamma=4)
+        return {"gamma": DEEPEST, **options} if isinstance(options, Mapping) and options.get("lookup") else options
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.drafts == "best" and self.width == 1:
             raise ValueError("drafts=best gives siblings, but width is 1; widen the tree, or leave drafts out")
+        if self.lookup and self.width > 1:
+            raise ValueError(f"lookup goes beside a chain, but width is {self.width}; leave out one of both")
         return self
 
     @property
@@ -64,8 +68,8 @@ class Eagle(DrawnMethod):
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         source = EagleSource(target, drafts[0], cast(eagle.StateReader, drafts[0].model).reads)
-        drafter: Drafter = ModelDrafter([source])
+        drafter: Drafter = ModelDrafter([source], lookup=found(self.lookup))
         if self.width > 1:
             drafter = ConfidentDrafter(source, self.width, self.nodes, self.least, self.drafts == "best")
-        depth = controller(self.depth, self.gamma, drafts, target, (self.width, 1))
+        depth = controller(self.depth, self.gamma, drafts, target, (self.width, 1), lookup=self.lookup)
         return Parts(EagleDrafter(drafter, source), self.verifier(), depth)

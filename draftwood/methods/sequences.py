@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from draftwood.core.shape import Shape
 from draftwood.depth import Fixed
@@ -25,10 +25,21 @@ def found(lookup: bool) -> SuffixLookup | None:
 
 RULES: dict[str, type[Verifier]] = {one.name: one for one in (Traversal, Rejection, KSeq, Coupled)}  # lossless
 LOSSLESS = "lossless: traversal judges whole paths, rejection token by token; coupled: the same text without drafts"
+WITHOUT = {  # rule -> why a method does without it
+    "traversal": "whole paths are judged where drafts are drawn, and {name} draws none: rejection accepts as much",
+    "kseq": "independent draws of a node are judged: those of specinfer, and of mcsd with replacement=true; use one",
+}
 
 
 class OneHypothesis(Method):
     """A method with one hypothesis; its reference is plain decoding."""
+
+    @field_validator("verify", mode="before", check_fields=False)
+    @classmethod
+    def _has_a_use(cls, rule: object) -> object:
+        if rule in WITHOUT and rule not in get_args(cls.model_fields["verify"].annotation):
+            raise ValueError(WITHOUT[str(rule)].format(name=cls.name))
+        return rule
 
     def reference(self, greedy: bool) -> Method | None:
         if greedy:

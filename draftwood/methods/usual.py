@@ -20,7 +20,7 @@ BESIDE: dict[
     str, dict[str, object]
 ] = {  # kind of a file next to a target's weights -> what drafts with it; the faster first, as measured
     "exit": {"name": "eesd", "gamma": DEEPEST, **MIXED},
-    "eagle": {"name": "eagle"},
+    "eagle": {"name": "eagle", **MIXED},
     "heads": {"name": "medusa"},
     "skip": {"name": "self-spec", "gamma": DEEPEST, **MIXED},
 }
@@ -38,7 +38,7 @@ def usual(
     """
     for model in loaded:
         if isinstance(model, Heads) or hasattr(model, "reads"):
-            return Method.parse("medusa" if isinstance(model, Heads) else "eagle"), None
+            return Method.parse(BESIDE["heads" if isinstance(model, Heads) else "eagle"]), None
     if drafts:
         return Method.parse({"name": "speculative" if drafts == 1 else "specinfer", **MIXED}), None
     home: Path | None = getattr(target, "home", None)

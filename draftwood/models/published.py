@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from draftwood.models.eagle import EagleHead
 
 LAYERS = ("llama", "qwen3")  # model types that a head's layers may be of
+PADDED = 1.02  # times the tokens that padding may make of a vocabulary
 UNREAD = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # what d2t or the target says already
 
 
@@ -76,6 +77,11 @@ def eagle(directory: Path, target: Decoder) -> tuple[EagleHead, dict[str, Tensor
     except ModelError as error:
         raise ModelError(f"{place}: {error}") from None
     vocabulary, width = whole.vocab_size, target.config.hidden_size
+    if not 1 / PADDED < vocabulary / target.vocab_size < PADDED:
+        raise ModelError(
+            f"{directory} was made for a target of {vocabulary} tokens, but this one knows {target.vocab_size}; "
+            "give a head of this target"
+        )
     size = raw.get("draft_vocab_size") or vocabulary
     if type(size) is not int or not 0 < size <= vocabulary:
         raise ModelError(f"{place}: draft_vocab_size is {shown(size)}, but must be 1 to {vocabulary}")

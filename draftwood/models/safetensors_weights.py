@@ -72,6 +72,12 @@ class Safetensors:
         place.copy_(part_of(self.view(name), rows, columns))
 
 
+def hub_id(directory: Path) -> str | None:
+    """owner/name of a snapshot in the hub's cache (models--owner--name/snapshots/REVISION), else None."""
+    kind, *names = directory.parent.parent.name.split("--") if directory.parent.name == "snapshots" else [""]
+    return "/".join(names) if kind == "models" and names else None
+
+
 def part_of(tensor: Tensor, rows: slice, columns: slice) -> Tensor:
     """A view of some rows of a tensor, and of a matrix some columns."""
     return tensor[rows] if tensor.dim() < 2 else tensor[rows, columns]
@@ -99,9 +105,10 @@ def weight_files(directory: Path) -> list[Path]:
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         pickled = [*directory.glob("*.bin"), *directory.glob("*.pt"), *directory.glob("*.pth")]
+        source = hub_id(directory) or (directory if pickled else None)  # pickled files of the hub were not fetched
         hint = (
-            f"pickled weights are never loaded: convert them with `draftwood convert {directory} --out DIR`"
-            if pickled
+            f"pickled weights are never loaded: convert them with `draftwood convert {source} --out DIR`"
+            if source
             else "give a checkpoint with weights"
         )
         raise ModelError(f"{directory} has no .safetensors file; {hint}")

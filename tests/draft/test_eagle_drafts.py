@@ -15,7 +15,7 @@ from test_greedy import models, naive, prompt_of
 from test_session import decoder
 from torch import Tensor
 
-from draftwood import Engine, SamplingParams, TabularModel
+from draftwood import ConfigurationError, Engine, SamplingParams, TabularModel
 from draftwood.core.records import Round
 from draftwood.models import eagle
 from draftwood.models.base import Batch
@@ -27,6 +27,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "tree": {"name": "eagle", "width": 3, "gamma": 3, "nodes": 8, "least": 0.0},
     "confident": {"name": "eagle", "width": 4, "gamma": 4, "least": 0.1},
     "best": {"name": "eagle", "width": 3, "gamma": 3, "drafts": "best"},
+    "mixed": {"name": "eagle", "gamma": 4, "lookup": True},
 }
 CONTROLLERS = ["confidence:0.2", "entropy:2.5", "beta-ts", "speedup-ts:cost=0.3", "auto"]
 
@@ -92,7 +93,7 @@ def test_every_chain_is_the_heads_own(way: str, head_of: Any) -> None:
         assert engine.scheduler.prefixes.hits > 3 * 2 * 38  # on the head's side too
 
 
-@pytest.mark.parametrize("name", ["chain", "tree", "best"])
+@pytest.mark.parametrize("name", ["chain", "tree", "best", "mixed"])
 def test_sampled_text_does_not_depend_on_the_batch(name: str, head_of: Any) -> None:
     target = decoder(3, torch.float64)
     engine = Engine(target, [head_of(target)[0]], end_tokens=frozenset({5}))
@@ -115,6 +116,19 @@ def test_every_controller_leaves_the_text_as_it_is(depth: str, head_of: Any) -> 
         options: dict[str, Any] = {"sampling": {"temperature": 0.9}, "max_new_tokens": 20, "seed": 3}
         plain = engine.generate(prompt_of(7), {"name": "autoregressive", "verify": "coupled"}, **options)
         assert engine.generate(prompt_of(7), {**method, "verify": "coupled"}, **options).tokens == plain.tokens
+
+
+def test_lookup_goes_beside_a_chain_of_the_head(head_of: Any) -> None:
+    """The head drafts below the root, and below the tokens that lookup found where a copy may end."""
+    target = decoder(3, torch.float64)
+    engine = Engine(target, [head_of(target)[0]])
+    options: dict[str, Any] = {"sampling": {"temperature": 0}, "max_new_tokens": 8}
+    prompt = [1, 2, 3, 4, 0, 1]
+    alone, mixed = (engine.generate(prompt, METHODS[name], **options).rounds[0] for name in ("chain", "mixed"))
+    paths = [{tuple(one.path(node)[1:]) for node in range(1, len(one.forest_token))} for one in (alone, mixed)]
+    assert paths[0] | {(2,), (2, 3), (2, 3, 4)} <= paths[1] and any(len(path) > 1 and path[0] == 2 for path in paths[1])
+    with pytest.raises(ConfigurationError, match="lookup goes beside a chain, but width is 3"):
+        engine.generate(prompt, {"name": "eagle", "width": 3, "lookup": True})
 
 
 def test_confident_trees(head_of: Any) -> None:
@@ -202,6 +216,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 ENUMERATED: list[Any] = [  # method, vocabulary, tokens
     ({"name": "eagle", "gamma": 2}, 3, 4),
     pytest.param({"name": "eagle", "gamma": 2, "verify": "rejection"}, 3, 4, marks=pytest.mark.slow),
+    ({"name": "eagle", "gamma": 2, "lookup": True}, 3, 3),
     ({"name": "eagle", "width": 2, "gamma": 2, "least": 0.0}, 3, 3),
     ({"name": "eagle", "width": 2, "gamma": 2, "least": 0.2, "verify": "rejection"}, 3, 3),
     *(

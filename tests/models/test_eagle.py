@@ -144,6 +144,7 @@ def test_bad_published_heads_are_refused(tmp_path: Path) -> None:
     change("is \\[24, 48\\], but \\[24, 72\\]", more={"fc.weight": torch.zeros(24, 48)})
     write(tmp_path, config())
     for layer, sentence in (
+        ({**LAYER, "vocab_size": 40}, "was made for a target of 40 tokens, but this one knows 19; give a head"),
         ({"model_type": "mamba"}, "an EAGLE head of 'mamba' layers is not supported; llama and qwen3 are"),
         ({**LAYER, "num_attention_heads": -1}, "num_attention_heads is -1, but must be a positive whole number"),
     ):
@@ -202,6 +203,11 @@ def test_pickled_heads_are_converted_by_a_command(tmp_path: Path, command: Any) 
     assert eagle.load(out, decoder(3)).reads == tuple(READS)
     assert command("convert", there, "--out", out).code == 2  # it is there already
     assert command("convert", out, "--out", tmp_path / "b").code == 2  # nothing is pickled in it
+
+    fetched = tmp_path / "models--some-body--Eagle3" / "snapshots" / "0"  # as the hub's client leaves it: no pickles
+    fetched.mkdir(parents=True)
+    (fetched / "config.json").write_text(json.dumps(raw))
+    refused(fetched, "convert them with `draftwood convert some-body/Eagle3 --out DIR`")
 
     class Bomb:
         def __reduce__(self) -> Any:

@@ -11,9 +11,10 @@ import torch
 from enumeration import emitted, law_of, random_law, sequences
 from torch import Tensor
 
-from draftwood import Method
+from draftwood import METHODS, ConfigurationError, Method
 from draftwood.core.forest import Forest, Proposal
 from draftwood.draft.base import Proposer
+from draftwood.methods.sequences import OneHypothesis
 from draftwood.params import SamplingParams
 from draftwood.sampling import Streams
 from draftwood.verify.bound import best_acceptance
@@ -136,3 +137,16 @@ def test_greedy_drafts_accept_what_the_paper_says() -> None:
 def test_what_does_not_go_together(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Method.parse({"name": "mcsd", **options})
+
+
+@pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if issubclass(kind, OneHypothesis)])
+def test_every_method_takes_a_rule_or_says_why_not(name: str) -> None:
+    reasons = {"traversal": f"{name} draws none: rejection accepts as much", "kseq": "with replacement=true; use one"}
+    for rule, why in reasons.items():
+        options = {"replacement": True} if name == "mcsd" else {}
+        try:
+            assert Method.parse({"name": name, "verify": rule, **options}).verifier().name == rule
+            assert (name in ("specinfer", "mcsd")) >= (rule == "kseq")
+        except ConfigurationError as refused:
+            assert f"method {name}: option 'verify' is '{rule}', but" in str(refused) and why in str(refused)
+            assert rule == "kseq" or name in ("autoregressive", "lookup")

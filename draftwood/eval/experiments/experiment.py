@@ -36,6 +36,7 @@ KINDS = {  # kind -> the class that measures it
     "search": "search:Search",
     "defaults": "defaults:Defaults",
     "drafters": "drafters:Drafters",
+    "rules": "rules:Rules",
     "training": "training:Training",
 }
 
