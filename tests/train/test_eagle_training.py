@@ -8,10 +8,13 @@ import torch
 from test_session import VOCAB, decoder
 
 from draftwood import Engine
-from draftwood.models import eagle
+from draftwood.loading import EMBEDDED
+from draftwood.models import artifact, eagle
+from draftwood.models.checkpoint import load
+from draftwood.models.tokenizer import Tokenizer
 from draftwood.train.eagle import EagleRun
 from draftwood.train.settings import EagleSettings
-from draftwood.train.texts import Texts
+from draftwood.train.texts import Texts, read_texts
 
 SETTINGS = EagleSettings(steps=12, batch=4, rate=3e-3, warmup=2, precision="float32", unroll=2, distill=0.5)
 
@@ -50,3 +53,19 @@ def test_a_run_learns_and_is_resumed(vocabulary: int | None, tmp_path: Path) -> 
     engine = Engine(decoder(3), [head])
     plain = engine.generate([3, 4], "autoregressive", {"temperature": 0}, max_new_tokens=12)
     assert engine.generate([3, 4], "eagle", {"temperature": 0}, max_new_tokens=12).tokens == plain.tokens
+
+
+def test_the_shipped_head_is_as_good_as_its_card_says(tmp_path: Path) -> None:
+    """On other held-out rows; the card's figures are those of the file."""
+    home = EMBEDDED / "target"
+    target, path = load(home, packed=False), artifact.companion(home, "eagle")
+    trained = artifact.load(path, "eagle").about["trained"]
+    job = EagleRun(target, read_texts("corpus", Tokenizer.load(home), 0, 256, 2, 8), EagleSettings(), tmp_path)
+    untrained = job.measure()
+    job.exit.head = eagle.load(path.parent, target, packed=False)
+    found, card = job.measure(), " ".join((EMBEDDED / "README.md").read_text("utf-8").split())
+    for k in range(1, 5):
+        assert found[f"acceptance_{k}"] == pytest.approx(trained[f"acceptance_{k}"], abs=0.05)
+        assert found[f"acceptance_{k}"] > untrained[f"acceptance_{k}"] + 0.2
+        assert f"{trained[f'acceptance_{k}']:.3f}" in card and f"{trained[f'agreement_{k}']:.0%}" in card
+    assert f"{trained['tokens']:,} tokens" in card and path.stat().st_size < 3_000_000
