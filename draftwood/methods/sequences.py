@@ -26,8 +26,8 @@ def found(lookup: bool) -> SuffixLookup | None:
 RULES: dict[str, type[Verifier]] = {one.name: one for one in (Traversal, Rejection, KSeq, Coupled)}  # lossless
 LOSSLESS = "lossless: traversal judges whole paths, rejection token by token; coupled: the same text without drafts"
 WITHOUT = {  # rule -> why a method does without it
-    "traversal": "whole paths are judged where drafts are drawn, and {name} draws none: rejection accepts as much",
-    "kseq": "independent draws of a node are judged: those of specinfer, and of mcsd with replacement=true; use one",
+    "traversal": "it judges paths of drawn drafts, and {name} draws none; use rejection, which accepts as much",
+    "kseq": "it judges a node's independent draws, which specinfer and mcsd with replacement=true have; use one of them",
 }
 
 

@@ -141,7 +141,7 @@ def test_what_does_not_go_together(options: dict[str, Any], sentence: str) -> No
 
 @pytest.mark.parametrize("name", [name for name, kind in METHODS.items() if issubclass(kind, OneHypothesis)])
 def test_every_method_takes_a_rule_or_says_why_not(name: str) -> None:
-    reasons = {"traversal": f"{name} draws none: rejection accepts as much", "kseq": "with replacement=true; use one"}
+    reasons = {"traversal": f"{name} draws none; use rejection", "kseq": "mcsd with replacement=true have; use one"}
     for rule, why in reasons.items():
         options = {"replacement": True} if name == "mcsd" else {}
         try:
