@@ -27,7 +27,7 @@ RULES: dict[str, type[Verifier]] = {one.name: one for one in (Traversal, Rejecti
 LOSSLESS = "lossless: traversal judges whole paths, rejection token by token; coupled: the same text without drafts"
 WITHOUT = {  # rule -> why a method does without it
     "traversal": "it judges paths of drawn drafts, and {name} draws none; use rejection, which accepts as much",
-    "kseq": "it judges a node's independent draws, which specinfer and mcsd with replacement=true have; use one of them",
+    "kseq": "it judges a node's independent draws, which specinfer and mcsd with replacement=true have; use one",
 }
 
 
