@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from draftwood.cli.groups import ColorOptions, LimitOptions, MethodOptions, ModelOptions, seed
 from draftwood.cli.options import flag
-from draftwood.cli.running import interruptible
+from draftwood.cli.running import hidden, interruptible
 from draftwood.errors import ConfigurationError, DraftwoodError, RequestError, did_you_mean
 from draftwood.explain.terminal import Painter, colourful, flow, method_label, option_text, summary
 from draftwood.params import SamplingParams
@@ -225,6 +225,7 @@ def chat(
     one, continues the text instead. /help lists what else can be said. In a pipe,
     standard output carries the replies alone.
     """
+    hidden("--api-key")
     method = decoding.chosen(models.drafts)
     if method is not None:
         method.check(sampling)

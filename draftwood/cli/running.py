@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from draftwood.cli.options import variable
 from draftwood.errors import ConfigurationError
 
 
@@ -60,6 +63,23 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     finally:
         if ours:
             signal.signal(signal.SIGINT, before)
+
+
+def hidden(option: str) -> None:
+    """Start again without an option's value on the command line, where every user of the machine could read it."""
+    arguments, kept = iter(sys.orig_argv[1:]), []
+    value = None
+    for argument in arguments:
+        if argument == option:
+            value = next(arguments, "")
+        elif argument.startswith(f"{option}="):
+            value = argument.partition("=")[2]
+        else:
+            kept.append(argument)
+    if value is None:
+        os.environ.pop(variable(option), None)
+        return
+    os.execve(sys.executable, [sys.executable, *kept], {**os.environ, variable(option): value})
 
 
 def check_writable(out: Path, flag: str = "--out") -> None:

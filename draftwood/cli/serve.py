@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from typing import TYPE_CHECKING
 
 from draftwood import config
 from draftwood.cli.groups import MethodOptions, ModelOptions
-from draftwood.cli.options import OptionGroup, variable
+from draftwood.cli.options import OptionGroup
+from draftwood.cli.running import hidden
 from draftwood.cli.scaling import ServingOptions, missing
 from draftwood.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
     from draftwood.methods import Method
-
-KEY = "--api-key"
 
 
 class ServerOptions(OptionGroup, ServeSettings):
@@ -36,7 +33,7 @@ def serve(
     --method is for those that name none. --replicas 4 --ray serves four engines at
     one address; requests go where the beginning of their prompt was computed before.
     """
-    _hide_key()
+    hidden("--api-key")
     try:
         from draftwood.serve.run import listen, run
     except ModuleNotFoundError as error:
@@ -65,23 +62,6 @@ def _on_ray(server: ServerOptions, models: ModelOptions, method: Method | None, 
         raise missing(error, "serving on Ray needs", "scale") from None
     fields = {"replicas": scaling.replicas, "autoscaling": scaling.autoscaling, "server": server.model_dump()}
     running.run(config.parse(ServeSpec, {**scaling.engine(models, method), **fields}, "serve"), scaling.ray_address)
-
-
-def _hide_key() -> None:
-    """Start again without the key on the command line, where every user of the machine could read it."""
-    arguments, kept = iter(sys.orig_argv[1:]), []
-    key = None
-    for argument in arguments:
-        if argument == KEY:
-            key = next(arguments, "")
-        elif argument.startswith(f"{KEY}="):
-            key = argument.partition("=")[2]
-        else:
-            kept.append(argument)
-    if key is None:
-        os.environ.pop(variable(KEY), None)
-        return
-    os.execve(sys.executable, [sys.executable, *kept], {**os.environ, variable(KEY): key})
 
 
 def _log_json() -> None:

@@ -28,7 +28,8 @@ class BeamMethod(Method):
     n_best: int = Field(default=1, ge=1, description="how many beams the result holds, best first")
     length_penalty: float = Field(
         default=1.0,
-        allow_inf_nan=False,
+        ge=-10,
+        le=10,
         description="ranks by log-likelihood / length^this; 1: perplexity, 0: likelihood",
     )
 

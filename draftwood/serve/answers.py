@@ -105,6 +105,7 @@ class ChatForm:
     prefix: str = "chatcmpl-"
     object: str = "chat.completion"
     chunk: str = "chat.completion.chunk"
+    unknown: list[int] | None = None  # bytes of a token that is a part of a letter; /v1/responses has no null there
 
     def choice(self, index: int, piece: Piece) -> dict[str, Any]:
         message = {"role": "assistant", "content": piece.text, "refusal": None}
@@ -128,7 +129,7 @@ class ChatForm:
 
     def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
         word = self.words([token])
-        known = None if INCOMPLETE in word or word == f"<{token}>" else list(word.encode())
+        known = self.unknown if INCOMPLETE in word or word == f"<{token}>" else list(word.encode())
         return {"token": word, "logprob": finite(logprob), "bytes": known}
 
 
@@ -155,10 +156,14 @@ def joined(first: Piece, second: Piece) -> Piece:
     )
 
 
-def usage(prompts: Sequence[int], results: Sequence[GenerationResult]) -> dict[str, Any]:
-    """Tokens of the prompts, each counted once, and all that was generated for them."""
-    made = sum(sum(len(beam.tokens) for beam in one.beams) or len(one.tokens) for one in results)
-    read, cached = sum(prompts), sum(result.metrics.reused_tokens for result in results)
+def tokens(result: GenerationResult) -> int:
+    """How many a text has, or its beams together."""
+    return sum(len(beam.tokens) for beam in result.beams) or len(result.tokens)
+
+
+def usage(read: int, made: int, results: Sequence[GenerationResult]) -> dict[str, Any]:
+    """Tokens that were read and made, and how many of the former prefixes saved the finished texts."""
+    cached = sum(result.metrics.reused_tokens for result in results)
     return {
         "prompt_tokens": read,
         "completion_tokens": made,

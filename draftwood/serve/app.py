@@ -19,13 +19,13 @@ from draftwood.describing import describe
 from draftwood.engine import Engine
 from draftwood.errors import DraftwoodError
 from draftwood.methods import METHODS
-from draftwood.request import MethodSpec, Prompt
+from draftwood.request import MethodSpec
 from draftwood.serve import answers, site
 from draftwood.serve.answers import ChatForm, CompletionForm, Form, Piece
 from draftwood.serve.errors import ApiError, api_error
 from draftwood.serve.forest import Telling, told
 from draftwood.serve.guard import Guard, response
-from draftwood.serve.plan import plan
+from draftwood.serve.plan import Plan, plan
 from draftwood.serve.protocol import (
     Asked,
     ChatMessage,
@@ -153,22 +153,16 @@ async def _answer(
     request: Request,
     body: Asked,
     form: Form,
-    prompts: Sequence[Prompt],
+    made: Plan,
     echoed: Sequence[Piece] = (),
 ) -> Response:
     """Carry a request out, streamed or not."""
-    work = service.work(plan(service, body, prompts))
+    work = service.work(made, request.state.noted)
     head = _head(form.prefix, request, service)
-    noted: dict[str, Any] = request.state.noted
-    if service.settings.log_prompts:
-        noted["prompt"] = prompts[0] if len(prompts) == 1 else list(prompts)
     if body.stream:
         await unless_gone(request, work.begin())
-        usage = bool(body.stream_options and body.stream_options.include_usage)
-        return EventStream(streamed(work, form, head, usage, echoed))
-    answer = await unless_gone(request, answered(work, form, head, echoed))
-    noted |= {key: answer["usage"][key] for key in ("prompt_tokens", "completion_tokens")}
-    return JSONResponse(answer)
+        return EventStream(streamed(work, form, head, body.stream_options, echoed))
+    return JSONResponse(await unless_gone(request, answered(work, form, head, echoed)))
 
 
 def _texts(app: FastAPI, service: Service) -> None:
@@ -178,22 +172,25 @@ def _texts(app: FastAPI, service: Service) -> None:
         check_model(service, body.model)
         form = CompletionForm(service.words, body.logprobs is not None)
         echoed: list[Piece] = []
-        if body.max_tokens == 0 and not body.echo:
-            raise ApiError(400, "max_tokens is 0, which is for echo; ask for a token", "max_tokens")
+        if body.max_tokens == 0 and (body.stream or not body.echo):
+            raise ApiError(400, "max_tokens is 0, which is for echo, not streamed; ask for a token", "max_tokens")
+        made = plan(service, body, body.prompts)
         if body.echo:
             scores = await unless_gone(request, service.scores(body.prompts, body.logprobs))
             texts = [prompt if isinstance(prompt, str) else service.text(prompt) for prompt in body.prompts]
             echoed = [answers.prompt_piece(*pair) for pair in zip(scores, texts, strict=True)]
         if body.max_tokens == 0:
             return JSONResponse(_echo(_head(form.prefix, request, service), form, body, echoed))
-        return await _answer(service, request, body, form, body.prompts, echoed)
+        return await _answer(service, request, body, form, made, echoed)
 
     @app.post("/v1/chat/completions", responses=STREAMED)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation, by the checkpoint's chat template."""
         check_model(service, body.model)
+        if body.top_logprobs and not body.logprobs:
+            raise ApiError(400, "top_logprobs are for logprobs; set logprobs, or leave them out", "top_logprobs")
         form = ChatForm(service.words, bool(body.logprobs))
-        return await _answer(service, request, body, form, [_conversation(body.messages)])
+        return await _answer(service, request, body, form, plan(service, body, [_conversation(body.messages)]))
 
 
 def _conversation(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -229,7 +226,9 @@ def _tokens(app: FastAPI, service: Service) -> None:
             tokens = await asyncio.to_thread(
                 service.tokenizer.encode, body.prompt or "", body.add_special_tokens is not False
             )
-        strings = [service.words([token]) for token in tokens] if body.return_token_strs else None
+        strings = None
+        if body.return_token_strs:
+            strings = await asyncio.to_thread(lambda: [service.words([token]) for token in tokens])
         context = service.engine.target.context
         return {"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": strings}
 
@@ -238,9 +237,9 @@ def _tokens(app: FastAPI, service: Service) -> None:
         """The text of ids."""
         check_model(service, body.model)
         most = service.engine.target.vocab_size
-        if bad := next((token for token in body.tokens if token >= most), None):
-            raise ApiError(400, f"there is no token {bad}; ids go from 0 to {most - 1}", "tokens")
-        return {"prompt": service.text(body.tokens)}
+        if (last := max(body.tokens, default=0)) >= most:
+            raise ApiError(400, f"there is no token {last}; ids go from 0 to {most - 1}", "tokens")
+        return {"prompt": await asyncio.to_thread(service.text, body.tokens)}
 
 
 def _insights(app: FastAPI, service: Service) -> None:
@@ -267,6 +266,6 @@ def _insights(app: FastAPI, service: Service) -> None:
         if not body.limit or body.echo:
             raise ApiError(400, "rounds are those of new tokens: leave out echo, and ask for a token", "max_tokens")
         telling = Telling(service.engine)
-        work = service.work(plan(service, body, body.prompts), telling.prepare)
+        work = service.work(plan(service, body, body.prompts), request.state.noted, telling.prepare)
         await unless_gone(request, work.begin())
         return EventStream(told(work, telling))

@@ -9,6 +9,8 @@ import h11
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from draftwood.serve.settings import ServeSettings
+
 
 class Connection(H11Protocol):
     """Closed when the client leaves the head of a request unfinished, or does not read what it is sent, too long.
@@ -19,11 +21,13 @@ class Connection(H11Protocol):
     def __init__(self, config: Config, *given: Any, **more: Any) -> None:
         super().__init__(config, *given, **more)
         application: Any = config.app
-        self._seconds: float = application.state.service.settings.client_seconds
+        settings: ServeSettings = application.state.service.settings
+        self._seconds, self._most = settings.client_seconds, settings.max_connections
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.app_state = {**self.app_state, "crowded": len(self.connections) > self._most}  # for the guard
         self._limit("send", True)
 
     def handle_events(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
+from draftwood.serve import tracing
 from draftwood.serve.errors import RETRY, ApiError, Gone, api_error
 from draftwood.serve.service import Service
 
@@ -55,8 +56,10 @@ class Guard:
         request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         noted: dict[str, Any] = {}
         scope.setdefault("state", {}).update(request_id=request_id, noted=noted)
+        method, path = scope["method"], scope["path"]
+        works = method == "POST" and path in self.api
         began, status = time.perf_counter(), 0
-        works = scope["method"] == "POST" and scope["path"] in self.api
+        span = tracing.begun(f"{method} {path}" if path in self.api else method, headers)
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -81,7 +84,10 @@ class Guard:
             if not status:
                 await response(told)(scope, receive, answer)
         finally:
-            self._log(scope, request_id, status, time.perf_counter() - began, noted)
+            facts = {"request_id": request_id, "method": method, "path": path, "status": status}
+            facts |= {"ms": round(1000 * (time.perf_counter() - began), 1), **noted}
+            self._log(facts)
+            tracing.ended(span, facts)
 
     def _check(self, scope: Message, headers: dict[str, str]) -> None:
         settings, path = self.service.settings, scope["path"]
@@ -92,7 +98,12 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != host and not self._allowed(origin):
             raise ApiError(403, f"pages of {origin[:80]} may not ask this server; see --allowed-origin")
-        if path not in self.api or path in OPEN:
+        if path in OPEN:
+            return
+        if scope["state"].get("crowded"):
+            crowd = f"the server has its {settings.max_connections} connections; ask again"
+            raise ApiError(503, crowd, headers={**RETRY, "connection": "close"})
+        if path not in self.api:
             return
         if scope["method"] not in self.api[path]:
             allow = ", ".join(sorted(self.api[path]))
@@ -150,9 +161,7 @@ class Guard:
 
         return bounded
 
-    def _log(self, scope: Message, request_id: str, status: int, seconds: float, noted: dict[str, Any]) -> None:
-        facts = {"request_id": request_id, "method": scope["method"], "path": scope["path"], "status": status}
-        facts |= {"ms": round(1000 * seconds, 1), **noted}
+    def _log(self, facts: dict[str, Any]) -> None:
         if self.service.settings.log_json:
             log.info(json.dumps(facts))
         else:

@@ -44,11 +44,16 @@ class Plan:
 
 def plan(service: Service, body: Asked, prompts: Sequence[Prompt]) -> Plan:
     """Raises ApiError where a request cannot be carried out, before anything is computed."""
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options are for streams; set stream, or leave them out", "stream_options")
     n, best_of = body.choices, body.best_of or body.choices
     if best_of < n:
         raise ApiError(400, f"best_of is {best_of}, but n, the choices wanted, is {n}; raise it", "best_of")
     method = method_of(service, body)
     beams = isinstance(method, BeamMethod)
+    if isinstance(method, BeamMethod):
+        n = method.n_best
+        best_of = max(best_of, n)
     if best_of > n and body.stream and not beams:
         raise ApiError(400, "the best of several cannot be streamed; leave out stream or best_of", "best_of")
     each = 1 if beams else best_of
@@ -92,15 +97,16 @@ def sampling(body: Asked) -> dict[str, Any]:
 def method_of(service: Service, body: Asked) -> Method:
     """The method of a request. `n` says how many beams it returns."""
     spec = body.speculation
+    searched = body.use_beam_search and spec in (None, "off")
     for name in ("length_penalty", "early_stopping"):
-        if getattr(body, name) is not None and not body.use_beam_search:
+        if getattr(body, name) is not None and not searched:
             raise ApiError(400, f"{name} is for use_beam_search; set it, or make it an option of speculation", name)
     try:
-        if body.use_beam_search and spec in (None, "off"):
-            method = _beam_search(service, body)
-        else:
-            method = service.method if spec is None else parsed(spec)
+        usual = service.method if spec is None else parsed(spec)
+        method = _beam_search(service, body) if searched else usual
         if isinstance(method, BeamMethod):
+            if body.best_of is not None and not searched:
+                raise ApiError(400, f"best_of is for texts; of beams, set the width of {method.name}", "best_of")
             if body.n is not None and method.n_best not in (1, body.n):
                 raise ApiError(400, f"n is {body.n}, but n_best of the method {method.n_best}; leave out one", "n")
             method = Method.parse(method, {} if body.n is None else {"n_best": body.n})

@@ -83,10 +83,10 @@ class Asked(Body):
     min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
     use_beam_search: bool | None = None
-    length_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     early_stopping: bool | Literal["never"] | None = None
     speculation: Name | dict[str, Any] | None = None
     response_format: ResponseFormat | None = None

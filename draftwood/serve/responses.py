@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -20,6 +21,8 @@ from draftwood.serve.plan import plan
 from draftwood.serve.protocol import ChatMessage, ChatRequest, ResponseRequest
 from draftwood.serve.service import Service, Work, check_model, deltas_of
 from draftwood.serve.stream import EventStream, unless_gone
+
+log = logging.getLogger(__name__)
 
 
 def responses(app: FastAPI, service: Service) -> None:
@@ -41,7 +44,7 @@ def responses(app: FastAPI, service: Service) -> None:
             logprobs=bool(body.include),
             top_logprobs=body.top_logprobs,
         )
-        work = service.work(plan(service, asked, [prompt]))
+        work = service.work(plan(service, asked, [prompt]), request.state.noted)
         answer = Answer(work, body, request.state.request_id)
         await unless_gone(request, work.begin())
         if body.stream:
@@ -71,7 +74,7 @@ class Answer:
 
     def __init__(self, work: Work, body: ResponseRequest, request_id: str) -> None:
         self.work, self.item = work, f"msg_{request_id}"
-        self.form = ChatForm(work.service.words, bool(body.include))
+        self.form = ChatForm(work.service.words, bool(body.include), unknown=[])
         self.text, self.number = "", 0
         self.logprobs: list[dict[str, Any]] = []  # of the text so far, where they are asked for
         self.document: dict[str, Any] = {
@@ -124,7 +127,7 @@ class Answer:
             "output": [self._message("incomplete" if cut else "completed")],
             "usage": {
                 "input_tokens": used["prompt_tokens"],
-                "input_tokens_details": used["prompt_tokens_details"],
+                "input_tokens_details": used["prompt_tokens_details"] | {"cache_write_tokens": 0},
                 "output_tokens": used["completion_tokens"],
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": used["total_tokens"],
@@ -164,5 +167,7 @@ class Answer:
             yield self._event(f"response.{document['status']}", response=document)
         except Exception as error:
             told = api_error(error)
+            if told.status == 500:
+                log.exception("a response failed while it was streamed")
             self.document |= {"status": "failed", "error": {"code": "server_error", "message": str(told)}}
             yield self._event("response.failed", response=self.document)

@@ -67,7 +67,6 @@ def run(
 
 def configured(app: FastAPI) -> uvicorn.Config:
     """How the application is served."""
-    service: Service = app.state.service
     return uvicorn.Config(
         app,
         http=Connection,
@@ -77,7 +76,6 @@ def configured(app: FastAPI) -> uvicorn.Config:
         proxy_headers=False,
         ws="none",
         timeout_graceful_shutdown=LINGER,
-        limit_concurrency=service.settings.max_connections,
     )
 
 

@@ -26,6 +26,7 @@ from draftwood.serve.answers import Form, Piece
 from draftwood.serve.errors import ApiError, api_error
 from draftwood.serve.metrics import Meters
 from draftwood.serve.plan import Plan
+from draftwood.serve.protocol import StreamOptions
 from draftwood.serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)
@@ -66,14 +67,30 @@ class Service:
 
     async def scores(self, prompts: Sequence[Prompt], top: int | None) -> list[PromptScores]:
         """Each prompt with its log-probabilities; without any where none are asked for."""
-        if top is None:
-            tokens = [await asyncio.to_thread(self.engine.tokens, prompt) for prompt in prompts]
-            return [PromptScores(one, [None] * len(one), [[]] * len(one)) for one in tokens]
-        return [await self.served.score(prompt, top) for prompt in prompts]
+        most = self.engine.target.context + 1  # the last one is predicted only
+        async with asyncio.timeout(self.settings.request_seconds):
+            tokens = [await asyncio.to_thread(self.engine.tokens, prompt, most) for prompt in prompts]
+            for one in tokens:
+                self.check_length(one)
+            if top is None:
+                return [PromptScores(one, [None] * len(one), [[]] * len(one)) for one in tokens]
+            return [await self.served.score(one, top) for one in tokens]
 
-    def work(self, plan: Plan, prepare: Prepare | None = None) -> Work:
-        """A request that is ready to begin; `prepare` is handed each of its generations before they are queued."""
-        return Work(self, plan, prepare)
+    def check_length(self, prompt: Sequence[int]) -> None:
+        """Raise RequestError where a prompt has more tokens than this server takes."""
+        most = self.settings.max_prompt_tokens
+        if most is not None and len(prompt) > most:
+            raise RequestError(f"the prompt has {len(prompt)} tokens, but this server takes {most} at most; shorten it")
+
+    def work(self, plan: Plan, noted: dict[str, Any], prepare: Prepare | None = None) -> Work:
+        """A request that is ready to begin, which leaves in `noted` what is logged of it.
+
+        `prepare` is handed each of its generations before they are queued.
+        """
+        noted["speculation"] = plan.method.name
+        if self.settings.log_prompts:
+            noted["prompt"] = plan.prompts[0] if len(plan.prompts) == 1 else list(plan.prompts)
+        return Work(self, plan, noted, prepare)
 
 
 def check_model(service: Service, name: str | None) -> None:
@@ -85,20 +102,19 @@ def check_model(service: Service, name: str | None) -> None:
 class Work:
     """The generations of one HTTP request: events as they come, results at the end."""
 
-    def __init__(self, service: Service, plan: Plan, prepare: Prepare | None) -> None:
-        self.service, self.plan, self.prepare = service, plan, prepare
+    def __init__(self, service: Service, plan: Plan, noted: dict[str, Any], prepare: Prepare | None) -> None:
+        self.service, self.plan, self.noted, self.prepare = service, plan, noted, prepare
         self.began = time.perf_counter()
         self.results: list[GenerationResult | None] = [None] * len(plan.requests)
         self.prompts: list[int] = []  # tokens of each generation's prompt
+        self.made = [0] * len(plan.requests)  # tokens of each generation so far; of beams those that all agree in
         self._batch: AsyncBatch = service.served.together(plan.requests, self._prepare)
         self._last: list[float] = [0.0] * len(plan.requests)
         self._joules = service.meters.joules()
 
     def _prepare(self, generation: Generation) -> None:
-        tokens, most = len(generation.request.prompt), self.service.settings.max_prompt_tokens
-        if most is not None and tokens > most:
-            raise RequestError(f"the prompt has {tokens} tokens, but this server takes {most} at most; shorten it")
-        self.prompts.append(tokens)
+        self.service.check_length(generation.request.prompt)
+        self.prompts.append(len(generation.request.prompt))
         if self.prepare is not None:
             self.prepare(generation)
 
@@ -117,12 +133,15 @@ class Work:
                         first = not self._last[place]
                         meters.round(event.round, now - (self._last[place] or self.began), first)
                         self._last[place] = now
+                        self.made[place] += len(event.tokens)
                         if event.result is not None:
                             self.results[place] = event.result
+                            self.made[place] = answers.tokens(event.result)
                             meters.ended(event.result, now - self.began)
                     yield events
         finally:
             meters.left(sum(result is None for result in self.results))
+            self.noted |= {key: self.usage[key] for key in ("prompt_tokens", "completion_tokens")}
 
     async def finish(self) -> list[GenerationResult]:
         """All results."""
@@ -136,17 +155,21 @@ class Work:
         return [result for result in self.results if result is not None]
 
     @property
+    def usage(self) -> dict[str, Any]:
+        """Tokens so far: of the prompts, each counted once, and all that was generated for them."""
+        return answers.usage(sum(self.prompts[:: self.plan.each]), sum(self.made), self.done)
+
+    @property
     def closing(self) -> dict[str, Any]:
         """Usage and figures of the whole request."""
-        each, done = self.plan.each, self.done
         figures: dict[str, Any] = {
-            "speculative_decoding": answers.speculation(done),
+            "speculative_decoding": answers.speculation(self.done),
             "method": self.plan.method.name,
             "seed": self.plan.seed,
         }
         if (joules := self.service.meters.joules()) is not None and self._joules is not None:
             figures["joules"] = joules - self._joules
-        return {"usage": answers.usage(self.prompts[::each], done), "metrics": figures}
+        return {"usage": self.usage, "metrics": figures}
 
 
 def chosen(plan: Plan, results: Sequence[GenerationResult]) -> Iterator[tuple[int, Piece]]:
@@ -160,7 +183,6 @@ def chosen(plan: Plan, results: Sequence[GenerationResult]) -> Iterator[tuple[in
 
 async def answered(work: Work, form: Form, head: dict[str, Any], echoed: Sequence[Piece] = ()) -> dict[str, Any]:
     """The whole answer."""
-    await work.begin()
     async with asyncio.timeout(work.service.settings.request_seconds):
         results = await work.finish()
     choices = []
@@ -171,9 +193,11 @@ async def answered(work: Work, form: Form, head: dict[str, Any], echoed: Sequenc
 
 
 async def streamed(
-    work: Work, form: Form, head: dict[str, Any], usage: bool, echoed: Sequence[Piece] = ()
+    work: Work, form: Form, head: dict[str, Any], options: StreamOptions | None, echoed: Sequence[Piece] = ()
 ) -> AsyncIterator[str]:
     """Server-sent events: chunks as they come, then usage if it is asked for. `work` has begun."""
+    usage = bool(options and options.include_usage)
+    continuous = usage and bool(options and options.continuous_usage_stats)
     start = "data: " + json.dumps({**head, "object": form.chunk})[:-1] + ', "choices": ['
     begun: set[int] = set()
     left = len(work.plan.requests)
@@ -184,6 +208,8 @@ async def streamed(
         begun.add(index)
         if first and echoed:
             piece = answers.joined(echoed[index // work.plan.n], piece)
+        if usage:
+            more += f', "usage": {json.dumps(work.usage if continuous else None)}'
         return f"{start}{json.dumps(form.delta(index, piece, first))}]{more}}}\n\n"
 
     try:

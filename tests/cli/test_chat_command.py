@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,18 @@ def test_what_goes_wrong_is_told_and_the_conversation_goes_on(
     shown: Any = say([line, "hi"], *pair, *FLAGS)
     assert shown.code == 2 and sentence in shown.err and shown.err.count("error: ") == 1
     assert len(shown.out.strip()) > 0
+
+
+def test_the_key_is_not_on_the_command_line(target: Path) -> None:
+    with running(load(target), ServeSettings(api_key="s3cret")) as served:
+        flags = ["--url", served.url, "--api-key", "s3cret", "--max-new-tokens", "4"]
+        command = [sys.executable, "-m", "draftwood", "chat", *flags]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as talking:
+            assert talking.stdin is not None and talking.stdout is not None
+            talking.stdin.write("hi\n")
+            talking.stdin.flush()
+            served.wait(lambda: b"s3cret" not in Path(f"/proc/{talking.pid}/cmdline").read_bytes(), 60)
+            assert talking.communicate()[0].strip() and talking.returncode == 0
 
 
 def test_no_server_is_one_sentence(say: Say) -> None:

@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 from servers import Running, running
 
@@ -98,12 +102,55 @@ def test_the_load(served: Running) -> None:
     assert load_now["running"] == 0 and load_now["kv_budget"] > 0 and "prompt" not in line
 
 
-def test_the_dashboard_draws_metrics_that_are_exported(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Counter:
-        def joules(self) -> float:
-            return 1.0
+class Meter:
+    """A counter of energy, which moves whenever it is read."""
 
-    monkeypatch.setattr("draftwood.serve.metrics.counters", lambda device: [Counter()])
+    def __init__(self) -> None:
+        self.read = 0.0
+
+    def joules(self) -> float:
+        self.read += 1
+        return self.read
+
+
+def test_energy_is_told_where_there_is_a_counter(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood.serve.metrics.counters", lambda device: [Meter()])
+    asked = {"prompt": "a", "max_tokens": 5, "seed": 1}
+    with running(load(target)) as served:
+        assert served.post("/v1/completions", **asked)["metrics"]["joules"] > 0
+        assert served.chunks("/v1/completions", **asked)[-1]["metrics"]["joules"] > 0
+        beams = {"name": "beam-sampling", "width": 2}
+        assert served.post("/v1/completions", **asked, speculation=beams)["metrics"]["joules"] > 0
+        assert '"joules": ' in served.client.post("/v1/forest", json=asked).text
+        assert scraped(served)["draftwood:energy_joules_total"] > 4
+
+
+def test_spans_of_requests(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenTelemetry, where a program has set it up: a span below the client's, without what was said."""
+    found = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(found))
+    monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+    parent = {"traceparent": "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"}
+    with running(load(target)) as served:
+        for stream in (False, True):
+            body = {"prompt": "hidden words", "max_tokens": 3, "ignore_eos": True, "stream": stream}
+            answer = served.client.post("/v1/completions", json=body, headers={**parent, "x-request-id": "mine"})
+            assert answer.status_code == 200
+        served.client.get("/nothing/at/all")
+        served.wait(lambda: len(found.get_finished_spans()) == 3)
+    *both, other = found.get_finished_spans()
+    for span in both:
+        assert span.name == "POST /v1/completions" and span.parent is not None
+        assert f"{span.context.trace_id:032x}" in parent["traceparent"] and "hidden" not in span.to_json()
+        assert span.attributes is not None and span.attributes["gen_ai.usage.output_tokens"] == 3
+        assert span.attributes["http.response.status_code"] == 200
+        assert span.attributes["draftwood.request_id"] == "mine"
+    assert other.name == "GET" and other.attributes is not None and other.attributes["url.path"] == "/nothing/at/all"
+
+
+def test_the_dashboard_draws_metrics_that_are_exported(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftwood.serve.metrics.counters", lambda device: [Meter()])
     with running(load(target, target)) as served:  # whose drafts are all accepted
         chain = {"name": "speculative", "gamma": 3, "depth": "fixed"}
         asked = {"max_tokens": 20, "temperature": 0.0, "ignore_eos": True, "speculation": chain}

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pydantic
 import pytest
@@ -39,35 +40,50 @@ metric_list: [{metric: exact_match}]
 """
 
 
-def test_lm_eval(served: Running, talker: Path, tmp_path: Path) -> None:
-    """Log-likelihoods and greedy texts are the engine's."""
+def lm_eval(
+    served: Running, folder: Path, model: str, path: str, tasks: list[str], *flags: str, **about: Any
+) -> list[list[dict[str, Any]]]:
+    """What it logged of each sample of each task."""
     program = shutil.which("lm_eval")
     if program is None:
         pytest.skip("lm_eval is not on the PATH; pip install 'lm-eval[api]', here or in another environment")
-    file = tmp_path / "questions.jsonl"
+    file, out = folder / "questions.jsonl", folder / model
     file.write_text("".join(json.dumps(line) + "\n" for line in QUESTIONS))
     for name, kind in (("fruit_choices", CHOICES), ("fruit_texts", TEXTS)):
-        (tmp_path / f"{name}.yaml").write_text(TASKS.format(name=name, file=file) + kind)
-    about = f"model={served.service.name},base_url={served.url}/v1/completions,num_concurrent=4"
-    command = [program, "--model", "local-completions", "--tasks", "fruit_choices,fruit_texts"]
-    command += ["--model_args", f"{about},tokenizer_backend=huggingface,tokenizer={talker},max_length=96"]
-    command += ["--include_path", str(tmp_path), "--output_path", str(tmp_path / "out"), "--log_samples"]
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": ""}
-    done = subprocess.run(command, env=os.environ | offline, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+        (folder / f"{name}.yaml").write_text(TASKS.format(name=name, file=file) + kind)
+    about |= {"model": served.service.name, "base_url": f"{served.url}/v1/{path}", "num_concurrent": 4}
+    command = [program, "--model", model, "--tasks", ",".join(tasks), "--include_path", str(folder), *flags]
+    command += ["--model_args", ",".join(f"{key}={value}" for key, value in about.items())]
+    command += ["--output_path", str(out), "--log_samples"]
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(folder / "home"), "PYTHONPATH": ""}
+    done = subprocess.run(command, env=os.environ | offline, capture_output=True, text=True, timeout=300, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
-    samples = {
-        name: list(map(json.loads, next(tmp_path.glob(f"out/**/samples_{name}_*.jsonl")).read_text().splitlines()))
-        for name in ("fruit_choices", "fruit_texts")
-    }
+    logged = [next(out.glob(f"**/samples_{name}_*.jsonl")).read_text() for name in tasks]
+    return [[json.loads(line) for line in text.splitlines()] for text in logged]
+
+
+def test_lm_eval(served: Running, talker: Path, tmp_path: Path) -> None:
+    """Log-likelihoods and greedy texts are the engine's."""
+    about = {"tokenizer_backend": "huggingface", "tokenizer": talker, "max_length": 96}
+    tasks = ["fruit_choices", "fruit_texts"]
+    choices, texts = lm_eval(served, tmp_path, "local-completions", "completions", tasks, **about)
     engine = served.engine
-    for sample in samples["fruit_choices"]:
+    for sample in choices:
         question = sample["doc"]["question"]
         for choice, (found,) in zip(sample["doc"]["choices"], sample["resps"], strict=True):
             scores = engine.score(f"{question} {choice}").logprobs[len(question) :]
             assert float(found[0]) == pytest.approx(sum(value or 0.0 for value in scores), rel=1e-4)
-    for sample in samples["fruit_texts"]:
+    for sample in texts:
         expected = engine.generate(sample["doc"]["question"], None, {"temperature": 0}, 12, stop="\n\n").text
         assert sample["resps"] == [[expected]]
+
+
+def test_lm_eval_chats(served: Running, tmp_path: Path) -> None:
+    way = "local-chat-completions", "chat/completions", ["fruit_texts"], "--apply_chat_template"
+    (texts,) = lm_eval(served, tmp_path, *way)
+    for sample in texts:
+        asked = [{"role": "user", "content": sample["doc"]["question"]}]
+        assert sample["resps"] == [[served.engine.generate(asked, None, {"temperature": 0}, 12, stop="\n\n").text]]
 
 
 class Fruit(pydantic.BaseModel):

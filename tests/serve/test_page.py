@@ -17,6 +17,7 @@ from servers import Running, running
 from draftwood import Engine, load
 from draftwood.runtime import scheduler
 from draftwood.runtime.executor import sweep
+from draftwood.serve.settings import ServeSettings
 
 STORY = "Story: In Corfe there lived a sailor called"
 SHORT = {"max_tokens": 24}
@@ -218,6 +219,59 @@ def test_the_server_may_go_away_and_come_back(page: Any, site: Running) -> None:
         assert text(page) == answer and not page.is_visible("#error")
 
 
+def test_a_text_that_must_match(page: Any, site: Running) -> None:
+    """A regular expression, then a schema: the text is of it, and what it leaves no choice in is marked as forced."""
+    page.fill("[name=match]", " (Rosa|Hugo)\\. The end\\.")
+    ask(page, "mcsd", top_k=40)
+    ended(page)
+    assert re.fullmatch(r" (Rosa|Hugo)\. The end\.", text(page)) and page.locator(".text .forced").count() > 2
+    page.click("button >> text=Copy as")
+    page.click("#tabs >> text=Python")
+    printed: list[str] = []
+    exec(page.inner_text("#snippet"), {"print": printed.append})
+    assert printed == [text(page)]
+    page.keyboard.press("Escape")
+    page.fill("[name=match]", '{"type": ')
+    page.click("#go")
+    assert not page.evaluate("document.querySelector('#form').checkValidity()") and printed == [text(page)]
+    page.fill("[name=match]", '{"enum": ["pear", "plum"]}')
+    page.click("#go")
+    ended(page)
+    assert text(page) in ('"pear"', '"plum"')
+    page.expected = ["400"]
+    page.fill("[name=match]", "(")
+    page.click("#go")
+    page.wait_for_selector("#error:not([hidden])")
+    assert "regex" in page.inner_text("#error")
+
+
+def test_a_server_that_wants_a_key(page: Any, site: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page asks for it, goes on when it is right, and what is copied names it without telling it."""
+    page.expected = ["401", "ERR_"]
+    with running(site.engine, ServeSettings(api_key="s3cret")) as other:
+        page.goto(other.url, wait_until="domcontentloaded")
+        page.wait_for_selector("#secret")
+        page.wait_for_function("() => document.querySelector('#state').textContent === 'needs a key'")
+        assert page.locator("#methods select").count() == 0
+        page.locator("#secret").press_sequentially("wrong")
+        page.wait_for_function("() => document.querySelector('#state').textContent === 'wrong key'")
+        page.click("#go")
+        assert "the API key is missing or wrong" in page.inner_text("#error")
+        page.fill("#secret", "s3cret")
+        page.wait_for_selector("#methods select", state="attached")
+        ask(page, "speculative")
+        ended(page)
+        assert page.inner_text("#state") == "ready" and not page.is_visible("#error")
+        page.click("button >> text=Copy as")
+        assert "s3cret" not in page.content() and "Bearer $DRAFTWOOD_API_KEY" in page.inner_text("#snippet")
+        monkeypatch.setenv("DRAFTWOOD_API_KEY", "s3cret")
+        page.click("#tabs >> text=Python")
+        printed: list[str] = []
+        exec(page.inner_text("#snippet"), {"print": printed.append})
+        assert printed == [text(page)]
+        page.goto("about:blank")
+
+
 def test_text_is_never_markup(page: Any, site: Running) -> None:
     hostile = "<img src=x onerror=window.hit=1></script><b>"
     ask(page, "speculative", prompt=hostile)
@@ -321,7 +375,9 @@ def test_what_is_copied_works(page: Any, site: Running) -> None:
         STORY, json.loads(page.inner_text("#snippet")), {"temperature": 0.7}, 24, 5
     ).text == text(page)
     page.click("#tabs >> text=Python")
-    compile(page.inner_text("#snippet"), "snippet", "exec")
+    printed: list[str] = []
+    exec(page.inner_text("#snippet"), {"print": printed.append})
+    assert printed == [text(page)]
 
 
 def test_the_policy_allows_scripts_of_this_server_alone(served: Running) -> None:

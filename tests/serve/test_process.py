@@ -274,6 +274,17 @@ def test_a_broken_engine_ends_the_process(long_target: Path, monkeypatch: pytest
         assert "the engine is broken" in "".join(server.said)
 
 
+def test_a_line_of_json_for_each_request(long_target: Path) -> None:
+    with serving("--target", str(long_target), "--log-json") as server:
+        body = {"prompt": "hidden words", "max_tokens": 3, "ignore_eos": True, "stream": True}
+        server.client.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
+        assert server.end() == 0
+        server._reader.join()
+    line = json.loads(server.said[-1])
+    assert (line["request_id"], line["status"], line["completion_tokens"]) == ("mine", 200, 3)
+    assert "hidden" not in "".join(server.said)
+
+
 def test_keys_are_not_on_the_command_line(long_target: Path) -> None:
     with serving("--target", str(long_target), "--api-key", "s3cret") as server:
         assert server.client.get("/v1/models").status_code == 401

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
+import time
 from typing import Any
 
+import httpx
 import pytest
 from servers import Running, running
 
 from draftwood import METHODS, ConfigurationError, Engine, TabularModel, load
 from draftwood.methods.base import FILE
+from draftwood.runtime import scheduler
+from draftwood.runtime.executor import sweep
 from draftwood.serve.settings import ServeSettings
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, FOREST = "/v1/completions", "/v1/chat/completions", "/v1/forest"
 
 
 @pytest.mark.parametrize(
@@ -30,6 +35,14 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
         ({"prompt": ["a"] * 100, "n": 2}, 400, "n", "more than 128"),
         ({"prompt": "a", "n": 3, "best_of": 2}, 400, "best_of", "raise it"),
         ({"prompt": "a", "best_of": 2, "stream": True}, 400, "best_of", "streamed"),
+        ({"prompt": "a", "best_of": 2, "speculation": {"name": "dsbd"}}, 400, "best_of", "set the width of dsbd"),
+        ({"prompt": ["a"] * 100, "stream": False, "max_tokens": 0, "echo": True, "n": 2}, 400, "n", "more than 128"),
+        (
+            {"prompt": "a", "stream": False, "max_tokens": 0, "echo": True, "speculation": "x"},
+            400,
+            "speculation",
+            "'x'",
+        ),
         ({"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias", "token ids"),
         ({"prompt": "a", "logit_bias": {"999": 1}}, 400, None, "ids go from 0"),
         ({"prompt": "a", "model": "gpt-5"}, 404, "model", "there is no model 'gpt-5'"),
@@ -56,7 +69,16 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
             *(400, "speculation", "leave out shared"),
         ),
         ({"prompt": "a", "use_beam_search": True, "speculation": "mcsd"}, 400, "speculation", "has no beams"),
+        (
+            {"prompt": "a", "speculation": {"name": "dsbd", "length_penalty": 1000}},
+            *(400, "speculation", "less than or equal to 10"),
+        ),
+        ({"prompt": "a", "repetition_penalty": 1e-300}, 400, "repetition_penalty", "0.01"),
         ({"prompt": "a", "length_penalty": 1.0}, 400, "length_penalty", "use_beam_search"),
+        (
+            {"prompt": "a", "use_beam_search": True, "speculation": "dsbd", "length_penalty": 1.0},
+            *(400, "length_penalty", "an option of speculation"),
+        ),
         ({"prompt": "a", "use_beam_search": True, "top_p": 0.5}, 400, None, "draws nothing"),
         ({"prompt": "a", "stop_token_ids": [5000]}, 400, None, "stop_token_ids has 5000"),
         ({"prompt": "a", "min_tokens": 20, "max_tokens": 10}, 400, None, "min_new_tokens is 20"),
@@ -74,6 +96,17 @@ def test_bad_requests(served: Running, body: dict[str, Any], status: int, param:
 
 
 JSON = {"content-type": "application/json"}
+
+
+def test_fields_that_need_others(served: Running) -> None:
+    hi = [{"role": "user", "content": "hi"}]
+    for path, body, param in (
+        (COMPLETIONS, {"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options"),
+        (COMPLETIONS, {"prompt": "a", "max_tokens": 0, "echo": True, "stream": True}, "max_tokens"),
+        (CHAT, {"messages": hi, "top_logprobs": 2}, "top_logprobs"),
+    ):
+        status, error = served.refused(path, **body)
+        assert (status, error["param"]) == (400, param), error
 
 
 def test_bodies_that_are_no_requests(served: Running) -> None:
@@ -189,7 +222,8 @@ def test_limits(target: Any) -> None:
         assert status == 413 and "2,000 bytes" in error["message"]
         pieces = (b" " * 500 for _ in range(10))
         assert other.client.post(COMPLETIONS, content=pieces, headers=JSON).status_code == 413
-        assert "this server takes 10" in other.refused(COMPLETIONS, prompt="a" * 11)[1]["message"]
+        for echo in ({}, {"echo": True}, {"echo": True, "max_tokens": 0, "logprobs": 1}):
+            assert "this server takes 10" in other.refused(COMPLETIONS, prompt="a" * 11, **echo)[1]["message"]
         assert other.refused(COMPLETIONS, prompt="a", max_tokens=21)[1]["param"] == "max_tokens"
         assert other.post(COMPLETIONS, prompt="a", max_tokens=20, ignore_eos=True)["usage"]["completion_tokens"] == 20
         answer = other.client.post(COMPLETIONS, json={"prompt": "a", "n": 5})
@@ -199,7 +233,25 @@ def test_limits(target: Any) -> None:
         assert other.client.post(COMPLETIONS, json={"prompt": "a", "n": 2}).status_code == 200
 
 
-def test_a_request_that_takes_too_long(long_target: Any) -> None:
+def test_too_many_connections(target: Any) -> None:
+    """Whoever comes when all are taken is told so, as of other errors; whether the server is well is always told."""
+    with running(load(target), ServeSettings(max_connections=2)) as other:
+        address = other.client.base_url.host, other.client.base_url.port or 0
+        waiting = [socket.create_connection(address) for _ in range(2)]
+        other.wait(lambda: other.client.get("/v1/models").status_code == 503)
+        answer = other.client.post(COMPLETIONS, json={"prompt": "a"})
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "1" and "2 connections" in answer.text
+        assert answer.json()["error"]["type"] == "server_error"
+        assert other.client.get("/health").status_code == 200
+        for connection in waiting:
+            connection.close()
+        other.client.close()
+        other.client = httpx.Client(base_url=other.url)
+        other.wait(lambda: other.client.get("/v1/models", headers={"connection": "close"}).status_code == 200)
+        assert other.post(COMPLETIONS, prompt="a")["choices"]
+
+
+def test_a_request_that_takes_too_long(long_target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(load(long_target), ServeSettings(request_seconds=0.2)) as other:
         asked = {"prompt": "a", "max_tokens": 3000, "ignore_eos": True}
         status, error = other.refused(COMPLETIONS, **asked)
@@ -207,8 +259,19 @@ def test_a_request_that_takes_too_long(long_target: Any) -> None:
         with other.client.stream("POST", COMPLETIONS, json={**asked, "stream": True}) as answer:
             assert json.loads(list(answer.iter_lines())[-2].removeprefix("data: "))["error"]["code"] == "timeout"
 
+        def slow(*all: Any) -> None:
+            time.sleep(0.5)
+            sweep(*all)
 
-def test_what_fails_inside_says_nothing_of_the_inside(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(scheduler, "sweep", slow)
+        status, error = other.refused(COMPLETIONS, prompt="a", echo=True, logprobs=1)
+        assert (status, error["code"]) == (504, "timeout")
+
+
+def test_what_fails_inside_says_nothing_of_the_inside(
+    target: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log does."""
     with running(load(target)) as other:
 
         def fail(*given: Any) -> None:
@@ -219,9 +282,16 @@ def test_what_fails_inside_says_nothing_of_the_inside(target: Any, monkeypatch: 
         assert (status, error["type"]) == (500, "server_error") and "secret" not in str(error)
         monkeypatch.undo()
         monkeypatch.setattr("draftwood.generation.Generation.distributions", fail)  # a step, for this request alone
-        for stream in (False, True):
-            answer = other.client.post(COMPLETIONS, json={"prompt": "a", "stream": stream})
-            assert "secret" not in answer.text and "server_error" in answer.text
+        for path, body in (
+            (COMPLETIONS, {"prompt": "a"}),
+            ("/v1/responses", {"input": "a"}),
+            (FOREST, {"prompt": "a"}),
+        ):
+            for stream in {"stream": False}, {"stream": True}:
+                caplog.clear()
+                answer = other.client.post(path, json=body | stream)
+                assert "secret" not in answer.text and "server_error" in answer.text
+                other.wait(lambda: "secret" in caplog.text)
         monkeypatch.undo()
         assert other.post(COMPLETIONS, prompt="a")["choices"]
 
@@ -260,3 +330,23 @@ def test_the_log_has_prompts_only_if_wanted(target: Any, caplog: pytest.LogCaptu
         line = json.loads(next(text for text in reversed(caplog.messages) if "completion_tokens" in text))
         assert (line["path"], line["status"], line["prompt_tokens"]) == (COMPLETIONS, 200, 12)
         assert ("hidden words" in str(line)) == log_prompts
+
+
+def test_the_log_has_what_was_generated_however_it_was_asked_for(
+    served: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "draftwood.serve.access")
+    asked = {"seed": 1, "speculation": {"name": "mcsd", "tree": [2]}}
+    hi = [{"role": "user", "content": "hi"}]
+    for path, body in (
+        (COMPLETIONS, {"prompt": "ab", "max_tokens": 3, "ignore_eos": True, "stream": True}),
+        (FOREST, {"prompt": "ab", "max_tokens": 3, "ignore_eos": True}),
+        (CHAT, {"messages": hi, "max_tokens": 3, "ignore_eos": True}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": 1}),
+    ):
+        caplog.clear()
+        assert served.client.post(path, json={**asked, **body}).status_code == 200
+        served.wait(lambda: bool(caplog.messages))
+        told = dict(part.split("=") for part in caplog.messages[0].split())
+        assert told["speculation"] == "mcsd" and told["completion_tokens"] == ("1" if "input" in body else "3")
+        assert told["prompt_tokens"] == ("2" if "prompt" in body else "7")

@@ -83,6 +83,33 @@ def test_beams_are_those_of_the_engine(served: Running, method: Any) -> None:
     assert streamed == pytest.approx(expected[0].logprobs)
 
 
+def test_the_trunk_of_beams_grows_before_the_end(served: Running) -> None:
+    """Streamed, the first choice grows as far as all agree; how drafts went is told over all beams."""
+    method = {"name": "dsbd", "width": 2, "draft_width": 3, "n_best": 2}
+    asked = {"prompt": PROMPT, "max_tokens": LENGTH, "seed": 4, "speculation": method, "temperature": 0.3}
+    chunks = served.chunks("/v1/completions", **asked)
+    grown = [chunk for chunk in chunks if all(one["index"] == 0 and one["text"] for one in chunk["choices"])]
+    assert len(grown) > 2
+    figures = chunks[-1]["metrics"]["speculative_decoding"]
+    assert figures == served.post("/v1/completions", **asked)["metrics"]["speculative_decoding"]
+    assert figures["mean_acceptance_length"] >= 1 and figures["num_draft_tokens"] > figures["num_accepted_tokens"]
+
+
+def test_beams_of_several_prompts(served: Running) -> None:
+    """Where the method says how many beams there are, that is how many choices a prompt has."""
+    method = {"name": "dsbd", "width": 3, "draft_width": 4, "n_best": 2, "replacement": False}
+    expected = [
+        f"{prompt}{beam.text}"
+        for prompt in ("ab", "cde")
+        for beam in served.engine.generate(prompt, method, max_new_tokens=8, seed=4).beams
+    ]
+    asked = {"prompt": ["ab", "cde"], "max_tokens": 8, "seed": 4, "speculation": method, "echo": True}
+    choices = served.post("/v1/completions", **asked)["choices"]
+    assert [choice["text"] for choice in choices] == expected and len(expected) == 4
+    assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+    assert texts(served.chunks("/v1/completions", **asked)) == dict(enumerate(expected))
+
+
 def test_beam_search_is_asked_for_as_of_vllm(served: Running) -> None:
     method = {"name": "beam-search", "width": 4, "n_best": 2, "length_penalty": 0.5}
     expected = served.engine.generate(PROMPT, method, max_new_tokens=LENGTH).beams
@@ -173,6 +200,20 @@ def test_echo_scores_the_prompt(served: Running) -> None:
     assert texts(streamed)[0].startswith(PROMPT)
 
 
+def test_usage_while_it_grows(served: Running) -> None:
+    """With stream_options every chunk has usage, null unless it is to be continuous; the last one has no choices."""
+    asked = {"prompt": [PROMPT, "ab"], "max_tokens": 12, "seed": 5, "n": 2}
+    whole = served.post("/v1/completions", **asked)["usage"]
+    for continuous in (False, True):
+        options = {"include_usage": True, "continuous_usage_stats": continuous}
+        *chunks, last = served.chunks("/v1/completions", **asked, stream_options=options)
+        counts = [chunk["usage"] and chunk["usage"]["completion_tokens"] for chunk in chunks]
+        assert last["choices"] == [] and last["usage"]["total_tokens"] == whole["total_tokens"]
+        assert counts == (sorted(counts) if continuous else [None] * len(chunks))
+        assert not continuous or (1 <= counts[0] < counts[-1] == whole["completion_tokens"])
+    assert "usage" not in served.chunks("/v1/completions", **asked)[0]
+
+
 def test_the_best_of_several(served: Running) -> None:
     each = [served.engine.generate(PROMPT, max_new_tokens=10, seed=seed) for seed in range(3, 8)]
     means = {one.text: sum(one.logprobs) / len(one.logprobs) for one in each}
@@ -248,6 +289,9 @@ def test_log_probabilities_of_responses(served: Running, method: Any) -> None:
     messages = [{"role": "user", "content": "hi"}]
     chat = {"messages": messages, "max_tokens": 12, "logprobs": True, "top_logprobs": 2}
     expected = served.post("/v1/chat/completions", **chat, **asked)["choices"][0]
+    for one in expected["logprobs"]["content"]:
+        for token in (one, *one["top_logprobs"]):
+            token["bytes"] = token["bytes"] or []  # unknown; null is for chats alone
     asked |= {"input": messages, "max_output_tokens": 12, "top_logprobs": 2}
     plain = served.post("/v1/responses", **asked)["output"][0]["content"][0]
     assert plain["logprobs"] == [] and plain["text"] == expected["message"]["content"]

@@ -6,6 +6,7 @@ export class Failure extends Error {
 
 let key = "";
 export const setKey = (value) => { key = value.trim(); };
+export const keyed = () => Boolean(key);
 
 export async function request(path, options = {}) {
   const headers = { ...options.headers };

@@ -1,4 +1,5 @@
 // A run as something to use elsewhere: curl, Python, a method file, one HTML file.
+import { keyed } from "./api.js";
 
 const shell = (text) => "'" + text.replaceAll("'", "'\\''") + "'";
 
@@ -11,13 +12,17 @@ function python(value) {
   return JSON.stringify(value);
 }
 
+const OPENAI = ["model", "prompt", "temperature", "max_tokens", "seed", "top_p"];
+
 export const SNIPPETS = {
-  curl: (body) => "curl -N " + location.origin + "/v1/completions \\\n  -H 'Content-Type: application/json' \\\n  -d " + shell(JSON.stringify({ ...body, stream: true }, null, 2)),
-  Python: ({ speculation, top_k, ...body }) => {
-    const extra = { speculation, ...(top_k ? { top_k } : {}) };
-    const lines = [...Object.entries(body), ["extra_body", extra]].map(([name, value]) => "    " + name + "=" + python(value) + ",\n");
-    return "from openai import OpenAI\n\nclient = OpenAI(base_url=" + JSON.stringify(location.origin + "/v1") + ', api_key="-")\n'
-      + "answer = client.completions.create(\n" + lines.join("") + ")\nprint(answer.choices[0].text)\n";
+  curl: (body) => "curl -N " + location.origin + "/v1/completions \\\n  -H 'Content-Type: application/json' \\\n  "
+    + (keyed() ? '-H "Authorization: Bearer $DRAFTWOOD_API_KEY" \\\n  ' : "") + "-d " + shell(JSON.stringify({ ...body, stream: true }, null, 2)),
+  Python: (body) => {
+    const fields = Object.entries(body), known = ([name]) => OPENAI.includes(name);
+    const extra = Object.fromEntries(fields.filter((field) => !known(field)));
+    const lines = [...fields.filter(known), ["extra_body", extra]].map(([name, value]) => "    " + name + "=" + python(value) + ",\n");
+    return (keyed() ? "import os\n\n" : "") + "from openai import OpenAI\n\nclient = OpenAI(base_url=" + JSON.stringify(location.origin + "/v1")
+      + ", api_key=" + (keyed() ? 'os.environ["DRAFTWOOD_API_KEY"]' : '"-"') + ")\nanswer = client.completions.create(\n" + lines.join("") + ")\nprint(answer.choices[0].text)\n";
   },
   "method file": ({ speculation }) => JSON.stringify(speculation, null, 2) + "\n",
 };

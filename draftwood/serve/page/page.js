@@ -1,7 +1,7 @@
 // The page: asks the server, and shows what comes.
 import { element } from "./viewer/dom.js";
 import { RunView } from "./viewer/run.js";
-import { Failure, events, json, setKey } from "./api.js";
+import { Failure, events, json, keyed, setKey } from "./api.js";
 import { SNIPPETS, download, offline } from "./code.js";
 import { Load } from "./load.js";
 import { MethodPicker, Sampling } from "./settings.js";
@@ -175,15 +175,16 @@ function theme() {
 }
 
 // Whether the server answers. What it offers is asked for when it does so for the first time.
-let asking = null;
+let asking = null, lost = null;
 async function state(answers, error) {
-  $("state").textContent = answers ? "ready" : error?.status === 401 ? "needs a key" : "no answer";
+  $("state").textContent = answers ? "ready" : error?.status === 401 ? (keyed() ? "wrong key" : "needs a key") : "no answer";
   $("state").classList.toggle("lost", !answers);
   if (error?.status === 401) $("key").hidden = false;
+  lost = error;
   if (answers && !page.about && !asking) asking = begin().then(() => fail(null), fail).finally(() => { asking = null; });
 }
 
-$("form").onsubmit = (event) => { event.preventDefault(); if (page.about) generate(); };
+$("form").onsubmit = (event) => { event.preventDefault(); page.about ? generate() : fail(lost); };
 $("stop").onclick = () => page.stop?.abort();
 $("compare").onchange = compared;
 $("prompt").oninput = fit;

@@ -29,13 +29,24 @@ export class Sampling {
       field(place, label, control, help);
       return control;
     });
+    this.match = Object.assign(element("input"), { name: "match", autocomplete: "off", spellcheck: false });
+    this.match.oninput = () => this.match.setCustomValidity(this.structured === undefined ? "This JSON schema is no JSON." : "");
+    field(place, "Must match", this.match, "a regular expression or a JSON schema; empty: any text");
   }
 
   get values() {
     const found = Object.fromEntries(this.controls.map((control) => [control.name, Number(control.value)]));
     if (found.top_p === 1) delete found.top_p;
     if (!found.top_k) delete found.top_k;
-    return found;
+    return { ...found, ...this.structured };
+  }
+
+  // What the text must be; undefined where that cannot be read.
+  get structured() {
+    const text = this.match.value;
+    if (!text.trim()) return {};
+    if (!text.trim().startsWith("{")) return { structured_outputs: { regex: text } };
+    try { return { structured_outputs: { json: JSON.parse(text) } }; } catch { return undefined; }
   }
 }
 
