@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,9 +15,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of two workers th
 import pytest
 import tiny_models
 import torch
+from tabular import TabularExit, TabularHead, random_heads
 
-from draftwood import load
+from draftwood import TabularModel, load
 from draftwood.cli.main import run
+from draftwood.methods import self_speculative
+from draftwood.models import eagle, heads
+from draftwood.models import exit as exits
 
 if TYPE_CHECKING:
     from servers import Running
@@ -100,6 +105,29 @@ def _no_settings_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("settings")))
         yield
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts for tabular targets, each a table of its own: skipped sublayers, Medusa heads, an exit, an EAGLE head."""
+
+    def skipping(target: TabularModel, skipped: object) -> TabularModel:
+        part = TabularModel.random(target.vocab_size, seed=99)
+        part.whole = target  # type: ignore[attr-defined]
+        return part
+
+    @cache
+    def exit_of(vocab: int) -> TabularModel:
+        return TabularExit.random(vocab, seed=12, order=3)
+
+    @cache
+    def eagle_of(vocab: int) -> TabularModel:
+        return TabularHead.random(vocab, seed=12, n_layers=2)
+
+    monkeypatch.setattr(self_speculative, "skipping", skipping)
+    monkeypatch.setattr(heads, "find", lambda target, where: random_heads(target.vocab_size, target.vocab_size, 3))
+    monkeypatch.setattr(exits, "find", lambda target, where: exit_of(target.vocab_size))
+    monkeypatch.setattr(eagle, "find", lambda target, where: eagle_of(target.vocab_size))
 
 
 TEMPLATE = (

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from draftwood import Engine, SamplingParams
 from draftwood.certify import enumeration
 from draftwood.certify.enumeration import Choices, Law, law_of, replays, sequences
-from draftwood.certify.references import slow_penalties, slow_warp
+from draftwood.certify.references import exact_law, slow_penalties, slow_warp
 from draftwood.core.forest import Proposal
+from draftwood.depth import thompson
 from draftwood.verify import tree
 
 __all__ = [
@@ -27,6 +30,7 @@ __all__ = [
     "slow_warp",
 ]
 
+PLAIN = SamplingParams()
 Rule = Callable[[Tensor, Sequence[Proposal], Sequence[int], Callable[[float], bool]], tuple[int | None, Tensor]]
 
 
@@ -64,10 +68,23 @@ def emitted(
 
 
 class EnumeratedRandomness(enumeration.EnumeratedRandomness):
-    """`Choices` in the place of all random streams, depth control's too, until a test ends."""
+    """`Choices` in the place of all random streams, depth control's too, until a test ends.
+
+    A Beta draw is one of two values.
+    """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         super().__init__(patch.setattr, ("draft", "accept", "depth"))
+        patch.setattr(thompson, "draw_beta", lambda a, b, uniform: 0.9 if uniform() < a / (a + b) else 0.2)
+
+    def assert_plain(
+        self, engine: Engine, prompt: list[int], method: Any, length: int, params: SamplingParams = PLAIN
+    ) -> None:
+        """An engine's output has plain decoding's law, to 1e-12."""
+        law = self.law_of(lambda: tuple(engine.generate(prompt, method, params, max_new_tokens=length).tokens))
+        plain = exact_law(engine.target, prompt, params, length, engine.end_tokens)  # type: ignore[arg-type]
+        assert law.keys() == plain.keys()
+        assert all(abs(law[output] - chance) < 1e-12 for output, chance in plain.items())
 
 
 def random_law(vocab: int, seed: int, zeros: int = 0) -> Tensor:

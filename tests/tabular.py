@@ -1,4 +1,4 @@
-"""How far samples are from the exact output law of plain decoding on tabular models."""
+"""Tabular models as parts of a target, and how far samples are from the exact law of plain decoding on them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,62 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from draftwood import TabularModel
 from draftwood.certify.distances import total_variation
 from draftwood.certify.references import Output, exact_law, step_law
+from draftwood.models.base import Batch
+from draftwood.models.heads import Heads
 
 __all__ = [
     "Output",
+    "TabularExit",
+    "TabularHead",
     "exact_law",
     "follows",
     "frequencies",
     "noise_level",
+    "random_heads",
     "sampled",
     "step_law",
     "surplus",
     "total_variation",
 ]
+
+
+class TabularExit(TabularModel):
+    """Reads hidden states, which carry the token through."""
+
+    layers = 2
+
+    def forward(self, batch: Batch, cache: Any) -> Tensor:
+        assert batch.hidden is not None
+        batch.tokens = torch.full_like(batch.tokens, -1)  # nothing but hidden states may be read
+        return super().forward(batch, cache)
+
+
+class TabularHead(TabularModel):
+    """Sees all tokens but the first, and has a law of its own."""
+
+    reads, first = (1,), 1
+
+    def forward(self, batch: Batch, cache: Any) -> Tensor:
+        assert batch.hidden is not None
+        batch.hidden = None
+        return super().forward(batch, cache)
+
+
+def random_heads(width: int, vocabulary: int, count: int, seed: int = 0, scale: float = 0.5) -> Heads:
+    """Heads in float64 with random weights."""
+    torch.manual_seed(seed)
+    made = Heads(width, vocabulary, count, "").double().requires_grad_(False)
+    for part in made.parameters():
+        part.normal_(std=scale)
+    return made
 
 
 def frequencies(samples: Iterable[Output]) -> dict[Output, float]:
@@ -70,9 +111,12 @@ def noise_level(law: dict[Output, float], count: int) -> float:
     return mean + 4 * math.sqrt(variance)
 
 
-def follows(samples: Sequence[Output], law: dict[Output, float], plain: Sequence[dict[Output, float]]) -> bool:
-    """Whether samples follow a law: chi-square within 5 deviations, no further from plain runs than these may be."""
-    bound = noise_level(law, len(samples))
+def follows(samples: Sequence[Any], law: dict[Any, float], plain: Sequence[dict[Any, float]] = ()) -> bool:
+    """Whether samples follow a law: chi-square within 5 deviations, no further from plain runs than these may be.
+
+    Without plain runs: two of ideal samples.
+    """
+    plain, bound = plain or [sampled(law, len(samples), seed) for seed in (1, 2)], noise_level(law, len(samples))
     assert all(total_variation(a, b) <= bound for a, b in itertools.combinations(plain, 2))
     seen = frequencies(samples)
     return surplus(samples, law) < 5 and all(total_variation(seen, run) <= bound for run in plain)

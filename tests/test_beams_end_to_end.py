@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from beam_reference import BeamLaw, Beams
-from tabular import follows, frequencies, noise_level, sampled, surplus, total_variation
+from tabular import follows, frequencies, surplus
 
 from draftwood import Engine, SamplingParams, TabularModel
 
@@ -83,8 +83,7 @@ def law_of(options: dict[str, Any], warped: str) -> dict[Beams, float]:
 def test_beams_follow_beam_sampling(options: dict[str, Any], warped: str, concurrency: int) -> None:
     samples = final_beams({"name": "dsbd", **options}, warped, concurrency, FEW)
     law: Any = law_of(options, warped)
-    assert surplus(samples, law) < 5  # type: ignore[arg-type]
-    assert follows(samples, law, [sampled(law, FEW, seed) for seed in (1, 2)])  # type: ignore[arg-type]
+    assert follows(samples, law)
 
 
 @pytest.mark.slow
@@ -100,10 +99,7 @@ def test_beams_follow_beam_sampling_as_closely_as_it_follows_itself(
         frequencies(final_beams({"name": "beam-sampling", **plain}, warped, 4, COUNT, seed))  # type: ignore[arg-type]
         for seed in (10**6, 2 * 10**6)
     ]
-    assert surplus(samples, law) < 5
-    bound = noise_level(law, COUNT)
-    assert total_variation(*runs) <= bound
-    assert all(total_variation(frequencies(samples), run) <= bound for run in runs)
+    assert follows(samples, law, runs)
 
 
 def test_the_check_has_power(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,14 @@ def test_readme_is_short_and_its_example_runs_as_printed(capsys: pytest.CaptureF
     assert len(printed.splitlines()[-1]) > 100  # the story
 
 
+def test_readme_says_how_many_generations_are_drawn() -> None:
+    from test_end_to_end import CELLS, COUNT, EVERYDAY, FEW
+
+    text = " ".join(README.read_text("utf-8").split())
+    assert f"draws {FEW:,} generations in each of {len(EVERYDAY)} settings" in text and EVERYDAY < set(CELLS)
+    assert f"the slow tests (`scripts/test -m slow`) draw {COUNT:,} in each of {len(CELLS)}." in text
+
+
 @pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
 def test_python_of_the_pages_runs_as_printed(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that extend the package in a process of their own."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from enumeration import EnumeratedRandomness
-from tabular import exact_law, follows, sampled, surplus, total_variation
+from tabular import exact_law, random_heads, total_variation
 from test_session import VOCAB, decoder
 from torch import Tensor
 
@@ -26,18 +26,6 @@ from draftwood.models.cache import Cache
 from draftwood.models.heads import Heads
 from draftwood.models.skip import Skipped
 from draftwood.verify import tree
-
-END = frozenset({0})
-CONTROLLERS = ["confidence:0.3", "beta-ts", "adaptive-confidence:0.3", "optimal-stopping:cost=0.1"]
-
-
-def random_heads(width: int, vocabulary: int, count: int, seed: int = 0, scale: float = 0.5) -> Heads:
-    """Heads in float64 with random weights."""
-    torch.manual_seed(seed)
-    made = Heads(width, vocabulary, count, "").double().requires_grad_(False)
-    for part in made.parameters():
-        part.normal_(std=scale)
-    return made
 
 
 class Recording(Heads):
@@ -54,81 +42,8 @@ class Recording(Heads):
         return rows.repeat(1, self.count)
 
 
-@pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make both methods work on tables: other tables as parts, which read the target's cache, and random heads."""
-
-    def skipping(target: TabularModel, skipped: object) -> TabularModel:
-        part = TabularModel.random(target.vocab_size, seed=99)
-        part.whole = target  # type: ignore[attr-defined]
-        return part
-
-    def find(target: TabularModel, directory: object) -> Heads:
-        return random_heads(target.vocab_size, target.vocab_size, 3)
-
-    monkeypatch.setattr(self_speculative, "skipping", skipping)
-    monkeypatch.setattr(trained, "find", find)
-
-
-ENUMERATED: list[tuple[dict[str, Any], int, int]] = [  # method, vocabulary, tokens
-    ({"name": "self-spec", "gamma": 2, "depth": "fixed"}, 3, 4),
-    *(({"name": "self-spec", "gamma": 2, "depth": depth}, 3, 4) for depth in CONTROLLERS),
-    ({"name": "medusa", "tree": [1, 1]}, 3, 4),
-    ({"name": "medusa", "tree": [2, 1]}, 3, 4),
-    ({"name": "medusa", "tree": [2, 2]}, 2, 4),
-    ({"name": "medusa", "tree": [3]}, 3, 4),
-    ({"name": "medusa", "tree": [2, 2, 1], "drafts": "best"}, 3, 5),
-    ({"name": "medusa", "paths": "0,1,0.0"}, 3, 4),
-    *(({"name": "medusa", "tree": [2, 1], "depth": depth}, 3, 3) for depth in CONTROLLERS),
-]
-
-
 def label(value: object) -> str:
     return ",".join(map(str, value.values())) if isinstance(value, dict) else str(value)
-
-
-@pytest.mark.parametrize(("method", "vocab", "length"), ENUMERATED, ids=label)
-@pytest.mark.parametrize(
-    "sampling", [{}, {"temperature": 1.5, "top_k": 2, "presence_penalty": 0.5}], ids=["plain", "warped"]
-)
-def test_law_is_exact(
-    method: dict[str, Any],
-    vocab: int,
-    length: int,
-    sampling: dict[str, Any],
-    tables: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Every random number that the engine asks for is enumerated: its output has plain decoding's law, to 1e-12."""
-    target = TabularModel.random(vocab, seed=21)
-    engine = Engine(target, end_tokens=END)
-    params, prompt = SamplingParams(**sampling), [1, 1]
-    randomness = EnumeratedRandomness(monkeypatch)
-    law = randomness.law_of(lambda: tuple(engine.generate(prompt, method, params, max_new_tokens=length).tokens))
-    plain = exact_law(target, prompt, params, length, END)
-    assert law.keys() == plain.keys()
-    assert all(abs(law[output] - chance) < 1e-12 for output, chance in plain.items())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("verify", ["rejection", "coupled"])
-@pytest.mark.parametrize("name", ["self-spec", "medusa"])
-def test_generations_follow_plain_decoding(name: str, verify: str, tables: None) -> None:
-    """20,000 generations, batches of four, against the exact law."""
-    target, prompt, count = TabularModel.random(4, seed=11, order=4), [1, 2, 1, 2], 20_000
-    engine, params = Engine(target, end_tokens=END), SamplingParams(temperature=0.8, top_p=0.9)
-    results = engine.batch(
-        [{"prompt": prompt, "seed": seed} for seed in range(count)],
-        concurrency=4,
-        method={"name": name, "verify": verify},
-        sampling=params,
-        max_new_tokens=4,
-    )
-    law = exact_law(target, prompt, params, 4, END)
-    samples = [tuple(result.tokens) for result in results]
-    assert surplus(samples, law) < 5
-    assert follows(samples, law, [sampled(law, count, seed) for seed in (1, 2)])
-    assert sum(result.metrics.accepted for result in results) > count / 10
 
 
 def test_the_check_finds_heads_that_lie_about_q(tables: None, monkeypatch: pytest.MonkeyPatch) -> None:

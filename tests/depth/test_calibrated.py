@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 from enumeration import EnumeratedRandomness
-from tabular import exact_law
 
 import draftwood
-from draftwood import ConfigurationError, DraftwoodError, Engine, Method, ModelError, SamplingParams, TabularModel
+from draftwood import ConfigurationError, DraftwoodError, Engine, Method, ModelError, TabularModel
 from draftwood.depth import CalibratedThompson, Growth
 from draftwood.depth.calibrated import (
     PLACES,
@@ -242,11 +241,7 @@ def test_law_is_exact(zero: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Calibration(torch.full((PLACES, 3), 0.3), torch.full((3,), -0.4), torch.zeros(PLACES), torch.zeros(3))
     controlled(monkeypatch, lambda: CalibratedThompson(2, model.chance, 0.3, 0.3, zero=zero))
     engine = Engine(target, [draft], end_tokens=frozenset({0}))
-    randomness = EnumeratedRandomness(monkeypatch)
-    law = randomness.law_of(lambda: tuple(engine.generate([1, 1], "speculative", max_new_tokens=3).tokens))
-    plain = exact_law(target, [1, 1], SamplingParams(), 3, frozenset({0}))
-    assert law.keys() == plain.keys()
-    assert all(abs(law[output] - chance) < 1e-12 for output, chance in plain.items())
+    EnumeratedRandomness(monkeypatch).assert_plain(engine, [1, 1], "speculative", 3)
 
 
 def controlled(patch: pytest.MonkeyPatch, make: Callable[[], CalibratedThompson]) -> None:

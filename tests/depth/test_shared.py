@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from enumeration import EnumeratedRandomness
-from tabular import exact_law, follows, sampled, surplus
+from tabular import exact_law, follows
 from test_depth_simulation import a_round
 
 from draftwood import Engine, Method, SamplingParams, TabularModel
@@ -137,8 +137,7 @@ def test_generations_follow_plain_decoding(depth: str) -> None:
     results = engine.batch(requests, 4, method={**CHAIN, "depth": depth}, max_new_tokens=4)
     samples = [tuple(result.tokens) for result in results]
     law = exact_law(TARGET, PROMPT, SamplingParams(), 4, END)
-    assert surplus(samples, law) < 5
-    assert follows(samples, law, [sampled(law, len(samples), seed) for seed in (1, 2)])
+    assert follows(samples, law)
 
 
 def test_sampled_texts_depend_on_the_order_only_where_shared() -> None:

@@ -1,24 +1,19 @@
-"""Drafting with an EAGLE head: plain decoding's text and law, and drafts from the text alone."""
+"""Drafting with an EAGLE head: plain decoding's text, and drafts from the text alone."""
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from eagle_heads import config, says, write
-from enumeration import EnumeratedRandomness
 from shared import shortage
-from tabular import exact_law, follows, sampled, surplus
 from test_greedy import models, naive, prompt_of
 from test_session import decoder
-from torch import Tensor
 
-from draftwood import ConfigurationError, Engine, SamplingParams, TabularModel
+from draftwood import ConfigurationError, Engine
 from draftwood.core.records import Round
 from draftwood.models import eagle
-from draftwood.models.base import Batch
 from draftwood.models.eagle import EagleHead
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -186,95 +181,3 @@ def test_an_engine_with_a_head_uses_it(head_of: Any, tmp_path: Path) -> None:
     assert engine.usual.name == "medusa" and published.kind_of(public) == "medusa"
     found = engine.generate("ab", max_new_tokens=6, sampling={"temperature": 0})
     assert found.tokens == first.tokens and found.metrics.drafted > 0
-
-
-# -- laws ------------------------------------------------------------------------------------------------------------
-
-
-class TabularHead(TabularModel):
-    """Sees all tokens but the first, and has a law of its own."""
-
-    reads, first = (1,), 1
-
-    def forward(self, batch: Batch, cache: Any) -> Tensor:
-        assert batch.hidden is not None
-        batch.hidden = None
-        return super().forward(batch, cache)
-
-
-@pytest.fixture
-def tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    made: dict[int, TabularModel] = {}
-
-    def find(target: TabularModel, directory: object) -> TabularModel:
-        return made.setdefault(target.vocab_size, TabularHead.random(target.vocab_size, seed=12, n_layers=2))
-
-    monkeypatch.setattr(eagle, "find", find)
-    yield
-
-
-ENUMERATED: list[Any] = [  # method, vocabulary, tokens
-    ({"name": "eagle", "gamma": 2}, 3, 4),
-    pytest.param({"name": "eagle", "gamma": 2, "verify": "rejection"}, 3, 4, marks=pytest.mark.slow),
-    ({"name": "eagle", "gamma": 2, "lookup": True}, 3, 3),
-    ({"name": "eagle", "width": 2, "gamma": 2, "least": 0.0}, 3, 3),
-    ({"name": "eagle", "width": 2, "gamma": 2, "least": 0.2, "verify": "rejection"}, 3, 3),
-    *(
-        pytest.param(
-            {"name": "eagle", "width": 2, "gamma": 2, "least": least, "verify": verify}, 3, 4, marks=pytest.mark.slow
-        )
-        for least in (0.0, 0.2)
-        for verify in ("traversal", "rejection")
-    ),
-    pytest.param({"name": "eagle", "width": 3, "gamma": 2, "nodes": 4, "least": 0.1}, 3, 4, marks=pytest.mark.slow),
-    ({"name": "eagle", "width": 3, "gamma": 2, "drafts": "best"}, 3, 4),
-    ({"name": "eagle", "width": 2, "gamma": 2, "depth": "confidence:0.3"}, 3, 3),
-    ({"name": "eagle", "gamma": 2, "depth": "beta-ts"}, 3, 3),
-]
-
-
-@pytest.mark.parametrize(("method", "vocab", "length"), ENUMERATED, ids=str)
-@pytest.mark.parametrize(
-    "sampling", [{}, {"temperature": 1.5, "top_k": 2, "presence_penalty": 0.5}], ids=["plain", "warped"]
-)
-def test_the_law_is_exact(
-    method: dict[str, Any],
-    vocab: int,
-    length: int,
-    sampling: dict[str, Any],
-    tables: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Every random number that the engine asks for is enumerated: its output has plain decoding's law, to 1e-12."""
-    monkeypatch.setattr(
-        "draftwood.depth.thompson.draw_beta", lambda a, b, uniform: 0.9 if uniform() < a / (a + b) else 0.2
-    )
-    target = TabularModel.random(vocab, seed=21, n_layers=3)
-    engine = Engine(target, end_tokens=frozenset({0}))
-    params = SamplingParams(**sampling)
-    randomness = EnumeratedRandomness(monkeypatch)
-    law = randomness.law_of(lambda: tuple(engine.generate([1, 1], method, params, max_new_tokens=length).tokens))
-    plain = exact_law(target, [1, 1], params, length, frozenset({0}))
-    assert law.keys() == plain.keys()
-    assert all(abs(law[output] - chance) < 1e-12 for output, chance in plain.items())
-
-
-@pytest.mark.parametrize(
-    ("name", "count"),
-    [
-        ("chain", 400),
-        ("tree", 400),
-        pytest.param("confident", 20_000, marks=pytest.mark.slow),
-        pytest.param("best", 20_000, marks=pytest.mark.slow),
-    ],
-)
-def test_generations_follow_plain_decoding(name: str, count: int, tables: None) -> None:
-    target, prompt = TabularModel.random(4, seed=11, order=4, n_layers=5), [1, 2, 1, 2]
-    engine = Engine(target, end_tokens=frozenset({0}))
-    requests = [{"prompt": prompt, "seed": seed} for seed in range(count)]
-    sampling = {"temperature": 1.2, "top_p": 0.95}
-    results = engine.batch(requests, 4, method=METHODS[name], sampling=sampling, max_new_tokens=4)
-    law = exact_law(target, prompt, SamplingParams(**sampling), 4, frozenset({0}))
-    samples = [tuple(result.tokens) for result in results]
-    assert surplus(samples, law) < 5
-    assert follows(samples, law, [sampled(law, count, seed) for seed in (1, 2)])
