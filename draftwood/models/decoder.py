@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from draftwood.errors import ModelError
 from draftwood.models.backend.attention import FEWEST_ROWS, additive, folded, fused, ordered
 from draftwood.models.backend.native import NativeMatrix, Program
+from draftwood.models.around import bytes_of
 from draftwood.models.base import Batch
 from draftwood.models.cache import Budget, Cache, Plane
 from draftwood.models.flat import Group, Layered, Memory, View, index, packs, visible
@@ -223,14 +224,9 @@ class Decoder(nn.Module):
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that a forward reads, however few cells it has; the table of embeddings is hardly read."""
-        total = 0
-        for module in self.modules():
-            if module is self.embed or module is self.position:
-                continue
-            held = getattr(module, "weight_bytes", None) if module is not self else None
-            parts = module.parameters(recurse=False)
-            total += held if held is not None else sum(part.numel() * part.element_size() for part in parts)
-        return total
+        own = sum(part.nbytes for part in self.parameters(recurse=False))
+        apart = (self, self.embed, self.position)
+        return own + sum(bytes_of(module, recurse=False) for module in self.modules() if module not in apart)
 
     def cells(self, count: int) -> int:
         if self._program is not None or self.native:

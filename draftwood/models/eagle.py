@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from draftwood.errors import ModelError
 from draftwood.models import artifact, published
+from draftwood.models.around import AroundDecoder, bytes_of
 from draftwood.models.artifact import Artifact, fingerprint
 from draftwood.models.backend.attention import fused
 from draftwood.models.backend.matrix import held_alike, holder, pack
 from draftwood.models.backend.native import Program, reads_beside
 from draftwood.models.base import Batch, CausalModel
-from draftwood.models.cache import Budget, Cache
+from draftwood.models.cache import Cache
 from draftwood.models.decoder import Block, Decoder, DecoderConfig
 from draftwood.models.exit import layered
 from draftwood.models.flat import View
@@ -64,7 +65,7 @@ class EagleBlock(Block):
         return torch.cat((embedded, x if self.norm_first else super().enter(x, view)), -1)
 
 
-class EagleHead(nn.Module):
+class EagleHead(AroundDecoder, nn.Module):
     """fc, layers, norm and head over states of a target, as a `StateReader`.
 
     It knows `words` of the target's tokens, or all where that is None, and has an embedding of its own or borrows the
@@ -128,25 +129,9 @@ class EagleHead(nn.Module):
         return made.to(target.device)
 
     @property
-    def device(self) -> torch.device:
-        return self.decoder.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.decoder.dtype
-
-    @property
     def weight_bytes(self) -> int:
         """Bytes of weights that a forward reads; fc reads verified tokens alone, and counts for all."""
-        held = getattr(self.fc, "weight_bytes", None)
-        fc = sum(part.numel() * part.element_size() for part in self.fc.parameters()) if held is None else held
-        return self.decoder.weight_bytes + int(fc)
-
-    def cells(self, count: int) -> int:
-        return self.decoder.cells(count)
-
-    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
-        return self.decoder.new_cache(slots, budget)
+        return super().weight_bytes + bytes_of(self.fc)
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         """Logits [n, V] of the wanted rows; their states after the last layer are `kept`, and behind the norm."""

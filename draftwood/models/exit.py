@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from draftwood.errors import ModelError
 from draftwood.models import artifact
+from draftwood.models.around import AroundDecoder
 from draftwood.models.artifact import Artifact, fingerprint
 from draftwood.models.backend.compiled import Compiled
 from draftwood.models.backend.matrix import held_alike, pack
 from draftwood.models.base import Batch, CausalModel
-from draftwood.models.cache import Budget, Cache
+from draftwood.models.cache import Cache
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.modules import Embedding
 
@@ -40,7 +41,7 @@ class Exit(CausalModel, Protocol):
     layers: int
 
 
-class ExitLayer(nn.Module):
+class ExitLayer(AroundDecoder, nn.Module):
     """Layer, norm and head over the target's hidden states after its first `layers` layers, N of the paper.
 
     One layer of its own is what the paper finds best (§5.5); it may have more. A `CausalModel` that reads
@@ -70,25 +71,6 @@ class ExitLayer(nn.Module):
             state[name] = known[source].detach().float().clone()
         _fill(decoder, state)
         return ExitLayer(decoder.to(target.device), layers, fingerprint(target))
-
-    @property
-    def device(self) -> torch.device:
-        return self.decoder.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.decoder.dtype
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of weights that a forward reads."""
-        return self.decoder.weight_bytes
-
-    def cells(self, count: int) -> int:
-        return self.decoder.cells(count)
-
-    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
-        return self.decoder.new_cache(slots, budget)
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         if batch.hidden is None:

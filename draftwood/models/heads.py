@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from draftwood.errors import ModelError
 from draftwood.models import artifact, published
+from draftwood.models.around import bytes_of
 from draftwood.models.artifact import Artifact, fingerprint
 from draftwood.models.backend.matrix import held_alike, pack
 from draftwood.models.base import Batch, CausalModel
@@ -74,11 +75,7 @@ class Heads(nn.Module):
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that a forward reads, a shared head once."""
-        total = 0
-        for module in (*self.lift, *self.out, *self._outer):
-            held = getattr(module, "weight_bytes", None)
-            total += sum(part.numel() * part.element_size() for part in module.parameters()) if held is None else held
-        return total
+        return sum(bytes_of(module) for module in (*self.lift, *self.out, *self._outer))
 
     def cells(self, count: int) -> int:
         return max(count, getattr(self.lift[0], "fewest_rows", 1))

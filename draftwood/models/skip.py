@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from draftwood.errors import ConfigurationError
 from draftwood.models import artifact
+from draftwood.models.around import bytes_of
 from draftwood.models.artifact import Artifact, fingerprint
 from draftwood.models.base import Batch, CausalModel
 from draftwood.models.cache import Budget, Cache
@@ -138,9 +139,7 @@ def part_bytes(block: Block) -> dict[str, int]:
     """Bytes of weights that each half of a layer reads: 'attention' and 'mlp'."""
     total = {"attention": 0, "mlp": 0}
     for name, child in block.named_children():
-        held = getattr(child, "weight_bytes", None)
-        size = sum(part.numel() * part.element_size() for part in child.parameters()) if held is None else held
-        total["attention" if name in ("qkv", "o") else "mlp"] += size
+        total["attention" if name in ("qkv", "o") else "mlp"] += bytes_of(child)
     for name, part in block.named_parameters(recurse=False):
         total["mlp" if "mlp" in name else "attention"] += part.numel() * part.element_size()
     return total

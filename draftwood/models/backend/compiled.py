@@ -17,6 +17,7 @@ from torch import Tensor
 
 from draftwood.errors import ConfigurationError
 from draftwood.models.backend.attention import products
+from draftwood.models.around import AroundDecoder
 from draftwood.models.base import Batch
 from draftwood.models.cache import Budget, Cache, whole
 from draftwood.models.decoder import Decoder
@@ -52,7 +53,7 @@ class Alone:
         return products(q, self.keys[:, :, :span], self.values[:, :, :span], view.bias, scale, cap)
 
 
-class Compiled:
+class Compiled(AroundDecoder):
     """A decoder whose small forwards are compiled, each bucket when it is first met.
 
     `compile_seconds` is what that took so far. PyTorch keeps single kernels on disk, but no program with weights packed
@@ -65,14 +66,6 @@ class Compiled:
         self.vocab_size, self.context, self.n_layers = decoder.vocab_size, decoder.context, decoder.n_layers
         self.compile_seconds = 0.0
         self._programs: dict[tuple[int, int], Callable[..., Tensor]] = {}  # by cells and capacity
-
-    @property
-    def device(self) -> torch.device:
-        return self.decoder.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.decoder.dtype
 
     @property
     def config(self) -> Any:

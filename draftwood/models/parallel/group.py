@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwood.errors import DraftwoodError
+from draftwood.models.around import bytes_of
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache, Journal
 from draftwood.models.parallel.split import Parallel
@@ -191,8 +192,7 @@ class SplitHead(nn.Module):
     @property
     def weight_bytes(self) -> int:
         ((_, decoder),) = self._parts
-        held = getattr(decoder.head, "weight_bytes", None)
-        return sum(part.nbytes for part in decoder.head.parameters()) if held is None else int(held)
+        return bytes_of(decoder.head)
 
     def forward(self, x: Tensor) -> Tensor:
         ((group, decoder),) = self._parts
