@@ -1,4 +1,4 @@
-"""A small consistent world, written down in disjoint train and held-out splits.
+"""A small consistent corpus in disjoint train and held-out splits.
 
 Pure standard library; imports nothing else of draftwood. Every domain is a
 stream of :class:`Document` that depends on the domain, the split and the seed
@@ -9,6 +9,7 @@ no held-out document occurs in the train split under any seed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 from draftwood.corpus.arithmetic import arithmetic
 from draftwood.corpus.document import SPLITS, Document, Split
@@ -21,7 +22,7 @@ from draftwood.corpus.stories import stories
 from draftwood.corpus.summaries import summaries
 from draftwood.corpus.tables import careless_tables, tables
 
-__all__ = ["DOMAINS", "EXERCISES", "SPLITS", "Document", "Split", "documents", "score"]
+__all__ = ["DOMAINS", "EXERCISES", "SPLITS", "Document", "Split", "documents", "mixed", "score"]
 
 _WRITERS: dict[str, Callable[[Split, int], Iterator[Document]]] = {
     "stories": stories,
@@ -53,3 +54,8 @@ def documents(domain: str, split: Split, seed: int = 0) -> Iterator[Document]:
     if split not in SPLITS:
         raise ValueError(f"unknown split {split!r}; the splits are {', '.join(SPLITS)}")
     return _WRITERS[domain](split, seed)
+
+
+def mixed(split: Split, seed: int = 0) -> Iterator[Document]:
+    """Documents of all domains in turn, until one has no more."""
+    return chain.from_iterable(zip(*(documents(domain, split, seed) for domain in DOMAINS), strict=False))

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.errors import ModelError
+from draftwood.models.around import bytes_of
 from draftwood.models.backend.attention import FEWEST_ROWS, additive, folded, fused, ordered
 from draftwood.models.backend.native import NativeMatrix, Program
-from draftwood.models.around import bytes_of
 from draftwood.models.base import Batch
 from draftwood.models.cache import Budget, Cache, Plane
 from draftwood.models.flat import Group, Layered, Memory, View, index, packs, visible

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftwood.corpus import DOMAINS, documents
+from draftwood.corpus import mixed
 from draftwood.errors import ModelError
 from draftwood.models import artifact, checkpoint
 from draftwood.models.artifact import Artifact
@@ -112,8 +111,8 @@ def calibration(tokenizer: Tokenizer, context: int) -> Tensor:
     """Tokens [R, T] of the embedded corpus to calibrate with: prose, questions, SQL, sums, Python."""
     wanted, length = ROWS * LENGTH, min(LENGTH, context)
     tokens: list[int] = []
-    for some in zip(*(documents(domain, "train") for domain in DOMAINS), strict=False):
-        tokens += itertools.chain.from_iterable(tokenizer.encode(document.text) for document in some)
+    for document in mixed("train"):
+        tokens += tokenizer.encode(document.text)
         if len(tokens) >= wanted:
             break
     return torch.tensor(tokens[: wanted - wanted % length]).view(-1, length)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftwood.corpus import DOMAINS, documents
+from draftwood.corpus import mixed
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
 from draftwood.prompts import CORPUS, prompts_of
@@ -131,8 +131,7 @@ def _continued(
 def _given(plan: Writing) -> list[str | list[int]]:
     wanted = int(plan.count * plan.given_share)
     if plan.given == CORPUS:
-        each = [documents(domain, "train", plan.seed + 1) for domain in DOMAINS]
-        return [document.text for document in itertools.islice(itertools.chain(*zip(*each, strict=False)), wanted)]
+        return [document.text for document in itertools.islice(mixed("train", plan.seed + 1), wanted)]
     found = list(itertools.islice(texts_of(Path(str(plan.given))), wanted))
     if not found:
         raise ConfigurationError(f"{plan.given} holds no text; give a file with texts, or corpus")

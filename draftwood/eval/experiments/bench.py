@@ -88,3 +88,9 @@ class Bench:
         for done, item in enumerate(each):
             self.told(what, done, len(each))
             yield item
+
+
+def turned(items: Sequence[T], number: int) -> list[T]:
+    """The items in their order, in each turn from another one on: so that none always follows the same one."""
+    first = number % max(1, len(items))
+    return [*items[first:], *items[:first]]

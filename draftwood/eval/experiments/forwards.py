@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from draftwood.corpus import DOMAINS, documents
+from draftwood.corpus import mixed
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
 from draftwood.eval.energy import operations
-from draftwood.eval.experiments.bench import Bench
+from draftwood.eval.experiments.bench import Bench, turned
 from draftwood.eval.experiments.engines import Cell, loading, runner
 from draftwood.eval.experiments.engines.cell import reason
 from draftwood.eval.experiments.experiment import Kind, Rows
@@ -57,8 +57,7 @@ class Forwards(Kind):
         turns: list[dict[Any, Any]] = []
         for turn in range(self.repeats):
             found: dict[Any, Any] = {"limits": bench.once([turn, "limits"], partial(limits, self.types))}
-            first = turn % len(calls)  # so that none always follows the same one
-            keys = [*calls, *calls][first : first + len(calls)]
+            keys = turned([*calls], turn)
             for rows in bench.track([*self.rows, PROMPT], f"turn {turn + 1}, forwards"):
                 for key in keys:
                     if rows in calls[key]:
@@ -160,14 +159,12 @@ class Forwards(Kind):
 
 def held_out(engine: Engine, length: int) -> Iterator[list[int]]:
     """Token ids of held-out text, `length` of all kinds in turn."""
-    texts = [documents(domain, "held-out") for domain in DOMAINS]
     found: list[int] = []
-    while True:
-        for each in texts:
-            found += engine.tokens(next(each).text)
-            if len(found) >= length:
-                yield found[:length]
-                found = []
+    for document in mixed("held-out"):
+        found += engine.tokens(document.text)
+        if len(found) >= length:
+            yield found[:length]
+            found = []
 
 
 def timed(call: Callable[[], object], times: int) -> float:

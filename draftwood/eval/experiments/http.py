@@ -11,7 +11,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import cycle, islice
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
 from time import monotonic, perf_counter, sleep
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from draftwood.async_engine import AsyncEngine
-from draftwood.corpus import DOMAINS, documents
+from draftwood.corpus import mixed
 from draftwood.engine import Engine
 from draftwood.errors import DraftwoodError
 from draftwood.eval.experiments.bench import Bench
@@ -67,8 +67,7 @@ class Http(Kind):
     def prompts(self, bench: Bench, count: int) -> list[list[int]]:
         """Held-out prompts of all kinds of text in turn."""
         tokenizer = Tokenizer.load(bench.pair.target)
-        each = [documents(domain, "held-out", seed=4) for domain in DOMAINS]
-        return [tokenizer.encode(next(domain).text)[: self.prompt] for domain in islice(cycle(each), count)]
+        return [tokenizer.encode(one.text)[: self.prompt] for one in islice(mixed("held-out", seed=4), count)]
 
     def sample(self, way: Callable[[], Any], prompts: list[list[int]]) -> dict[str, float]:
         """One load: milliseconds to the first chunk and between tokens, medians over requests; tokens a second."""

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from draftwood.errors import DraftwoodError
-from draftwood.eval.experiments.bench import Bench
+from draftwood.eval.experiments.bench import Bench, turned
 from draftwood.eval.experiments.engines import Cell, Unavailable, llama_cpp_server
 from draftwood.eval.experiments.experiment import Rows, Strict
 from draftwood.eval.experiments.http import Http, own_server, started
@@ -50,8 +50,7 @@ class HttpPeers(Http):
                 self.sample(ways[way], prompts[:2])
             turns = list(product(self.clients, range(self.repeats)))
             for clients, repeat in bench.track(turns, "clients"):
-                turned = repeat % max(1, len(order))  # so that none always follows the same one
-                for way in [*order[turned:], *order[:turned]]:
+                for way in turned(order, repeat):
                     sample = partial(self.sample, ways[way], prompts[:clients])
                     found.setdefault((clients, way), []).append(bench.once([clients, repeat, *way], sample))
         rows = [

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from draftwood.corpus import DOMAINS, documents
+from draftwood.corpus import DOMAINS, documents, mixed
 from draftwood.engine import Engine
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.experiments.machine import bandwidth, peak_bytes
+from draftwood.eval.experiments.quantisation import read
 from draftwood.eval.intervals import median
 from draftwood.models.base import Batch, Segment
 
@@ -101,13 +102,7 @@ def bare_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
 def perplexity(engine: Engine, count: int) -> float:
     """The target's, teacher-forced on `count` held-out documents of each kind."""
     assert engine.tokenizer is not None
-    total, length = 0.0, 0
-    for domain in DOMAINS:
-        for item in islice(documents(domain, "held-out", seed=1), count):
-            tokens = torch.tensor([engine.tokenizer.encode(item.text)[: engine.target.context]])
-            target: Any = engine.target
-            with torch.inference_mode():
-                logits = target.train_forward(tokens)[0, :-1].float()
-            total += float(torch.nn.functional.cross_entropy(logits, tokens[0, 1:], reduction="sum"))
-            length += tokens.shape[1] - 1
-    return math.exp(total / length)
+    target: Any = engine.target
+    some = islice(mixed("held-out", seed=1), count * len(DOMAINS))
+    found = read(target, [engine.tokenizer.encode(document.text) for document in some])
+    return math.exp(math.fsum(found["nats"]) / sum(map(len, found["greedy"])))

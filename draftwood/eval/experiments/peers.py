@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
-from draftwood.corpus import DOMAINS, documents
+from draftwood.corpus import mixed
 from draftwood.errors import ConfigurationError, did_you_mean
-from draftwood.eval.experiments.bench import Bench
+from draftwood.eval.experiments.bench import Bench, turned
 from draftwood.eval.experiments.engines import DTYPES, PEERS, Cell, runner
 from draftwood.eval.experiments.experiment import Kind, Rows, Strict
 from draftwood.eval.experiments.pairs import Pair, weights
@@ -85,11 +85,10 @@ class Peers(Kind):
         for repeat in range(self.repeats):
             some = prompts[repeat * self.prompts : (repeat + 1) * self.prompts]
             more = {"prompts": some, "tokens": self.tokens, "warm_up": self.warm_up}
-            turned = repeat % max(1, len(cells))  # so that none always follows the same one
             measured = partial(self.job, "bandwidth", cells[0])
             bandwidths += filter(None, [attempt("bandwidth", partial(bench.once, ["bandwidth", repeat], measured))])
             samples.append({})
-            for cell in bench.track([*cells[turned:], *cells[:turned]], f"repeat {repeat + 1}"):
+            for cell in bench.track(turned(cells, repeat), f"repeat {repeat + 1}"):
                 if cell.key not in failures:
                     measured = partial(self.job, "measure", cell, **more)
                     found = attempt(cell.key, partial(bench.once, [repeat, cell.key], measured))
@@ -160,10 +159,7 @@ def run_job(job: Mapping[str, Any], python: str, threads: int, limit: float) -> 
 def held_out_prompts(target: Path, count: int) -> list[list[int]]:
     """Token ids of `count` held-out prompts, kinds of text in turn."""
     tokenizer = Tokenizer.load(target)
-    rounds = -(-count // len(DOMAINS))
-    by_domain = [list(islice(documents(domain, "held-out"), rounds)) for domain in DOMAINS]
-    texts = [items[turn].prompt for turn in range(rounds) for items in by_domain]
-    return [tokenizer.encode(text) for text in texts[:count]]
+    return [tokenizer.encode(document.prompt) for document in islice(mixed("held-out"), count)]
 
 
 def packages() -> dict[str, str]:

@@ -8,7 +8,7 @@ from itertools import cycle, islice
 from time import perf_counter
 from typing import Any
 
-from draftwood.corpus import DOMAINS, documents
+from draftwood.corpus import mixed
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.engines import Cell
 from draftwood.eval.experiments.engines.hugging_face import batched
@@ -70,18 +70,17 @@ class Requests(Kind):
 
     def asked(self) -> list[dict[str, Any]]:
         """The requests."""
-        held_out = {domain: documents(domain, "held-out", seed=2) for domain in DOMAINS}
-        turns = islice(zip(cycle(DOMAINS), cycle(self.methods), strict=False), self.requests)
+        turns = islice(zip(mixed("held-out", seed=2), cycle(self.methods), strict=False), self.requests)
         return [
             {
-                "prompt": next(held_out[domain]).prompt,
+                "prompt": document.prompt,
                 "method": method,
                 "sampling": {"temperature": float(i % 2)},
                 "seed": i,
                 "max_new_tokens": self.tokens,
                 "ignore_eos": True,
             }
-            for i, (domain, method) in enumerate(turns)
+            for i, (document, method) in enumerate(turns)
         ]
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
+from itertools import cycle, islice
 from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
-from draftwood.corpus import DOMAINS, documents
+from draftwood.corpus import mixed
 from draftwood.engine import Engine
-from draftwood.eval.experiments.bench import Bench
+from draftwood.eval.experiments.bench import Bench, turned
 from draftwood.eval.experiments.engines import Batched, Cell, runner
 from draftwood.eval.experiments.engines.cell import reason
 from draftwood.eval.experiments.experiment import Kind, Rows
@@ -50,7 +50,7 @@ class Serving(Kind):
         samples: dict[tuple[int, int, str], dict[str, Any]] = {}
         for repeat in range(self.repeats):
             for load in bench.track(self.loads, f"repeat {repeat + 1}"):
-                for name in [*names[repeat % len(names) :], *names[: repeat % len(names)]]:
+                for name in turned(names, repeat):
                     make = partial(self.sample, bench, name, others.get(name), prompts[:load], repeat)
                     samples[repeat, load, name] = bench.once([repeat, load, name], make)
 
@@ -155,12 +155,8 @@ class Serving(Kind):
 
     def prompts(self, engine: Engine) -> Iterator[list[int]]:
         """Held-out prompts of all kinds of text and lengths, in turn."""
-        held_out = [documents(domain, "held-out", seed=3) for domain in DOMAINS]
-        place = 0
-        while True:
-            tokens = engine.tokens(next(held_out[place % len(held_out)]).text)
-            yield tokens[: self.lengths[place % len(self.lengths)]]
-            place += 1
+        for document, length in zip(mixed("held-out", seed=3), cycle(self.lengths), strict=False):
+            yield engine.tokens(document.text)[:length]
 
     def sample(
         self, bench: Bench, name: str, other: Batched | None, prompts: list[list[int]], repeat: int

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import ConfigurationError
-from draftwood.models.backend.attention import products
 from draftwood.models.around import AroundDecoder
+from draftwood.models.backend.attention import products
 from draftwood.models.base import Batch
 from draftwood.models.cache import Budget, Cache, whole
 from draftwood.models.decoder import Decoder
