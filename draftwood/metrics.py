@@ -8,18 +8,13 @@ from typing import Any
 
 from draftwood.core.records import Round
 
+SUMS = (  # of `Metrics`: fields of rounds, added up
+    *("drafted", "accepted", "depth_accepted", "attempted", "target_rows", "draft_rows", "draft_forwards"),
+    *("draft_seconds", "verify_seconds", "sampling_seconds", "other_seconds"),
+)
 RATIOS = (  # of `Metrics`, in the order of its dictionary
-    *(
-        "tau",
-        "acceptance_rate",
-        "alpha",
-        "position_rate",
-        "acceptance_by_position",
-        "bounded_rate",
-        "acceptance_bound",
-        "tokens_per_second",
-        "draft_cost_ratio",
-    ),
+    *("tau", "acceptance_rate", "alpha", "position_rate", "acceptance_by_position", "bounded_rate"),
+    *("acceptance_bound", "tokens_per_second", "draft_cost_ratio"),
     *("draft_share", "harmonic_mean", "draft_token_cost", "predicted_speedup", "time_shares"),
     *("layers_per_round", "mean_width", "mean_accepted_width"),
 )
@@ -73,25 +68,15 @@ class Metrics:
         if self.rounds == 0:
             self.first_round_seconds = round_.seconds
         self.rounds += 1
+        for name in SUMS:
+            setattr(self, name, getattr(self, name) + getattr(round_, name))
         self.emitted += len(round_.tokens)
-        self.drafted += round_.drafted
-        self.accepted += round_.accepted
         self.forced += round_.kinds.count("forced")
-        self.depth_accepted += round_.depth_accepted
-        self.attempted += round_.attempted
         if round_.draws and round_.most:
             self.drafting_rounds += 1
             self.accepted_shares += round_.depth_accepted / round_.most
-        self.draft_seconds += round_.draft_seconds
-        self.verify_seconds += round_.verify_seconds
-        self.sampling_seconds += round_.sampling_seconds
-        self.other_seconds += round_.other_seconds
-        self.target_rows += round_.target_rows
-        self.draft_rows += round_.draft_rows
-        self.draft_forwards += round_.draft_forwards
-        while len(self.attempted_at) < round_.attempted:
-            self.attempted_at.append(0)
-            self.accepted_at.append(0)
+        for counts in (self.attempted_at, self.accepted_at):
+            counts += [0] * (round_.attempted - len(counts))
         for depth in range(round_.attempted):
             self.attempted_at[depth] += 1
             self.accepted_at[depth] += depth < round_.depth_accepted
@@ -210,12 +195,7 @@ class Metrics:
     @property
     def time_shares(self) -> dict[str, float]:
         """Shares of draft forwards, target forwards, sampling and the rest in the time of the rounds (EESD Table 8)."""
-        seconds = {
-            "draft": self.draft_seconds,
-            "verify": self.verify_seconds,
-            "sampling": self.sampling_seconds,
-            "other": self.other_seconds,
-        }
+        seconds = {name: getattr(self, f"{name}_seconds") for name in ("draft", "verify", "sampling", "other")}
         total = sum(seconds.values())
         return {name: value / total if total else 0.0 for name, value in seconds.items()}
 
@@ -248,8 +228,4 @@ class Metrics:
     def as_dict(self) -> dict[str, Any]:
         """Every field and ratio, ready for JSON."""
         lists = ("attempted_at", "accepted_at", "drafted_at", "least", "met_at", "taken_at")
-        names = [name for name in self.__dataclass_fields__ if name not in lists]
-        values = {name: getattr(self, name) for name in names}
-        for name in RATIOS:
-            values[name] = getattr(self, name)
-        return values
+        return {name: getattr(self, name) for name in (*self.__dataclass_fields__, *RATIOS) if name not in lists}

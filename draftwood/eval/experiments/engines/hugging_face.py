@@ -15,26 +15,30 @@ def prepare(cell: Cell) -> None:
     """Checkpoints are read as they are."""
 
 
-def load(cell: Cell) -> Generate:
+def _model(path: str, cell: Cell) -> Any:
+    """A checkpoint whose texts do not end early."""
     import torch
-    from transformers import AutoModelForCausalLM, CompileConfig, StaticCache
+    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, cell.dtype)).eval()
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    return model
+
+
+def load(cell: Cell) -> Generate:
+    import torch
+    from transformers import CompileConfig, StaticCache
+
     torch.set_grad_enabled(False)
-
-    def model_at(path: str) -> Any:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, cell.dtype)).eval()
-        model.generation_config.eos_token_id = None  # nothing ends early
-        model.generation_config.pad_token_id = 0
-        return model
-
-    model = model_at(cell.target)
+    model = _model(cell.target, cell)
     options: dict[str, Any] = {"do_sample": False}
     cache: Any = None
     if cell.mode == "assisted":
-        assistant = model_at(cell.draft)
+        assistant = _model(cell.draft, cell)
         assistant.generation_config.num_assistant_tokens = cell.gamma
         assistant.generation_config.num_assistant_tokens_schedule = "constant"
         assistant.generation_config.assistant_confidence_threshold = 0.0
@@ -61,16 +65,15 @@ def load(cell: Cell) -> Generate:
 def batched(cell: Cell) -> Batched:
     """generate() over prompts that are padded on the left."""
     import torch
-    from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(cell.target, dtype=getattr(torch, cell.dtype)).eval()
+    model = _model(cell.target, cell)
 
     def run(prompts: Sequence[list[int]], count: int) -> None:
         longest = max(map(len, prompts))
         padded = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         lengths = {"max_new_tokens": count, "min_new_tokens": count}
-        model.generate(padded, attention_mask=mask, do_sample=False, pad_token_id=0, **lengths)
+        model.generate(padded, attention_mask=mask, do_sample=False, **lengths)
 
     return run
 
@@ -78,9 +81,6 @@ def batched(cell: Cell) -> Batched:
 def forward(cell: Cell) -> Callable[[list[int]], object]:
     """The forward of a prompt, which keeps keys and values and gives the last token's logits."""
     import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
-    model: Any = AutoModelForCausalLM.from_pretrained(cell.target, dtype=getattr(torch, cell.dtype)).eval()
+    model = _model(cell.target, cell)
     return lambda prompt: model(torch.tensor([prompt]), use_cache=True, logits_to_keep=1)
