@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from draftwood.certify.checks import Check
+from draftwood.certify.checks import Budget, Check
 from draftwood.certify.distances import Sample, fit
 from draftwood.certify.references import slow_warp
 from draftwood.core.forest import Forest
@@ -81,6 +82,42 @@ def divergence(
     return Divergence(number, place, chosen, margin, tie_bound(logits, torch.finfo(dtype).eps, engine.target.n_layers))
 
 
+@dataclass
+class Pair:
+    """Models and prompts (token ids). What several methods are compared with is worked out once."""
+
+    engine: Engine
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams = field(default_factory=SamplingParams)  # of sampled tokens
+    budget: Budget = field(default_factory=Budget)
+    _texts: dict[tuple[Method, int], GenerationResult] = field(default_factory=dict)
+
+    def text(self, method: Method, number: int) -> GenerationResult:
+        """A method's greedy text of a prompt."""
+        options: dict[str, Any] = {"sampling": {"temperature": 0}, "max_new_tokens": self.budget.max_new_tokens}
+        return self.engine.generate(self.prompts[number], method, **options)
+
+    def wanted(self, reference: Method, number: int) -> GenerationResult:
+        """`text` of a reference."""
+        if (reference, number) not in self._texts:
+            self._texts[reference, number] = self.text(reference, number)
+        return self._texts[reference, number]
+
+    @cached_property
+    def uncertain(self) -> Sequence[int]:
+        """The prompt after which the next token is least certain, as long as samples are enough to see its law."""
+
+        def entropy(prompt: Sequence[int]) -> float:
+            logits = logits_after(self.engine, prompt).double()
+            log_p = torch.log_softmax(logits / max(self.params.temperature, 1e-6), -1)
+            return float(torch.special.entr(log_p.exp()).sum())
+
+        most = math.log(max(2.0, self.budget.pair_runs / 30))
+        found = [(entropy(prompt), prompt) for prompt in self.prompts]
+        fitting = [each for each in found if each[0] <= most]
+        return (max(fitting, key=lambda each: each[0]) if fitting else min(found, key=lambda each: each[0]))[1]
+
+
 def greedy_reference(method: Method) -> Method | None:
     """The method without drafts that gives the same text at temperature 0."""
     if isinstance(method, BeamSamplingMethod):
@@ -88,9 +125,7 @@ def greedy_reference(method: Method) -> Method | None:
     return method.reference(True)
 
 
-def greedy_check(
-    engine: Engine, method: Method, prompts: Sequence[Sequence[int]], max_new_tokens: int, advance: Advance
-) -> Check:
+def greedy_check(pair: Pair, method: Method, advance: Advance) -> Check:
     """Greedy text of every prompt beside the reference's; a difference is a numeric tie or a bug."""
     name = "greedy text of the pair"
     reference = greedy_reference(method)
@@ -98,13 +133,11 @@ def greedy_check(
         return Check(name, "N/A", "has no reference whose greedy text it repeats")
     if reference == method:
         return Check(name, "N/A", "is the reference itself")
-    options: dict[str, Any] = {"sampling": {"temperature": 0}, "max_new_tokens": max_new_tokens}
-    tokens, found = 0, []
+    tokens, found, prompts = 0, [], pair.prompts
     for number, prompt in enumerate(prompts):
-        result = engine.generate(prompt, method, **options)
-        wanted = engine.generate(prompt, reference, **options)
+        result, wanted = pair.text(method, number), pair.wanted(reference, number)
         tokens += len(wanted.tokens)
-        one = divergence(engine, number, prompt, result.tokens, wanted.tokens)
+        one = divergence(pair.engine, number, prompt, result.tokens, wanted.tokens)
         if one is not None and isinstance(method, BeamMethod) and not isinstance(method, BeamSamplingMethod):
             one = _of_scores(one, result, wanted)
         if one is not None:
@@ -139,16 +172,8 @@ def _of_scores(one: Divergence, found: GenerationResult, wanted: GenerationResul
     return Divergence(one.prompt, one.place, one.tokens, gap, one.bound * max(1, len(wanted.tokens)))
 
 
-def position_check(
-    engine: Engine,
-    method: Method,
-    prompt: Sequence[int],
-    position: int,
-    runs: int,
-    params: SamplingParams,
-    advance: Advance,
-) -> Check:
-    """Sampled tokens of the pair up to `position` against the target's exact distribution after what came before.
+def position_check(pair: Pair, method: Method, advance: Advance) -> Check:
+    """Sampled tokens of the pair up to a position against the target's exact distribution after what came before.
 
     Position 0 is the first generated token. Of beams it is the first layer: its draws, or its first draw where they
     are distinct.
@@ -157,7 +182,8 @@ def position_check(
     beams = isinstance(method, BeamMethod)
     if beams and not isinstance(method, BeamSamplingMethod):
         return Check(name, "N/A", "draws nothing")
-    position = 0 if beams else position
+    engine, prompt, params, runs = pair.engine, pair.uncertain, pair.params, pair.budget.pair_runs
+    position = 0 if beams else pair.budget.position
     outcomes: list[list[int]] = []
     for first in range(0, runs, 8):
         seeds = range(first, min(first + 8, runs))
@@ -207,16 +233,3 @@ def _first_layer(method: Method, result: GenerationResult) -> list[int]:
     """Tokens drawn in a generation's first layer that are independent draws from the target."""
     tokens = [token for _, token in result.rounds[0].layers[0].beams]
     return tokens if getattr(method, "replacement", True) else tokens[:1]
-
-
-def uncertain(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams, runs: int) -> Sequence[int]:
-    """The prompt after which the next token is least certain, as long as `runs` samples are enough to see its law."""
-
-    def entropy(prompt: Sequence[int]) -> float:
-        log_p = torch.log_softmax(logits_after(engine, prompt).double() / max(params.temperature, 1e-6), -1)
-        return float(torch.special.entr(log_p.exp()).sum())
-
-    most = math.log(max(2.0, runs / 30))
-    found = [(entropy(prompt), prompt) for prompt in prompts]
-    fitting = [pair for pair in found if pair[0] <= most]
-    return (max(fitting, key=lambda pair: pair[0]) if fitting else min(found, key=lambda pair: pair[0]))[1]

@@ -10,7 +10,7 @@ import torch
 
 from draftwood.certify.checks import Budget, Check, Verdict
 from draftwood.certify.exactness import CELLS, rule_check, sampled_check
-from draftwood.certify.pair import greedy_check, position_check, uncertain
+from draftwood.certify.pair import Pair, greedy_check, position_check
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, DraftwoodError
 from draftwood.eval import provenance
@@ -89,7 +89,11 @@ def certify(
     for want of trained parts, is N/A with the reason. A method that raises an error on tabular models fails.
     """
     budget = budget or Budget()
-    params = params or SamplingParams()
+    pair = Pair(engine, prompts, params or SamplingParams(), budget) if engine is not None and prompts else None
+    return _certified(method, pair, budget, watch)
+
+
+def _certified(method: Method, pair: Pair | None, budget: Budget, watch: Watch | None) -> Certificate:
     checks: list[Check] = []
     done = 0
 
@@ -104,21 +108,11 @@ def certify(
         ("small cases, exact", None, lambda: rule_check(method, seed, budget.replays, budget.identities, advance)),
         ("whole outputs, sampled", len(CELLS) * budget.runs, lambda: sampled_check(method, seed, budget.runs, advance)),
     ]
-    if engine is not None and prompts:
-        pair, runs = engine, budget.pair_runs
+    if pair is not None:
+        models = pair
         work += [
-            (
-                "greedy text of the pair",
-                len(prompts),
-                lambda: greedy_check(pair, method, prompts, budget.max_new_tokens, advance),
-            ),
-            (
-                "sampled tokens of the pair",
-                runs,
-                lambda: position_check(
-                    pair, method, uncertain(pair, prompts, params, runs), budget.position, runs, params, advance
-                ),
-            ),
+            ("greedy text of the pair", len(pair.prompts), lambda: greedy_check(models, method, advance)),
+            ("sampled tokens of the pair", budget.pair_runs, lambda: position_check(models, method, advance)),
         ]
     for number, one in enumerate(work):
         name, steps, run = one
@@ -166,11 +160,13 @@ def certify_each(
 
     `watch` is told of every step; where it stops the work, the report holds what was finished.
     """
+    budget = budget or Budget()
+    pair = Pair(engine, prompts, params or SamplingParams(), budget) if engine is not None and prompts else None
     place = (torch.device("cpu"),) if engine is None else (engine.target.device, engine.names.get("backend"))
     environment = provenance.session(*place)
     found: list[Certificate] = []
     for method in methods:
-        found.append(certify(method, engine if _fits(engine, method) else None, prompts, budget, params, watch))
+        found.append(_certified(method, pair if _fits(engine, method) else None, budget, watch))
         if not found[-1].complete:
             break
     models = None if engine is None else engine.names

@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from draftwood.errors import ModelError
@@ -20,7 +19,7 @@ from draftwood.models.artifact import Artifact, fingerprint
 from draftwood.models.checkpoint import read_config
 from draftwood.models.families import FAMILIES
 from draftwood.models.names import EAGLE
-from draftwood.models.safetensors_weights import weight_files
+from draftwood.models.safetensors_weights import Safetensors
 from draftwood.reading import shown
 
 if TYPE_CHECKING:
@@ -171,12 +170,5 @@ def medusa(directory: Path, target: Decoder) -> Artifact:
 
 def _read(directory: Path) -> Mapping[str, Tensor]:
     """All tensors of a directory's safetensors files."""
-    found: dict[str, Any] = {}
     with ExitStack() as stack:
-        for path in weight_files(directory):
-            try:
-                file = stack.enter_context(safe_open(str(path), "pt"))
-                found.update({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118 - not a dictionary
-            except (SafetensorError, OSError) as error:
-                raise ModelError(f"{path} is damaged or truncated ({error}); fetch it again") from error
-    return found
+        return Safetensors(directory, stack).read()

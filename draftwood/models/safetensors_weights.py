@@ -67,6 +67,10 @@ class Safetensors:
         tensor: Tensor = handle.get_tensor(name)
         return tensor
 
+    def read(self) -> dict[str, Tensor]:
+        """All of them."""
+        return {name: self.view(name) for name in self._place}
+
     def fill(self, name: str, place: Tensor, rows: slice, columns: slice) -> None:
         """Copy some rows of a tensor, and of a matrix some columns, into their place."""
         place.copy_(part_of(self.view(name), rows, columns))

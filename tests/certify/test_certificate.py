@@ -16,7 +16,7 @@ from draftwood.certify import Budget, Certificate, Watch, certify, certify_each,
 from draftwood.certify.distances import Sample, chi_square_tail, fit
 from draftwood.certify.enumeration import Reused, enumerated
 from draftwood.certify.exactness import rule_check, sampled_check
-from draftwood.certify.pair import divergence, greedy_check, logits_after, position_check
+from draftwood.certify.pair import Pair, divergence, greedy_check, logits_after, position_check
 from draftwood.certify.small import Case
 from draftwood.cli.main import run
 from draftwood.eval.provenance import session
@@ -145,7 +145,8 @@ CHAIN = Method.parse({"name": "speculative", "gamma": 3, "verify": "rejection"})
 
 def test_greedy_text_of_a_pair_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [[1, 2], [3], [5, 5, 1]]
-    found = greedy_check(PAIR, CHAIN, prompts, 12, nothing)
+    pair = Pair(PAIR, prompts, budget=Budget(max_new_tokens=12))
+    found = greedy_check(pair, CHAIN, nothing)
     assert found.verdict == "PASS" and found.figures["tokens"] == 36 and found.figures["divergences"] == []
     follow = tree.follow
     monkeypatch.setattr(
@@ -155,7 +156,7 @@ def test_greedy_text_of_a_pair_is_compared(monkeypatch: pytest.MonkeyPatch) -> N
             forest, lambda node: (choice(node) + (len(forest) - forest.fresh > 2)) % VOCAB, log_prob
         ),
     )
-    wrong = greedy_check(PAIR, CHAIN, prompts, 12, nothing)
+    wrong = greedy_check(pair, CHAIN, nothing)
     assert wrong.verdict == "FAIL" and wrong.figures["bugs"] == 3
     assert all(one["kind"] == "bug" and one["margin"] > one["bound"] for one in wrong.figures["divergences"])
 
@@ -184,20 +185,22 @@ def test_logits_are_the_targets() -> None:
 def test_sampled_tokens_of_a_pair(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every token up to the place given those before; a draft whose tokens are taken for the target's is found."""
     method, params = Method.parse(options), SamplingParams(temperature=0.8)
-    found = position_check(PAIR, method, [1, 2], 2, 240, params, nothing)
+    pair = Pair(PAIR, [[1, 2]], params, Budget(position=2, pair_runs=240))
+    found = position_check(pair, method, nothing)
     assert found.verdict == "PASS"
     assert [one["position"] for one in found.figures["positions"]] == ([0] if options["name"] == "dsbd" else [0, 1, 2])
     monkeypatch.setattr(tree, "acceptance", lambda p, q: 1.0)
     monkeypatch.setattr("draftwood.verify.beam.acceptance", lambda p, q: 1.0)
-    assert position_check(PAIR, method, [1, 2], 2, 240, params, nothing).verdict == "FAIL"
+    assert position_check(pair, method, nothing).verdict == "FAIL"
 
 
 def test_a_law_without_choice_shows_nothing() -> None:
     """Where every token is sure a sample cannot fail, and so it cannot pass; the text is of the least sure token."""
     method = Method.parse({"name": "speculative", "gamma": 3})
-    sure = position_check(PAIR, method, [1, 2], 2, 60, SamplingParams(top_k=1), nothing)
+    few = Budget(position=2, pair_runs=60)
+    sure = position_check(Pair(PAIR, [[1, 2]], SamplingParams(top_k=1), few), method, nothing)
     assert sure.verdict == "N/A" and "--prompts" in sure.reason
-    found = position_check(PAIR, method, [1, 2], 2, 60, SamplingParams(temperature=0.8), nothing)
+    found = position_check(Pair(PAIR, [[1, 2]], SamplingParams(temperature=0.8), few), method, nothing)
     most = max(one["degrees_of_freedom"] for one in found.figures["positions"])
     assert most > 0 and f" on {most}, " in found.reason
 
