@@ -47,7 +47,7 @@ CASES = [
     *both("mcsd", 1, 3, 4, tree=[4, 1], replacement=False),
     *both("mcsd", 1, 3, 4, tree=[2, 1], draws="greedy"),
     *both("mcsd", 1, 4, 3, long=ALWAYS, tree=[3, 1], draws="greedy"),
-    Case({"name": "mcsd", "tree": [2, 2], "replacement": True, "verify": "kseq"}, 1, 3, 3),
+    Case({"name": "mcsd", "tree": [2, 2], "replacement": True, "verify": "kseq"}, 1, 3, 3, "plain"),
     Case({"name": "specinfer", "expansion": [1, 1], "verify": "kseq"}, 2, 3, 3),
     Case({"name": "specinfer", "expansion": [2, 1], "verify": "kseq"}, 2, 3, 3, ALWAYS),
     Case({"name": "lookup", "gamma": 6}, 0, 4, 5),
