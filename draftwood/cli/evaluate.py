@@ -103,7 +103,7 @@ def evaluate(
     names = methods if methods is not None else USUAL if models.drafts else USUAL_WITHOUT_DRAFT
     chosen = parse_methods(names, settings)
     wanted = [limited(task, max_new_tokens) for task in parse_all(tasks)]
-    evaluation.refuse_code(wanted, run_code)
+    evaluation.check_code(wanted, run_code)
     for method in chosen:
         method.check(sampling)
     check_writable(out)

@@ -1,4 +1,4 @@
-"""What one document of the world is, and which split a combination belongs to."""
+"""What one document of the corpus is, and which split a combination belongs to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HELD_OUT_SHARE = 16
 
 @dataclass(frozen=True)
 class Document:
-    """A text of the world, cut into what is given and what is to be written.
+    """A text of the corpus, cut into what is given and what is to be written.
 
     ``prompt + completion`` is the whole text. The completion starts with white
     space wherever it follows a prompt, so that both parts tokenise alone as

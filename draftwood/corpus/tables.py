@@ -19,7 +19,7 @@ _LOOSE_SHARE = 1 / 6
 
 @dataclass(frozen=True)
 class Schema:
-    """One table of the world: a key column, a group column and a number column."""
+    """A table: a key column, a group column and a number column."""
 
     table: str
     key: str

@@ -20,7 +20,7 @@ from draftwood.sharing import EngineMap
 REST_SECONDS = 1.0
 
 
-def refuse_code(tasks: list[Task], confirmed: bool) -> None:
+def check_code(tasks: list[Task], confirmed: bool) -> None:
     """Raise ConfigurationError where a task runs what a model wrote and nobody has said that it may."""
     for task in tasks:
         if task.runs_code and not confirmed:

@@ -157,7 +157,7 @@ def parse_methods(names: str, settings: Iterable[str]) -> list[Method]:
         prefix = method.name + "."
         named = {key.removeprefix(prefix): value for key, value in general.items() if key.startswith(prefix)}
         chosen.append(Method.parse(method, {**own, **inline, **named}))  # the more specific wins
-    _refuse_unused(general, chosen)
+    _check_used(general, chosen)
     chosen.sort(key=lambda method: method.name != BASELINE)  # stable: the others stay in order
     return [method for i, method in enumerate(chosen) if method not in chosen[:i]]
 
@@ -174,7 +174,7 @@ def _split(entry: str) -> tuple[Method, dict[str, Any]]:
     return Method.parse(name, inline), inline
 
 
-def _refuse_unused(values: Iterable[str], methods: Sequence[Method]) -> None:
+def _check_used(values: Iterable[str], methods: Sequence[Method]) -> None:
     """A setting that no method takes is a mistake."""
     options = {name for method in methods for name in type(method).model_fields}
     names = {method.name for method in methods}

@@ -48,7 +48,7 @@ def custom_generate(
     EOS, do_sample, temperature, top_k, top_p, min_p and repetition_penalty come from the generation config. Row i
     decodes with `seed` + i; without a seed, torch's generator draws one. generate() feeds no streamer to a callable.
     """
-    _refuse(logits_processor, stopping_criteria, generation_config)
+    _check(logits_processor, stopping_criteria, generation_config)
     device = model.device
     engine = load(model, draft, dtype=model.dtype, device=device)
     start = seed if seed is not None else int(torch.randint(2**31, (1,)))
@@ -69,7 +69,7 @@ def custom_generate(
     return GenerateDecoderOnlyOutput(sequences=sequences) if generation_config.return_dict_in_generate else sequences
 
 
-def _refuse(processors: LogitsProcessorList, stops: StoppingCriteriaList, settings: GenerationConfig) -> None:
+def _check(processors: LogitsProcessorList, stops: StoppingCriteriaList, settings: GenerationConfig) -> None:
     """Settings that would change the output and are not served."""
     for part in [*processors, *stops]:
         if not isinstance(part, PROCESSORS + CRITERIA):

@@ -186,7 +186,7 @@ def load(
                 read = _assemble(tensors, family, "embed.weight", shape, rows, wanted, place, hold is not None)
                 table = nn.Parameter(read, requires_grad=False)
             _put(model, "head.weight", table, hold)
-        _refuse_leftovers(tensors, family, config.num_hidden_layers, shapes)
+        _check_leftovers(tensors, family, config.num_hidden_layers, shapes)
     model.home = home.parent if file else home
     if file:
         log.info("%s: weights of type %s are held as %s", home, ", ".join(file.types()), quantize or str(wanted)[6:])
@@ -327,7 +327,7 @@ def _assemble(
     return made
 
 
-def _refuse_leftovers(tensors: Tensors, family: Family, layers: int, parameters: Container[str]) -> None:
+def _check_leftovers(tensors: Tensors, family: Family, layers: int, parameters: Container[str]) -> None:
     """Parameters of the family that lie in the checkpoint unread: the config forgets them, so logits would be off."""
     for pattern, sources in family.names.items():
         for i in range(layers if "{i}" in pattern else 0):  # a head beside tied embeddings is no contradiction

@@ -68,7 +68,7 @@ class HuggingFaceModel:
         self.model = model
         self.kind = str(getattr(model.config, "model_type", "") or type(model).__name__)
         self.tokenizer = None if tokenizer is None else wrap_tokenizer(tokenizer)
-        _refuse_unfit(model, self.kind)
+        _check_fit(model, self.kind)
         self._attention = _layer_types(config, self.kind)
         self._types = (getattr(config, "layer_types", None) if len(self._attention) > 1 else None) or [
             self._attention[0].kind
@@ -283,7 +283,7 @@ class HuggingFaceModel:
         return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _refuse_unfit(model: PreTrainedModel, kind: str) -> None:
+def _check_fit(model: PreTrainedModel, kind: str) -> None:
     """Models that cannot work, each with its sentence."""
     if model.training:
         raise ModelError("the transformers model is in training mode; call model.eval() before loading it")

@@ -12,7 +12,7 @@ import pytest
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
 from draftwood.eval.energy import ESTIMATED, Meter
-from draftwood.eval.evaluation import evaluate, refuse_code
+from draftwood.eval.evaluation import check_code, evaluate
 from draftwood.eval.running import Job, Plan, Runner
 from draftwood.eval.store import Store
 from draftwood.eval.summary import summary_of
@@ -233,5 +233,5 @@ def test_a_directory_of_other_models_or_options_is_refused(engine: Engine, tmp_p
 def test_code_runs_only_if_confirmed() -> None:
     for name in ("humaneval", "code"):
         with pytest.raises(ConfigurationError, match="confirm with --run-code"):
-            refuse_code([parse("qa"), parse(name)], False)
-        refuse_code([parse(name)], True)
+            check_code([parse("qa"), parse(name)], False)
+        check_code([parse(name)], True)

@@ -1,6 +1,6 @@
 """Open-ended questions: Alpaca, MT-Bench and Spec-Bench. There is no right answer: a judge rates, if one is named.
 
-The perplexity of answers under the target is measured of every task (evidence/running.py).
+The perplexity of answers under the target is measured of every task (eval/running.py).
 """
 
 from __future__ import annotations
