@@ -151,6 +151,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--measure-every", type=int, default=250)
     options.add_argument("--save-every", type=int, default=250)
     options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--until", type=int, help="stop after this step; the same command without it goes on")
     options.add_argument("--plain", action="store_true", help="float32 without torch.compile")
     return options
 
@@ -176,7 +177,8 @@ def main(arguments: list[str] | None = None) -> None:
     with Progress(*columns) as bar:
         say = partial(bar.console.print, soft_wrap=True, highlight=False)
         task = bar.add_task(options.role, total=options.steps, completed=run.progress.step)
-        while run.progress.step < options.steps:
+        last = options.steps if options.until is None else min(options.until, options.steps)
+        while run.progress.step < last:
             if options.opening[0] <= run.progress.step < options.opening[1]:
                 rows = packed_rows(tokenizer, short, "train", OPENING_ROWS, 128, seed + 20, OPENING_SHARES)
             elif options.closing_from is not None and run.progress.step >= options.closing_from:
@@ -191,14 +193,15 @@ def main(arguments: list[str] | None = None) -> None:
             if step % 25 == 0:
                 shown = " ".join(f"{name} {value:.4g}" for name, value in figures.items())
                 say(f"{time.strftime('%H:%M:%S')} step {step} {shown}")
-            if step % options.measure_every == 0 or step == options.steps:
+            if step % options.measure_every == 0 or step == last:
                 point = run.measure(monitor.measure)
                 say(" ".join(f"{name} {value:.4g}" for name, value in point.items()))
                 curve = options.work / f"curve-{options.role}-{seed}.json"
                 curve.write_text(json.dumps(run.progress.curve, indent=1) + "\n")
-            if step % options.save_every == 0 or step == options.steps:
+            if step % options.save_every == 0 or step == last:
                 run.save_state()
-    write_checkpoint(run, tokenizer, options.out)
+    if last == options.steps:
+        write_checkpoint(run, tokenizer, options.out)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
@@ -24,7 +25,7 @@ from draftwood.models.checkpoint import load
 from draftwood.models.decoder import Decoder
 from draftwood.train.optim import Schedule
 from draftwood.train.packing import CLOSING_SHARES, EOS, OPENING_SHARES, SHARES, end_token, pack
-from recipes import train
+from recipes import pair, train
 from recipes.evaluate import generated
 from recipes.monitor import Monitor, expected, held_out
 from recipes.tokenizer import train_tokenizer
@@ -185,6 +186,45 @@ def test_a_killed_run_ends_with_the_bits_of_an_unbroken_one(tmp_path: Path, toke
     states = [load_file(tmp_path / name / "draft-0.safetensors") for name in ("whole", "broken")]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert not list(tmp_path.rglob("*.partial"))
+
+
+@pytest.mark.slow
+def test_the_first_200_steps_of_the_pair_have_the_same_bits_twice(tmp_path: Path) -> None:
+    """The target from step 0 as `python -m recipes.pair` makes it, in two processes, each with its own corpus."""
+    (part,) = (part for part in pair.PLAN if part.part == "target")
+    for name in ("one", "two"):
+        words = pair.command(part, tmp_path / f"{name}-out", tmp_path / name)
+        done = subprocess.run([*words, "--until", "200"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    one, two = (load_file(tmp_path / name / "target-0.safetensors") for name in ("one", "two"))
+    assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_one_command_makes_the_pair_part_by_part_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def run(words: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        (part,) = (part for part in pair.PLAN if words == pair.command(part, tmp_path / "out", tmp_path / "work"))
+        asked.append(words)
+        if part.part == "medusa" and len(asked) < 5:
+            return subprocess.CompletedProcess(words, 130)
+        (tmp_path / "out" / part.made).write_bytes(b"")
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(pair.subprocess, "run", run)
+    whole = ["--out", str(tmp_path / "out"), "--work", str(tmp_path / "work")]
+    assert pair.main(whole) == 130 and len(asked) == 4
+    assert pair.main(whole) == 0 and len(asked) == 4 + len(pair.PLAN) - 3
+    assert pair.main(whole) == 0 and len(asked) == 4 + len(pair.PLAN) - 3  # all is there
+
+
+@pytest.mark.parametrize("part", [part for part in pair.PLAN if "draftwood train" in part.command])
+def test_what_lies_beside_the_target_was_made_with_the_plans_steps(part: pair.Part) -> None:
+    words = pair.command(part, Path("out"), Path("work"))
+    steps, batch = (int(words[words.index(option) + 1]) for option in ("--steps", "--batch"))
+    with safe_open(PAIR / part.made, "pt") as file:
+        trained = json.loads(file.metadata()["draftwood"])["about"]["trained"]
+    assert (trained["steps"], trained["tokens"]) == (steps, steps * batch * 256)
 
 
 def test_training_lowers_the_loss(tmp_path: Path, tokenizer: Tokenizer) -> None:
