@@ -57,8 +57,8 @@ PLAN = (
     Part(
         "skip",
         "target/skip/skip.safetensors",
-        "{python} -m draftwood tune skip --target {out}/target --out {out}/target/skip/skip.safetensors --temperature 1 "
-        "--budget 200",
+        "{python} -m draftwood tune skip --target {out}/target --out {out}/target/skip/skip.safetensors "
+        "--temperature 1 --budget 200",
     ),
     Part("figures", "pair.json", "{python} -m recipes.evaluate --pair {out} --out {out}/pair.json"),
 )
