@@ -81,17 +81,16 @@ def evaluate(
     Methods are interleaved on each item, through the same loop. The same command
     goes on where it was stopped; a failing item is recorded, never skipped. With an
     experiment's FILE, what it declares is measured instead. With --replicas 4 --ray
-    four engines share the items; only times and energy then depend on it.
+    four engines share the items, or processes an experiment's runs; only times and
+    energy then depend on it.
     """
     if experiment is not None:
         from draftwood.cli import experiments
 
-        if scaling.wanted:
-            raise RequestError("experiments measure one engine; leave out --ray")
         if results is not None:
             experiments.write_page(experiment, results)
         else:
-            experiments.run(experiment, only, smoke, out, models if models.target else None, output.color)
+            experiments.run(experiment, only, smoke, out, models if models.target else None, scaling, output.color)
         return
     if out is None:
         raise RequestError("eval needs --out DIR for its results, or an experiment such as bench/engine.yaml")

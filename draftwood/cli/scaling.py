@@ -1,9 +1,10 @@
-"""The options of commands that several engines can share, on Ray."""
+"""The options of commands that several engines or processes can share, on Ray."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,10 @@ from draftwood.cli.options import OptionGroup, flag
 from draftwood.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from draftwood.cluster.spec import EngineSpec
     from draftwood.methods import Method
-    from draftwood.sharing import EngineMap
+    from draftwood.sharing import EngineMap, Spread
+    from draftwood.train.runs import Trainer
 
 PANEL = "Several engines"
 
@@ -26,7 +29,7 @@ class RayOptions(OptionGroup):
 
     model_config = ConfigDict(title=PANEL)
 
-    replicas: int = flag(1, "Engines, each in a process of its own. More than one needs --ray.", ge=1)
+    replicas: int = flag(1, "Engines, or shares of the work, each in a process of its own. More need --ray.", ge=1)
     ray: bool = flag(False, "Run them on Ray, which is started on this machine (extra scale).")
     ray_address: str | None = flag(
         None, "Run them on a Ray cluster: auto, HOST:PORT or ray://HOST:PORT. Paths must be the same there.", "ADDRESS"
@@ -49,20 +52,19 @@ class RayOptions(OptionGroup):
         import torch
 
         found = models.arguments
-        if found.get("tensor_parallel", 1) > 1:
-            raise ConfigurationError("--tensor-parallel makes one engine of several processes; leave out --ray")
         for key in found.keys() & {"target", "draft"}:  # processes of Ray's may work in another directory
             if isinstance(found[key], list):
                 found[key] = [_absolute(name) for name in found[key]]
             elif found[key] is not None:
                 found[key] = _absolute(found[key])
         cuda = models.device.startswith("cuda") if models.device else torch.cuda.is_available()
+        gpus = float(cuda) * found.get("tensor_parallel", 1)
         return {
             "models": found,
             "method": None if method is None else method.as_dict(),
             "threads": models.threads or 1,
             "cpus": self.replica_cpus,
-            "gpus": self.replica_gpus if self.replica_gpus is not None else float(cuda),
+            "gpus": gpus if self.replica_gpus is None else self.replica_gpus,
         }
 
     @contextmanager
@@ -71,15 +73,44 @@ class RayOptions(OptionGroup):
         if not self.wanted:
             yield None
             return
-        try:
+        with self._started(self.engine(models)) as spec:
             from draftwood.cluster.sharing import on_ray
+
+            yield on_ray(spec, self.replicas)
+
+    @contextmanager
+    def trainer(self, model: TargetOptions) -> Iterator[Trainer]:
+        """What carries out a training run: this process, or processes on Ray."""
+        if not self.wanted:
+            from draftwood.train.runs import train
+
+            yield train
+            return
+        with self._started(self.engine(model)) as spec:
+            from draftwood.cluster.training import on_ray
+
+            yield on_ray(spec, self.replicas)
+
+    @contextmanager
+    def spread(self, threads: int) -> Iterator[Spread]:
+        """What shares work without an engine among processes on Ray, of so many threads."""
+        fields = {"threads": threads, "cpus": self.replica_cpus, "gpus": self.replica_gpus or 0.0}
+        with self._started(fields) as spec:
+            from draftwood.cluster.sharing import shared
+
+            yield partial(shared, replicas=self.replicas, resources=spec.resources)
+
+    @contextmanager
+    def _started(self, fields: dict[str, Any]) -> Iterator[EngineSpec]:
+        """Ray with room for the replicas that the fields describe."""
+        try:
             from draftwood.cluster.spec import EngineSpec
             from draftwood.cluster.starting import started
         except ModuleNotFoundError as error:
-            raise missing(error, "engines on Ray need", "scale") from None
-        spec = config.parse(EngineSpec, self.engine(models), "engines")
+            raise missing(error, "work on Ray needs", "scale") from None
+        spec = config.parse(EngineSpec, fields, "engines")
         with started(self.ray_address, self.replicas * spec.resources["num_cpus"], self.replicas * spec.gpus):
-            yield on_ray(spec, self.replicas)
+            yield spec
 
 
 class ServingOptions(RayOptions):

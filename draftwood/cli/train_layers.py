@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.cli.groups import OUTPUT, OutputOptions, TargetOptions
 from draftwood.cli.options import flag
 from draftwood.cli.running import progress
+from draftwood.cli.scaling import RayOptions
 from draftwood.errors import ConfigurationError
 from draftwood.train.settings import EagleSettings, ExitSettings, HeadSettings, Saving, Settings, TextSource
 
@@ -25,22 +27,23 @@ def eesd(
     saving: Saving,
     out: Path = OUT,
     model: TargetOptions,
+    scaling: RayOptions,
     output: OutputOptions,
 ) -> None:
     """Train an exit layer, with which a target drafts for itself (method eesd).
 
     The target's first layers are frozen; a layer, norm and head above them learn
     to say what comes next. Killed at any time, the same command goes on from the
-    last save. torchrun runs it on several devices.
+    last save. --replicas 4 --ray, or torchrun, share each step among processes.
     """
     from draftwood.train.exit_layer import ExitRun
 
-    def told(run: ExitRun, found: dict[str, Any]) -> tuple[str, str]:
-        return f"an exit behind layer {found['layers']} of {run.target.n_layers}", (
+    def told(found: dict[str, Any]) -> tuple[str, str]:
+        return f"an exit behind layer {found['layers']} of {found['target_layers']}", (
             f"acceptance {found['acceptance']:.3f}, same best token {found['agreement']:.3f}, loss {found['loss']:.3f}"
         )
 
-    _train(ExitRun, source, settings, saving, out, model, output, told)
+    _train(ExitRun, source, settings, saving, out, model, scaling, output, told)
 
 
 def medusa(
@@ -50,21 +53,22 @@ def medusa(
     saving: Saving,
     out: Path = OUT,
     model: TargetOptions,
+    scaling: RayOptions,
     output: OutputOptions,
 ) -> None:
     """Train heads that predict several tokens at once (method medusa).
 
     The target is frozen; heads on its last hidden state learn what comes after the
     next token. Killed at any time, the same command goes on from the last save.
-    torchrun runs it on several devices.
+    --replicas 4 --ray, or torchrun, share each step among processes.
     """
     from draftwood.train.heads import HeadRun
 
-    def told(run: ExitRun, found: dict[str, Any]) -> tuple[str, str]:
+    def told(found: dict[str, Any]) -> tuple[str, str]:
         each = ", ".join(f"{found[f'acceptance_{k}']:.3f}" for k in range(1, settings.heads + 1))
         return f"{settings.heads} heads", f"acceptance head by head {each}"
 
-    _train(HeadRun, source, settings, saving, out, model, output, told)
+    _train(HeadRun, source, settings, saving, out, model, scaling, output, told)
 
 
 def eagle(
@@ -74,22 +78,23 @@ def eagle(
     saving: Saving,
     out: Path = OUT,
     model: TargetOptions,
+    scaling: RayOptions,
     output: OutputOptions,
 ) -> None:
     """Train an EAGLE-3 head, which drafts from states of the target (method eagle).
 
     The target is frozen; a layer that reads its states learns to draft several
     tokens in a row, its own states in place of the target's. Killed at any time,
-    the same command goes on from the last save. torchrun runs it on several
-    devices.
+    the same command goes on from the last save. --replicas 4 --ray, or torchrun,
+    share each step among processes.
     """
     from draftwood.train.eagle import EagleRun
 
-    def told(run: ExitRun, found: dict[str, Any]) -> tuple[str, str]:
+    def told(found: dict[str, Any]) -> tuple[str, str]:
         each = ", ".join(f"{found[f'acceptance_{k}']:.3f}" for k in range(1, settings.unroll + 1))
         return "an EAGLE head", f"acceptance step by step {each}"
 
-    _train(EagleRun, source, settings, saving, out, model, output, told)
+    _train(EagleRun, source, settings, saving, out, model, scaling, output, told)
 
 
 def _train(
@@ -99,32 +104,30 @@ def _train(
     saving: Saving,
     out: Path,
     model: TargetOptions,
+    scaling: RayOptions,
     output: OutputOptions,
-    told: Callable[[ExitRun, dict[str, Any]], tuple[str, str]],
+    told: Callable[[dict[str, Any]], tuple[str, str]],
 ) -> None:
-    """Prepare and carry out a run with a bar, and a line for each measurement; `told` says what came out of it."""
-    from draftwood.train.runs import prepare, train
+    """Carry out a run with a bar, and a line for each measurement; `told` says what came out of it."""
+    from draftwood.train.runs import prepare
 
     if out.exists() and not out.is_dir():
         raise ConfigurationError(f"--out is {out}, which is a file; name a directory")
-    run = prepare(kind, settings, out, source, model.target, model.device, model.dtype)
-    with progress(output.color, "training", settings.steps) as update:
-        update(completed=run.progress.step)
-
-        def step(figures: dict[str, float]) -> None:
-            if run.rank.number:
-                return
-            last, number = run.progress.curve[-1], run.progress.step
+    make = partial(prepare, kind, settings, out, source, model.target, model.device, model.dtype)
+    document = None
+    with progress(output.color, "training", settings.steps) as update, scaling.trainer(model) as trained:
+        for now in trained(make, saving):
+            if (document := now.document) is not None:
+                continue
+            figures, last = now.figures, now.held_out
             shown = f"loss {figures['loss']:.3f}, held-out acceptance {last['acceptance']:.3f}"
-            update(completed=number, description=shown)
+            update(completed=now.step, description=shown)
             if "held_out/loss" in figures:
                 held = f"held out: acceptance {last['acceptance']:.4f}, same best token {last['agreement']:.4f}"
-                output.say(f"step {number}: loss {figures['loss']:.4f}, {held}, loss {last['loss']:.4f}", stderr=True)
-
-        document = train(run, saving, step)
-    if document is None:
+                output.say(f"step {now.step}: loss {figures['loss']:.4f}, {held}, loss {last['loss']:.4f}", stderr=True)
+    if document is None:  # another process than the first one of torchrun
         return
-    made, held = told(run, document)
+    made, held = told(document)
     no_plot = "" if document["plot"] else "; no plot without matplotlib: pip install 'draftwood[plots]'"
     output.give(
         document,

@@ -13,9 +13,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from draftwood.cluster.sharing import said
 from draftwood.cluster.spec import EngineSpec
 from draftwood.cluster.starting import started
-from draftwood.errors import DraftwoodError
 from draftwood.serve.batch import Answerer, Entry, Keep, answer, application
 
 ROWS = 4  # requests that travel together; their answers come back together
@@ -67,7 +67,6 @@ def by_ray(spec: EngineSpec, replicas: int, concurrency: int | None, address: st
                 for row in dataset.iter_rows():
                     keep(json.loads(row["answer"]))
             except RayError as error:
-                cause = getattr(error, "cause", None) or error
-                raise DraftwoodError(f"the batch stopped: {' '.join(str(cause).split())[-500:]}") from None
+                raise said(error, "the batch stopped") from None
 
     return answerer

@@ -1,8 +1,9 @@
-"""Work that engines in several processes share, on Ray; results come in the order of one process."""
+"""Work that several processes share on Ray, with engines or without; results come in the order of one process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import ray
@@ -18,10 +19,10 @@ R = TypeVar("R")
 
 
 class Worker:
-    """An actor's engine, and what was made of it."""
+    """An actor, and what works on its items."""
 
-    def __init__(self, spec: dict[str, Any], setup: Callable[[Engine], Callable[[Any], Any]]) -> None:
-        self.work_on = setup(EngineSpec.model_validate(spec).engine())
+    def __init__(self, make: Callable[[], Callable[[Any], Any]]) -> None:
+        self.work_on = make()
 
     def work(self, item: Any) -> Any:
         """The result of an item."""
@@ -29,36 +30,58 @@ class Worker:
         return list(found) if isinstance(found, Iterator) else found
 
 
+def shared(
+    make: Callable[[], Callable[[T], R]], items: Iterable[T], *, replicas: int, resources: Mapping[str, float]
+) -> Iterator[R]:
+    """What `make` makes in each of several actors does to the items. One that dies is replaced, its item begun again.
+
+    Raises what `make` or an item raised, if that is a DraftwoodError; else a DraftwoodError that says it.
+    """
+    how = {**resources, "max_restarts": -1, "max_task_retries": -1}
+    given = ray.put(make)
+    idle = [ray.remote(Worker).options(**how).remote(given) for _ in range(replicas)]
+    waiting = enumerate(items)
+    running: dict[Any, tuple[int, Any]] = {}
+    done: dict[int, R] = {}
+    place = 0
+    try:
+        while True:
+            while idle and (next_ := next(waiting, None)) is not None:
+                worker = idle.pop()
+                running[worker.work.remote(next_[1])] = next_[0], worker
+            if not running:
+                return
+            (ready,), _ = ray.wait(list(running), num_returns=1)
+            number, worker = running.pop(ready)
+            idle.append(worker)
+            done[number] = ray.get(ready)
+            while place in done:
+                yield done.pop(place)
+                place += 1
+    except RayError as error:
+        raise said(error, "a process stopped") from None
+    finally:
+        for worker in (*idle, *(worker for _, worker in running.values())):
+            ray.kill(worker)
+
+
+def said(error: RayError, what: str) -> DraftwoodError:
+    """What an actor raised, if it is ours; else `what`, and what it was, in one sentence."""
+    cause = getattr(error, "cause", None) or error
+    if isinstance(cause, DraftwoodError) and not isinstance(cause, RayError):
+        return cause
+    return DraftwoodError(f"{what}: {' '.join(str(cause).split())[-500:]}")
+
+
 def on_ray(spec: EngineSpec, replicas: int) -> EngineMap:
-    """Engines in actors of the Ray that was started; one that dies is replaced, and its item begun again."""
+    """Engines in actors of the Ray that was started."""
 
     def mapped(setup: Callable[[Engine], Callable[[T], R]], items: Iterable[T]) -> Iterator[R]:
-        how = {**spec.resources, "max_restarts": -1, "max_task_retries": -1}
-        given = ray.put(setup)
-        idle = [ray.remote(Worker).options(**how).remote(spec.model_dump(mode="json"), given) for _ in range(replicas)]
-        waiting = enumerate(items)
-        running: dict[Any, tuple[int, Any]] = {}
-        done: dict[int, R] = {}
-        place = 0
-        try:
-            while True:
-                while idle and (next_ := next(waiting, None)) is not None:
-                    worker = idle.pop()
-                    running[worker.work.remote(next_[1])] = next_[0], worker
-                if not running:
-                    return
-                (ready,), _ = ray.wait(list(running), num_returns=1)
-                number, worker = running.pop(ready)
-                idle.append(worker)
-                done[number] = ray.get(ready)
-                while place in done:
-                    yield done.pop(place)
-                    place += 1
-        except RayError as error:
-            cause = getattr(error, "cause", None) or error
-            raise DraftwoodError(f"a process stopped: {' '.join(str(cause).split())[-500:]}") from None
-        finally:
-            for worker in (*idle, *(worker for _, worker in running.values())):
-                ray.kill(worker)
+        make = partial(_made, spec.model_dump(mode="json"), setup)
+        return shared(make, items, replicas=replicas, resources=spec.resources)
 
     return mapped
+
+
+def _made(spec: dict[str, Any], setup: Callable[[Engine], Callable[[T], R]]) -> Callable[[T], R]:
+    return setup(EngineSpec.model_validate(spec).engine())

@@ -24,7 +24,7 @@ class EngineSpec(BaseModel):
     )
     method: Annotated[dict[str, Any] | str | None, Field(description="For requests that name none.")] = None
     threads: Annotated[int, Field(ge=1, description="Threads of its forwards.")] = 1
-    cpus: Annotated[Share | None, Field(description="Of the cluster's CPUs; by default its threads.")] = None
+    cpus: Annotated[Share | None, Field(description="Of the cluster's CPUs; by default as many as its threads.")] = None
     gpus: Annotated[Share, Field(description="Of the cluster's GPUs.")] = 0.0
 
     def engine(self) -> Engine:
@@ -39,8 +39,9 @@ class EngineSpec(BaseModel):
 
     @property
     def resources(self) -> dict[str, float]:
-        """What Ray sets aside for it."""
-        return {"num_cpus": self.threads if self.cpus is None else self.cpus, "num_gpus": self.gpus}
+        """What Ray sets aside for it; each process of a split target has so many threads."""
+        threads = self.threads * int(self.models.get("tensor_parallel", 1))
+        return {"num_cpus": threads if self.cpus is None else self.cpus, "num_gpus": self.gpus}
 
 
 class ServeSpec(EngineSpec):

@@ -56,22 +56,30 @@ class EagleRun(ExitRun):
     def factors(self) -> list[float]:
         return [self.settings.decay**k for k in range(self.settings.unroll)]
 
+    def _ahead(self, tokens: Tensor) -> Tensor:
+        """The tokens from the second on [B, T - 1], by their number in the head's vocabulary; -1: it lacks them."""
+        words, ahead = self.exit.head.words, tokens[:, 1:]
+        if words is None:
+            return ahead
+        place = torch.full((self.target.vocab_size,), -1, device=tokens.device)
+        place[words] = torch.arange(len(words), device=tokens.device)
+        return place[ahead]
+
+    def counted(self, tokens: Tensor) -> list[Tensor]:
+        """As of an exit, for each step; with a smaller vocabulary places whose token is not in it do not count."""
+        (filled,) = super().counted(tokens)
+        here = filled & (self._ahead(tokens) >= 0)
+        return [here[:, k:] for k in range(1, self.settings.unroll + 1)]
+
     def _places(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> list[Place]:
         """As of an exit; logits [steps, B, T - 1, V_head] of the tokens from the second on. Step k begins at the k-th.
 
-        With a smaller vocabulary places whose token is not in it do not count, and p is over the tokens that are.
+        With a smaller vocabulary p is over the tokens that are in it.
         """
-        words, found = self.exit.head.words, []
-        counted = (tokens[:, 1:] != self.texts.end) | (tokens[:, :-1] != self.texts.end)
-        ahead = tokens[:, 1:]
-        if words is not None:
-            place = torch.full((self.target.vocab_size,), -1, device=tokens.device)
-            place[words] = torch.arange(len(words), device=tokens.device)
-            ahead = place[ahead]
-            counted = counted & (ahead >= 0)
-            answer = None if answer is None else torch.log_softmax(answer[..., words], -1)
-        for k, rows in enumerate(logits, 1):
-            here = counted[:, k:]
+        words, ahead, found = self.exit.head.words, self._ahead(tokens), []
+        if words is not None and answer is not None:
+            answer = torch.log_softmax(answer[..., words], -1)
+        for k, (rows, here) in enumerate(zip(logits, self.counted(tokens), strict=True), 1):
             log_p = None if answer is None else answer[:, k:-1][here]
             found.append((torch.log_softmax(rows[:, k - 1 : -1].float()[here], -1), ahead[:, k:][here], log_p))
         return found

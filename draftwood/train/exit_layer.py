@@ -1,13 +1,14 @@
 """Training an exit layer (EESD §3.2): the target's first layers frozen, a layer, norm and head trained above them.
 
-Several processes under torchrun share a run.
+Several processes share a run, of torchrun or on Ray: each computes some rows of every step, gradients are averaged, and
+the step is that of one process up to rounding.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +49,7 @@ class _Trained(nn.Module):
 
 @dataclass(frozen=True)
 class Rank:
-    """This process among those that torchrun started; one that was started alone is the first of one."""
+    """This process among those that share a run; one that was started alone is the first of one."""
 
     number: int = 0
     count: int = 1
@@ -56,6 +57,14 @@ class Rank:
     @staticmethod
     def here() -> Rank:
         return Rank(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+
+    def sum(self, values: Any, device: torch.device) -> Any:
+        """An array of float64, added up over all processes, which must all ask for it; through `device`."""
+        if self.count == 1:
+            return values
+        total = torch.from_numpy(np.asarray(values, np.float64)).to(device, copy=True)
+        torch.distributed.all_reduce(total)
+        return total.cpu().numpy()
 
 
 class ExitRun(Run):
@@ -78,6 +87,9 @@ class ExitRun(Run):
         super().__init__(self.exit, out / STATE, {**settings.model_dump(), **whose})
         self._forward: Any = _Trained(self.exit)
         if rank.count > 1:
+            step = self.progress.step
+            if float(rank.sum(step, target.device)) != rank.count * step:
+                raise ConfigurationError(f"processes found different runs in {out}; name a directory that all share")
             here = [target.device] if target.device.type == "cuda" else None
             self._forward = nn.parallel.DistributedDataParallel(self._forward, device_ids=here)
 
@@ -138,50 +150,56 @@ class ExitRun(Run):
     def step(self) -> dict[str, float]:
         """Train on the next rows; returns loss and gradient norm."""
         began = time.perf_counter()
-        settings, rank = self.settings, self.rank
-        rows = self.rows(self.progress.step)[rank.number :: rank.count]
+        settings, rank, place = self.settings, self.rank, self.target.device
+        whole = self.rows(self.progress.step).astype(np.int64)
+        counted = [int(here.sum()) for here in self.counted(torch.from_numpy(whole).to(place))]
+        places = [max(1, count) / rank.count for count in counted]  # gradients of processes are averaged
         total = 0.0
-        parts = np.split(rows, settings.accumulate)
+        parts = np.split(whole[rank.number :: rank.count], settings.accumulate)
         for number, part in enumerate(parts):
-            tokens = torch.from_numpy(part.astype(np.int64)).to(self.target.device)
+            tokens = torch.from_numpy(part).to(place)
             hidden, answer = self._read(tokens, settings.distill > 0)
             alone = rank.count > 1 and number + 1 < len(parts)
             with self._forward.no_sync() if alone else nullcontext():
                 with self._autocast():
                     logits = self._forward(hidden)
-                loss = self.loss(logits.float(), tokens, answer) / len(parts)
+                loss = self.loss(logits.float(), tokens, answer, places)
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
-        rate, tokens = self.schedule.rate(self.progress.step), settings.batch * rows.shape[1]
-        return {"loss": total, "norm": self.update(rate, tokens, time.perf_counter() - began)}
+        mean = float(rank.sum(total, place)) / rank.count
+        rate = self.schedule.rate(self.progress.step)
+        return {"loss": mean, "norm": self.update(rate, whole.size, time.perf_counter() - began)}
 
     @property
     def factors(self) -> list[float]:
         """What the loss of each head weighs; an exit is a single one."""
         return [1.0]
 
-    def loss(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> Tensor:
+    def loss(self, logits: Tensor, tokens: Tensor, answer: Tensor | None, places: Sequence[float]) -> Tensor:
         """sum_k factor_k L_k, L_k the mean over places of (1 - w) * -log q(token ahead) + w * sum p (log p - log q).
 
-        logits as the module gives them, tokens [B, T], answer = log p [B, T, V] of the next token; w = `distill`.
+        The mean is a sum by `places`[k], so that the losses of a step's parts add up. logits as the module gives them,
+        tokens [B, T], answer = log p [B, T, V] of the next token; w = `distill`.
         """
         weight: float = self.settings.distill
         loss = logits.new_zeros(())
-        for factor, (log_q, ahead, log_p) in zip(self.factors, self._places(logits, tokens, answer), strict=True):
-            each = (1 - weight) * F.nll_loss(log_q, ahead)
+        each = zip(self.factors, places, self._places(logits, tokens, answer), strict=True)
+        for factor, count, (log_q, ahead, log_p) in each:
+            head = (1 - weight) * (F.nll_loss(log_q, ahead, reduction="sum") / count)
             if log_p is not None:
-                each = each + weight * F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
-            loss = loss + factor * each
+                head = head + weight * (F.kl_div(log_q, log_p, reduction="sum", log_target=True) / count)
+            loss = loss + factor * head
         return loss
 
-    def _places(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> list[Place]:
-        """Of each head log q [n, V], the token predicted [n] and log p of it [n, V], at the places that count.
+    def counted(self, tokens: Tensor) -> list[Tensor]:
+        """Of each head the places in tokens [B, T] that count: all but the filling of a row, an end after another."""
+        return [(tokens[:, 1:] != self.texts.end) | (tokens[:, :-1] != self.texts.end)]
 
-        These are all but the filling of a row, an end after another.
-        """
-        counted = (tokens[:, 1:] != self.texts.end) | (tokens[:, :-1] != self.texts.end)
-        log_q = torch.log_softmax(logits[:, :-1], -1)[counted]
-        return [(log_q, tokens[:, 1:][counted], None if answer is None else answer[:, :-1][counted])]
+    def _places(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> list[Place]:
+        """Of each head log q [n, V], the token predicted [n] and log p of it [n, V], at the places that count."""
+        (here,) = self.counted(tokens)
+        log_q = torch.log_softmax(logits[:, :-1], -1)[here]
+        return [(log_q, tokens[:, 1:][here], None if answer is None else answer[:, :-1][here])]
 
     @torch.no_grad()
     def measure(self, rows: int = 4) -> dict[str, float]:
@@ -190,11 +208,12 @@ class ExitRun(Run):
         loss: cross-entropy in nats; acceptance: mean of sum_x min(p(x), q(x)); agreement: share of places where both
         have the same most probable token. `rows` are computed at a time.
         """
-        sums, places = np.zeros((len(self.factors), 3)), np.zeros(len(self.factors))
-        self.ranked = np.zeros((len(self.factors), min(RANKS, self.target.vocab_size)))
-        for first in range(0, len(self.texts.held_out), rows):
+        rank, device = self.rank, self.target.device
+        sums, places = np.zeros((len(self.factors), 3)), np.zeros((len(self.factors), 1))
+        ranked = np.zeros((len(self.factors), min(RANKS, self.target.vocab_size)))
+        for first in range(rank.number * rows, len(self.texts.held_out), rank.count * rows):
             part = self.texts.held_out[first : first + rows].astype(np.int64)
-            tokens = torch.from_numpy(part).to(self.target.device)
+            tokens = torch.from_numpy(part).to(device)
             hidden, answer = self._read(tokens, True)
             with self._autocast():
                 logits = self.exit.train_forward(hidden)
@@ -203,11 +222,12 @@ class ExitRun(Run):
                 sums[k, 0] += F.nll_loss(log_q, ahead, reduction="sum").item()
                 sums[k, 1] += torch.minimum(log_p, log_q).exp().sum().item()
                 sums[k, 2] += (log_p.argmax(-1) == log_q.argmax(-1)).sum().item()
-                best = log_q.topk(self.ranked.shape[1], -1).indices == ahead[:, None]
-                self.ranked[k] += best.sum(0).cpu().numpy()
+                best = log_q.topk(ranked.shape[1], -1).indices == ahead[:, None]
+                ranked[k] += best.sum(0).cpu().numpy()
                 places[k] += len(ahead)
-        self.ranked /= places.clip(min=1)[:, None]
-        each = [dict(zip(FIGURES, row.tolist(), strict=True)) for row in sums / places.clip(min=1)[:, None]]
+        sums, ranked, places = (rank.sum(found, device) for found in (sums, ranked, places))
+        self.ranked = ranked / places.clip(min=1)
+        each = [dict(zip(FIGURES, row.tolist(), strict=True)) for row in sums / places.clip(min=1)]
         point = {"step": float(self.progress.step), **each[0]}
         if len(each) > 1 or self.numbered:
             point |= {f"{name}_{k}": value for k, figures in enumerate(each, 1) for name, value in figures.items()}

@@ -51,16 +51,21 @@ class HeadRun(ExitRun):
     def factors(self) -> list[float]:
         return [self.settings.decay**k for k in range(1, self.settings.heads + 1)]
 
+    def counted(self, tokens: Tensor) -> list[Tensor]:
+        """Nothing is drafted behind an end: places where a text ends before the token predicted do not count."""
+        found, here = [], torch.ones_like(tokens[:, 1:], dtype=torch.bool)
+        for k in range(1, self.settings.heads + 1):
+            here = here[:, :-1] & (tokens[:, k:-1] != self.texts.end)
+            found.append(here)
+        return found
+
     def _places(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> list[Place]:
         """As of an exit; logits [K, B, T, V]. log p is that of the next token k places ahead.
 
-        It knows the tokens that the head does not see: q_k is drawn towards its mean. Nothing is drafted behind an
-        end, so places where a text ends before the token that is predicted do not count.
+        It knows the tokens that the head does not see: q_k is drawn towards its mean.
         """
         found = []
-        here = torch.ones_like(tokens[:, 1:], dtype=torch.bool)
-        for k in range(1, len(logits) + 1):
-            here = here[:, :-1] & (tokens[:, k:-1] != self.texts.end)
+        for k, here in enumerate(self.counted(tokens), 1):
             log_q = torch.log_softmax(logits[k - 1][:, : -k - 1].float(), -1)[here]
             log_p = None if answer is None else answer[:, k:-1][here]
             found.append((log_q, tokens[:, k + 1 :][here], log_p))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,19 @@ from draftwood.train.texts import read_texts
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a run tells after each step, and at its end what came out of it."""
+
+    step: int
+    figures: dict[str, float]  # of the step; `held_out/...` are among them where they were measured
+    held_out: dict[str, float]  # the last that were measured
+    document: dict[str, Any] | None = None
+
+
+Trainer = Callable[[Callable[[], ExitRun], Saving], Iterator[Told]]  # carries out the run that it is shown how to make
+
+
 def prepare(
     kind: type[ExitRun],
     settings: Settings,
@@ -32,7 +46,7 @@ def prepare(
     device: str | None = None,
     dtype: str = "float32",
 ) -> ExitRun:
-    """A run of a `kind`, new or as it was saved in `out`. Under torchrun the process joins the others.
+    """A run of a `kind`, new or as it was saved in `out`. A process of several joins the others.
 
     Raises ConfigurationError for data, settings or an `out` that do not fit.
     """
@@ -55,26 +69,28 @@ def prepare(
     return kind(model, texts, settings, out, rank)
 
 
-def train(
-    run: ExitRun, saving: Saving | None = None, told: Callable[[dict[str, float]], None] = lambda figures: None
-) -> dict[str, Any] | None:
-    """Train to the end and draw the curve; what came out, or None in all processes but the first.
-
-    `told` hears of each step's figures; `held_out/...` are among them where they were measured.
-    """
-    rank, out, began, saving = run.rank, run.out, run.progress.step, saving or Saving()
+def train(make: Callable[[], ExitRun], saving: Saving) -> Iterator[Told]:
+    """Make a run, train to its end and draw the curve. The first process of several tells, the others are silent."""
+    run = make()
+    rank, began, progress = run.rank, run.progress.step, run.progress
     for figures in run.train(saving.save_every, saving.measure_every, getattr(torch, saving.store)):
-        told(figures)
+        if not rank.number:
+            yield Told(progress.step, figures, progress.curve[-1])
     if rank.count > 1:
         torch.distributed.destroy_process_group()
-    if rank.number:
-        return None
-    curve = run.progress.curve
+    if not rank.number:
+        yield Told(progress.step, {}, progress.curve[-1], _finished(run, began))
+
+
+def _finished(run: ExitRun, began: int) -> dict[str, Any]:
+    """What came out of a run that is over, whose curve is written and drawn."""
+    out, curve = run.out, run.progress.curve
     (out / "curve.json").write_text(json.dumps(curve, indent=1) + "\n", "utf-8")
     drawn = plot(curve, out / "curve.png")
     return {
         "out": str(out),
         **run.settings.model_dump(include={"layers", "heads", "shared", "unroll"}),
+        "target_layers": run.target.n_layers,
         "parameters": sum(part.numel() for part in run.exit.weights().values()),
         "steps": run.progress.step,
         "new": run.progress.step - began,

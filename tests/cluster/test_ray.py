@@ -6,9 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -20,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from ray_commands import Process
 
 from draftwood import Engine, load
 
@@ -27,49 +25,6 @@ pytest.importorskip("ray", reason="engines on Ray need the extra scale: pip inst
 pytestmark = pytest.mark.ray
 
 ENDLESS = {"prompt": "a", "max_tokens": 7000, "ignore_eos": True}
-
-
-class Process:
-    """A command in a process of its own, with all that it starts."""
-
-    def __init__(self, *arguments: object) -> None:
-        command = [sys.executable, "-m", "draftwood", *map(str, arguments)]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.said: list[str] = []
-        self._reader = threading.Thread(target=lambda: self.said.extend(self.process.stderr or ()))
-        self._reader.start()
-
-    def wait_for(self, pattern: str, seconds: float = 300) -> re.Match[str]:
-        """Until something is on standard error."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and self.process.poll() is None:
-            if found := re.search(pattern, "".join(self.said)):
-                return found
-            time.sleep(0.05)
-        raise AssertionError("".join(self.said))
-
-    def below(self, title: str) -> list[int]:
-        """Processes that it started, itself or by others, and that are called so."""
-        parents, titles = {}, {}
-        for place in Path("/proc").glob("[0-9]*"):
-            try:
-                parents[int(place.name)] = int((place / "stat").read_text().rpartition(")")[2].split()[1])
-                titles[int(place.name)] = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-
-        def mine(pid: int) -> bool:
-            return pid == self.process.pid or (pid in parents and mine(parents[pid]))
-
-        return [pid for pid in parents if title in titles.get(pid, "") and mine(pid)]
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(30)
-        self._reader.join(30)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
 
 
 class Server(Process):
@@ -293,33 +248,3 @@ def test_a_batch_with_three_kills(engine: Engine, long_target: Path, tmp_path: P
                 asked["prompt"], max_new_tokens=asked["max_tokens"], ignore_eos=True, seed=asked["seed"]
             ).text
         )
-
-
-def test_shared_work_gives_the_same_files(pair: list[str], tmp_path: Path) -> None:
-    """Of evaluations all but times, of texts to train on every byte."""
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("Story: In\nProblem: Rosa\n")
-    evaluation = ("eval", *pair, "--tasks", "qa", "--limit", 3, "--seeds", 2, "--max-new-tokens", 8, "--warmup", 0)
-    corpus = ("train", "corpus", *pair[:2], "--count", 70, "--prompts", prompts, "--max-new-tokens", 8)
-    ray = ("--replicas", 2, "--ray")
-    for command in ((*evaluation, "--out", tmp_path / "one"), (*evaluation, "--out", tmp_path / "two", *ray)):
-        finish(*command)
-    kept = [
-        [
-            {key: value for key, value in json.loads(line).items() if key not in ("seconds", "rounds", "joules")}
-            for line in (tmp_path / name / "items.jsonl").read_text().splitlines()
-        ]
-        for name in ("one", "two")
-    ]
-    assert kept[0] == kept[1] and len(kept[0]) == 3 * 2 * 3
-    for command in ((*corpus, "--out", tmp_path / "one.jsonl"), (*corpus, "--out", tmp_path / "two.jsonl", *ray)):
-        finish(*command)
-    assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes()
-
-
-def finish(*arguments: object) -> None:
-    """Run a command to its end."""
-    done = subprocess.run(
-        [sys.executable, "-m", "draftwood", *map(str, arguments)], capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stderr

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from conftest import Command
 
 from draftwood import ConfigurationError, Method, load
 from draftwood.cluster.spec import EngineSpec, ServeSpec
@@ -32,3 +34,34 @@ def test_it_travels_as_plain_data(target: Path, draft: Path) -> None:
     assert engine.method(again.method).name == "mcsd" and len(engine.drafts) == 1
     with pytest.raises(ConfigurationError, match=r"models: .*'nonsense'"):
         EngineSpec(models={"nonsense": 1}).engine()
+
+
+def test_an_engine_of_several_processes_needs_the_cpus_of_all() -> None:
+    spec = EngineSpec(models={"tensor_parallel": 2}, threads=3)
+    assert spec.resources["num_cpus"] == 6
+    assert spec.model_copy(update={"cpus": 1.0}).resources["num_cpus"] == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("serve",),
+        ("batch", "requests.jsonl", "--out", "answers.jsonl"),
+        ("eval", "--out", "results", "--limit", 1, "--tasks", "qa"),
+        ("eval", Path(__file__).parents[2] / "bench" / "training.yaml", "--out", "results"),
+        ("train", "corpus", "--out", "texts.jsonl", "--count", 1),
+        ("train", "eesd", "--out", "exit"),
+    ],
+    ids=["serve", "batch", "eval", "experiment", "corpus", "training"],
+)
+def test_without_the_extra_it_is_one_sentence(
+    arguments: tuple[object, ...], command: Command, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for name in [name for name in sys.modules if name.startswith("draftwood.cluster")]:
+        monkeypatch.delitem(sys.modules, name)
+    models = () if "training.yaml" in str(arguments) else ("--target", target)
+    shown = command(*arguments, *models, "--ray")
+    assert shown.code == 2 and not shown.out and shown.err.count("\n") == 1
+    assert "Ray need" in shown.err and "ray, which is missing; pip install 'draftwood[scale]'" in shown.err

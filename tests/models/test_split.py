@@ -13,7 +13,7 @@ from family_models import FIRST, PROMPT, VARIANTS, grow, write
 from split_models import Split, split
 
 import draftwood
-from draftwood import Engine
+from draftwood import Engine, methods
 from draftwood.core.forest import Forest, Verdict, advance
 from draftwood.errors import DraftwoodError
 from draftwood.loading import EMBEDDED
@@ -35,8 +35,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "exit-tree": {"name": "eesd", "tree": [2, 2]},
     "self": {"name": "self-spec", "gamma": 3, "depth": "fixed"},
     "medusa": {"name": "medusa", "tree": [2, 1]},
+    "eagle": {"name": "eagle", "gamma": 3},
+    "specinfer": {"name": "specinfer", "expansion": [2, 2]},
+    "fork": {"name": "mcsd-fork", "width": 2, "gamma": 2},
     "beams": {"name": "beam-sampling", "width": 3},
     "dsbd": {"name": "dsbd", "draft_width": 3, "gamma": 2},
+    "beam-search": {"name": "beam-search", "width": 2},
     "search": {"name": "speculative-beam-search", "width": 2},
 }
 STORY = "Story: Lena had a red kite."
@@ -114,6 +118,10 @@ def test_every_method_has_the_same_text(name: str, whole: Decoder, parts: Split,
             for target in (whole, parts.driver)
         ]
         assert texts[0] == texts[1]
+
+
+def test_no_method_is_left_out() -> None:
+    assert {method["name"] for method in METHODS.values()} == set(methods.METHODS)
 
 
 def test_many_requests_in_little_memory(whole: Decoder, parts: Split, draft: Decoder) -> None:

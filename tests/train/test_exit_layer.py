@@ -8,6 +8,7 @@ import math
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,11 @@ from draftwood.models.artifact import fingerprint
 from draftwood.models.checkpoint import load
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.tokenizer import Tokenizer
+from draftwood.train.eagle import EagleRun
 from draftwood.train.exit_layer import ExitRun, Rank
+from draftwood.train.heads import HeadRun
 from draftwood.train.optim import Schedule
-from draftwood.train.settings import ExitSettings
+from draftwood.train.settings import EagleSettings, ExitSettings, HeadSettings
 from draftwood.train.texts import Texts, read_texts
 
 VOCAB, END = 23, 0
@@ -44,8 +47,8 @@ def decoder() -> Decoder:
 def texts(filled: bool = False) -> Texts:
     rng = np.random.default_rng(1)
     rows = rng.integers(1, 8, (24, 20)).astype(np.int32)
-    if filled:
-        rows[:, 15:] = END
+    for number, row in enumerate(rows if filled else []):
+        row[6 + number % 13 :] = END
     return Texts(rows[:20], rows[20:], "test", END)
 
 
@@ -99,7 +102,7 @@ def test_the_loss_is_what_it_says(weight: float, tmp_path: Path) -> None:
         expected += (1 - weight) * -float(log_q[tokens[row, column + 1]]) + weight * divergence
         places += 1
     assert places == 6
-    found = run.loss(logits, tokens, log_p if weight else None)
+    found = run.loss(logits, tokens, log_p if weight else None, [places])
     assert float(found) == pytest.approx(expected / places, abs=1e-12)
 
 
@@ -111,8 +114,10 @@ def test_an_exit_behind_all_layers_but_one_begins_as_the_target(tmp_path: Path) 
 
 
 def test_parts_of_a_step_add_up_to_the_step(tmp_path: Path) -> None:
+    """However many places of each part count."""
     runs = [
-        ExitRun(decoder(), texts(), with_(accumulate=parts, distill=0.5), tmp_path / str(parts)) for parts in (1, 2, 4)
+        ExitRun(decoder(), texts(True), with_(accumulate=parts, distill=0.5), tmp_path / str(parts))
+        for parts in (1, 2, 4)
     ]
     losses = [[run.step()["loss"] for _ in range(4)] for run in runs]
     for run, other in zip(runs[1:], losses[1:], strict=True):
@@ -178,25 +183,48 @@ def test_a_save_that_fails_leaves_the_last_good_one(tmp_path: Path) -> None:
     assert ExitRun(decoder(), texts(), SETTINGS, tmp_path).progress.step == 4
 
 
+SCRIPT = """
+import os, sys, torch
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_exit_layer import runs
+from draftwood.train.exit_layer import Rank
+torch.set_num_threads(1)
+rank = Rank.here()
+if rank.count > 1:
+    torch.distributed.init_process_group("gloo")
+for run in runs(Path(sys.argv[1]), rank):
+    for _ in run.train(3, 4, torch.float32):
+        if run.progress.step == int(sys.argv[3]):
+            os._exit(9)
+"""
+
+
+def runs(out: Path, rank: Rank) -> Iterator[ExitRun]:
+    """One of each kind, on rows of different lengths, in two parts a step."""
+    common = {**SETTINGS.model_dump(exclude={"layers", "depth"}), "accumulate": 2, "distill": 0.5}
+    yield ExitRun(decoder(), texts(True), ExitSettings(layers=1, **common), out / "exit", rank)
+    yield HeadRun(decoder(), texts(True), HeadSettings(heads=2, **common), out / "heads", rank)
+    yield EagleRun(decoder(), texts(True), EagleSettings(unroll=2, vocabulary=6, **common), out / "eagle", rank)
+
+
 @pytest.mark.slow
 def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
-    """torchrun, gloo on the CPU: half of each step's rows each, gradients averaged, one of them saves."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import sys, torch; from pathlib import Path; sys.path.insert(0, sys.argv[2])\n"
-        "from test_exit_layer import decoder, texts, SETTINGS\n"
-        "from draftwood.train.exit_layer import ExitRun, Rank\n"
-        "torch.set_num_threads(1); rank = Rank.here()\n"
-        "torch.distributed.init_process_group('gloo') if rank.count > 1 else None\n"
-        "list(ExitRun(decoder(), texts(), SETTINGS, Path(sys.argv[1]), rank).train(3, 4, torch.float32))\n"
-    )
-    here = str(Path(__file__).parent)
-    subprocess.run([sys.executable, script, tmp_path / "one", here], check=True)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29511"]
-    subprocess.run([*torchrun, script, tmp_path / "two", here], check=True, capture_output=True)
-    one, two = (exits.load(tmp_path / name, decoder(), packed=False).weights() for name in ("one", "two"))
-    for name, part in one.items():
-        torch.testing.assert_close(part, two[name], atol=1e-4, rtol=1e-3)
+    """torchrun, gloo on the CPU: a step is that of one process up to rounding, also behind a kill; one saves."""
+    script, here = tmp_path / "train.py", Path(__file__).parent
+    script.write_text(SCRIPT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    for out, stop in (("two", 0), ("killed", 5), ("killed", 0)):
+        done = subprocess.run([*torchrun, script, tmp_path / out, here, str(stop)], capture_output=True, text=True)
+        assert (done.returncode == 0) == (not stop), done.stderr
+    for one, two, killed in zip(*(runs(tmp_path / name, Rank()) for name in ("one", "two", "killed")), strict=True):
+        assert two.progress.step == killed.progress.step == 8 and not one.progress.step
+        list(one.train(3, 4, torch.float32))
+        for name, part in one.weights.items():
+            torch.testing.assert_close(two.weights[name], part, atol=1e-4, rtol=1e-3)
+            assert torch.equal(two.weights[name], killed.weights[name])
+        for here, there in zip(one.progress.curve, two.progress.curve, strict=True):
+            assert there == pytest.approx(here, rel=1e-3)
     with pytest.raises(draftwood.ConfigurationError, match="over 1 parts on 3 processes"):
         ExitRun(decoder(), texts(), SETTINGS, tmp_path / "odd", Rank(0, 3))
 

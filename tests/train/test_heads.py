@@ -70,7 +70,8 @@ def test_loss_by_hand(tmp_path: Path, distill: float) -> None:
                 kl = (log_p.exp() * (log_p - log_q)).sum()
                 each.append(float(((1 - distill) * nll + distill * kl).detach()))
         expected += 0.8**k * sum(each) / len(each)
-    got = job.loss(logits, tokens, answer if distill else None)
+    counts = [int(here.sum()) for here in job.counted(tokens)]
+    got = job.loss(logits, tokens, answer if distill else None, counts)
     assert float(got.detach()) == pytest.approx(expected, rel=1e-5)
 
 

@@ -1,0 +1,91 @@
+"""A training run that processes on Ray share: each computes its part of every step, gradients are averaged."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayError
+
+from draftwood.cluster.sharing import said
+from draftwood.cluster.spec import EngineSpec
+from draftwood.train.exit_layer import ExitRun
+from draftwood.train.runs import Told, Trainer, train
+from draftwood.train.settings import Saving
+
+log = logging.getLogger(__name__)
+
+TRIES = 3  # in a row that get no further
+
+Address = tuple[str, int]
+
+
+class Process:
+    """An actor: one process of a run, which works where the command was started."""
+
+    def __init__(self, place: str, threads: int) -> None:
+        os.chdir(place)
+        torch.set_num_threads(threads)
+
+    def address(self) -> Address:
+        """Where processes can meet on this machine."""
+        with socket.socket() as trial:
+            trial.bind(("", 0))
+            return ray.util.get_node_ip_address(), trial.getsockname()[1]
+
+    def join(self, rank: int, count: int, address: Address, make: Callable[[], ExitRun], saving: Saving) -> None:
+        """Be one process of `count`."""
+        host, port = address
+        meeting = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": 0, "MASTER_ADDR": host, "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in meeting.items()})
+        self.run = train(make, saving)
+
+    def told(self) -> Told | None:
+        """Go on until the run tells something; None: it is over."""
+        return next(self.run, None)
+
+
+def on_ray(spec: EngineSpec, replicas: int) -> Trainer:
+    """Processes in actors of the Ray that was started. Where one dies, all go on from the last save."""
+
+    def trained(make: Callable[[], ExitRun], saving: Saving) -> Iterator[Told]:
+        left, reached = TRIES, -1
+        while True:
+            try:
+                for told in _together(spec, replicas, make, saving):
+                    if told.step > reached:
+                        left, reached = TRIES, told.step
+                    yield told
+                return
+            except RayError as error:
+                why, left = said(error, "a process of the run stopped"), left - 1
+                if not left or why is getattr(error, "cause", None):
+                    raise why from None
+                log.warning("%s; all go on from the last save", why)
+
+    return trained
+
+
+def _together(spec: EngineSpec, replicas: int, make: Callable[[], ExitRun], saving: Saving) -> Iterator[Told]:
+    """What the first process of a run tells, until all have ended. Raises RayError where one of them fails."""
+    how: dict[str, Any] = {**spec.resources, "max_restarts": 0}
+    actors = [ray.remote(Process).options(**how).remote(os.getcwd(), spec.threads) for _ in range(replicas)]
+    try:
+        address = ray.get([actor.address.remote() for actor in actors])[0]  # when all are there
+        for rank, actor in enumerate(actors):
+            actor.join.remote(rank, replicas, address, make, saving)
+        running = {actor.told.remote(): actor for actor in actors}
+        while running:
+            (ready,), _ = ray.wait(list(running), num_returns=1)
+            actor = running.pop(ready)
+            if (told := ray.get(ready)) is not None:
+                running[actor.told.remote()] = actor
+                yield told
+    finally:
+        for actor in actors:
+            ray.kill(actor)
