@@ -222,8 +222,9 @@ class ExitRun(Run):
                 sums[k, 0] += F.nll_loss(log_q, ahead, reduction="sum").item()
                 sums[k, 1] += torch.minimum(log_p, log_q).exp().sum().item()
                 sums[k, 2] += (log_p.argmax(-1) == log_q.argmax(-1)).sum().item()
-                best = log_q.topk(ranked.shape[1], -1).indices == ahead[:, None]
-                ranked[k] += best.sum(0).cpu().numpy()
+                known = min(ranked.shape[1], log_q.shape[-1])  # a head may know few tokens
+                best = log_q.topk(known, -1).indices == ahead[:, None]
+                ranked[k, :known] += best.sum(0).cpu().numpy()
                 places[k] += len(ahead)
         sums, ranked, places = (rank.sum(found, device) for found in (sums, ranked, places))
         self.ranked = ranked / places.clip(min=1)
