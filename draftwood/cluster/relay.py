@@ -11,7 +11,7 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.responses import Response
 
-from draftwood.cluster.prefixes import blocks_of
+from draftwood.prefixes import blocks_of
 from draftwood.serve.errors import RETRY, ApiError
 from draftwood.serve.guard import Message, Receive, Send, response
 

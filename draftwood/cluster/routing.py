@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from draftwood.cluster.prefixes import Prefixes
+from draftwood.prefixes import Prefixes
 
 
 class PrefixRouter(RequestRouter):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from draftwood.cluster.metrics import Together
-from draftwood.cluster.prefixes import BLOCK, MOST_BLOCKS, Prefixes, blocks_of
+from draftwood.prefixes import BLOCK, MOST_BLOCKS, Prefixes, blocks_of
 
 
 def blocks(**body: Any) -> list[int]:

@@ -29,6 +29,7 @@ KINDS = {  # kind -> the class that measures it
     "http": "http:Http",
     "http-peers": "http_peers:HttpPeers",
     "load-tool": "load_tool:LoadTool",
+    "scale": "scale:Scale",
     "peers": "peers:Peers",
     "quantisation": "quantisation:Quantisation",
     "controllers": "controllers:Controllers",

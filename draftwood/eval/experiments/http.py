@@ -156,8 +156,13 @@ def compared(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
 
 def own_server(bench: Bench) -> list[str]:
     """The command `draftwood serve` with the run's models."""
+    return own(bench, "serve", "--port", "0", "--no-reuse-prefixes")
+
+
+def own(bench: Bench, *arguments: object) -> list[str]:
+    """A command of draftwood with the run's models."""
     run, pair = bench.run, bench.pair
-    command = [sys.executable, "-m", "draftwood", "serve", "--port", "0", "--no-reuse-prefixes"]
+    command = [sys.executable, "-m", "draftwood", *map(str, arguments)]
     command += ["--target", str(pair.target), "--draft", str(pair.draft), "--dtype", run.dtype]
     return [*command, "--threads", str(run.threads), *(["--quantize", run.quantize] if run.quantize else [])]
 
