@@ -52,7 +52,7 @@ class Scale(Kind):
     more: int = 16
     turns: int = 3
     tokens: int = 16
-    rows: tuple[int, ...] = (32, 128, 512)  # of prompts whose passes are timed
+    rows: tuple[int, ...] = (32, 128, 400)  # of prompts whose passes are timed
     repeats: int = 3
 
     def measure(self, bench: Bench) -> dict[str, Rows]:
