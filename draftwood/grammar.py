@@ -197,7 +197,8 @@ class Grammars:
             self._words, grammar, log_level=0, limits=llguidance.LLParserLimits(verbose_errors=False)
         )
         if matcher.is_error():
-            raise RequestError(f"structured: {_reason(matcher)}")
+            place = "at 1(8): " if kind == "regex" else ""  # of the regex in a grammar that nobody wrote
+            raise RequestError(f"structured: {_reason(matcher).removeprefix(place)}")
         return matcher
 
 
@@ -230,6 +231,7 @@ def _reason(matcher: Any) -> str:
 
 
 def _sentence(text: str) -> str:
-    """An error of the library in one line of bounded length."""
-    text = " ".join(text.replace("<non-verbose/>", "").split())
-    return text if len(text) <= 300 else f"{text[:297]}..."
+    """An error of the library in one line of bounded length, without the lines of a grammar that it shows."""
+    lines = [line for line in text.replace("<non-verbose/>", "").splitlines() if not line.startswith(" ")]
+    text = " ".join(" ".join(lines).replace("regex parse error: error: ", "").split())
+    return text if len(text) <= 300 else f"{text[:197]}...{text[-100:]}"

@@ -97,4 +97,8 @@ def _invalid(error: RequestValidationError) -> ApiError:
         )
     if first["type"] == "missing":
         return ApiError(400, f"the field {'.'.join(where[1:])!r} is missing", param, "missing_field")
-    return ApiError(400, f"{param}: {first['msg'][:1].lower()}{first['msg'][1:]}", param, "invalid_value")
+    wrong = [one for one in error.errors() if one["loc"][:2] == first["loc"][:2]]
+    inner = max(wrong, key=lambda one: len(one["loc"]))  # of what may be one of several types
+    ways = [one["msg"] for one in wrong if one["input"] is inner["input"]]
+    told = ", or ".join(message[:1].lower() + message[1:] for message in dict.fromkeys(ways))
+    return ApiError(400, f"{param}: {told}", param, "invalid_value")

@@ -98,6 +98,9 @@ class Guard:
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != host and not self._allowed(origin):
             raise ApiError(403, f"pages of {origin[:80]} may not ask this server; see --allowed-origin")
+        if path in self.api and scope["method"] not in self.api[path]:
+            allow = ", ".join(sorted(self.api[path]))
+            raise ApiError(405, f"{path} takes {allow}, not {scope['method']}", headers={"allow": allow})
         if path in OPEN:
             return
         if scope["state"].get("crowded"):
@@ -105,9 +108,6 @@ class Guard:
             raise ApiError(503, crowd, headers={**RETRY, "connection": "close"})
         if path not in self.api:
             return
-        if scope["method"] not in self.api[path]:
-            allow = ", ".join(sorted(self.api[path]))
-            raise ApiError(405, f"{path} takes {allow}, not {scope['method']}", headers={"allow": allow})
         if self._keys and not self._known(headers.get("authorization", "")):
             raise ApiError(
                 401,

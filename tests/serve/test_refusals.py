@@ -27,7 +27,8 @@ COMPLETIONS, CHAT, FOREST = "/v1/completions", "/v1/chat/completions", "/v1/fore
         ({}, 400, "prompt", "'prompt' is missing"),
         ({"prompt": "a", "temprature": 1}, 400, "temprature", "did you mean 'temperature'?"),
         ({"prompt": "a", "stream_options": {"usage": True}}, 400, "stream_options", "'stream_options.usage'"),
-        ({"prompt": 5}, 400, "prompt", ""),
+        ({"prompt": 5}, 400, "prompt", "input should be a valid string, or input should be a valid list"),
+        ({"prompt": "a", "stop": [""]}, 400, "stop", "at least 1 item"),
         ({"prompt": "a", "max_tokens": "5"}, 400, "max_tokens", "integer"),
         ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens", "echo"),
         ({"prompt": "a", "temperature": -1}, 400, "temperature", "greater than or equal to 0"),
@@ -140,8 +141,9 @@ def test_conversations_need_a_template(served: Running, target: Any) -> None:
 
 def test_unknown_paths_and_methods(served: Running) -> None:
     assert served.client.get("/v1/nothing").json()["error"]["type"] == "not_found_error"
-    answer = served.client.get(COMPLETIONS)
-    assert answer.status_code == 405 and answer.headers["allow"] == "POST"
+    for method, path, allowed in (("GET", COMPLETIONS, "POST"), ("POST", "/health", "GET"), ("HEAD", "/ready", "GET")):
+        answer = served.client.request(method, path)
+        assert answer.status_code == 405 and answer.headers["allow"] == allowed
     assert served.client.get("/../settings.py").status_code == 404
     assert served.client.get("/%2e%2e/settings.py").status_code == 404
 
