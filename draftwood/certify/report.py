@@ -14,6 +14,7 @@ from draftwood.certify.pair import Pair, greedy_check, position_check
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, DraftwoodError
 from draftwood.eval import provenance
+from draftwood.explain.terminal import method_label
 from draftwood.methods import METHODS, Method
 from draftwood.params import SamplingParams
 
@@ -45,7 +46,7 @@ class Certificate:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
-        return {**asdict(self), "verdict": self.verdict}
+        return {"label": method_label(self.method), **asdict(self), "verdict": self.verdict}
 
 
 @dataclass(frozen=True, slots=True)

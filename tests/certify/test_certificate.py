@@ -255,6 +255,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert then.keys() == now.keys() and all(then[key] == now[key] for key in ("draftwood", "git_commit", "processor"))
     assert max(map(len, shown.splitlines())) <= 80 and "verdict: PASS" in shown
     assert document["certificates"][0]["method"]["gamma"] == 2
+    assert document["certificates"][0]["label"] == "speculative gamma=2 verify=rejection"
     monkeypatch.setattr(tree, "acceptance", wrong_way)
     code, shown, document = certified(out, capsys, *flags)
     assert code == 1 and document["verdict"] == "FAIL" and "verdict: FAIL" in shown
