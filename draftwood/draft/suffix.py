@@ -12,6 +12,7 @@ from copy import copy
 from dataclasses import dataclass, field
 
 from draftwood.core.forest import Forest
+from draftwood.depth.stopping import WEIGHT, Rates, bin_of
 
 ESCAPE = 2.0  # how often the next token is held to be another one after a match of one token; n tokens: 1/n of that
 FAINT = 0.02  # least chance that all of a draft is accepted
@@ -148,7 +149,8 @@ class EarlierAnswers:
 class SuffixLookup:
     """What followed the longest match in prompt and output; where `shared`, in earlier answers too.
 
-    The more often, and the longer the match, the surer it is, and the more of it is proposed.
+    The more often, and the longer the match, the surer it is, and the more of it is proposed: by what came of such
+    guesses in this text so far, the prompt included.
     """
 
     least: int = 1  # tokens of a match
@@ -156,6 +158,7 @@ class SuffixLookup:
     _text: SuffixAutomaton = field(init=False, default_factory=SuffixAutomaton)
     _others: list[Match] = field(init=False, default_factory=list)  # of the text in earlier answers, the latest first
     _earlier: EarlierAnswers | None = field(init=False, default=None)
+    _right: Rates = field(init=False, default_factory=Rates)  # how often guesses of a chance were right
 
     def share(self, earlier: EarlierAnswers) -> None:
         """Look at earlier answers, and leave the request's there, if that was asked for; before the first round."""
@@ -177,8 +180,9 @@ class SuffixLookup:
         found: list[tuple[int, float]] = []
         reach = 1.0
         while len(found) < most:
-            guesses = [guess for match in matches if (guess := match.guess(self.least)) is not None]
-            chance, token = max(guesses, key=lambda guess: guess[0], default=(0.0, -1))
+            guess, token = self._guess(matches)
+            tried, right = (part[bin_of([guess])] for part in (self._right.tried, self._right.accepted))
+            chance = (right + WEIGHT * guess) / (tried + WEIGHT)
             reach *= chance
             if reach < FAINT or token < 0:
                 break
@@ -187,10 +191,18 @@ class SuffixLookup:
                 match.step(token)
         return found
 
+    def _guess(self, matches: Sequence[Match]) -> tuple[float, int]:
+        """The likeliest (chance, token) of what follows; the token is -1 where there is none."""
+        guesses = [guess for match in matches if (guess := match.guess(self.least)) is not None]
+        return max(guesses, key=lambda guess: guess[0], default=(0.0, -1))
+
     def _read(self, tokens: Sequence[int]) -> None:
         for match in self._others:
             match.settle()
         for token in tokens:
+            guess, best = self._guess([self._text.match, *self._others])
+            if best >= 0:
+                self._right.add(bin_of([guess]), best == token)
             self._text.append(token)
             for match in self._others:
                 match.step(token)

@@ -7,6 +7,7 @@ import pytest
 from draftwood import Engine, SamplingParams, TabularModel
 from draftwood.core.forest import TRUNK, Forest
 from draftwood.depth import Auto, Fixed, Load
+from draftwood.depth.stopping import WEIGHT
 from draftwood.draft import EarlierAnswers, ModelDrafter, Proposer, SuffixLookup
 from draftwood.draft.suffix import ESCAPE, FAINT, Match, SuffixAutomaton
 from draftwood.sampling import Streams
@@ -73,6 +74,21 @@ def test_a_guess_is_the_token_that_followed_most_often() -> None:
     longer = automaton([5, 6, 7, 1, 7, 2, 7, 2, 5, 6, 7])
     assert longer.match.length == 3 and longer.match.guess(1) == (1 / (1 + ESCAPE / 3), 1)
     assert longer.match.guess(4) is None and automaton([1, 2, 3]).match.guess(1) is None
+
+
+def test_a_lookup_knows_how_often_such_guesses_were_right() -> None:
+    """A match of one token says 1 / (1 + ESCAPE) each time; here it never goes on as it did, there it always does."""
+
+    def first(text: list[int]) -> float:
+        ((_, chance), *_) = SuffixLookup().continuation(Forest.from_prompt(text), 1)
+        return chance
+
+    alone = 1 / (1 + ESCAPE)
+    never = [token for i in range(8) for token in (i, 100 + i, i, 200 + i)]
+    always = [token for i in range(8) for token in (i, 100 + i, 50 + i, i, 100 + i)]
+    assert first([*never, 99, 98, 99]) == pytest.approx(WEIGHT * alone / (8 + WEIGHT))
+    assert first([*always, 99, 98, 97, 99]) == pytest.approx((8 + WEIGHT * alone) / (8 + WEIGHT))
+    assert first([99, 98, 99]) == alone
 
 
 def drafts(
