@@ -31,18 +31,7 @@ class Process:
 
     def below(self, title: str) -> list[int]:
         """Processes that it started, itself or by others, and that are called so."""
-        parents, titles = {}, {}
-        for place in Path("/proc").glob("[0-9]*"):
-            try:
-                parents[int(place.name)] = int((place / "stat").read_text().rpartition(")")[2].split()[1])
-                titles[int(place.name)] = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-
-        def mine(pid: int) -> bool:
-            return pid == self.process.pid or (pid in parents and mine(parents[pid]))
-
-        return [pid for pid in parents if title in titles.get(pid, "") and mine(pid)]
+        return below(self.process.pid, title)
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -53,17 +42,25 @@ class Process:
         self.process.stderr.close()
 
 
+def below(process: int, title: str) -> list[int]:
+    """Processes that a process started, itself or by others, and that are called so."""
+    parents, titles = {}, {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(place.name)] = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            titles[int(place.name)] = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+
+    def mine(pid: int) -> bool:
+        return pid == process or (pid in parents and mine(parents[pid]))
+
+    return [pid for pid in parents if title in titles.get(pid, "") and mine(pid)]
+
+
 def alive(pid: int) -> bool:
     """Whether a process is there, and no zombie."""
     try:
         return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
     except OSError:
         return False
-
-
-def finish(*arguments: object) -> None:
-    """Run a command to its end."""
-    done = subprocess.run(
-        [sys.executable, "-m", "draftwood", *map(str, arguments)], capture_output=True, text=True, timeout=280
-    )
-    assert done.returncode == 0, done.stderr
