@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 
 from draftwood.core.forest import Forest, StopCheck
@@ -94,11 +95,14 @@ class Generation:
                 *counts,
             )
         if measured:
-            behind = (session.behind(forest) for session in self.drafts)  # layers of the target itself never are
-            self._load.behind = sum(
-                draft.marginal(1, rows) for draft, rows in zip(drafts, behind, strict=False) if rows
-            )
+            self._load.behind, self._load.left = partial(self._behind, forest), forest.longest - len(forest.trunk)
         return self._load
+
+    def _behind(self, forest: Forest) -> float:
+        """Seconds until the draft models have seen what they have not; layers of the target itself always have."""
+        assert self._curves is not None
+        rows = (session.behind(forest) for session in self.drafts)
+        return sum(draft.marginal(1, n) for draft, n in zip(self._curves[1:], rows, strict=False) if n)
 
     def recorder(self) -> Recorder:
         """What turns verdicts into rounds."""

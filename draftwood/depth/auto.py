@@ -16,14 +16,16 @@ from torch import Tensor
 from draftwood.core.records import Round
 from draftwood.depth.load import ALONE, Load
 from draftwood.depth.rules import LOAD, LOGITS, DepthController, Growth
-from draftwood.depth.stopping import PRIOR, PRIOR_WEIGHT, WEIGHT, Experience, Path, bin_of
+from draftwood.depth.stopping import PRIOR, PRIOR_WEIGHT, UNKNOWN, WEIGHT, Experience, Path, bin_of
 from draftwood.sampling import Streams
 
 TRIED = 0.01  # share of the time that drafting is tried with where it does not pay
 EAGER = 0.3  # the same before any trial
+HOPELESS = 8  # times as seldom where drafts would not pay if all were accepted, unless costs were measured badly
 OFTEN, PACES = 4, 16  # rounds with drafts that tell a request's pace; requests whose paces are remembered
 UNEVEN = 1.0  # times the deviation of paces: share of time that many that draft take longer for, not done together
-AGE, STEPS = 16, 4  # rounds that a plan is good for at least, and rounds of each request: those at once draft alike
+AGE, STEPS = 32, 8  # rounds that a plan is good for at least, and rounds of each request: those at once draft alike
+SURE = 0.02  # share of time that drafting must promise to save
 
 
 @dataclass(slots=True)
@@ -65,23 +67,25 @@ class Plan:
     accepted as they were before.
     """
 
-    load: tuple[int, int, int]  # that it was made for
+    load: tuple[int, int, int]  # counts that it was made for
     own: list[float]  # chances of layers, see `Path`
     next: list[float]
     chances: list[float]  # of a layer, by its width
     uneven: float = 0.0  # share of time that is lost since requests that draft are not done together
-    price: float = math.inf  # of a trial in rounds without drafts: of one draft by one request, if any can ever pay
+    known: int = 0  # rounds with drafts that it was made after
+    price: float = math.inf  # of a trial, one draft by one request, in rounds without drafts
     widths: list[int] = field(init=False, default_factory=list)
     seconds: list[float] = field(init=False, default_factory=list)  # of a step with 0, 1, ... layers
     found: list[float] = field(init=False, default_factory=list)  # the same where lookup drafts them, for nothing
     rate: float = field(init=False, default=0.0)  # lambda, tokens per second
+    saves: float = field(init=False, default=0.0)  # seconds per token, where it drafts
     rounds: int = field(init=False, default=0)  # that began by it
     least: dict[int, float] = field(init=False, default_factory=dict)  # depth -> reach of its layer that pays
 
     def of(self, load: Load, layers: Sequence[int]) -> list[float]:
-        """`Load.seconds`, with what is lost at the end, where steps are shared by few."""
+        """`Load.seconds`, with what is lost at the end, where steps are shared by few, and what is to be saved."""
         plain, *drafted = load.seconds(layers)
-        return [plain, *(seconds * (1 + self.uneven) for seconds in drafted)]
+        return [plain, *(seconds * (1 + SURE + self.uneven) for seconds in drafted)]
 
     def consider(self, widths: list[int], roots: int, load: Load) -> None:
         """Take a tree where one of its depths is faster than what was found before."""
@@ -97,8 +101,10 @@ class Plan:
             if tokens > self.rate * spent:
                 self.rate, self.widths, self.seconds = tokens / spent, widths, seconds
         plain = (load.tokens + 1) / seconds[0]
-        if any(load.tokens + 1 + depth > plain * spent for depth, spent in enumerate(seconds[1:], 1)):
-            self.price = load.one / seconds[0]
+        self.saves = 1 / plain - 1 / self.rate
+        pays = any(load.tokens + 1 + depth > plain * spent for depth, spent in enumerate(seconds[1:], 1))
+        if layers:
+            self.price = min(self.price, (1 if pays else HOPELESS) * load.one / seconds[0])
 
     def pays(self, depth: int, reach: float, ahead: Sequence[float]) -> bool:
         """Whether some number of layers more is worth its time; `reach`: the chance that the next one is accepted.
@@ -186,6 +192,7 @@ class Auto(DepthController):
     shared: bool = True
     known: Known = field(default_factory=Known)
     needs: frozenset[str] = LOGITS | LOAD
+    rests: bool = field(init=False, default=False)
     _path: Path = field(init=False, default_factory=Path)
     _plan: Plan = field(init=False, repr=False, compare=False)
     _tries: bool = field(init=False, default=False)
@@ -200,20 +207,33 @@ class Auto(DepthController):
 
     def start(self, streams: Streams, load: Load = ALONE) -> None:
         known, plan = self.known, self.known.plan
-        age = min(known.drafted, max(AGE, STEPS * load.drafting))
-        if plan is None or plan.rounds > age or plan.load != load.counts:
+        if plan is None or plan.load != load.counts or self._aged(plan):
             plan = known.plan = self._planned(load)
         plan.rounds += 1
-        self._plan, self._path = plan, Path(plan.own, plan.next)
-        price = plan.price + load.behind / plan.seconds[0]
-        self._tries = known.idle >= price / (TRIED + EAGER / (1 + known.drafted) ** 2)
+        self._plan = plan
+        often = TRIED + EAGER / (1 + known.drafted) ** 2
+        self._tries = known.idle * often >= plan.price
+        if self._tries and (behind := load.behind()):
+            self._tries = known.idle * often >= plan.price + behind / plan.seconds[0]
         if self._tries:
             known.idle = 0  # others need not try now
+        self.rests = not (self._tries or self.lookup or self._drafts(plan, load))
+        if not self.rests:
+            self._path = Path(plan.own, plan.next)
+
+    def _aged(self, plan: Plan) -> bool:
+        """Whether a plan has served long enough, or much was learned since: at first all that is learned is much."""
+        return plan.rounds > max(AGE, STEPS * plan.load[0]) or self.known.drafted > 2 * plan.known
+
+    def _drafts(self, plan: Plan, load: Load) -> bool:
+        """Whether a first layer pays, and what the draft must read first too, in the tokens that may come."""
+        return plan.pays(0, plan.next[UNKNOWN], ()) and load.behind() <= load.left * plan.saves
 
     def _planned(self, load: Load) -> Plan:
         own, after = self.known.paths.own.chances(self.lookup), self.known.paths.next.chances()
         uneven = UNEVEN * deviation(self.known.paces) * (1 - 1 / load.drafting)
-        plan = Plan(load.counts, own, after, self.known.places.chances(max(self.widths)), uneven)
+        chances = self.known.places.chances(max(self.widths))
+        plan = Plan(load.counts, own, after, chances, uneven, self.known.drafted)
         full = [self.widths[min(layer, len(self.widths) - 1)] for layer in range(self.most)]
         for cap in sorted(set(self.widths), reverse=True):
             plan.consider([min(cap, width) for width in full], self.roots, load)
@@ -222,6 +242,8 @@ class Auto(DepthController):
         return plan
 
     def deeper(self, growth: Growth) -> bool:
+        if self.rests:
+            return False
         path, depth = self._path, growth.depth
         reach = path.follow(growth) * path.reach
         ahead = [path.own[bin_of([chance])] for chance in growth.ahead]

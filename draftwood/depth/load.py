@@ -16,7 +16,8 @@ class Load:
     """`draft(rows)` and `verify(rows)`: seconds of a drafted layer and of a target pass over so many rows.
 
     Of the requests that run, `drafting` decide like this one, which is among them; the other ones have `rows` rows in
-    the target pass. The draft models take `behind` seconds first where they have not seen what was verified.
+    the target pass. The draft models take `behind()` seconds first where they have not seen what was verified, and
+    `left` tokens may still come.
     """
 
     draft: Callable[[int], float] = lambda rows: GUESS
@@ -24,7 +25,8 @@ class Load:
     drafting: int = 1
     others: int = 0
     rows: int = 0
-    behind: float = 0.0
+    behind: Callable[[], float] = lambda: 0.0
+    left: int = 1 << 30
 
     @property
     def counts(self) -> tuple[int, int, int]:

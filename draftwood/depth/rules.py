@@ -81,6 +81,11 @@ class DepthController(Protocol):
         """A round begins at a load; use only the stream 'depth'."""
         return None
 
+    @property
+    def rests(self) -> bool:
+        """Whether the round has no layers, whatever the draft would say: nothing need be prepared to ask it."""
+        return False
+
     def width(self, most: int) -> int:
         """Children of each node in the layer that was agreed to last, at most `most`."""
         return most

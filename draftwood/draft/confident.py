@@ -37,6 +37,9 @@ class ConfidentDrafter(Drafter):
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
     ) -> Generator[Run, Answer, None]:
+        if depth.rests:
+            propose.complete(forest)
+            return
         if self.best:
             propose = replace(propose, params=propose.params.model_copy(update={"temperature": 0.0}))
         frontier = propose.certain(forest, forest.roots)

@@ -48,6 +48,9 @@ class ModelDrafter(Drafter):
     def draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
     ) -> Generator[Run, Answer, None]:
+        if depth.rests:
+            propose.complete(forest)
+            return
         chain = propose.certain(forest, forest.roots)
         found: list[tuple[int, float]] = []
         if self.lookup is not None and forest.grows(chain[0]):

@@ -1,7 +1,8 @@
 """What passes over models cost, by rows and requests: measured while they run, guessed from the weights until then.
 
 What a pass takes beside its forwards, to make use of its answers, goes by requests and by their rows behind the first:
-by rows alone, many rows of few requests would tell the price of many requests, and drafts would seem to be free.
+by rows alone, many rows of few requests would tell the price of many requests, and drafts would seem to be free. It is
+learned from requests that decide by it and from plain ones: beams take far longer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from draftwood.models.base import CausalModel
 
 LAYER, READ, COMPUTE = 1e-4, 5e-11, 5e-12  # guess of seconds: of a layer, of a byte of weights, of a byte for each row
 FEW, RATE, SURE = 3, 0.1, 20.0  # passes whose least counts; weight of a later one; most that a point weighs
+SEEN = 2  # passes that make a point known
 KEPT = 0.975  # of what is known beside forwards, after another pass
 CHANGED = 0.03  # relative change of a point that the curve follows
 
@@ -110,25 +112,27 @@ class Curve:
         """Seconds as the size of the model has them."""
         return self.fixed + rows * self.each
 
-    def add(self, rows: int, seconds: float, requests: int = 0, beside: float = 0.0) -> None:
-        """Note a pass: seconds of its forwards, and beside them."""
+    def add(self, rows: int, seconds: float) -> None:
+        """Note a pass: seconds of its forwards."""
         self.scale.ratio = seconds / self.guess(rows)
-        if requests:
-            self.beside.add(requests, rows, beside)
-            self.scale.beside = self.beside
         key = round(2 * math.log2(rows))
         point = self.points.get(key)
         if point is None:
             point = self.points[key] = Point(rows, seconds)
         else:
             point.add(rows, seconds)
-        if abs(point.seconds - point.told) > CHANGED * point.told:
+        if point.count == SEEN or abs(point.seconds - point.told) > CHANGED * point.told:
             point.told = point.seconds
             self._known.clear()
 
+    def took(self, requests: int, rows: int, seconds: float) -> None:
+        """Note what a pass took beside its forwards for so many requests with so many rows."""
+        self.beside.add(requests, rows, seconds)
+        self.scale.beside = self.beside
+
     def seconds(self, rows: int, requests: int = 0) -> float:
         """Of a pass over so many rows of so many requests; of the forward alone without them."""
-        beside = self.beside if self.points else self.scale.beside
+        beside = self.beside if self.beside.each else self.scale.beside
         return self._forward(rows) + beside.of(requests, rows) if requests else self._forward(rows)
 
     def _forward(self, rows: int) -> float:
@@ -155,9 +159,14 @@ class Curve:
         return below + (above - below) * (rows - low) / (high - low)
 
     def _rising(self) -> list[tuple[float, float]]:
-        """The points, neighbours that fall replaced by their mean (isotonic regression)."""
+        """The points, neighbours that fall replaced by their mean (isotonic regression).
+
+        A single pass, which may have been disturbed, counts where nothing better is known: else a plan that avoids so
+        many rows for its sake would never measure them again.
+        """
         pools: list[tuple[float, float, list[float]]] = []  # seconds, weight, rows of the points
-        for point in sorted(self.points.values(), key=lambda point: point.rows):
+        known = [point for point in self.points.values() if point.count >= SEEN] or self.points.values()
+        for point in sorted(known, key=lambda point: point.rows):
             seconds, weight, rows = point.seconds, min(SURE, point.count), [point.rows]
             while pools and pools[-1][0] >= seconds:
                 before, heavy, first = pools.pop()
@@ -182,15 +191,16 @@ class Costs:
             curves[layers] = Curve.of(model, layers, self._scale)
         return curves[layers]
 
-    def add(
-        self, model: CausalModel, rows: int, full: float, seconds: float, requests: int = 0, beside: float = 0.0
-    ) -> None:
+    def add(self, model: CausalModel, rows: int, full: float, seconds: float) -> Curve | None:
         """Note a pass over `rows` rows that come to `full` of full depth: parts of the layers count by their share.
 
-        `seconds` are those of its forwards, `beside` what it took more for so many requests.
+        `seconds` are those of its forwards; the answer is the curve, if it belongs to one.
         """
-        if rows and (layers := round(model.n_layers * full / rows)):
-            self.curve(model, layers).add(rows, seconds, requests, beside)
+        if not rows or not (layers := round(model.n_layers * full / rows)):
+            return None
+        curve = self.curve(model, layers)
+        curve.add(rows, seconds)
+        return curve
 
 
 GUESSES = Costs()  # by the sizes of models alone: nothing is ever added

@@ -202,28 +202,42 @@ class Scheduler:
             cache.drop()
 
     def _passes(self) -> None:
-        policy, (drafting, ready) = self.policy, self._wishes()
-        while drafting and policy.may_draft([task.drafted or task.adapts for task in ready]):
+        policy, (drafting, ready, hasty) = self.policy, self._wishes()
+        while drafting and policy.may_draft(hasty):
             began = perf_counter()
             self._pass(drafting)
-            policy.draft_pass(perf_counter() - began)
-            drafting, ready = self._wishes()
+            policy.draft_pass(perf_counter() - began, hasty)
+            drafting, ready, hasty = self._wishes()
             if ready or self.waiting or self._cancelled:
                 break  # else all draft on: there is nobody to wait for
-        if ready and policy.due([task.drafted or task.adapts for task in ready], len(drafting)):
+        if ready and policy.due(hasty, bool(drafting)):
+            if not policy.may_draft(hasty):
+                ready = [task for task in ready if not task.drafted]
+            fair = self._shares(ready) if hasty else ()
             began = perf_counter()
             self.passes += 1
             self._pass(ready)
-            policy.target_pass(perf_counter() - began)
+            policy.target_pass(perf_counter() - began, *fair)
 
-    def _wishes(self) -> tuple[list[Task[Any]], list[Task[Any]]]:
-        """Those that draft, and those that wait for the target."""
+    def _shares(self, ready: Sequence[Task[Any]]) -> tuple[float, float]:
+        """Seconds of a target pass over one row of each task that runs, and over the rows that some ask for."""
+        runs = [task.run for task in ready if task.run is not None]
+        curve, count = self.costs.curve(runs[0].session.model), len(self.active)
+        return curve.seconds(count, count), curve.seconds(sum(len(run.nodes) for run in runs), len(runs))
+
+    def _wishes(self) -> tuple[list[Task[Any]], list[Task[Any]], bool]:
+        """Those that draft, those that wait for the target, and whether any of these do not draft at all."""
         drafting: list[Task[Any]] = []
         ready: list[Task[Any]] = []
+        hasty = False
         for task in self.active:
             if task.run is not None:
-                (drafting if task.run.drafts else ready).append(task)
-        return drafting, ready
+                if task.run.drafts:
+                    drafting.append(task)
+                else:
+                    ready.append(task)
+                    hasty |= not (task.drafted or task.adapts)
+        return drafting, ready, hasty
 
     def _count(self) -> None:
         """How many requests run, or are about to, that draft by the load, how many that do not, and rows of those."""
@@ -270,11 +284,19 @@ class Scheduler:
             taken = {task: limit for (task, pending), limit in chosen if limit or not pending.rows}
             runs = [pending for task, pending in held if task in taken]
             full = -sum(run.answer.rows for run in runs)
-            seconds = self._sweep(taken)
-            rows, asked = sum(taken.values()), sum(len(run.run.nodes) + CAUGHT_UP for run in runs)
-            if rows <= asked and not any(run.rows for run in runs):  # no prompts, which cost something else
-                full += sum(run.answer.rows for run in runs)
-                self.costs.add(model, rows, full, seconds, len(runs), perf_counter() - began - seconds)
+            seconds, rows = self._sweep(taken), sum(taken.values())
+            if rows > sum(len(run.run.nodes) + CAUGHT_UP for run in runs) or any(run.rows for run in runs):
+                continue  # prompts, which cost something else
+            full += sum(run.answer.rows for run in runs)
+            curve = self.costs.add(model, rows, full, seconds)
+            alike = {
+                task: taken[task]
+                for task, run in zip(taken, runs, strict=True)
+                if task.adapts or (len(run.run.nodes) == 1 and not run.run.drafts)
+            }
+            if curve is not None and alike:
+                unlike = sum(task.took for task in taken if task not in alike)
+                curve.took(len(alike), sum(alike.values()), perf_counter() - began - seconds - unlike)
 
     def _prepare(self, task: Task[Any]) -> bool:
         """Allot slots to a task's run; where memory is short, the youngest task is put back until there is enough."""
@@ -327,6 +349,7 @@ class Scheduler:
         return seconds
 
     def _advance(self, task: Task[Any], answer: Answer | None) -> None:
+        began = perf_counter()
         try:
             goes_on = task.advance(answer)
         except Exception as error:
@@ -335,6 +358,7 @@ class Scheduler:
             self._end(task, interrupted())
             raise
         else:
+            task.took = perf_counter() - began
             if not goes_on:
                 self._end(task)
 

@@ -231,6 +231,8 @@ class Session:
 
         Every other slot is free, those of nodes which only finished hypotheses descend from too.
         """
+        if not self._node_slot:
+            return
         slots, self._node_slot = self._node_slot, {}
         needed = None
         if kept and forest.finished:

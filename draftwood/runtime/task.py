@@ -33,6 +33,7 @@ class Task(Generic[Event]):
     pending: Pending | None = None
     drafted: bool = False  # whether it has drafted since the target answered it last
     verified: int = 1  # rows of its last target run
+    took: float = 0.0  # seconds of its last step from an answer to the next run
     preempted: int = 0  # times that it was put back
     lost: bool = False  # whether what its run needs of other runs is gone
     _decoding: Decoding[Event] | None = None

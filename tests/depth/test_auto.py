@@ -206,11 +206,39 @@ def test_a_trial_waits_the_longer_the_more_the_draft_has_not_seen() -> None:
 
     def waited(behind: float) -> int:
         controller.known.idle, rounds = 0, 0
-        while not asked(controller, Load(*machine, behind=behind)):
+        while not asked(controller, Load(*machine, behind=lambda: behind)):
             rounds, controller.known.idle = rounds + 1, controller.known.idle + 1
         return rounds
 
     assert waited(2.0) > 10 * waited(0.0)
+
+
+@pytest.mark.parametrize(("behind", "left", "drafts"), [(0.0, 3, True), (5.0, 400, True), (5.0, 5, False)])
+def test_what_the_draft_must_read_first_must_pay_in_the_tokens_that_may_come(
+    behind: float, left: int, drafts: bool
+) -> None:
+    controller, machine = Auto(MOST), MACHINES["weights are read"]
+    simulated([controller], "weights are read", 0.8, 100)
+    load = Load(*machine, behind=lambda: behind, left=left)
+    assert (asked(controller, load) > 0) is drafts
+    assert controller.rests is not drafts
+
+
+def test_where_drafts_do_not_pay_rounds_are_plain_and_ask_for_nothing() -> None:
+    """Neither what the draft has not seen, nor whether to go on; where lookup drafts too, that is known later."""
+
+    def never() -> float:
+        raise AssertionError("asked for what no plain round needs")
+
+    controller, load = Auto(MOST), Load(*MACHINES["dear drafts"])
+    for _ in range(300):
+        controller.observe(a_round(0, asked(controller, load)))
+    controller.known.idle = 0
+    controller.start(STREAMS, Load(*MACHINES["dear drafts"], behind=never))
+    assert controller.rests
+    both = Auto(MOST, lookup=True, known=controller.known)
+    both.start(STREAMS, load)
+    assert not both.rests
 
 
 def test_requests_learn_together_unless_their_texts_must_repeat() -> None:

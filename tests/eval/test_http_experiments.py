@@ -42,9 +42,11 @@ class Handler(BaseHTTPRequestHandler):
         assert self.path == "/v1/completions" and not asked["cache_prompt"] and "speculation" not in asked
         self.send_response(200)
         self.end_headers()
+        usage = json.dumps({{"usage": {{"completion_tokens": asked["max_tokens"]}}}})
+        if not asked.get("stream"):
+            return self.wfile.write(usage.encode())
         for _ in range(asked["max_tokens"]):
             self.wfile.write(b"data: {{}}\\n\\n")
-        usage = json.dumps({{"usage": {{"completion_tokens": asked["max_tokens"]}}}})
         self.wfile.write(f"data: {{usage}}\\n\\ndata: [DONE]\\n\\n".encode())
     def log_message(self, *about): pass
 server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -84,16 +86,41 @@ def test_what_http_adds(long_target: Path, draft: Path, tmp_path: Path) -> None:
     assert all(row["http_first_ms"]["value"] > 0 and row["ratio_tokens_per_second"]["value"] > 0 for row in rows)
 
 
-def test_other_servers(long_target: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def llama_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in, which writes how it was called to the file `said` beside it."""
+    program = tmp_path / "bin" / "llama-server"
+    program.parent.mkdir()
+    program.write_text(SERVER.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    return program
+
+
+def test_parallel_decoding_of_another_server(
+    long_target: Path, draft: Path, tmp_path: Path, llama_server: Path
+) -> None:
+    path, models = BENCH / "serving.yaml", Pair("tiny", long_target, draft, tmp_path / "made")
+    experiment = load(path)
+    asked = {"methods": {"plain": {"name": "autoregressive"}}, "neighbours": {}, "queued": []}
+    peers = {"llama.cpp": ["plain", "lookup"]}
+    experiment = experiment.model_copy(update={"smoke": {**experiment.smoke, **asked, "peers": peers}})
+    tables = execute(experiment, path, "tiny", Run(pair=None), tmp_path, smoke=True, models=models)["tables"]
+    failed, *rows = tables["serving"]
+    assert failed["method"] == "llama.cpp, lookup" and "plain and speculation" in failed["failure"]
+    assert [(row["load"], row["method"]) for row in rows] == [
+        (load, name) for load in (1, 2) for name in ("plain", "llama.cpp, plain")
+    ]
+    (flags,) = map(json.loads, llama_server.with_name("said").read_text().splitlines())
+    assert flags[flags.index("--parallel") + 1] == "2"
+
+
+def test_other_servers(long_target: Path, draft: Path, tmp_path: Path, llama_server: Path) -> None:
     path, models = BENCH / "http-peers.yaml", Pair("tiny", long_target, draft, tmp_path / "made")
     experiment = load(path)
     asked = {**experiment.smoke, "methods": {}, "peers": {"llama.cpp": ["plain", "speculation"]}}
     experiment = experiment.model_copy(update={"smoke": asked})
-    (tmp_path / "bin").mkdir()
-    program = tmp_path / "bin" / "llama-server"
-    program.write_text(SERVER.format(python=sys.executable))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    program = llama_server
     tables = execute(experiment, path, "tiny", Run(pair=None), tmp_path, smoke=True, models=models)["tables"]
     assert len(tables["servers"]) == 2 * 4 and len(tables["ratios"]) == 2 * 3
     assert all(row["tokens_per_second"]["value"] > 0 for row in tables["servers"])

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from draftwood import TabularModel
+from draftwood import Engine, TabularModel
 from draftwood.runtime.cost import CHANGED, Costs, Curve
 
 pytestmark = pytest.mark.measured
@@ -47,7 +47,9 @@ def test_a_disturbed_pass_hardly_moves_a_curve() -> None:
     for _ in range(30):
         lonely.add(1, 0.01)
         lonely.add(4, 0.012)
-    assert lonely.seconds(4) < 0.5
+    assert lonely.seconds(2) < lonely.seconds(4) < 0.013
+    lonely.add(2, 0.011)
+    assert lonely.seconds(2) == 0.011
 
 
 def test_guesses_have_the_scale_of_what_was_measured() -> None:
@@ -75,21 +77,40 @@ def test_layer_ranges_count_by_their_share() -> None:
 def test_rows_of_few_requests_do_not_tell_what_many_requests_cost() -> None:
     """Chains of one request have as many rows as many plain requests: what answers take goes by requests."""
     costs = Costs()
+    curve = costs.curve(MODEL)
     for _ in range(20):
         for requests, rows in ((1, 1), (1, 5), (8, 8), (2, 10), (8, 40)):
-            costs.add(MODEL, rows, rows, 1e-3 + 1e-4 * rows, requests, 3e-4 * requests + 2e-5 * (rows - requests))
-    curve = costs.curve(MODEL)
+            costs.add(MODEL, rows, rows, 1e-3 + 1e-4 * rows)
+            curve.took(requests, rows, 3e-4 * requests + 2e-5 * (rows - requests))
     assert curve.seconds(8, 8) == pytest.approx(1e-3 + 8e-4 + 8 * 3e-4, rel=0.02)
     assert curve.seconds(40, 8) == pytest.approx(1e-3 + 4e-3 + 8 * 3e-4 + 32 * 2e-5, rel=0.02)
     assert curve.seconds(10, 2) < curve.seconds(8, 8)
     for _ in range(3):  # disturbed passes
-        costs.add(MODEL, 8, 8, 1.8e-3, 8, 1.0)
+        curve.took(8, 8, 1.0)
     assert curve.seconds(8, 8) < 1.5 * (1e-3 + 8e-4 + 8 * 3e-4)
 
 
 def test_until_rows_were_seen_they_cost_a_tenth_of_a_request() -> None:
     curve = Curve(1e-3, 1e-5)
     for _ in range(3):
-        curve.add(1, 1e-3, 1, 5e-4)
+        curve.add(1, 1e-3)
+        curve.took(1, 1, 5e-4)
     assert curve.beside.row == pytest.approx(curve.beside.each / 10)
     assert curve.seconds(1, 1) - curve.seconds(1) == pytest.approx(5e-4, rel=0.01)
+
+
+def test_what_answers_take_is_learned_from_requests_that_decide_by_it() -> None:
+    """Those of fixed depth, and beams, may take far longer."""
+    engine = Engine(MODEL, [OTHER])
+    target, draft = engine.scheduler.costs.curve(MODEL), engine.scheduler.costs.curve(OTHER)
+    chain, options = {"name": "speculative", "gamma": 3}, {"sampling": {"temperature": 0.0}, "max_new_tokens": 20}
+    for method in ({"name": "dsbd"}, chain):
+        engine.generate([1, 2], method, **options)
+    assert draft.points and not draft.beside.each
+    engine.generate([1, 2], "autoregressive", **options)
+    assert target.beside.each > 0
+    assert draft.seconds(1, 1) > draft.seconds(1)  # until it is known, as of the other
+    deciding = engine.task(engine.generation([1, 2], method=chain, **options))
+    deciding.adapts = True
+    engine.scheduler.wait([engine.scheduler.submit(deciding)])
+    assert draft.beside.each > 0

@@ -142,9 +142,9 @@ class Serving(Kind):
         for engine, modes in self.peers.items():
             for mode in modes:
                 places = str(pair.target), str(pair.draft), str(pair.made)
-                cell = Cell(engine, mode, dtype, *places, threads, self.gamma, max(self.lengths) + 2 * self.tokens)
+                context = -(-(max(self.lengths) + 2 * self.tokens) // 64) * 64
+                cell = Cell(engine, mode, dtype, *places, threads, self.gamma, context, max(self.loads))
                 try:
-                    runner(engine).prepare(cell)
                     run = runner(engine).batched(cell)
                     run(prompts[:2], 4)
                 except Exception as error:  # foreign code fails in many ways; the row says which

@@ -3,8 +3,8 @@
 An engine's module has `MODES` (mode -> types that the engine has it in), `prepare(cell)`, which converts the weights
 and is not timed, and `load(cell)`, which gives a function from a prompt and a number of tokens to an `Output`. Each
 runs in a process of its own (cell.py), so the engines are imported inside the functions. Those that take many prompts
-at once have `batched(cell)` too, a function from prompts and a number of tokens for each, and some `forward(cell)`, the
-forward of a prompt alone.
+at once have `batched(cell)` too, which converts the weights and gives a function from prompts and a number of tokens
+for each, and some `forward(cell)`, the forward of a prompt alone.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Cell:
     threads: int = 2
     gamma: int = 4
     context: int = 512
+    requests: int = 1  # at once, at most
     speculative_binary: str | None = None  # llama.cpp's llama-speculative-simple
 
     @property

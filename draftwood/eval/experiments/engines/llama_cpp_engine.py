@@ -14,7 +14,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
-from draftwood.eval.experiments.engines import DTYPES, Cell, Generate, Output, Unavailable
+from draftwood.eval.experiments.engines import DTYPES, Batched, Cell, Generate, Output, Unavailable
 from draftwood.eval.experiments.engines.gguf_file import as_text, as_tokens, write
 from draftwood.eval.experiments.engines.weights import shape_of
 from draftwood.eval.experiments.machine import peak_bytes
@@ -34,6 +34,13 @@ def prepare(cell: Cell) -> None:
 
 def load(cell: Cell) -> Generate:
     return _own_program(cell) if cell.mode == "speculation" else _binding(cell)
+
+
+def batched(cell: Cell) -> Batched:
+    """Of its server, which needs no binding."""
+    from draftwood.eval.experiments.engines import llama_cpp_server
+
+    return llama_cpp_server.batched(cell)
 
 
 def _binding(cell: Cell) -> Generate:

@@ -50,6 +50,7 @@ def batched(cell: Cell) -> Batched:
     import openvino as ov
     import openvino_genai as genai
 
+    prepare(cell)
     scheduling, config, properties, draft = _prepared(cell)
     path = str(cell.converted("target"))
     model = genai.ContinuousBatchingPipeline(path, scheduling, "CPU", {**properties, **draft})
