@@ -102,15 +102,13 @@ def test_parallel_decoding_of_another_server(
 ) -> None:
     path, models = BENCH / "serving.yaml", Pair("tiny", long_target, draft, tmp_path / "made")
     experiment = load(path)
-    asked = {"methods": {"plain": {"name": "autoregressive"}}, "neighbours": {}, "queued": []}
-    peers = {"llama.cpp": ["plain", "lookup"]}
-    experiment = experiment.model_copy(update={"smoke": {**experiment.smoke, **asked, "peers": peers}})
+    peers = {"Hugging Face": [], "OpenVINO GenAI": [], "llama.cpp": ["plain", "lookup"]}
+    experiment = experiment.model_copy(update={"smoke": {**experiment.smoke, "peers": peers}})
     tables = execute(experiment, path, "tiny", Run(pair=None), tmp_path, smoke=True, models=models)["tables"]
     failed, *rows = tables["serving"]
     assert failed["method"] == "llama.cpp, lookup" and "plain and speculation" in failed["failure"]
-    assert [(row["load"], row["method"]) for row in rows] == [
-        (load, name) for load in (1, 2) for name in ("plain", "llama.cpp, plain")
-    ]
+    found = {row["load"]: row["tokens_per_second"]["value"] for row in rows if row["method"] == "llama.cpp, plain"}
+    assert set(found) == {1, 2} and min(found.values()) > 0
     (flags,) = map(json.loads, llama_server.with_name("said").read_text().splitlines())
     assert flags[flags.index("--parallel") + 1] == "2"
 
