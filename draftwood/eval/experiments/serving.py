@@ -143,7 +143,7 @@ class Serving(Kind):
             for mode in modes:
                 places = str(pair.target), str(pair.draft), str(pair.made)
                 context = -(-(max(self.lengths) + 2 * self.tokens) // 64) * 64
-                cell = Cell(engine, mode, dtype, *places, threads, self.gamma, context, max(self.loads))
+                cell = Cell(engine, mode, dtype, *places, threads, self.gamma, context, requests=max(self.loads))
                 try:
                     run = runner(engine).batched(cell)
                     run(prompts[:2], 4)

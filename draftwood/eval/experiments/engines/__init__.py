@@ -39,8 +39,8 @@ class Cell:
     threads: int = 2
     gamma: int = 4
     context: int = 512
-    requests: int = 1  # at once, at most
     speculative_binary: str | None = None  # llama.cpp's llama-speculative-simple
+    requests: int = 1  # at once, at most
 
     @property
     def key(self) -> str:
