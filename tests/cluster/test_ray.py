@@ -28,13 +28,13 @@ ENDLESS = {"prompt": "a", "max_tokens": 7000, "ignore_eos": True}
 
 
 class Server(Process):
-    """`draftwood serve` with two replicas."""
+    """`draftwood serve` with replicas."""
 
-    def __init__(self, target: Path) -> None:
-        options = ("--max-running", 8, "--max-queued", 64, "--threads", 1, "--drain-seconds", 60)
-        super().__init__("serve", "--target", target, "--port", 0, "--replicas", 2, "--ray", *options)
+    def __init__(self, target: Path, replicas: int = 2, *more: object) -> None:
+        options = ("--max-running", 8, "--max-queued", 64, "--threads", 1, "--drain-seconds", 60, *more)
+        super().__init__("serve", "--target", target, "--port", 0, "--replicas", replicas, "--ray", *options)
         try:
-            url = self.wait_for(r"serves 2 replicas on (http://\S+)")[1]
+            url = self.wait_for(rf"serves {replicas} replicas on (http://\S+)")[1]
         except BaseException:
             self.close()
             raise
@@ -248,3 +248,30 @@ def test_a_batch_with_three_kills(engine: Engine, long_target: Path, tmp_path: P
                 asked["prompt"], max_new_tokens=asked["max_tokens"], ignore_eos=True, seed=asked["seed"]
             ).text
         )
+
+
+@pytest.mark.slow
+def test_a_split_engine_that_lost_a_process_is_replaced(long_target: Path) -> None:
+    """It says so to whom it cannot answer, and the next replica has the same text."""
+    server = Server(long_target, 1, "--tensor-parallel", 2)
+    greedy = {"prompt": "0 Story", "max_tokens": 24, "temperature": 0}
+    try:
+        text, first = server.ask(**greedy)
+        assert (
+            text
+            == load(long_target, backend="pytorch")
+            .generate("0 Story", sampling={"temperature": 0}, max_new_tokens=24)
+            .text
+        )
+        (follower,) = server.below("parallel.follower")
+        os.kill(follower, signal.SIGKILL)
+        until = time.monotonic() + 120
+        while (answer := server.client.post("/v1/completions", json=greedy)).status_code != 200:
+            assert answer.status_code in (500, 503) and answer.json()["error"]["message"]
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        assert answer.json()["choices"][0]["text"] == text and answer.headers["x-replica"] != first
+        assert server.below("parallel.follower") != [follower]
+    finally:
+        server.client.close()
+        server.close()
