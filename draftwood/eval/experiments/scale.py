@@ -46,10 +46,10 @@ class Scale(Kind):
 
     replicas: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)  # each on a machine such as this one
     clients: tuple[int, ...] = (100, 1000, 10_000)
-    checked: tuple[tuple[int, int], ...] = ((1, 24), (2, 24))  # replicas on this machine, clients
-    running: int = 16  # requests that share a replica's passes
-    prompt: int = 48
-    more: int = 16
+    checked: tuple[tuple[int, int], ...] = ((1, 16), (2, 24))  # replicas on this machine, clients
+    running: int = 8  # requests that share a replica's passes
+    prompt: int = 96
+    more: int = 48
     turns: int = 3
     tokens: int = 16
     rows: tuple[int, ...] = (32, 128, 400)  # of prompts whose passes are timed
