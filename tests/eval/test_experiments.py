@@ -17,7 +17,6 @@ from draftwood.eval import provenance
 from draftwood.eval.energy import operations
 from draftwood.eval.experiments import controllers, fronts, machine, peers
 from draftwood.eval.experiments.bench import Bench
-from draftwood.eval.experiments.drafters import ngram_rounds
 from draftwood.eval.experiments.engines import hugging_face
 from draftwood.eval.experiments.execute import chosen, execute, write
 from draftwood.eval.experiments.experiment import Experiment, Run, Table, load, parsed
@@ -110,13 +109,6 @@ def test_lookup_is_compared_with_fixed_n_grams_on_the_same_text(tmp_path: Path) 
     rows = [row for row in found["tables"]["lookups"] if row["task"] == "all"]
     assert [row["temperature"] for row in rows] == [0, 1]
     assert all(row["ratio"]["value"] == row["suffix"]["value"] / row["fixed"]["value"] for row in rows)
-
-
-def test_rounds_of_fixed_n_grams() -> None:
-    assert ngram_rounds([1, 2, 3], [4, 5]) == 2  # nothing is there twice
-    assert ngram_rounds([1, 2, 3, 4, 1, 2], [3, 4, 9, 9]) == 2  # 3 4 1 2 are drafted, 3 4 accepted, 9 is the target's
-    assert ngram_rounds([1, 2], [1, 2, 1, 2, 1, 2, 1, 2]) == 3  # a copy may run into itself: 1, 2, then the rest
-    assert ngram_rounds([1, 2, 3, 1, 2, 4, 1, 2], [3, 5]) == 2  # the latest: 4
 
 
 def test_requests_at_once_have_the_bits_that_they_have_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
