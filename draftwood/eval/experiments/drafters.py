@@ -48,8 +48,8 @@ class Drafters(Methods):
         def count(item: Instance) -> list[int]:
             prompt, sampling = bench.engine.tokens(item.prompt()), {"temperature": temperature}
             result = bench.engine.generate(prompt, self.lookup, sampling, item.max_new_tokens)
-            others = [ngram_rounds, *([tree_rounds] if find_spec("arctic_inference") else [])]
-            return [len(result.tokens), result.metrics.rounds, *(other(prompt, result.tokens) for other in others)]
+            counts = [len(result.tokens), result.metrics.rounds, ngram_rounds(prompt, result.tokens)]
+            return [*counts, tree_rounds(prompt, result.tokens)] if find_spec("arctic_inference") else counts
 
         return [
             bench.once(["lookup", temperature, task, item.hash], partial(count, item))
