@@ -26,6 +26,7 @@ def run(spec: ServeSpec, address: str | None) -> None:
 
     Raises KeyboardInterrupt after Ctrl-C, DraftwoodError where the replicas cannot be started.
     """
+    served = application(spec)
     with listen(spec.server) as trial:  # Ray binds the address itself, and would not say what is wrong with it
         port = trial.getsockname()[1]
     asked: list[int] = []
@@ -40,7 +41,7 @@ def run(spec: ServeSpec, address: str | None) -> None:
         try:
             where = "EveryNode" if address else "HeadOnly"
             serve.start(proxy_location=where, http_options={"host": spec.server.host, "port": port})
-            front = serve.run(application(spec), name=NAME, route_prefix="/")
+            front = serve.run(served, name=NAME, route_prefix="/")
         except (RuntimeError, RayError, RayServeException, TimeoutError) as error:
             raise DraftwoodError(f"the replicas cannot be started: {_why() or error}") from None
         before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}

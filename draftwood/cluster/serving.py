@@ -12,13 +12,15 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import FastAPI, Request
+from pydantic import ConfigDict
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.responses import Response
 
+from draftwood import config
 from draftwood.cluster.metrics import Together
 from draftwood.cluster.relay import Call, Load, Relayed
 from draftwood.cluster.routing import PrefixRouter
@@ -132,8 +134,18 @@ class Front:
         return self.load.busy
 
 
+class Autoscaling(AutoscalingConfig):
+    """Ray Serve's options, all of them known."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 def application(args: ServeSpec) -> serve.Application:
-    """The application for `serve run` and serve.yaml, whose `args` are fields of `ServeSpec`."""
+    """The application for `serve run` and serve.yaml, whose `args` are fields of `ServeSpec`.
+
+    Raises ConfigurationError for options of autoscaling that Ray Serve does not take.
+    """
+    config.parse(Autoscaling, args.autoscaling, "autoscaling")
     plain = args.model_dump(mode="json")
     ongoing = int(args.models.get("max_running", 64)) + int(args.models.get("max_queued") or 256)
     how: dict[str, Any] = {

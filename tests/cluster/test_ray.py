@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
+from conftest import Command
 from ray_commands import Process
 
 from draftwood import Engine, load
@@ -108,6 +109,23 @@ def test_texts_of_either_replica_are_the_engines(server: Server, engine: Engine)
         assert text == alone
         assert streamed(server, body)[::2] == (alone, True)
     assert len(seen) == 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own
+def test_options_of_autoscaling_are_passed_on_or_refused(command: Command) -> None:
+    from draftwood.cluster.serving import application
+    from draftwood.cluster.spec import ServeSpec
+
+    spec = ServeSpec(autoscaling={"max_replicas": 8, "target_ongoing_requests": 24})
+    (replicas, _) = application(spec)._bound_deployment.init_args
+    made = replicas._bound_deployment._deployment_config.autoscaling_config
+    assert made.max_replicas == 8 and made.target_ongoing_requests == 24
+    for option, sentence in (
+        ("max_replica=8", "autoscaling has no option 'max_replica' (did you mean 'max_replicas'?)"),
+        ("max_replicas=0", "autoscaling: option 'max_replicas' is 0, but input should be greater than 0"),
+    ):
+        shown = command("serve", "--ray", "--autoscale", option)
+        assert shown.code == 2 and sentence in " ".join(shown.err.split())
 
 
 def test_refusals_are_the_servers(server: Server) -> None:
