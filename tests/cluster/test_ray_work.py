@@ -101,7 +101,7 @@ def test_training_goes_on_where_a_process_dies(
     texts = tmp_path / "texts.jsonl"
     lines = [{"tokens": [1 + (i * j) % 9 for j in range(5 + i % 40)]} for i in range(150)]
     texts.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    shape = ("--steps", 24, "--batch", 64, "--context", 64, "--held-out", 4, "--warmup", 2, "--save-every", 4)
+    shape = ("--steps", 24, "--batch", 64, "--context", 64, "--held-out", 4, "--warmup", 2, "--save-every", 2)
     flags = ("train", "medusa", "--target", target, "--data", texts, *shape, "--precision", "float32", "--distill", 0.5)
     assert command(*flags, "--out", tmp_path / "one").code == 0
     saved, killed = tmp_path / "two" / "run.safetensors", threading.Event()
