@@ -162,11 +162,11 @@ class Scale(Kind):
 
 
 def figures(times: Times, tokens: int, seconds: float) -> dict[str, float]:
-    """Tokens a second, and milliseconds to the first and to the last token: medians and 99th percentiles."""
+    """Tokens a second, and seconds to the first and to the last token: medians and 99th percentiles."""
     found = {"tokens a second": tokens / seconds}
     for name, each in zip(("first", "last"), zip(*times, strict=True), strict=True):
         for share in (50, 99):
-            found[f"ms to the {name}, {share}%"] = 1000 * float(np.percentile(each, share))
+            found[f"seconds to the {name}, {share}%"] = float(np.percentile(each, share))
     return found
 
 
