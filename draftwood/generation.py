@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from time import perf_counter
 
 from draftwood.core.forest import Forest, StopCheck
@@ -48,6 +47,7 @@ class Generation:
     metrics: Metrics = field(init=False, default_factory=Metrics)
     began: float = field(init=False, default=0.0)
     _load: Load | None = field(init=False, default=None)  # the latest one; nominal ones stay as they are
+    _forest: Forest | None = field(init=False, default=None)  # of the round
     _curves: tuple[Curve, ...] | None = field(init=False, default=None)  # of the target, of what drafts
 
     @property
@@ -73,36 +73,56 @@ class Generation:
 
     def load(self, forest: Forest) -> Load:
         """The load now; for controllers that do not ask for it that of a request alone, by the sizes of its models."""
+        self._forest = forest
         measured = self.depth.needs >= LOAD
-        if self._load is not None and not measured:
-            return self._load
-        if self._curves is None:
-            target = self.target.model
-            models = [(session.model, session.model.n_layers) for session in self.drafts]
-            exits = [getattr(model, "layers", None) for model, _ in models]
-            models += [(target, layers) for layers in exits if isinstance(layers, int)]
-            costs = self.costs if measured else GUESSES
-            self._curves = costs.curve(target), *(costs.curve(*model) for model in models)
-        verify, *drafts = self._curves
-        if not measured and not all(curve.sized for curve in self._curves):
-            self._load = ALONE
-            return ALONE
-        counts = drafting, others, _ = self.running() if measured else (1, 0, 0)
+        counts = self.running() if measured else ALONE.counts
         if self._load is None or self._load.counts != counts:
-            self._load = Load(
-                lambda rows: sum(draft.seconds(rows, min(rows, drafting)) for draft in drafts),
-                lambda rows: verify.seconds(rows, drafting + others),
-                *counts,
-            )
-        if measured:
-            self._load.behind, self._load.left = partial(self._behind, forest), forest.longest - len(forest.trunk)
+            self._load = self._measured(*counts) if measured else self._nominal()
         return self._load
 
-    def _behind(self, forest: Forest) -> float:
+    def _measured(self, drafting: int, others: int, rows: int) -> Load:
+        """The load where so many requests run."""
+        if self._curves is None:
+            self._curves = self._costs(self.costs)
+        verify, *drafts = self._curves
+        return Load(
+            lambda rows: sum(draft.seconds(rows, min(rows, drafting)) for draft in drafts),
+            lambda rows: verify.seconds(rows, drafting + others),
+            drafting,
+            others,
+            rows,
+            self._behind,
+            self._left,
+        )
+
+    def _nominal(self) -> Load:
+        """The load of a request alone, by the sizes of its models where they are known."""
+        verify, *drafts = curves = self._costs(GUESSES)
+        if not all(curve.sized for curve in curves):
+            return ALONE
+        return Load(lambda rows: sum(draft.seconds(rows, 1) for draft in drafts), lambda rows: verify.seconds(rows, 1))
+
+    def _costs(self, costs: Costs) -> tuple[Curve, ...]:
+        """The curves of the target and of what drafts."""
+        target = self.target.model
+        models = [(session.model, session.model.n_layers) for session in self.drafts]
+        exits = [getattr(model, "layers", None) for model, _ in models]
+        models += [(target, layers) for layers in exits if isinstance(layers, int)]
+        return costs.curve(target), *(costs.curve(*model) for model in models)
+
+    def _behind(self) -> float:
         """Seconds until the draft models have seen what they have not; layers of the target itself always have."""
-        assert self._curves is not None
-        rows = (session.behind(forest) for session in self.drafts)
-        return sum(draft.marginal(1, n) for draft, n in zip(self._curves[1:], rows, strict=False) if n)
+        assert self._curves is not None and self._forest is not None
+        return sum(
+            draft.marginal(1, rows)
+            for draft, session in zip(self._curves[1:], self.drafts, strict=False)
+            if (rows := session.behind(self._forest))
+        )
+
+    def _left(self) -> int:
+        """Tokens that may still come."""
+        assert self._forest is not None
+        return self._forest.longest - len(self._forest.trunk)
 
     def recorder(self) -> Recorder:
         """What turns verdicts into rounds."""

@@ -74,6 +74,7 @@ class Plan:
     uneven: float = 0.0  # share of time that is lost since requests that draft are not done together
     known: int = 0  # rounds with drafts that it was made after
     price: float = math.inf  # of a trial, one draft by one request, in rounds without drafts
+    often: float = field(init=False)  # share of the time for trials
     widths: list[int] = field(init=False, default_factory=list)
     seconds: list[float] = field(init=False, default_factory=list)  # of a step with 0, 1, ... layers
     found: list[float] = field(init=False, default_factory=list)  # the same where lookup drafts them, for nothing
@@ -81,6 +82,9 @@ class Plan:
     saves: float = field(init=False, default=0.0)  # seconds per token, where it drafts
     rounds: int = field(init=False, default=0)  # that began by it
     least: dict[int, float] = field(init=False, default_factory=dict)  # depth -> reach of its layer that pays
+
+    def __post_init__(self) -> None:
+        self.often = TRIED + EAGER / (1 + self.known) ** 2
 
     def of(self, load: Load, layers: Sequence[int]) -> list[float]:
         """`Load.seconds`, with what is lost at the end, where steps are shared by few, and what is to be saved."""
@@ -207,27 +211,24 @@ class Auto(DepthController):
 
     def start(self, streams: Streams, load: Load = ALONE) -> None:
         known, plan = self.known, self.known.plan
-        if plan is None or plan.load != load.counts or self._aged(plan):
+        if (
+            plan is None
+            or plan.load != load.counts
+            or plan.rounds > max(AGE, STEPS * load.drafting)
+            or known.drafted > 2 * plan.known  # much was learned since: at first all that is learned is much
+        ):
             plan = known.plan = self._planned(load)
         plan.rounds += 1
         self._plan = plan
-        often = TRIED + EAGER / (1 + known.drafted) ** 2
-        self._tries = known.idle * often >= plan.price
+        self._tries = known.idle * plan.often >= plan.price
         if self._tries and (behind := load.behind()):
-            self._tries = known.idle * often >= plan.price + behind / plan.seconds[0]
+            self._tries = known.idle * plan.often >= plan.price + behind / plan.seconds[0]
         if self._tries:
             known.idle = 0  # others need not try now
-        self.rests = not (self._tries or self.lookup or self._drafts(plan, load))
+        pays = plan.pays(0, plan.next[UNKNOWN], ()) and load.behind() <= load.left() * plan.saves
+        self.rests = not (self._tries or self.lookup or pays)
         if not self.rests:
             self._path = Path(plan.own, plan.next)
-
-    def _aged(self, plan: Plan) -> bool:
-        """Whether a plan has served long enough, or much was learned since: at first all that is learned is much."""
-        return plan.rounds > max(AGE, STEPS * plan.load[0]) or self.known.drafted > 2 * plan.known
-
-    def _drafts(self, plan: Plan, load: Load) -> bool:
-        """Whether a first layer pays, and what the draft must read first too, in the tokens that may come."""
-        return plan.pays(0, plan.next[UNKNOWN], ()) and load.behind() <= load.left * plan.saves
 
     def _planned(self, load: Load) -> Plan:
         own, after = self.known.paths.own.chances(self.lookup), self.known.paths.next.chances()

@@ -6,7 +6,7 @@ Pure data; who measures it is no business of controllers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 GUESS = 0.1  # of a target forward: what a drafted layer costs where nothing is known of the models
 
@@ -26,12 +26,12 @@ class Load:
     others: int = 0
     rows: int = 0
     behind: Callable[[], float] = lambda: 0.0
-    left: int = 1 << 30
+    left: Callable[[], int] = lambda: 1 << 30
 
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        """Requests that draft, others, and their rows."""
-        return self.drafting, self.others, self.rows
+    counts: tuple[int, int, int] = field(init=False)  # requests that draft, others, and their rows
+
+    def __post_init__(self) -> None:
+        self.counts = self.drafting, self.others, self.rows
 
     @property
     def tokens(self) -> float:

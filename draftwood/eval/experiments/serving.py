@@ -99,8 +99,8 @@ class Serving(Kind):
     def beside(self, engine: Engine, prompts: list[list[int]], method: dict[str, Any]) -> float:
         """Tokens per second of a plain request while another one runs by some method."""
         other = engine.submit(self.generation(engine, prompts[1], method, 20 * self.tokens))
-        plain = engine.submit(self.generation(engine, prompts[0], "autoregressive", self.tokens))
-        while not plain.events:  # its prompt is read
+        plain = engine.submit(self.generation(engine, prompts[0], "autoregressive", 3 * self.tokens))
+        while not (plain.events and other.events):  # their prompts are read
             engine.scheduler.step()
         began, first = perf_counter(), len(plain.events)
         while not plain.done:
