@@ -24,7 +24,7 @@ EAGER = 0.3  # the same before any trial
 HOPELESS = 8  # times as seldom where drafts would not pay if all were accepted, unless costs were measured badly
 OFTEN, PACES = 4, 16  # rounds with drafts that tell a request's pace; requests whose paces are remembered
 UNEVEN = 1.0  # times the deviation of paces: share of time that many that draft take longer for, not done together
-AGE, STEPS = 32, 8  # rounds that a plan is good for at least, and rounds of each request: those at once draft alike
+AGE, STEPS = 64, 16  # rounds that a plan is good for at least, and rounds of each request: those at once draft alike
 SURE = 0.02  # share of time that drafting must promise to save
 
 
