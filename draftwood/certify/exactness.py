@@ -81,7 +81,8 @@ def cases(method: Method, seed: int) -> Iterator[list[Case]]:
     counts = sorted({fewest, min(2, most)}) if fewest else [0]
     small = variants(method)
     for drafts in counts:
-        yield [Case(small[0], 3, 6, "greedy", seed, drafts)]
+        for i in range(4):  # a greedy text may be short, and the same with penalties
+            yield from ([Case(small[0], 3, 6, warp, seed + i, drafts)] for warp in ("greedy", "greedy, penalties"))
         if method.lossless or isinstance(method, BeamSamplingMethod):
             yield from windows(method, seed, drafts)
     for drafts in counts:

@@ -61,6 +61,7 @@ WARPS: dict[str, dict[str, Any]] = {
         "logit_bias": {1: 0.5},
     },
     "greedy": {"temperature": 0.0},
+    "greedy, penalties": {"temperature": 0.0, "presence_penalty": 2.0, "frequency_penalty": 1.0},
 }
 
 
