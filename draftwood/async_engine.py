@@ -225,6 +225,7 @@ class _Request:
         self.generation = await asyncio.to_thread(self._make)
         if self._prepare is not None:
             self._prepare(self.generation)
+            self._prepare = None  # a request that runs must not keep alive whoever waits for it
         self.task = self._engine.engine.task(self.generation, lambda: self._engine.told(self.waiter, self.task, each))
         self._engine.submit(self.task)
         self.begun = True

@@ -84,6 +84,7 @@ class Task(Generic[Event]):
         """It is over."""
         self.running, self.done = False, True
         self.tell()
+        self.notify = None
 
     @property
     def stuck(self) -> bool:

@@ -37,7 +37,7 @@ from draftwood.serve.protocol import (
 from draftwood.serve.responses import responses
 from draftwood.serve.service import Service, answered, check_model, streamed
 from draftwood.serve.settings import ServeSettings
-from draftwood.serve.stream import EventStream, unless_gone
+from draftwood.serve.stream import EventStream, begun, unless_gone
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": "an error, as OpenAI has them"}
@@ -160,8 +160,8 @@ async def _answer(
     work = service.work(made, request.state.noted)
     head = _head(form.prefix, request, service)
     if body.stream:
-        await unless_gone(request, work.begin())
-        return EventStream(streamed(work, form, head, body.stream_options, echoed))
+        await begun(request, work)
+        return EventStream(streamed(work, form, head, body.stream_options, echoed), work)
     return JSONResponse(await unless_gone(request, answered(work, form, head, echoed)))
 
 
@@ -267,5 +267,5 @@ def _insights(app: FastAPI, service: Service) -> None:
             raise ApiError(400, "rounds are those of new tokens: leave out echo, and ask for a token", "max_tokens")
         telling = Telling(service.engine)
         work = service.work(plan(service, body, body.prompts), request.state.noted, telling.prepare)
-        await unless_gone(request, work.begin())
-        return EventStream(told(work, telling))
+        await begun(request, work)
+        return EventStream(told(work, telling), work)

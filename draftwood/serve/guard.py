@@ -58,14 +58,15 @@ class Guard:
         scope.setdefault("state", {}).update(request_id=request_id, noted=noted)
         method, path = scope["method"], scope["path"]
         works = method == "POST" and path in self.api
-        began, status = time.perf_counter(), 0
-        span = tracing.begun(f"{method} {path}" if path in self.api else method, headers)
+        began, status, span = time.perf_counter(), 0, tracing.span()
 
         async def answer(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode()), *SECURE]
+            elif not message.get("more_body"):
+                tracing.tell(span, {"request_id": request_id, **noted})
             await send(message)
 
         try:
@@ -87,7 +88,6 @@ class Guard:
             facts = {"request_id": request_id, "method": method, "path": path, "status": status}
             facts |= {"ms": round(1000 * (time.perf_counter() - began), 1), **noted}
             self._log(facts)
-            tracing.ended(span, facts)
 
     def _check(self, scope: Message, headers: dict[str, str]) -> None:
         settings, path = self.service.settings, scope["path"]

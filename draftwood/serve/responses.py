@@ -20,7 +20,7 @@ from draftwood.serve.errors import api_error
 from draftwood.serve.plan import plan
 from draftwood.serve.protocol import ChatMessage, ChatRequest, ResponseRequest
 from draftwood.serve.service import Service, Work, check_model, deltas_of
-from draftwood.serve.stream import EventStream, unless_gone
+from draftwood.serve.stream import EventStream, begun, unless_gone
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +46,9 @@ def responses(app: FastAPI, service: Service) -> None:
         )
         work = service.work(plan(service, asked, [prompt]), request.state.noted)
         answer = Answer(work, body, request.state.request_id)
-        await unless_gone(request, work.begin())
+        await begun(request, work)
         if body.stream:
-            return EventStream(answer.events())
+            return EventStream(answer.events(), work)
         return JSONResponse(await unless_gone(request, answer.whole()))
 
 

@@ -111,6 +111,7 @@ class Work:
         self._batch: AsyncBatch = service.served.together(plan.requests, self._prepare)
         self._last: list[float] = [0.0] * len(plan.requests)
         self._joules = service.meters.joules()
+        self._left = False  # whether it has begun, and its end is not counted yet
 
     def _prepare(self, generation: Generation) -> None:
         self.service.check_length(generation.request.prompt)
@@ -121,26 +122,34 @@ class Work:
     async def begin(self) -> None:
         """Queue all of it; raises what is wrong with it."""
         await self._batch.begin()
+        self._left = True
 
     async def events(self) -> AsyncGenerator[list[tuple[int, StreamEvent]], None]:
         """(place of the generation, event), as many as have come."""
         meters = self.service.meters
         try:
-            async with aclosing(self._batch) as batch:
-                async for events in batch:
-                    now = time.perf_counter()
-                    for place, event in events:
-                        first = not self._last[place]
-                        meters.round(event.round, now - (self._last[place] or self.began), first)
-                        self._last[place] = now
-                        self.made[place] += len(event.tokens)
-                        if event.result is not None:
-                            self.results[place] = event.result
-                            self.made[place] = answers.tokens(event.result)
-                            meters.ended(event.result, now - self.began)
-                    yield events
+            await self.begin()
+            async for events in self._batch:
+                now = time.perf_counter()
+                for place, event in events:
+                    first = not self._last[place]
+                    meters.round(event.round, now - (self._last[place] or self.began), first)
+                    self._last[place] = now
+                    self.made[place] += len(event.tokens)
+                    if event.result is not None:
+                        self.results[place] = event.result
+                        self.made[place] = answers.tokens(event.result)
+                        meters.ended(event.result, now - self.began)
+                yield events
         finally:
-            meters.left(sum(result is None for result in self.results))
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """End what has not ended."""
+        await self._batch.aclose()
+        if self._left:
+            self._left = False
+            self.service.meters.left(len(self.results) - len(self.done))
             self.noted |= {key: self.usage[key] for key in ("prompt_tokens", "completion_tokens")}
 
     async def finish(self) -> list[GenerationResult]:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from draftwood.serve.errors import Gone
 from draftwood.serve.guard import Message, Receive, Send
+from draftwood.serve.service import Work
 
 T = TypeVar("T")
 
@@ -39,17 +40,30 @@ async def _first(work: Coroutine[Any, Any, T], receive: Receive) -> T:
         await asyncio.gather(doing, gone, return_exceptions=True)
 
 
-class EventStream(Response):
-    """Server-sent events, which end when the client goes away."""
+async def begun(request: Request, work: Work) -> None:
+    """Begin some work, which ends when the client goes away before it has begun."""
+    try:
+        await unless_gone(request, work.begin())
+    except BaseException:
+        await work.aclose()
+        raise
 
-    def __init__(self, events: AsyncIterator[str]) -> None:
+
+class EventStream(Response):
+    """Server-sent events, which end when the client goes away; so does the work that they are of, begun or not."""
+
+    def __init__(self, events: AsyncIterator[str], work: Work | None = None) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-store"})
         del self.headers["content-length"]
-        self._events = events
+        self._events, self._work = events, work
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        with suppress(Gone):
-            await _first(self._send(send), receive)
+        try:
+            with suppress(Gone):
+                await _first(self._send(send), receive)
+        finally:
+            if self._work is not None:
+                await self._work.aclose()
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -1,4 +1,4 @@
-"""A span of OpenTelemetry for each request, where `opentelemetry-instrument`, or a program, has set that up."""
+"""What a request's span of OpenTelemetry says of it, where FastAPI or `opentelemetry-instrument` makes one."""
 
 from __future__ import annotations
 
@@ -6,34 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 try:
-    from opentelemetry import propagate, trace
+    from opentelemetry.trace import get_current_span as current
 except ModuleNotFoundError:
-    trace = None  # type: ignore[assignment]
+    current = None  # type: ignore[assignment]
 
-NAMES = {  # as OpenTelemetry's conventions have them
-    "method": "http.request.method",
-    "path": "url.path",
-    "status": "http.response.status_code",
-    "prompt_tokens": "gen_ai.usage.input_tokens",
-    "completion_tokens": "gen_ai.usage.output_tokens",
+NAMES = {
     "request_id": "draftwood.request_id",
     "speculation": "draftwood.speculation",
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "completion_tokens": "gen_ai.usage.output_tokens",
 }
 
 
-def begun(name: str, headers: Mapping[str, str]) -> Any:
-    """A request's span, below the client's own where a header names one."""
-    if trace is None:
-        return None
-    tracer = trace.get_tracer("draftwood")
-    return tracer.start_span(name, propagate.extract(headers), trace.SpanKind.SERVER)
+def span() -> Any:
+    """The span that the request has so far, if any."""
+    return None if current is None else current()
 
 
-def ended(span: Any, facts: Mapping[str, Any]) -> None:
-    """End it with what is logged of the request, never the prompt."""
-    if span is None:
-        return
-    span.set_attributes({NAMES[key]: value for key, value in facts.items() if key in NAMES})
-    if facts["status"] >= 500:
-        span.set_status(trace.StatusCode.ERROR)
-    span.end()
+def tell(span: Any, facts: Mapping[str, Any]) -> None:
+    """Add what is logged of the request, never its texts."""
+    if span is not None:
+        span.set_attributes({NAMES[key]: value for key, value in facts.items() if key in NAMES})
