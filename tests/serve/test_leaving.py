@@ -45,6 +45,7 @@ def test_whoever_leaves_is_forgotten(long_target: Path, path: str, stream: bool)
         async with asyncio.timeout(20):
             while engine.scheduler.busy:
                 await asyncio.sleep(0.01)
+        engine.reset_prefix_cache()
         assert engine.memory["used"] == 0
         await app.state.service.served.aclose()
 
