@@ -23,18 +23,20 @@ from draftwood.runtime.task import Task
 log = logging.getLogger(__name__)
 
 Prepare = Callable[[Generation], object]
+STAYS = 10.0  # seconds that the thread waits for the next request: one for each burst would be slow, and cost memory
 
 
 class AsyncEngine:
     """An `Engine` whose methods are awaited; the engine itself may be used at the same time, from any thread.
 
     Where an asyncio task is cancelled, or an `async for` is left, the request ends too. A daemon thread steps while
-    there is work. `aclose`, or leaving `async with`, ends what is under way and refuses what comes later.
+    there is work, and waits a little for more. `aclose`, or leaving `async with`, ends what is under way and refuses
+    what comes later.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._live: set[Task[Any]] = set()
         self._thread: threading.Thread | None = None
         self._told: deque[_Waiter] = deque()  # of those that wait, whom to wake after the step
@@ -101,6 +103,7 @@ class AsyncEngine:
         """End all requests that came through here, wait until their memory is given back, and refuse others."""
         with self._lock:
             self._closed = True
+            self._lock.notify()
             live, thread = list(self._live), self._thread
         for task in live:
             self.engine.scheduler.cancel(
@@ -131,6 +134,7 @@ class AsyncEngine:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._step, name="draftwood", daemon=True)
                 self._thread.start()
+            self._lock.notify()
 
     def told(self, waiter: _Waiter, task: Task[Any], each: bool) -> None:
         """From the thread that steps: a task has an event, or has ended. Whoever waits is woken once a step."""
@@ -171,6 +175,8 @@ class AsyncEngine:
                 log.exception("a callback raised what would end the process")
             self._wake()
             with self._lock:
+                if not self._live and not self._closed:
+                    self._lock.wait(STAYS)
                 if not self._live:
                     self._thread = None
                     return
