@@ -16,7 +16,7 @@ from torch import Tensor
 from draftwood.core.records import Round
 from draftwood.depth.load import ALONE, Load
 from draftwood.depth.rules import LOAD, LOGITS, DepthController, Growth
-from draftwood.depth.stopping import PRIOR, PRIOR_WEIGHT, UNKNOWN, WEIGHT, Experience, Path, bin_of
+from draftwood.depth.stopping import PRIOR, PRIOR_WEIGHT, UNKNOWN, WEIGHT, Experience, Path
 from draftwood.sampling import Streams
 
 TRIED = 0.01  # share of the time that drafting is tried with where it does not pay
@@ -35,11 +35,16 @@ class Places:
     taken: list[float] = field(default_factory=list)
     met: list[float] = field(default_factory=list)
 
-    def add(self, round_: Round, discount: float) -> None:
-        """Add a round's layers; those of beams, whose siblings are not told, count as one draw each."""
+    def add(self, round_: Round, discount: float, drawn: Sequence[bool] = ()) -> None:
+        """Add a round's layers, those of beams, whose siblings are not told, as one draw each.
+
+        Without layers that are not `drawn` by a model.
+        """
         self.taken, self.met = [discount * n for n in self.taken], [discount * n for n in self.met]
         layers = round_.siblings or [(int(i >= round_.depth_accepted), 1) for i in range(round_.attempted)]
-        for place, draws in layers:
+        for layer, (place, draws) in enumerate(layers):
+            if layer < len(drawn) and not drawn[layer]:
+                continue
             more = [0.0] * (draws - len(self.met))
             self.taken, self.met = self.taken + more, self.met + more
             for i in range(min(place + 1, draws)):
@@ -200,6 +205,7 @@ class Auto(DepthController):
     _path: Path = field(init=False, default_factory=Path)
     _plan: Plan = field(init=False, repr=False, compare=False)
     _tries: bool = field(init=False, default=False)
+    _draws: bool = field(init=False, default=True)  # whether models draft, as it seems when the round begins
     _pace: Pace = field(init=False, default_factory=Pace)
 
     def for_request(self) -> Auto:
@@ -226,12 +232,13 @@ class Auto(DepthController):
         if self._tries:
             known.idle = 0  # others need not try now
         pays = plan.pays(0, plan.next[UNKNOWN], ()) and load.behind() <= load.left() * plan.saves
-        self.rests = not (self._tries or self.lookup or pays)
+        self._draws = self._tries or pays
+        self.rests = not (self._draws or self.lookup)
         if not self.rests:
             self._path = Path(plan.own, plan.next)
 
     def _planned(self, load: Load) -> Plan:
-        own, after = self.known.paths.own.chances(self.lookup), self.known.paths.next.chances()
+        own, after = self.known.paths.own.chances(), self.known.paths.next.chances()
         uneven = UNEVEN * deviation(self.known.paces) * (1 - 1 / load.drafting)
         chances = self.known.places.chances(max(self.widths))
         plan = Plan(load.counts, own, after, chances, uneven, self.known.drafted)
@@ -247,21 +254,22 @@ class Auto(DepthController):
             return False
         path, depth = self._path, growth.depth
         reach = path.follow(growth) * path.reach
-        ahead = [path.own[bin_of([chance])] for chance in growth.ahead]
-        if depth >= self.most or not ((self._tries and not depth) or self._plan.pays(depth, reach, ahead)):
+        if depth >= self.most or not ((self._tries and not depth) or self._plan.pays(depth, reach, growth.ahead)):
             return False
-        path.asked = depth + 1
+        path.ask(growth)
         return True
 
     def copies(self, chances: Sequence[float]) -> int:
         """The k of the largest gain: sum over i <= k of reach_i (1 - a^i), less lambda x seconds of k rows.
 
-        reach_i is the chance that i tokens are accepted, a that of a model's layer: what that has too gains nothing.
+        reach_i is the chance that i tokens are accepted, a that of a model's layer, if models draft: what they have too
+        gains nothing.
         """
         plan, best, most, gain, reach = self._plan, 0, 0.0, 0.0, 1.0
+        same = plan.chances[1] if self._draws else 0.0
         for i, chance in enumerate(chances[: self.most], 1):
             reach *= chance
-            gain += reach * (1 - plan.chances[1] ** i)
+            gain += reach * (1 - same**i)
             worth = gain - plan.rate * (plan.found[i] - plan.found[0])
             if worth > most:
                 best, most = i, worth
@@ -271,7 +279,7 @@ class Auto(DepthController):
         return min(most, self._plan.widths[self._path.asked - 1])
 
     def observe(self, round_: Round, state: Tensor | None = None) -> None:
-        if not round_.attempted:
+        if not round_.attempted or (self.lookup and not any(self._path.drawn)):
             self.known.idle += 1
             return
         self.known.idle = 0
@@ -279,5 +287,5 @@ class Auto(DepthController):
         self._pace.add(round_.depth_accepted + 1)
         if self._pace.rounds == OFTEN:
             self.known.paces.append(self._pace)
-        self.known.places.add(round_, self.discount)
+        self.known.places.add(round_, self.discount, self._path.drawn)
         self._path.learn(round_, self.known.paths, self.discount)

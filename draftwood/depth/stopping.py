@@ -42,12 +42,10 @@ class Rates:
         self.accepted = [discount * n for n in self.accepted]
         self.tried = [discount * n for n in self.tried]
 
-    def chances(self, honest: bool = False) -> list[float]:
-        """Of each bin; where confidences are chances (`honest`), its own is where it begins, not all bins' rate."""
+    def chances(self) -> list[float]:
+        """Of each bin."""
         overall = (sum(self.accepted) + PRIOR_WEIGHT * PRIOR) / (sum(self.tried) + PRIOR_WEIGHT)
-        first = [(bin_ + 0.5) / BINS if honest else overall for bin_ in range(BINS)]
-        seen = zip(self.accepted, self.tried, [*first, overall], strict=True)
-        return [(a + WEIGHT * guess) / (n + WEIGHT) for a, n, guess in seen]
+        return [(a + WEIGHT * overall) / (n + WEIGHT) for a, n in zip(self.accepted, self.tried, strict=True)]
 
 
 @dataclass(slots=True)
@@ -66,31 +64,46 @@ class Path:
     """Chances of a round's layers, by the draft's confidence in them: its probability of its token, in trees and beams
     the largest.
 
-    A layer's chance of acceptance is that of earlier layers of about the same confidence. The next layer, unless its
-    confidence is known ahead, gets the chance that layers had behind one of the last layer's confidence.
+    A layer's chance of acceptance is that of earlier layers of about the same confidence. The next layer gets the chance
+    that layers had behind one of the last layer's confidence. What lookup drafts alone has the chances that lookup says,
+    and teaches nothing of the models.
     """
 
     own: Sequence[float] = ()  # chances by confidence
     next: Sequence[float] = ()
-    asked: int = 0  # layers that were agreed to
+    drawn: list[bool] = field(default_factory=list)  # of each layer that was agreed to: whether models draft it
     reach: float = 1.0  # chance that all drafted layers are accepted
     _bins: list[int] = field(default_factory=list)  # of the round's layers so far
+
+    @property
+    def asked(self) -> int:
+        """Layers that were agreed to."""
+        return len(self.drawn)
+
+    def ask(self, growth: Growth) -> None:
+        """Agree to the layer after `growth`."""
+        self.drawn.append(not growth.ahead)
 
     def follow(self, growth: Growth) -> float:
         """Note the layer that was drafted last, if any; the chance of the next one where all before it are accepted."""
         last = UNKNOWN
         if growth.depth:
-            last = bin_of(growth.confidences())
+            if self.drawn[growth.depth - 1]:
+                last = bin_of(growth.confidences())
+                self.reach *= self.own[last]
+            else:
+                self.reach *= growth.chances[0]
             self._bins.append(last)
-            self.reach *= self.own[last]
-        return self.own[bin_of(growth.ahead[:1])] if growth.ahead else self.next[last]
+        return growth.ahead[0] if growth.ahead else self.next[last]
 
     def learn(self, round_: Round, seen: Experience, discount: float) -> None:
         """Add what became of the round."""
         seen.own.fade(discount)
         seen.next.fade(discount)
-        for layer in range(round_.attempted):
+        for layer, drawn in zip(range(round_.attempted), self.drawn, strict=False):
             accepted = layer < round_.depth_accepted
+            if not drawn:
+                continue
             if layer < len(self._bins):
                 seen.own.add(self._bins[layer], accepted)
             if layer <= len(self._bins):
@@ -131,7 +144,7 @@ class OptimalStopping(DepthController):
         chance = path.follow(growth)
         if growth.depth >= self.most or path.reach * chance <= self.rate * self.cost.ratio:
             return False
-        path.asked = growth.depth + 1
+        path.ask(growth)
         return True
 
     def observe(self, round_: Round, state: Tensor | None = None) -> None:

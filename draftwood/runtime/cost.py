@@ -14,7 +14,9 @@ from weakref import WeakKeyDictionary
 
 from draftwood.models.base import CausalModel
 
-LAYER, READ, COMPUTE = 1e-4, 5e-11, 5e-12  # guess of seconds: of a layer, of a byte of weights, of a byte for each row
+READ, COMPUTE = 5e-11, 5e-12  # guess of seconds: of a byte of weights, of a byte for each row
+LAYER, NATIVE = 1e-4, 1e-5  # of a layer beside, and of one by native kernels
+HANDLED, ROW = 2e-4, 2e-5  # of a request and of each of its rows behind the first, beside forwards
 FEW, RATE, SURE = 3, 0.1, 20.0  # passes whose least counts; weight of a later one; most that a point weighs
 SEEN = 2  # passes that make a point known
 KEPT = 0.975  # of what is known beside forwards, after another pass
@@ -105,7 +107,7 @@ class Curve:
         """The curve of a model's layers before any was measured."""
         share = layers / model.n_layers
         weights = float(getattr(model, "weight_bytes", 0))
-        fixed = LAYER * layers + READ * weights * share
+        fixed = (NATIVE if getattr(model, "native", False) else LAYER) * layers + READ * weights * share
         return cls(fixed, max(COMPUTE * weights * share, fixed / 100), scale, hasattr(model, "weight_bytes"))
 
     def guess(self, rows: float) -> float:
@@ -203,4 +205,4 @@ class Costs:
         return curve
 
 
-GUESSES = Costs()  # by the sizes of models alone: nothing is ever added
+GUESSES = Costs(_scale=Scale(beside=Beside(HANDLED, ROW)))  # by the sizes of models alone: nothing is ever added

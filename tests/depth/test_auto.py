@@ -241,6 +241,29 @@ def test_where_drafts_do_not_pay_rounds_are_plain_and_ask_for_nothing() -> None:
     assert not both.rests
 
 
+def test_what_lookup_drafts_alone_teaches_nothing_of_the_models() -> None:
+    controller, load = Auto(MOST, lookup=True), Load(*MACHINES["weights are read"])
+    known = controller.known
+    for _ in range(50):
+        controller.start(STREAMS, load)
+        assert controller.deeper(Growth(0, ahead=[0.9]))
+        controller.observe(a_round(0, 1, [(1, 1)]))
+    assert not known.drafted and not known.places.met and not any(known.paths.own.tried + known.paths.next.tried)
+
+
+def test_lookup_is_worth_what_models_would_not_draft() -> None:
+    """One row costs 0.02 of a pass: 0.3 of a token is worth it, but not where a model has it most of the time."""
+    load = Load(*MACHINES["dear drafts"])
+    for chance, worth in ((0.0, 1), (1.0, 0)):
+        controller = Auto(MOST, lookup=True)
+        for _ in range(300):
+            depth = asked(controller, load)
+            controller.observe(a_round(round(chance * depth), depth, [(round(1 - chance), 1)] * min(depth, 1)))
+        controller.known.idle = 0
+        controller.start(STREAMS, load)
+        assert controller.copies([0.3]) == worth
+
+
 def test_requests_learn_together_unless_their_texts_must_repeat() -> None:
     first = Auto(MOST)
     assert first.shared and first.needs >= LOAD
