@@ -64,9 +64,9 @@ class Path:
     """Chances of a round's layers, by the draft's confidence in them: its probability of its token, in trees and beams
     the largest.
 
-    A layer's chance of acceptance is that of earlier layers of about the same confidence. The next layer gets the chance
-    that layers had behind one of the last layer's confidence. What lookup drafts alone has the chances that lookup says,
-    and teaches nothing of the models.
+    A layer's chance of acceptance is that of earlier layers of about the same confidence. The next layer gets the
+    chance that layers had behind one of the last layer's confidence. What lookup drafts alone has the chances that
+    lookup says, and teaches nothing of the models.
     """
 
     own: Sequence[float] = ()  # chances by confidence
