@@ -20,6 +20,7 @@ RISK = 1e-6  # chance that a comparison of samples fails an exact method
 
 SIZES = ((3, 4), (4, 3), (2, 4), (3, 3), (4, 2), (3, 2), (2, 3))  # vocabulary and tokens of small methods
 SHORT = ("top-k", "top-p", "penalties")  # warps of these, beside none
+TOGETHER = 48  # runs of a batch, after which the bar moves
 CELLS = (("plain", 1), ("top-2", 4), ("top-p", 4), ("penalties", 1))  # warp and requests at once
 
 Advance = Callable[[], None]
@@ -191,8 +192,8 @@ def sampled_check(method: Method, seed: int, runs: int, advance: Advance) -> Che
         case = Case(one, vocab, 4, warp, seed + number, drafts if number % 2 else None, order=3)
         expected = case.reference
         outcomes = []
-        for first in range(0, runs, 4):
-            seeds = range(first, min(first + 4, runs))
+        for first in range(0, runs, TOGETHER):
+            seeds = range(first, min(first + TOGETHER, runs))
             outcomes += [expected.outcome(result) for result in case.runs(seeds, concurrency)]
             for _ in seeds:
                 advance()
