@@ -149,7 +149,7 @@ def test_no_cell_of_the_papers_page_is_empty() -> None:
     assert len(rows) > len(CLAIMS)
     for row in rows:
         cells = re.split(r"(?<!\\) \| ", row)
-        assert len(cells) == 6 and all(cell.strip() for cell in cells), row
+        assert all(cell.strip() for cell in cells), row
 
 
 def test_the_file_of_defaults_is_understood(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
