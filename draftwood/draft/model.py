@@ -19,7 +19,6 @@ from draftwood.draft.suffix import EarlierAnswers, SuffixLookup
 from draftwood.runtime.session import Answer, Run
 from draftwood.sampling import Distributions
 
-ENDS = 0.1  # chance that what lookup found ends at a node, from which on models draft there
 
 
 @dataclass(slots=True)
@@ -31,8 +30,8 @@ class ModelDrafter(Drafter):
     models (SpecInfer's merge-based trees) a node's children are the draws of the first model, then of the second, ...
 
     What `lookup` finds is a chain of point masses in the same forest, the last children of its nodes. The models draft
-    below the root, and below the other nodes of the chain, only where it is likely to end: elsewhere it costs nothing
-    but rows of the target, and the depth controller says how many of these it is worth.
+    below the node at which it most likely ends, be that the root: what lies before costs nothing but rows of the target,
+    and the depth controller says how many of these it is worth.
     Since their draws are judged first, and in the same way as without the chain, a layer is accepted at least as
     often as by either alone wherever both draft.
     """
@@ -57,7 +56,7 @@ class ModelDrafter(Drafter):
             found = self.lookup.continuation(forest, limit, forest.path(chain[0]))
         if found and self.sources:
             del found[depth.copies([chance for _, chance in found]) :]
-        starts = _starts(found)
+        start = _end(found)
         frontiers: list[list[int]] = [[] for _ in self.sources]
         hidden = "hidden" in depth.needs
         shown: Sequence[int] = ()
@@ -65,8 +64,8 @@ class ModelDrafter(Drafter):
         read: list[Tensor] = []
         picked: list[tuple[int, int]] = []
         for layer in range(limit):
-            if layer in starts:
-                frontiers = [list(dict.fromkeys((*nodes, *chain))) for nodes in frontiers]
+            if layer == start:
+                frontiers = [list(chain) for _ in self.sources]
             drawing = any(frontiers)
             growth = Growth(
                 layer,
@@ -127,11 +126,10 @@ def _joined(parts: Sequence[Tensor]) -> Tensor | None:
     return torch.cat(list(parts)) if len(parts) > 1 else parts[0] if parts else None
 
 
-def _starts(found: Sequence[tuple[int, float]]) -> set[int]:
-    """The depths at which a chain of (token, chance) ends with the chance `ENDS` or more: models draft from there."""
-    starts, reach = set(), 1.0
-    for depth, chance in enumerate([*(chance for _, chance in found), 0.0]):
-        if reach * (1 - chance) >= ENDS:
-            starts.add(depth)
+def _end(found: Sequence[tuple[int, float]]) -> int:
+    """The depth at which a chain of (token, chance) most likely ends: models draft from there."""
+    ends, reach = [], 1.0
+    for _, chance in found:
+        ends.append(reach * (1 - chance))
         reach *= chance
-    return starts
+    return max(range(len(found) + 1), key=[*ends, reach].__getitem__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,9 +23,19 @@ from draftwood.verify import tree
 VOCAB = 6
 
 
-def drafted(model: TabularModel, prompt: list[int], depth: int = 6, **params: Any) -> tuple[Forest, list[Run]]:
+class Finds(SuffixLookup):
+    """Finds the same whatever the text is."""
+
+    def continuation(self, forest: Forest, most: int, path: Sequence[int] = ()) -> list[tuple[int, float]]:
+        return [(1, 0.9), (2, 0.9), (3, 0.2), (4, 0.9)]
+
+
+def drafted(
+    model: TabularModel, prompt: list[int], depth: int = 6, lookup: SuffixLookup | None = None, **params: Any
+) -> tuple[Forest, list[Run]]:
     """The forest of one round, and the runs that it took."""
-    drafter = ModelDrafter([Session(model, model.new_cache(64), "draft")], lookup=SuffixLookup())
+    session = Session(model, model.new_cache(64), "draft")
+    drafter = ModelDrafter([session], lookup=lookup or SuffixLookup())
     propose = Proposer(SamplingParams(**params), Streams(0), model.vocab_size)
     forest = Forest.from_prompt(prompt)
     drafting = drafter.draft(forest, Fixed(depth), depth, propose)
@@ -46,17 +57,25 @@ def chain(forest: Forest) -> list[int]:
 OTHER = TabularModel(lambda prefix: [0.0] * 5 + [1.0], VOCAB)  # always says 5
 
 
-def test_models_draft_below_the_root_and_where_a_copy_may_end() -> None:
-    """A match of one token has the chance 1/3: the copy most likely ends at once, or after one or two tokens."""
+def test_models_draft_below_the_root_where_a_copy_most_likely_ends_at_once() -> None:
+    """A match of one token has the chance 1/3."""
     forest, runs = drafted(OTHER, [1, 2, 3, 4, 0, 1])
     copied = chain(forest)
     assert [forest.token[node] for node in copied] == [1, 2, 3, 4, 0, 1]
     asked = {node for run in runs for node in run.nodes}
-    assert asked >= set(copied[:2]) and not asked & set(copied[3:])
+    assert copied[0] in asked and not asked & set(copied[1:])
     assert len(runs) == 6  # the model goes on from the root, layer by layer
-    for node in copied[:2]:
-        drawn, point = forest.proposals[node]  # draws are judged first
-        assert drawn.q is not None and point.q is None and len(point.nodes) == 1
+    drawn, point = forest.proposals[copied[0]]  # draws are judged first
+    assert drawn.q is not None and point.q is None and len(point.nodes) == 1
+
+
+def test_models_draft_below_the_node_at_which_a_copy_most_likely_ends() -> None:
+    """It ends behind 0 to 4 tokens with the chances 0.1, 0.09, 0.65, 0.02 and 0.15."""
+    forest, runs = drafted(OTHER, [0], 6, Finds())
+    copied = chain(forest)
+    asked = {node for run in runs for node in run.nodes}
+    assert [forest.token[node] for node in copied] == [0, 1, 2, 3, 4]
+    assert copied[2] in asked and not asked & {*copied[:2], *copied[3:]} and len(runs) == 4
 
 
 def test_a_sure_copy_costs_no_draft_forward() -> None:
