@@ -20,7 +20,6 @@ from draftwood.runtime.session import Answer, Run
 from draftwood.sampling import Distributions
 
 
-
 @dataclass(slots=True)
 class ModelDrafter(Drafter):
     """Each source, mostly a draft model, grows its own tree of `widths[l]` children per node in layer l.
@@ -30,8 +29,8 @@ class ModelDrafter(Drafter):
     models (SpecInfer's merge-based trees) a node's children are the draws of the first model, then of the second, ...
 
     What `lookup` finds is a chain of point masses in the same forest, the last children of its nodes. The models draft
-    below the node at which it most likely ends, be that the root: what lies before costs nothing but rows of the target,
-    and the depth controller says how many of these it is worth.
+    below the node at which it most likely ends, be that the root: what lies before costs nothing but rows of the
+    target, and the depth controller says how many of these it is worth.
     Since their draws are judged first, and in the same way as without the chain, a layer is accepted at least as
     often as by either alone wherever both draft.
     """
