@@ -121,7 +121,7 @@ def test_closing_ends_what_is_under_way_and_refuses_more() -> None:
     engine = make()
 
     async def closed() -> None:
-        ours = AsyncEngine(engine)
+        ours, before = AsyncEngine(engine), {*threading.enumerate()}
         async with ours:
             task = asyncio.create_task(ours.generate([1], max_new_tokens=4000))
             await asyncio.sleep(0.05)
@@ -129,7 +129,7 @@ def test_closing_ends_what_is_under_way_and_refuses_more() -> None:
             await task
         with pytest.raises(DraftwoodError, match="is closed"):
             await ours.generate([1])
-        assert not [thread for thread in threading.enumerate() if thread.name == "draftwood"]
+        assert not [one for one in {*threading.enumerate()} - before if one.name == "draftwood"]
 
     asyncio.run(closed())
     idle(engine)

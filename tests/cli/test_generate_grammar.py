@@ -60,7 +60,7 @@ def test_forced_tokens_are_drawn(command: Command, pair: list[str]) -> None:
     ("flags", "sentence"),
     [
         (["--regex", "a", "--choice", "b"], "give exactly one of json_schema, json_object, regex, choice, grammar"),
-        (["--regex", "(a"], "regex parse error"),
+        (["--regex", "(a"], "unclosed group"),
         (["--json-schema", "none.json"], "none.json does not exist"),
         (["--json-schema", "broken.json"], "is neither JSON nor YAML"),
         (["--json-schema", "list.json"], "must hold a mapping"),

@@ -215,7 +215,7 @@ def test_each_holds_its_share(whole: Decoder, parts: Split) -> None:
     assert len(other.embed.weight) == 0 and len(one.embed.weight) == whole.vocab_size
     assert one.new_cache().slot_bytes == whole.new_cache().slot_bytes  # both processes' count
     cache = one.new_cache(64)
-    assert sum(plane.nbytes for plane in cache.planes) * 2 == cache.bytes
+    assert sum(plane.nbytes for plane in cache.planes) * 2 == cache.room * cache.slot_bytes
 
 
 @pytest.mark.parametrize("how", [{"dtype": "bfloat16"}, {"dtype": "float64"}, {"quantize": "int8"}], ids=str)
