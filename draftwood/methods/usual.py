@@ -33,14 +33,15 @@ def usual(
 
     Of the `loaded` drafts one may be a trained head, which has a method of its own.
 
-    Lookup drafts too where it can, and alone where there is nothing else. All of them are lossless, and draft as far
-    as it pays.
+    Lookup drafts too beside what lies beside the target, and alone where there is nothing else. With a draft model it
+    takes more time than it saves, but where a text repeats itself (bench/headline.yaml). All of them are lossless, and
+    draft as far as it pays.
     """
     for model in loaded:
         if isinstance(model, Heads) or hasattr(model, "reads"):
             return Method.parse(BESIDE["heads" if isinstance(model, Heads) else "eagle"]), None
     if drafts:
-        return Method.parse({"name": "speculative" if drafts == 1 else "specinfer", **MIXED}), None
+        return Method.parse({"name": "speculative" if drafts == 1 else "specinfer", "depth": "auto"}), None
     home: Path | None = getattr(target, "home", None)
     for kind, options in BESIDE.items():
         if target is not None and home is not None and companion(home, kind).is_file():
