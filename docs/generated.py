@@ -65,7 +65,7 @@ def methods(*names: str) -> str:
         method = METHODS[name]
         fewest, most = method.draft_models
         models = "no draft model" if not most else f"{fewest} to {most} draft models" if most > 1 else "one draft model"
-        facts = f"{'Lossless' if method.model_construct().lossless else 'Lossy'} as it stands, {models}."
+        facts = f"{'Lossless' if method.model_construct().lossless else 'Lossy'} with these defaults; {models}."
         parts += [f"### `{name}`", f"{method.summary[:1].upper()}{method.summary[1:]}. {facts}", _about(method)]
         parts.append(options(method))
     return "\n\n".join(parts)

@@ -1,4 +1,4 @@
-"""How a request's tokens are drawn, and what they must be. Imports no torch: the command line checks flags at once."""
+"""Sampling, structured output and runtime options. Imports no torch: the command line checks flags at once."""
 
 from __future__ import annotations
 
@@ -29,12 +29,16 @@ class SamplingParams(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Sampling")
 
-    temperature: Annotated[Finite, Field(ge=0, description="0: greedy; 1: the target as it is.")] = 1.0
-    top_k: Annotated[int, Field(ge=0, description="Keep the K most probable; 0: all.")] = 0
-    top_p: Annotated[Probability, Field(gt=0, description="Keep this share of the probability; 1: all.")] = 1.0
-    min_p: Annotated[Probability, Field(description="Drop what is below this share of the largest.")] = 0.0
-    repetition_penalty: Annotated[Finite, Field(gt=0, description="Above 1: seen tokens count less.")] = 1.0
-    presence_penalty: Annotated[Finite, Field(description="Subtracted once from generated tokens.")] = 0.0
+    temperature: Annotated[Finite, Field(ge=0, description="0: greedy; 1: the model's own distribution.")] = 1.0
+    top_k: Annotated[int, Field(ge=0, description="Keep the K most probable tokens; 0: all.")] = 0
+    top_p: Annotated[
+        Probability, Field(gt=0, description="Keep the most probable tokens of this total probability; 1: all.")
+    ] = 1.0
+    min_p: Annotated[Probability, Field(description="Drop tokens below this share of the largest probability.")] = 0.0
+    repetition_penalty: Annotated[
+        Finite, Field(gt=0, description="Above 1: tokens seen before become less likely.")
+    ] = 1.0
+    presence_penalty: Annotated[Finite, Field(description="Subtracted once from the logits of generated tokens.")] = 0.0
     frequency_penalty: Annotated[Finite, Field(description="The same, per occurrence.")] = 0.0
     logit_bias: Annotated[dict[int, Bias], Field(description="Add X to the logit of token ID.")] = Field(
         default_factory=dict
@@ -107,17 +111,15 @@ class RuntimeParams(BaseModel):
 
     kv_cache_bytes: Annotated[
         int | None,
-        Field(ge=1, description="bytes of keys and values of all models; by default half of the memory that is free"),
+        Field(ge=1, description="Bytes for the keys and values of all models. Default: half of the free memory."),
     ] = None
-    max_running: Annotated[int, Field(ge=1, description="requests that share the forwards at most")] = 64
-    max_queued: Annotated[int | None, Field(ge=0, description="requests that may wait; by default any number")] = None
-    reuse_prefixes: Annotated[
-        bool, Field(description="take what requests that began alike have computed of their prompts and texts")
-    ] = True
+    max_running: Annotated[int, Field(ge=1, description="Most requests that run at once.")] = 64
+    max_queued: Annotated[int | None, Field(ge=0, description="Most requests that wait; more are rejected.")] = None
+    reuse_prefixes: Annotated[bool, Field(description="Reuse keys and values of requests with the same prefix.")] = True
     load_aware: Annotated[
         bool,
         Field(
-            description="depth=auto follows the load in every request; by default only where the text cannot depend on "
-            "it: greedy, verify=coupled, beam search"
+            description="depth=auto follows the load in every request. Default: only where the text cannot depend "
+            "on it (greedy, verify=coupled, beam search)."
         ),
     ] = False

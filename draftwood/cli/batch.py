@@ -1,4 +1,4 @@
-"""`draftwood batch`: a file of requests answered into a file of answers."""
+"""`draftwood batch`: a file of requests into a file of answers."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ PANEL = "Requests"
 
 def batch(
     *,
-    source: Path = flag(..., "Requests, one a line, or the rows of a Parquet file.", "FILE", argument=True),
-    out: Path = flag(..., "Where the answers go; the same command goes on where it was stopped.", "FILE", panel=OUTPUT),
+    source: Path = flag(..., "Requests, one per line, or a Parquet file.", "FILE", argument=True),
+    out: Path = flag(..., "File of answers; the same command resumes.", "FILE", panel=OUTPUT),
     default: list[str] = flag(
         [], "A field for requests that lack it, such as max_tokens=64 or seed=7. Repeatable.", "KEY=VALUE", panel=PANEL
     ),
     concurrency: int | None = flag(None, "Requests at once.", panel=PANEL, usual="--max-running, of each engine", ge=1),
     parts: Literal["jsonl", "parquet"] | None = flag(
-        None, "--out is a directory, of files of this kind with 1,000 answers each.", panel=OUTPUT
+        None, "Make --out a directory of files of this kind with 1,000 answers each.", panel=OUTPUT
     ),
     models: ModelOptions,
     decoding: MethodOptions,
     scaling: RayOptions,
     output: OutputOptions,
 ) -> None:
-    """Answer a file of requests, as OpenAI's batch files are; resumable.
+    """Run a file of requests in OpenAI's batch format; resumable.
 
     A line is {"custom_id": ..., "url": "/v1/chat/completions", "body": {...}}, or a
-    body alone, such as {"prompt": ..., "max_tokens": 40}. Answers come as they are
-    finished, each with the custom_id of its request (line-N where it has none).
-    What is wrong with a request becomes its answer; the exit code is then 1.
-    --replicas 4 --ray answers by four engines.
+    body alone, such as {"prompt": ..., "max_tokens": 40}. Answers are written as
+    they finish, with the custom_id of the request (line-N if it has none). An
+    invalid request is answered with an error, and the exit code is then 1.
+    --replicas 4 --ray uses four engines.
     """
     from draftwood import config
 

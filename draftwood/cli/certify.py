@@ -1,4 +1,4 @@
-"""`draftwood certify`: whether methods are as exact as they say, on small cases and on the pair."""
+"""`draftwood certify`: whether methods are as exact as they claim, on small cases and on the loaded models."""
 
 from __future__ import annotations
 
@@ -27,15 +27,22 @@ INTERRUPTED = 130
 def certify(
     *,
     decoding: MethodOptions,
-    every: bool = flag(False, "Every method, and other rules of verification.", names=("--all",), panel=METHOD),
+    every: bool = flag(False, "All methods, and other verification rules.", names=("--all",), panel=METHOD),
     models: ModelOptions,
-    pair: bool = flag(True, "Also check the models themselves, or tabular models alone.", panel=CHECKS),
+    pair: bool = flag(True, "Check the loaded models too, or only tabular models.", panel=CHECKS),
     checks: Budget,
     prompts: Path | None = flag(
-        None, "Prompts for the pair, one a line. Default: held-out documents of every domain.", "FILE", panel=CHECKS
+        None,
+        "Prompts for the loaded models, one per line. Default: held-out documents of every domain.",
+        "FILE",
+        panel=CHECKS,
     ),
     temperature: float = flag(
-        1.0, "Of the pair's sampled tokens; greedy text is checked too.", panel=CHECKS, gt=0, allow_inf_nan=False
+        1.0,
+        "Of the loaded models' sampled tokens; greedy text is checked too.",
+        panel=CHECKS,
+        gt=0,
+        allow_inf_nan=False,
     ),
     out: Path | None = flag(None, "Write the certificate as JSON.", "FILE", panel=OUTPUT),
     output: OutputOptions,
@@ -43,9 +50,9 @@ def certify(
     """Certify that a method is exact.
 
     Small cases are enumerated, whole outputs sampled, greedy text compared, and
-    the pair's own tokens tested against the target's distribution. Exit code 1 if
-    a check fails. A method that is lossy by design is measured instead. Ctrl-C
-    keeps the checks that are done.
+    the loaded models' tokens tested against the target's distribution. Exit code 1
+    if a check fails. Methods that are lossy by design are measured instead. Ctrl-C
+    keeps finished checks.
     """
     from draftwood.certify import certify_each, every_method
     from draftwood.methods.usual import usual
@@ -77,7 +84,7 @@ def certify(
         document,
         table(report.certificates),
         "",
-        "LOSSY: not exact by design, distances are measured; N/A: means nothing here.",
+        "LOSSY: not exact by design, distances are measured; N/A: does not apply.",
         f"verdict: {report.verdict}{partial}{written}",
     )
     if out is not None:

@@ -15,7 +15,7 @@ from draftwood.cli.groups import ColorOptions, LimitOptions, MethodOptions, Mode
 from draftwood.cli.options import flag
 from draftwood.cli.running import hidden, interruptible
 from draftwood.errors import ConfigurationError, DraftwoodError, RequestError, did_you_mean
-from draftwood.explain.terminal import Painter, colourful, flow, method_label, option_text, summary
+from draftwood.explain.terminal import Painter, colourful, flow, method_label, option_text, summary, visible
 from draftwood.params import SamplingParams
 from draftwood.reading import parse_json
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from draftwood.results import GenerationResult
 
 HELP = """\
-/method NAME [KEY=VALUE ...]  decode by another method; alone: which it is
-/set KEY=VALUE ...            temperature, top_p, ..., seed, max_new_tokens; alone: what they are
-/system TEXT                  the system message; begins the conversation anew
-/stats                        figures of the last reply
-/reset                        forget the conversation
-/quit                         end, as Ctrl-D does; Ctrl-C ends a reply, or gives up a line"""
+/method NAME [KEY=VALUE ...]  use another method; without NAME: show the current one
+/set KEY=VALUE ...            set temperature, top_p, ..., seed, max_new_tokens; alone: show them
+/system TEXT                  set the system message and start over
+/stats                        statistics of the last reply
+/reset                        start over
+/quit                         quit, like Ctrl-D; Ctrl-C stops a reply or clears the line"""
 COMMANDS = ("help", "method", "set", "system", "stats", "reset", "quit")
 NO_TEMPLATE = "no chat template"  # of the error for models that know no conversations
 
@@ -88,7 +88,7 @@ class Partner(Protocol):
         """The method, or a ConfigurationError where it cannot be used."""
 
     def stats(self) -> str:
-        """Figures of the last reply."""
+        """Statistics of the last reply."""
 
 
 @dataclass(slots=True)
@@ -162,7 +162,7 @@ class There(Partner):
                 for choice in chunk.get("choices", ()):
                     piece = choice.get("text") or choice.get("delta", {}).get("content") or ""
                     text += piece
-                    print(piece, end="", flush=True)
+                    print(visible(piece) if sys.stdout.isatty() else piece, end="", flush=True)
                 self.last |= {key: chunk[key] for key in ("usage", "metrics") if chunk.get(key)}
                 if cancelled():
                     break
@@ -209,21 +209,21 @@ def _events(answer: Any) -> Iterator[dict[str, Any]]:
 
 def chat(
     *,
-    url: str | None = flag(None, "Talk to a server with OpenAI's protocol, such as http://localhost:8000.", "URL"),
+    url: str | None = flag(None, "Use a server with OpenAI's API, such as http://localhost:8000.", "URL"),
     api_key: str | None = flag(None, "With --url: the server's key; better in DRAFTWOOD_API_KEY.", "KEY"),
-    system: str | None = flag(None, "A system message before the conversation.", "TEXT"),
+    system: str | None = flag(None, "System message.", "TEXT"),
     limits: LimitOptions = LimitOptions(max_new_tokens=512),
     models: ModelOptions,
     decoding: MethodOptions,
-    seed: int = seed("The same seed and words give the same conversation."),
+    seed: int = seed("The same seed and messages give the same conversation."),
     sampling: SamplingParams,
     output: ColorOptions,
 ) -> None:
-    """Talk to a model.
+    """Chat with a model.
 
     Each line is a message; a model without a chat template, such as the embedded
-    one, continues the text instead. /help lists what else can be said. In a pipe,
-    standard output carries the replies alone.
+    one, continues the text instead. /help lists commands. In a pipe, standard
+    output holds only the replies.
     """
     hidden("--api-key")
     method = decoding.chosen(models.drafts)
@@ -251,7 +251,7 @@ def chat(
 
 
 def lines(asks: bool) -> Iterator[str]:
-    """What is said, line by line, until the end of the input."""
+    """The user's messages, line by line, until the end of the input."""
     if not asks:
         for line in sys.stdin:
             yield line.removesuffix("\n")
@@ -267,12 +267,12 @@ def lines(asks: bool) -> Iterator[str]:
 
 
 def begin(talk: Talk, system: str | None) -> None:
-    """Forget the conversation."""
+    """Start the conversation over."""
     talk.history = [] if not system else [{"role": "system", "content": system}]
 
 
 def answer(talk: Talk, partner: Partner, text: str) -> None:
-    """Say something and write the reply; a message that failed was not said."""
+    """Send a message and print the reply; a message that failed is not kept."""
     before = list(talk.history)
     talk.history.append({"role": "user", "content": text})
     try:
@@ -287,7 +287,7 @@ def answer(talk: Talk, partner: Partner, text: str) -> None:
 
 
 def command(talk: Talk, partner: Partner, line: str) -> bool:
-    """What begins with a slash; whether it ends the conversation."""
+    """Carry out a line that begins with a slash; whether it ends the conversation."""
     from draftwood import config
     from draftwood.methods import Method
 

@@ -50,24 +50,24 @@ def compare(
     models: ModelOptions,
     methods: str | None = flag(
         None,
-        "Methods, each with options if need be: 'lookup,mcsd:tree=4,2,2,1;verify=coupled'. A comma before a "
-        "letter begins the next method. autoregressive is always among them.",
+        "Methods, optionally with options: 'lookup,mcsd:tree=4,2,2,1;verify=coupled'. A comma before a "
+        "letter begins the next method. autoregressive is always included.",
         "A,B,...",
         panel=METHOD,
         usual=USUAL,
     ),
     settings: list[str] = flag([], OF_EVERY_METHOD, "KEY=VALUE", ("--set",), METHOD),
-    repeat: int = flag(3, "Timed runs of each; medians count.", panel=METHOD, ge=1),
-    warmup: int = flag(1, "Runs of each that do not count.", panel=METHOD, ge=0),
+    repeat: int = flag(3, "Timed runs of each method; medians are shown.", panel=METHOD, ge=1),
+    warmup: int = flag(1, "Warm-up runs of each method.", panel=METHOD, ge=0),
     seed: int = seed(),
     sampling: SamplingParams = SamplingParams(temperature=0.0),
     output: OutputOptions,
 ) -> None:
     """Compare methods on one prompt.
 
-    Runs of the methods are interleaved, so that a slow moment of the machine hits
-    all alike, and medians are shown. Greedy by default: every method must give the
-    same text.
+    Runs of the methods are interleaved, so that a slow moment of the machine
+    affects all alike, and medians are shown. Greedy by default: every lossless
+    method must give the same text.
     """
     text = prompt.text()
     names = methods if methods is not None else USUAL if models.drafts else USUAL_WITHOUT_DRAFT

@@ -1,4 +1,4 @@
-"""`draftwood env`: what a bug report needs to say about the machine."""
+"""`draftwood env`: what a bug report needs about the machine."""
 
 from __future__ import annotations
 

@@ -34,23 +34,23 @@ WHAT, EXPERIMENT = "Methods and tasks", "Experiments"
 def evaluate(
     *,
     experiment: Path | None = flag(
-        None, "An experiment, such as bench/engine.yaml; with --results the directory of them.", "FILE", argument=True
+        None, "An experiment, such as bench/engine.yaml; with --results their directory.", "FILE", argument=True
     ),
     out: Path | None = flag(
         None,
-        "Results go here; the same command goes on where it was stopped. Needed without FILE.",
+        "Directory of results; the same command resumes. Required without FILE.",
         "DIR",
         panel=OUTPUT,
         usual="of an experiment: results/NAME beside it",
     ),
-    only: list[str] = flag([], "This run of the experiment. Repeatable.", "NAME", panel=EXPERIMENT),
-    smoke: bool = flag(False, "Seconds only, to see that the experiment works.", panel=EXPERIMENT),
+    only: list[str] = flag([], "Only this run of the experiment. Repeatable.", "NAME", panel=EXPERIMENT),
+    smoke: bool = flag(False, "Run for seconds only, to check that the experiment works.", panel=EXPERIMENT),
     results: Path | None = flag(
-        None, "Measure nothing; write the tables of all experiments into this page.", "FILE", panel=EXPERIMENT
+        None, "Measure nothing; write all experiments' tables into this page.", "FILE", panel=EXPERIMENT
     ),
     methods: str | None = flag(
         None,
-        "As of `draftwood compare`; autoregressive, the baseline, is always among them.",
+        "As in `draftwood compare`; autoregressive, the baseline, is always included.",
         "A,B,...",
         panel=WHAT,
         usual=USUAL,
@@ -58,18 +58,18 @@ def evaluate(
     settings: list[str] = flag([], OF_EVERY_METHOD, "KEY=VALUE", ("--set",), WHAT),
     tasks: str = flag(
         USUAL_TASKS,
-        "Tasks, each with options if need be: 'qa,squad:path=dev.json;shots=1'. `draftwood tasks` lists them.",
+        "Tasks, optionally with options: 'qa,squad:path=dev.json;shots=1'. `draftwood tasks` lists them.",
         "A,B,...",
         panel=WHAT,
     ),
-    limit: int = flag(20, "Items of each task.", panel=WHAT, ge=1),
-    seeds: int = flag(1, "Runs of each item, with seeds from --seed on.", panel=WHAT, ge=1),
+    limit: int = flag(20, "Items per task.", panel=WHAT, ge=1),
+    seeds: int = flag(1, "Runs per item, with consecutive seeds from --seed.", panel=WHAT, ge=1),
     run_code: bool = flag(False, "Run programs that the model wrote, in a sandbox.", panel=WHAT),
-    warmup: int = flag(1, "Runs of each method that do not count.", panel=WHAT, ge=0),
+    warmup: int = flag(1, "Warm-up runs of each method.", panel=WHAT, ge=0),
     models: ModelOptions,
     scaling: RayOptions,
     plain: bool = flag(
-        False, "Plain prompts for a chat model, too. Default: its chat template.", names=("--no-chat",), panel=LIMITS
+        False, "Plain prompts for chat models too. Default: their chat template.", names=("--no-chat",), panel=LIMITS
     ),
     max_new_tokens: int | None = flag(None, "Most tokens of each answer.", panel=LIMITS, usual="the task's own", ge=1),
     seed: int = seed(),
@@ -79,10 +79,10 @@ def evaluate(
     """Measure methods on tasks: quality, speed and energy.
 
     Methods are interleaved on each item, through the same loop. The same command
-    goes on where it was stopped; a failing item is recorded, never skipped. With an
-    experiment's FILE, what it declares is measured instead. With --replicas 4 --ray
-    four engines share the items, or processes an experiment's runs; only times and
-    energy then depend on it.
+    resumes where it was stopped; failing items are recorded, never skipped. With
+    FILE, that experiment is measured instead. With --replicas 4 --ray four engines
+    share the items, or four processes an experiment's runs; only times and energy
+    depend on it.
     """
     if experiment is not None:
         from draftwood.cli import experiments

@@ -52,11 +52,11 @@ def generate(
     decoding: MethodOptions,
     seed: int = seed(),
     sampling: SamplingParams,
-    top_logprobs: int = flag(0, "With --json: the N most probable tokens at each place.", panel=OUTPUT, ge=0),
-    stream: bool = flag(True, "Show text as it becomes certain, or all at the end.", panel=OUTPUT),
+    top_logprobs: int = flag(0, "With --json: the N most probable tokens at each position.", panel=OUTPUT, ge=0),
+    stream: bool = flag(True, "Show text as it is generated, or all at the end.", panel=OUTPUT),
     explain: bool = flag(
         False,
-        "Below the text, draw every round: what was drafted and what became of it. (--json always says it.)",
+        "Also draw every round: what was drafted and what became of it. (--json always has it.)",
         panel=OUTPUT,
     ),
     output: OutputOptions,
@@ -68,9 +68,9 @@ def generate(
 a [bold cyan]bonus[/bold cyan] after accepted drafts,
     [italic yellow]forced[/italic yellow] by a grammar, or plain.
 
-    In a pipe, standard output carries exactly the text, and what --explain adds
-    below it. Summary and further beams (n_best) are always on standard error.
-    Ctrl-C keeps what was generated so far.
+    In a pipe, standard output holds exactly the text, and what --explain adds. The
+    summary and further beams (n_best) go to standard error. Ctrl-C keeps what was
+    generated so far.
     """
 
     asked = prompt.conversation()
@@ -172,7 +172,7 @@ def explain(
     sampling: SamplingParams,
     html: Path | None = flag(
         None,
-        "Print the answer and write a page that steps through its rounds, offline. Default: draw them here.",
+        "Print the answer and write an offline page that steps through its rounds. Default: draw them here.",
         "FILE",
         panel=OUTPUT,
     ),

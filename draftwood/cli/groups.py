@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MODELS, METHOD, SAMPLING, LIMITS, OUTPUT = "Models", "Method", "Sampling", "Prompt and limits", "Output"
 STRUCTURED = "Structured output"
-OF_EVERY_METHOD = "An option of every method that has it, or METHOD.KEY=VALUE for one. Repeatable."
+OF_EVERY_METHOD = "Set an option of every method that has it, or of one as METHOD.KEY=VALUE. Repeatable."
 
 
 class ThreadOptions(OptionGroup):
@@ -35,7 +35,7 @@ class ThreadOptions(OptionGroup):
 
     model_config = ConfigDict(title=MODELS)
 
-    threads: int | None = flag(None, "Threads of forwards on a CPU. Default: as many as PyTorch chooses.", ge=1)
+    threads: int | None = flag(None, "CPU threads. Default: as many as PyTorch chooses.", ge=1)
 
     def apply(self) -> None:
         if self.threads is not None:
@@ -46,7 +46,7 @@ class ThreadOptions(OptionGroup):
 
 class _Place(OptionGroup):
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = flag(
-        "float32", "float32, bfloat16, float16 or float64.", "TYPE"
+        "float32", "Weights and arithmetic: float32, bfloat16, float16 or float64.", "TYPE"
     )
     device: str | None = flag(None, "cpu, cuda, cuda:1, ... Default: CUDA where there is one.", "DEVICE")
 
@@ -61,13 +61,17 @@ class _Target(OptionGroup):
 
 class _Drafts(_Target):
     draft: list[str] = flag(
-        [], "Draft model with the target's tokenizer. Repeat it for several (specinfer).", "DIR|ID|FILE"
+        [],
+        "Draft model with the target's tokenizer, or an EAGLE or Medusa head. Repeatable (specinfer).",
+        "DIR|ID|FILE",
     )
 
 
 class _Quantize(OptionGroup):
     quantize: Literal["int8", "int4"] | None = flag(
-        None, "int8: a quarter of float32's bytes, int4 about a sixth; faster on CPUs, answers change a little.", "KIND"
+        None,
+        "int8: a quarter of float32's bytes; int4: about a sixth. Faster on CPUs; answers change slightly.",
+        "KIND",
     )
 
 
@@ -77,17 +81,19 @@ class _Runtime(OptionGroup, RuntimeParams):
 
 class _Backend(OptionGroup):
     backend: Literal["auto", "native", "pytorch"] = flag(
-        "auto", "What computes on a CPU: native, the package draftwood-native; pytorch; auto, native where it is there."
+        "auto", "CPU kernels: native (package draftwood-native), pytorch, or auto: native where it is installed."
     )
 
 
 class _Compile(OptionGroup):
-    compile: bool = flag(False, "torch.compile for small models; slow to start, needs a C++ compiler.")
+    compile: bool = flag(False, "torch.compile, for small models; slow to start, needs a C++ compiler.")
 
 
 class _Apart(OptionGroup):
-    tensor_parallel: int = flag(1, "Processes that share the target; under torchrun as many as it starts.", ge=1)
-    draft_device: str | None = flag(None, "Where draft models are. Default: where the target is.", "DEVICE")
+    tensor_parallel: int = flag(
+        1, "Processes that the target is split across; under torchrun as many as it starts.", ge=1
+    )
+    draft_device: str | None = flag(None, "Device of the draft models. Default: the target's.", "DEVICE")
 
 
 LOADING = {"dtype", "device", "quantize", "backend"}  # options of `load` that every loader takes
@@ -158,8 +164,8 @@ class MethodOptions(OptionGroup):
 
     method: str | None = flag(
         None,
-        "How to decode, see 'draftwood methods'; file:PATH reads name and options from JSON or YAML. "
-        "Default: the best of what is there, as the summary says.",
+        "Decoding method, see 'draftwood methods'; file:PATH reads name and options from JSON or YAML. "
+        "Default: the best one available, which the summary names.",
         "NAME",
     )
     settings: list[str] = flag(
@@ -214,8 +220,8 @@ class PromptOptions(OptionGroup):
 class ChatOptions(PromptOptions):
     """One prompt, maybe with a conversation around it."""
 
-    chat: bool = flag(False, "The prompt is a user's message: put it into the checkpoint's chat template.")
-    system: str | None = flag(None, "With --chat: the system message before it.", "TEXT")
+    chat: bool = flag(False, "Treat the prompt as a user's message: apply the checkpoint's chat template.")
+    system: str | None = flag(None, "With --chat: the system message.", "TEXT")
 
     def conversation(self) -> Prompt:
         """The prompt as it is; with --chat as a user's message, after the system's if there is one."""
@@ -242,11 +248,11 @@ class StructuredOptions(OptionGroup):
 
     model_config = ConfigDict(title=STRUCTURED)
 
-    json_schema: Path | None = flag(None, "JSON of the schema in a file.", "FILE")
+    json_schema: Path | None = flag(None, "JSON that follows the schema in a file.", "FILE")
     json_object: bool = flag(False, "Any JSON object.")
-    regex: str | None = flag(None, "A text that a regular expression matches as a whole.", "REGEX")
+    regex: str | None = flag(None, "A full match of a regular expression.", "REGEX")
     choice: list[str] = flag([], "One of several texts. Repeatable.", "TEXT")
-    grammar: Path | None = flag(None, "What a grammar in a file allows (Lark's notation, or GBNF).", "FILE")
+    grammar: Path | None = flag(None, "A sentence of the grammar in a file (Lark's notation, or GBNF).", "FILE")
 
     def chosen(self) -> Structured | None:
         """What the options ask for, checked; None where they ask for nothing."""
@@ -269,8 +275,8 @@ class LimitOptions(OptionGroup):
     model_config = ConfigDict(title=LIMITS)
 
     max_new_tokens: int = flag(128, "Most tokens to generate.", ge=1)
-    stop: list[str] = flag([], "End before this text; it is never shown. Repeatable.", "TEXT")
-    ignore_eos: bool = flag(False, "Go on after the end-of-text token.")
+    stop: list[str] = flag([], "Stop before this text, which is not shown. Repeatable.", "TEXT")
+    ignore_eos: bool = flag(False, "Continue after the end-of-text token.")
 
 
 class ColorOptions(OptionGroup):
@@ -309,8 +315,8 @@ class LogOptions(OptionGroup):
 
     model_config = ConfigDict(title=OUTPUT)
 
-    verbose: bool = flag(False, "Say what is done, as --log-level info does.", names=("--verbose", "-v"))
-    log_level: Literal["debug", "info", "warning", "error"] = flag("warning", "What is logged.", "LEVEL")
+    verbose: bool = flag(False, "Log what is done, like --log-level info.", names=("--verbose", "-v"))
+    log_level: Literal["debug", "info", "warning", "error"] = flag("warning", "Lowest level to log.", "LEVEL")
 
     def apply(self) -> None:
         level = "info" if self.verbose and self.log_level == "warning" else self.log_level
@@ -329,10 +335,12 @@ class WorkloadOptions(OptionGroup):
     model_config = ConfigDict(title=LIMITS)
 
     prompts: Path | None = flag(
-        None, "One prompt a line; of a .jsonl file, a string or its 'prompt'. Default: the embedded corpus's.", "FILE"
+        None,
+        "One prompt per line; in a .jsonl file strings, or objects with 'prompt'. Default: the embedded corpus's.",
+        "FILE",
     )
-    documents: int = flag(8, "Without --prompts: prompts of each domain.", ge=1)
-    max_new_tokens: int = flag(64, "Most tokens to decode for each.", ge=2)
+    documents: int = flag(8, "Without --prompts: prompts per domain.", ge=1)
+    max_new_tokens: int = flag(64, "Most tokens to generate for each.", ge=2)
 
     def texts(self, seed: int = 0) -> list[str]:
         """The prompts as text; those of the corpus are held-out documents."""

@@ -1,4 +1,4 @@
-"""`draftwood grow`: a checkpoint of a larger shape that gives the same text."""
+"""`draftwood grow`: a checkpoint of a larger shape that computes the same function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def grow(
     ),
     out: Path | None = flag(
         None,
-        "The directory to write. If only one is given, it is this one, and SRC is embedded:target.",
+        "Directory to write. A single argument is OUT, and SRC is then embedded:target.",
         "OUT",
         argument=True,
     ),
@@ -36,20 +36,20 @@ def grow(
     heads: int | None = flag(None, "Attention heads; their dimension stays.", panel=PANEL, usual="as the width grows"),
     kv_heads: int | None = flag(None, "Key/value heads.", panel=PANEL, usual="in groups as the source's"),
     intermediate: int | None = flag(None, "Hidden units of each MLP.", panel=PANEL, usual="as the width grows"),
-    keep_first: int = flag(2, "Layers are added after the first N, for early exits.", panel=PANEL, ge=0),
+    keep_first: int = flag(2, "Add layers after the first N, for early exits.", panel=PANEL, ge=0),
     dtype: Literal["float32", "bfloat16", "float64"] = flag(
-        "float32", "float32, bfloat16 or float64; float16's range ends above the silent weights.", "TYPE", panel=PANEL
+        "float32", "float32, bfloat16 or float64; the added weights are too small for float16.", "TYPE", panel=PANEL
     ),
-    seed: int = flag(0, "Of the noise.", panel=PANEL),
+    seed: int = flag(0, "Seed of the added weights.", panel=PANEL),
     threads: ThreadOptions,
     output: OutputOptions,
 ) -> None:
-    """Grow a model to a larger shape that gives the same text.
+    """Enlarge a model's shape without changing its output.
 
-    What a model of that shape costs can then be measured with the real acceptance
-    of a small one. The result is a normal checkpoint; config.json says grown_from.
-    An exit layer, heads, an EAGLE head and a skip set that lie with the source's
-    weights are grown alike.
+    The cost of a model of that shape can then be measured with the acceptance of a
+    small one. The result is a normal checkpoint; its config.json has grown_from.
+    An exit layer, heads, an EAGLE head and a skip set next to the source's weights
+    are enlarged too.
     """
     if out is None:
         source, out = EMBEDDED_MODELS[0], Path(source)

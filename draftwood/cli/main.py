@@ -61,7 +61,7 @@ COMMANDS = {  # name -> module:function below HOME, in the order of the help pag
 }
 GROUPS = {
     "tune": "Find settings that are fastest on this machine.",
-    "train": "Train what makes drafts better: decision models, exit layers, heads.",
+    "train": "Train exit layers, heads and predictors for drafting.",
 }
 DEFAULTS = {"tune": "method"}  # group -> its command when none is named
 
@@ -207,9 +207,9 @@ def draftwood(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Language models decode faster by speculation, exactly.
+    """Speculative decoding for open-weight language models, exactly.
 
-    Without --target, commands use the pair of small models that comes with draftwood.
+    Without --target, commands use the pair of small models included in the package.
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())  # typer prints the coloured one itself and returns an empty text

@@ -26,16 +26,16 @@ def plan(
     seconds: float = flag(60.0, "About how long to measure.", panel="Planning", gt=0),
     seed: int = seed(),
     sampling: SamplingParams,
-    out: Path | None = flag(None, "Write the recommended method, for --method file:FILE.", "FILE", panel=OUTPUT),
+    out: Path | None = flag(None, "Write the recommended method here, for --method file:FILE.", "FILE", panel=OUTPUT),
     output: OutputOptions,
 ) -> None:
     """Recommend a method for a pair and prompts.
 
-    Pilots measure acceptance, costs of forwards and the interpreter's share. From
-    them the speed-up of each kind of method is predicted, and the best of each kind
-    is then run to see whether that was right. dsbd is compared with beam sampling
-    of the same width, all others with plain decoding. Ctrl-C while the best are run
-    keeps what was found.
+    Pilot runs measure acceptance, the cost of forward passes and the interpreter's
+    share. From these the speed-up of each kind of method is predicted, and the best
+    of each kind is run to check the prediction. dsbd is compared with beam sampling
+    of the same width, all others with plain decoding. Ctrl-C during the check keeps
+    what was found.
     """
     from draftwood.tune.planner import plan
 

@@ -1,4 +1,4 @@
-"""`draftwood reproduce` and `draftwood report`: a paper's tables and figures measured anew; pages of evaluations."""
+"""`draftwood reproduce` and `draftwood report`: a paper's tables and figures measured again; pages of evaluations."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ def reproduce(
     paper: str = flag(..., "Which paper.", "dsbd|mcsd|eesd", argument=True),
     scale: Literal["small", "full"] = flag(
         "small",
-        "small: few items and settings. full: the paper's sweeps on more items, exits for eesd trained; the bar counts "
-        "the runs.",
+        "small: few items and settings. full: the paper's sweeps on more items; trains exits for eesd.",
         panel=OUTPUT,
     ),
     decision: Path | None = flag(
@@ -35,7 +34,7 @@ def reproduce(
     ),
     out: Path | None = flag(
         None,
-        "Page, figures and results go here; the same command goes on where it was stopped.",
+        "Page, figures and results go here; the same command resumes.",
         "DIR",
         panel=OUTPUT,
         usual="reproduction-PAPER-SCALE",
@@ -43,11 +42,11 @@ def reproduce(
     models: ModelOptions,
     output: ColorOptions,
 ) -> None:
-    """Measure what a paper's tables and figures show, and draw them beside the paper's.
+    """Measure a paper's tables and figures and compare them with the paper's.
 
-    The papers: dsbd (beams), mcsd (trees of candidates), eesd (early exits). All
-    runs as with `draftwood eval`, into directories below --out. The same command
-    goes on where it was stopped; Ctrl-C leaves a page of what is there.
+    The papers: dsbd (beams), mcsd (trees of candidates), eesd (early exits). Runs
+    are those of `draftwood eval`, in directories below --out. The same command
+    resumes where it was stopped; Ctrl-C leaves a page of what was measured.
     """
     from draftwood.cli.evaluate import progress
     from draftwood.eval.reproduce import exhibits, page, reproducing, results
@@ -105,17 +104,16 @@ def summary(shown: Sequence[Shown], say: Callable[..., Any]) -> None:
 def report(
     *,
     directory: Path = flag(
-        ..., "What `draftwood eval --out` wrote, or a directory that holds several of these.", "DIR", argument=True
+        ..., "What `draftwood eval --out` wrote, or a directory of several of these.", "DIR", argument=True
     ),
     out: Path | None = flag(None, "Page and figures go here.", "DIR", panel=OUTPUT, usual="DIR itself"),
-    figures: str = flag("svg", "Kind of the figures' files.", "svg|png|pdf", panel=OUTPUT),
+    figures: str = flag("svg", "Format of the figures.", "svg|png|pdf", panel=OUTPUT),
     output: ColorOptions,
 ) -> None:
     """Write a page of tables and figures about an evaluation.
 
-    One self-contained HTML file, which works offline, and its figures as files
-    of their own. An evaluation that still runs, or was stopped, is reported as
-    far as it came.
+    One self-contained HTML file, which works offline, and its figures as separate
+    files. An unfinished evaluation is reported as far as it got.
     """
     from draftwood.eval.report import page
     from draftwood.explain.terminal import console

@@ -29,13 +29,13 @@ class RayOptions(OptionGroup):
 
     model_config = ConfigDict(title=PANEL)
 
-    replicas: int = flag(1, "Engines, or shares of the work, each in a process of its own. More need --ray.", ge=1)
-    ray: bool = flag(False, "Run them on Ray, which is started on this machine (extra scale).")
+    replicas: int = flag(1, "Engines, or processes that share the work. More than 1 needs --ray.", ge=1)
+    ray: bool = flag(False, "Run them on Ray, started on this machine (extra scale).")
     ray_address: str | None = flag(
-        None, "Run them on a Ray cluster: auto, HOST:PORT or ray://HOST:PORT. Paths must be the same there.", "ADDRESS"
+        None, "Run them on a Ray cluster with the same paths: auto, HOST:PORT or ray://HOST:PORT.", "ADDRESS"
     )
-    replica_cpus: float | None = flag(None, "CPUs of the cluster for each.", usual="as many as --threads, or 1", ge=0)
-    replica_gpus: float | None = flag(None, "GPUs of the cluster for each.", usual="1 where --device is one", ge=0)
+    replica_cpus: float | None = flag(None, "CPUs for each.", usual="as many as --threads, or 1", ge=0)
+    replica_gpus: float | None = flag(None, "GPUs for each.", usual="1 where --device is one", ge=0)
 
     @property
     def wanted(self) -> bool:

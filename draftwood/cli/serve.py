@@ -27,11 +27,11 @@ def serve(
     decoding: MethodOptions,
     scaling: ServingOptions,
 ) -> None:
-    """Serve the model to clients of OpenAI's API, with a page at the same address.
+    """Serve a model over OpenAI's API, with a live page at the same address.
 
-    Requests may name another method: "speculation": {"name": "mcsd", "tree": [4, 2]}.
-    --method is for those that name none. --replicas 4 --ray serves four engines at
-    one address; requests go where the beginning of their prompt was computed before.
+    Requests may choose a method: "speculation": {"name": "mcsd", "tree": [4, 2]}.
+    --method is for those that do not. --replicas 4 --ray serves four engines at one
+    address; requests go to the engine that has computed their prompt's prefix.
     """
     hidden("--api-key")
     try:

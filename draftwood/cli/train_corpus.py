@@ -14,17 +14,17 @@ from draftwood.train.settings import Writing
 def corpus(
     *,
     writing: Writing,
-    concurrency: int = flag(16, "Texts that are written at once.", panel="Writing", ge=1),
+    concurrency: int = flag(16, "Texts written at once.", panel="Writing", ge=1),
     model: QuantizedOptions,
     scaling: RayOptions,
-    out: Path = flag(..., "Where the texts go, one per line.", "FILE.jsonl", panel=OUTPUT),
+    out: Path = flag(..., "File of the texts, one per line.", "FILE.jsonl", panel=OUTPUT),
     output: OutputOptions,
 ) -> None:
     """Have the target write text to train its exit layer on.
 
-    The first 3 to 5 tokens after each prompt are the most probable ones, the rest
-    is sampled. Broken off, the same command goes on where the file ends. With
-    --replicas 4 --ray four engines write the same file.
+    The first 3 to 5 tokens after each prompt are greedy, the rest are sampled. The
+    same command resumes where the file ends. With --replicas 4 --ray four engines
+    write the same file.
     """
     from draftwood.train.writing import write_texts
 

@@ -31,13 +31,13 @@ class RecordingOptions(OptionGroup):
 
     prompts: str = flag(
         "corpus",
-        "Prompts, one per line; corpus: those that the embedded pair was trained on, of every domain.",
+        "Prompts, one per line; corpus: those of the embedded pair's training data.",
         "FILE|corpus",
     )
     limit: int = flag(280, "Most prompts.", ge=1)
     max_new_tokens: int = flag(96, "Tokens to decode for each prompt.", ge=1)
-    epochs: int = flag(60, "Most of them; the best counts.", panel=TRAINING, ge=1)
-    seed: int = flag(0, "Of prompts, texts and training.", panel=TRAINING)
+    epochs: int = flag(60, "Most epochs; the best one is kept.", panel=TRAINING, ge=1)
+    seed: int = flag(0, "Seed of prompts, texts and training.", panel=TRAINING)
 
     def texts(self) -> list[str]:
         """The prompts."""
@@ -56,23 +56,23 @@ def decision(
     ),
     recording: RecordingOptions = RecordingOptions(max_new_tokens=64, epochs=30),
     temperature: list[float] = flag(
-        [], "0: greedy. Repeat it to decode every prompt at several.", panel=RECORDING, usual="1"
+        [], "Sampling temperature; 0: greedy. Repeatable: every prompt at each.", panel=RECORDING, usual="1"
     ),
     method: str = flag(
         "mcsd-fork",
-        "Who drafts: mcsd-fork, mcsd, specinfer, speculative. The model serves all of them.",
+        "Method that drafts: mcsd-fork, mcsd, specinfer or speculative. The result works with all of them.",
         "NAME",
         panel=RECORDING,
     ),
     settings: list[str] = flag(
         [], "An option of the method, such as gamma=6. Repeatable.", "KEY=VALUE", ("--set",), RECORDING
     ),
-    top: int = flag(8, "Kind output: how many probabilities it reads.", panel=TRAINING, ge=1),
+    top: int = flag(8, "With --kind output: how many probabilities it reads.", panel=TRAINING, ge=1),
     width: int = flag(64, "Hidden units of a layer.", panel=TRAINING, ge=1),
     models: PairOptions,
     out: Path = flag(
         ...,
-        "The .safetensors file to write; the figure goes beside it. Use it as depth=decision:PATH.",
+        "The .safetensors file to write, with a figure next to it. Use it as depth=decision:PATH.",
         "PATH",
         panel=OUTPUT,
     ),
@@ -80,8 +80,8 @@ def decision(
 ) -> None:
     """Train a model that ends drafting where acceptance is unlikely (MCSD §3.3).
 
-    Prompts are decoded with drafts, and a small network learns which were accepted;
-    it is judged on prompts that it did not see, and belongs to the draft model.
+    Prompts are decoded with drafts, and a small network learns which were accepted.
+    It is evaluated on held-out prompts, and works with this draft model only.
     """
     check_name(out, "decision")
     chosen = MethodOptions(method=method, settings=settings).chosen(models.drafts)
@@ -131,25 +131,25 @@ def calibration(
     *,
     recording: RecordingOptions,
     temperature: list[float] = flag(
-        [], "0: greedy. Repeat it for several, which prompts take in turn.", panel=RECORDING, usual="0 and 1"
+        [], "Sampling temperature; 0: greedy. Repeatable: prompts alternate.", panel=RECORDING, usual="0 and 1"
     ),
     method: str = flag(
         "speculative",
-        "Who drafts: speculative, eesd, self-spec; what is learned belongs to its draft model.",
+        "Method that drafts: speculative, eesd or self-spec. The result works with its draft model only.",
         "NAME",
         panel=RECORDING,
     ),
     settings: list[str] = flag(
-        [], "An option of the method. gamma is 10 unless given. Repeatable.", "KEY=VALUE", ("--set",), RECORDING
+        [], "An option of the method; gamma is 10 by default. Repeatable.", "KEY=VALUE", ("--set",), RECORDING
     ),
     models: PairOptions,
     out: Path = flag(..., "The .safetensors file to write. Use it as depth=cali-ts:PATH.", "PATH", panel=OUTPUT),
     output: OutputOptions,
 ) -> None:
-    """Train what tells cali-ts whether a draft will be accepted (EESD Eq. 5).
+    """Train the acceptance predictor of depth=cali-ts (EESD Eq. 5).
 
     Prompts are decoded with drafts, and a linear predictor learns from the hidden
-    states of both models which of them were accepted. It belongs to these models.
+    states of both models which were accepted. It works with these models only.
     """
     check_name(out, "cali-ts")
     from draftwood.depth.calibrated import NUMBERS, PLACES, save_calibration

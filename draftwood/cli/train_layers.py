@@ -17,7 +17,7 @@ from draftwood.train.settings import EagleSettings, ExitSettings, HeadSettings, 
 if TYPE_CHECKING:
     from draftwood.train.exit_layer import ExitRun
 
-OUT: Path = flag(..., "Where what is trained goes.", "DIR", panel=OUTPUT)
+OUT: Path = flag(..., "Directory of the result.", "DIR", panel=OUTPUT)
 
 
 def eesd(
@@ -32,9 +32,9 @@ def eesd(
 ) -> None:
     """Train an exit layer, with which a target drafts for itself (method eesd).
 
-    The target's first layers are frozen; a layer, norm and head above them learn
-    to say what comes next. Killed at any time, the same command goes on from the
-    last save. --replicas 4 --ray, or torchrun, share each step among processes.
+    The target's first layers are frozen; a layer, norm and head above them learn to
+    predict the next token. After any stop the same command resumes from the last
+    save. --replicas 4 --ray, or torchrun, split each step across processes.
     """
     from draftwood.train.exit_layer import ExitRun
 
@@ -56,11 +56,11 @@ def medusa(
     scaling: RayOptions,
     output: OutputOptions,
 ) -> None:
-    """Train heads that predict several tokens at once (method medusa).
+    """Train Medusa heads, which predict several tokens at once (method medusa).
 
-    The target is frozen; heads on its last hidden state learn what comes after the
-    next token. Killed at any time, the same command goes on from the last save.
-    --replicas 4 --ray, or torchrun, share each step among processes.
+    The target is frozen; heads on its last hidden state learn to predict the tokens
+    after the next one. After any stop the same command resumes from the last save.
+    --replicas 4 --ray, or torchrun, split each step across processes.
     """
     from draftwood.train.heads import HeadRun
 
@@ -81,12 +81,12 @@ def eagle(
     scaling: RayOptions,
     output: OutputOptions,
 ) -> None:
-    """Train an EAGLE-3 head, which drafts from states of the target (method eagle).
+    """Train an EAGLE-3 head, which drafts from the target's hidden states (eagle).
 
-    The target is frozen; a layer that reads its states learns to draft several
-    tokens in a row, its own states in place of the target's. Killed at any time,
-    the same command goes on from the last save. --replicas 4 --ray, or torchrun,
-    share each step among processes.
+    The target is frozen; a layer that reads its hidden states learns to draft
+    several tokens in a row, then reading its own states. After any stop the same
+    command resumes from the last save. --replicas 4 --ray, or torchrun, split each
+    step across processes.
     """
     from draftwood.train.eagle import EagleRun
 

@@ -36,23 +36,23 @@ def tune(
     sampling: SamplingParams,
     out: Path | None = flag(
         None,
-        "The method file. With it: FILE's name with .runs.json, all figures, and with .png, the heat map.",
+        "The method file. Next to it: all figures (.runs.json) and the heat map (.png).",
         "FILE",
         panel=OUTPUT,
         usual="tuned-METHOD.json",
     ),
     output: OutputOptions,
 ) -> None:
-    """Find the options of a method that are fastest here.
+    """Find the fastest options of a method on this machine.
 
     Every measured run decodes all prompts, interleaved with plain decoding, so that
-    a slow moment of the machine hits both, and what counts is the speed-up.
+    a slow moment of the machine affects both. The result is a speed-up.
 
-    For mcsd, forwards of 1, 2, 4, ... rows are measured first, then a pilot tree:
-    acceptance by layer and place among siblings, with the costs, predicts the
-    speed of every tree, and the best predicted ones are measured.
+    For mcsd, forward passes of 1, 2, 4, ... rows are measured first, then a pilot
+    tree: acceptance by layer and sibling, with the costs, predicts the speed of
+    every tree, and those predicted best are measured.
 
-    Ctrl-C ends the search: what was measured is shown and the best of it saved.
+    Ctrl-C ends the search, shows what was measured and saves the best.
     """
     from draftwood.tune.heatmap import picture
     from draftwood.tune.measuring import Workload
@@ -165,23 +165,23 @@ SEARCH = "Search"
 
 def skip(
     *,
-    budget: int = flag(200, "Sets to judge.", panel=SEARCH, ge=1),
-    gamma: int = flag(8, "Most drafts of a round.", panel=SEARCH, ge=1),
-    search_seed: int = flag(0, "Of the search.", panel=SEARCH),
+    budget: int = flag(200, "Sets to try.", panel=SEARCH, ge=1),
+    gamma: int = flag(8, "Most drafts per round.", panel=SEARCH, ge=1),
+    search_seed: int = flag(0, "Seed of the search.", panel=SEARCH),
     work: WorkloadOptions = WorkloadOptions(documents=4),
     model: QuantizedOptions,
     seed: int = seed(),
     sampling: SamplingParams,
-    out: Path = flag(Path("skip.safetensors"), "Where the set goes.", "FILE", panel=OUTPUT),
+    out: Path = flag(Path("skip.safetensors"), "File of the set.", "FILE", panel=OUTPUT),
     output: OutputOptions,
 ) -> None:
-    """Find the sublayers that self-spec skips best.
+    """Find the best sublayers for self-spec to skip.
 
-    The target continues the prompts once. A set is judged by what the target
-    without those sublayers, on the whole target's keys and values, says of these
-    texts, and by what forwards cost here: which speed-up is to be expected, at
-    the best number of drafts. Bayesian optimisation (optuna's TPE) chooses the
-    sets. Ctrl-C keeps the best so far.
+    The target continues the prompts once. For each set, the acceptance of the
+    target without those sublayers on these texts (with the full target's keys and
+    values) and the cost of forward passes predict the speed-up at the best number
+    of drafts. Bayesian optimisation (optuna's TPE) chooses the sets. Ctrl-C keeps
+    the best so far.
     """
     texts = work.texts()
     if out.suffix != ".safetensors":

@@ -31,17 +31,17 @@ class Fate(NamedTuple):
 
 
 FATES = {
-    "accepted": Fate("+", KIND_STYLES["accepted"], "a draft that was kept"),
-    "rejected": Fate("-", Style.parse("red"), "a draft that was thrown away"),
-    "corrected": Fate("*", Style.parse("magenta"), "chosen by the target, after rejections"),
+    "accepted": Fate("+", KIND_STYLES["accepted"], "a draft that the target accepted"),
+    "rejected": Fate("-", Style.parse("red"), "a draft that the target rejected"),
+    "corrected": Fate("*", Style.parse("magenta"), "chosen by the target after rejections"),
     "forced": Fate("^", KIND_STYLES["forced"], "the only token that the grammar allowed"),
-    "bonus": Fate("!", KIND_STYLES["bonus"], "chosen by the target, after all drafts were accepted"),
-    "plain": Fate("=", KIND_STYLES["plain"], "chosen by the target, without drafts"),
+    "bonus": Fate("!", KIND_STYLES["bonus"], "chosen by the target after all drafts were accepted"),
+    "plain": Fate("=", KIND_STYLES["plain"], "chosen by the target without drafts"),
     "stays": Fate("=", KIND_STYLES["plain"], "a beam that has ended and is kept"),
-    "discarded": Fate("~", DIM, "not looked at: enough were accepted before it"),
-    "unreached": Fate(".", DIM, "not looked at: what it continues was not accepted"),
-    "not reached": Fate(".", DIM, "not looked at: the round ended above it"),
-    "cut off": Fate(".", DIM, "behind the end of the text"),
+    "discarded": Fate("~", DIM, "not judged: enough were accepted before it"),
+    "unreached": Fate(".", DIM, "not judged: the token before it was not accepted"),
+    "not reached": Fate(".", DIM, "not judged: the round ended above it"),
+    "cut off": Fate(".", DIM, "after the end of the text"),
 }
 UNREACHED = {"unreached", "not reached"}
 

@@ -25,7 +25,7 @@ from draftwood.verify.width import WidthRule
 class BeamMethod(Method):
     """A method with several hypotheses."""
 
-    n_best: int = Field(default=1, ge=1, description="how many beams the result holds, best first")
+    n_best: int = Field(default=1, ge=1, description="beams in the result, best first")
     length_penalty: float = Field(
         default=1.0,
         ge=-10,
@@ -89,14 +89,14 @@ class DynamicWidth(Sourced, BeamSamplingMethod):
     gamma: int = Field(default=3, ge=0, le=64, description="layers drafted per round")
     width: int | None = Field(default=None, ge=1, description="a fixed width W_L; null: dynamic")
     threshold: float = Field(
-        default=0.9, ge=0, le=1, description="t: keep as many beams as are accepted with this chance"
+        default=0.9, ge=0, le=1, description="t: keep as many beams as are accepted with this probability"
     )
-    min_width: int = Field(default=1, ge=1, description="least dynamic width, W_min")
+    min_width: int = Field(default=1, ge=1, description="smallest dynamic width, W_min")
     root_weights: Literal["draft", "target"] = Field(
-        default="draft", description="whose joint weighs the beams that a round begins with"
+        default="draft", description="whose joint weights the beams that a round begins with"
     )
     one_cache: bool = Field(
-        default=False, description="go on from the output beam of lowest perplexity alone; lossy, by design"
+        default=False, description="continue from the output beam of lowest perplexity only; lossy by design"
     )
     depth: Depth = "fixed"
 
@@ -138,7 +138,7 @@ class PlainBeamSearch(BeamMethod):
     width: int = Field(default=4, ge=1, le=256, description="beams")
     early_stopping: bool | Literal["never"] = Field(
         default=False,
-        description="end with `width` finished beams; false: when no live one looks better; never: can be",
+        description="stop at `width` finished beams; false: when no live beam looks better; never: when none can",
     )
 
     @property

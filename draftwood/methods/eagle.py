@@ -20,24 +20,24 @@ class Eagle(DrawnMethod):
     """EAGLE-3 (Li et al. 2025): a small layer drafts token by token from the target's states after three of its layers.
 
     With `width` above 1 drafts are a tree that grows where the head is confident (EAGLE-2): a layer has the `width`
-    paths of largest confidence, the product of the head's chances along them. When sampling, children are distinct
-    draws from the head's distribution, whose numbers are known before they are drawn, so the rule is exact; or with
+    paths of largest confidence, the product of the head's probabilities on them. When sampling, children are distinct
+    draws from the head's distribution, and how many is fixed before they are drawn, so the rule is exact; or with
     drafts=best the head's most probable tokens. Heads in the format of `speculators` or of EAGLE's authors are loaded
     as a draft (`--draft`); `draftwood train eagle` makes one.
     """
 
     name = "eagle"
-    summary = "a chain or a confident tree from a trained head on the target's states"
+    summary = "a chain or confidence tree from a trained head on the target's hidden states"
 
     head: Annotated[str | None, FILE] = Field(
         default=None,
         min_length=1,
         description="directory of the target's head; null: the one given as a draft, else the one beside its weights",
     )
-    gamma: int = Field(default=12, ge=0, le=64, description="layers drafted per round at most")
-    width: int = Field(default=1, ge=1, le=256, description="paths of a layer at most; 1: a chain")
-    nodes: int = Field(default=24, ge=1, lt=MOST_ROWS, description="of a tree: drafts per round at most")
-    least: float = Field(default=0.05, ge=0, le=1, description="of a tree: least confidence of a path that is drafted")
+    gamma: int = Field(default=12, ge=0, le=64, description="most layers drafted per round")
+    width: int = Field(default=1, ge=1, le=256, description="most paths per layer; 1: a chain")
+    nodes: int = Field(default=24, ge=1, lt=MOST_ROWS, description="of a tree: most drafts per round")
+    least: float = Field(default=0.05, ge=0, le=1, description="of a tree: least confidence of a drafted path")
     drafts: Literal["drawn", "best"] = Field(
         default="drawn", description="draws from the head, or its most probable tokens, in sampling too"
     )

@@ -22,13 +22,13 @@ from draftwood.runtime.session import Session
 class EarlyExit(DrawnMethod):
     """EESD (Liu et al. 2024): the target's first layers and a trained exit draft, its other layers verify.
 
-    What drafting computes of a token is not computed again. The exit layer comes with the embedded target; for another
+    Verification reuses what drafting computed. The embedded target includes an exit layer; for another
     target `draftwood train eesd` makes one. The paper ends drafting by Thompson sampling: depth=beta-ts, or speedup-ts,
     which weighs what a draft costs.
     """
 
     name = "eesd"
-    summary = "a chain or tree from an exit of the target itself; needs no draft model"
+    summary = "a chain or tree from an early exit of the target; needs no draft model"
 
     gamma: Gamma = 4
     tree: Widths | None = Field(

@@ -56,7 +56,7 @@ class Medusa(OneHypothesis):
         Field(description="a sparse tree in place of `tree`: ranks along each path, such as 0,1,0.0"),
     ] = None
     nodes: int = Field(
-        default=15, ge=1, lt=MOST_ROWS, description="without tree and paths: the drafts that are most often right"
+        default=15, ge=1, lt=MOST_ROWS, description="without tree and paths: drafts per round, those most often right"
     )
     drafts: Literal["drawn", "best"] = Field(
         default="drawn",
@@ -65,8 +65,8 @@ class Medusa(OneHypothesis):
     verify: Literal["traversal", "rejection", "coupled", "typical", "greedy"] = Field(
         default="traversal", description=LOSSLESS + "; lossy: typical acceptance, greedy (greedy text in sampling)"
     )
-    epsilon: float = Field(default=0.09, gt=0, le=1, description="typical: what is likelier than this is accepted")
-    delta: float = Field(default=0.3, gt=0, le=1, description="typical: or likelier than delta exp(-entropy)")
+    epsilon: float = Field(default=0.09, gt=0, le=1, description="typical: accept tokens more probable than this")
+    delta: float = Field(default=0.3, gt=0, le=1, description="typical: or more probable than delta exp(-entropy)")
     depth: Depth = "fixed"
 
     def choices(self, ranks: Sequence[Sequence[float]] = ()) -> Choices:

@@ -36,12 +36,12 @@ Depth = Annotated[
     str,
     BeforeValidator(depth_text),
     Field(
-        description="who ends drafting early: auto, fixed, confidence:0.4, adaptive-confidence, entropy, "
-        "decision:PATH, beta-ts, speedup-ts, optimal-stopping; chains and trees of no named size: auto"
+        description="depth controller: auto, fixed, confidence:0.4, adaptive-confidence, entropy, decision:PATH, "
+        "beta-ts, cali-ts:PATH, speedup-ts, optimal-stopping; auto becomes fixed where a size is named"
     ),
 ]
 Mixed = Annotated[
-    bool, Field(description="what prompt lookup finds is drafted too, for nothing; models draft where it may end")
+    bool, Field(description="also draft what prompt lookup finds; the model drafts where the match may end")
 ]
 Width = Annotated[int, Field(ge=1)]
 Widths = Annotated[

@@ -24,7 +24,9 @@ def found(lookup: bool) -> SuffixLookup | None:
 
 
 RULES: dict[str, type[Verifier]] = {one.name: one for one in (Traversal, Rejection, KSeq, Coupled)}  # lossless
-LOSSLESS = "lossless: traversal judges whole paths, rejection token by token; coupled: the same text without drafts"
+LOSSLESS = (
+    "lossless: traversal judges whole paths, rejection single tokens; coupled: the sampled text of plain decoding"
+)
 WITHOUT = {  # rule -> why a method does without it
     "traversal": "it judges paths of drawn drafts, and {name} draws none; use rejection, which accepts as much",
     "kseq": "it judges a node's independent draws, which specinfer and mcsd with replacement=true have; use one",
@@ -88,7 +90,7 @@ class TreeMethod(SequenceMethod):
     """One whose drafts are drawn, several below a node."""
 
     verify: Literal["traversal", "rejection", "kseq", "coupled"] = Field(
-        default="traversal", description=LOSSLESS + "; kseq: a node's independent draws by one ratio"
+        default="traversal", description=LOSSLESS + "; kseq: K-SEQ for a node's independent draws"
     )
 
 
@@ -199,13 +201,14 @@ class Fork(OneHypothesis):
     """
 
     name = "mcsd-fork"
-    summary = "W chains of candidates, as deep as a decision model finds worthwhile"
+    summary = "W chains of candidates, each as deep as the depth controller finds worthwhile"
     draft_models = (1, 1)
 
     width: int = Field(default=4, ge=1, le=256, description="chains, W")
-    gamma: int = Field(default=4, ge=1, le=64, description="drafted tokens of a chain at most, D")
+    gamma: int = Field(default=4, ge=1, le=64, description="most drafted tokens per chain, D")
     verify: Literal["traversal", "rejection", "coupled", "longest"] = Field(
-        default="traversal", description=LOSSLESS + "; lossy: longest, the longest chain below the target's draws"
+        default="traversal",
+        description=LOSSLESS + "; lossy: longest, the longest accepted chain below the target's draws",
     )
     replacement: bool = Field(default=False, description="draw candidates independently; false: distinct candidates")
     depth: Depth = "auto"
@@ -234,22 +237,20 @@ class Fork(OneHypothesis):
 
 
 class Lookup(UndrawnMethod):
-    """Prompt lookup: what followed the longest match of the last tokens before is proposed as it stands.
+    """Prompt lookup: drafts the tokens that followed the longest earlier match of the last tokens.
 
-    A suffix automaton of prompt and output finds matches of any length, at no cost that matters. How often what
-    followed it and how long the match is say how sure a draft is, and depth=auto, where no gamma is named, how much
-    of it is worth verifying. With `shared` earlier answers of the engine are looked at too; verification is then
-    coupled, since other drafts could know what a seed draws.
+    A suffix automaton of prompt and output finds matches of any length, at negligible cost. The match's length and how
+    often each continuation followed it give the confidence of a draft, by which depth=auto (where no gamma is named)
+    decides how much of it is worth verifying. With `shared` earlier answers of the engine are searched too; verification
+    is then coupled, since an earlier answer under the same seed would know what is drawn.
     """
 
     name = "lookup"
-    summary = "what followed the same tokens before as drafts; needs no draft model"
+    summary = "n-gram matches in prompt and output as drafts; needs no draft model"
 
     gamma: Gamma = DEEPEST
-    min_ngram: int = Field(default=1, ge=1, le=16, description="shortest match that is good enough, in tokens")
-    shared: bool = Field(
-        default=False, description="look at earlier answers to any prompt of the engine, and leave this one there"
-    )
+    min_ngram: int = Field(default=1, ge=1, le=16, description="shortest match to use, in tokens")
+    shared: bool = Field(default=False, description="also search earlier answers of the engine, and add this one")
     depth: Depth = "auto"
 
     @model_validator(mode="before")

@@ -1,4 +1,4 @@
-"""How the server behaves: where it listens, who may ask, and how much. Imports neither torch nor FastAPI."""
+"""Options of the server: address, access, limits. Imports neither torch nor FastAPI."""
 
 from __future__ import annotations
 
@@ -21,29 +21,30 @@ class ServeSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", title="Server")
 
     host: Annotated[str, Field(description="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on; 0: any that is free.")] = 8000
-    served_model_name: Annotated[str | None, Field(description="What clients call the model.")] = None
-    api_key: Annotated[str | None, Field(description="Key that clients must send; better in a file or variable.")] = (
-        None
-    )
-    api_key_file: Annotated[Path | None, Field(description="File of such keys, one a line.")] = None
+    port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on; 0: any free port.")] = 8000
+    served_model_name: Annotated[str | None, Field(description="Name of the model for clients.")] = None
+    api_key: Annotated[
+        str | None, Field(description="Key that clients must send; better in a file or in DRAFTWOOD_API_KEY.")
+    ] = None
+    api_key_file: Annotated[Path | None, Field(description="File of keys, one per line.")] = None
     allowed_host: Annotated[
-        list[str], Field(description="Host name that requests may be for. Repeatable. On loopback: localhost.")
+        list[str], Field(description="Accepted Host header. Repeatable. Default on loopback: localhost.")
     ] = Field(default_factory=list)
     allowed_origin: Annotated[
-        list[str], Field(description="Web origin whose pages may ask (CORS), such as https://a.org. Repeatable.")
+        list[str],
+        Field(description="Web origin whose pages may send requests (CORS), such as https://a.org. Repeatable."),
     ] = Field(default_factory=list)
-    max_body: Annotated[int, Field(ge=1024, description="Bytes of a request's body at most.")] = 4 << 20
-    max_prompt_tokens: Annotated[int | None, Field(ge=1, description="Tokens of a prompt at most.")] = None
-    max_tokens: Annotated[int | None, Field(ge=1, description="Tokens that a request may ask for at most.")] = None
-    max_connections: Annotated[int, Field(ge=1, description="Connections at once at most.")] = 1024
-    request_seconds: Annotated[Seconds, Field(description="How long a request may take.")] = 600.0
+    max_body: Annotated[int, Field(ge=1024, description="Most bytes of a request's body.")] = 4 << 20
+    max_prompt_tokens: Annotated[int | None, Field(ge=1, description="Most tokens of a prompt.")] = None
+    max_tokens: Annotated[int | None, Field(ge=1, description="Most tokens that a request may generate.")] = None
+    max_connections: Annotated[int, Field(ge=1, description="Most connections at once.")] = 1024
+    request_seconds: Annotated[Seconds, Field(description="Most seconds for a request.")] = 600.0
     client_seconds: Annotated[
-        Seconds, Field(description="How long a client may take to send a request's head, its body, or to read on.")
+        Seconds, Field(description="Most seconds for a client to send a request's head or body, or to read on.")
     ] = 30.0
-    drain_seconds: Annotated[Seconds, Field(description="How long running requests may go on at the end.")] = 30.0
+    drain_seconds: Annotated[Seconds, Field(description="Most seconds for running requests at shutdown.")] = 30.0
     log_json: Annotated[bool, Field(description="Log every request as a line of JSON.")] = False
-    log_prompts: Annotated[bool, Field(description="Prompts in the log, too.")] = False
+    log_prompts: Annotated[bool, Field(description="Log prompts too.")] = False
 
     @property
     def loopback(self) -> bool:

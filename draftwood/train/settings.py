@@ -1,4 +1,4 @@
-"""What training runs are asked for. Imports no torch: the command line makes its options of these."""
+"""Options of training runs. Imports no torch: the command line makes its options from these."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Training")
 
-    steps: Count = Field(default=1000, description="Steps.")
-    batch: Count = Field(default=16, description="Rows of a step.")
-    accumulate: Count = Field(default=1, description="Parts that a step is computed in.")
+    steps: Count = Field(default=1000, description="Training steps.")
+    batch: Count = Field(default=16, description="Rows per step.")
+    accumulate: Count = Field(default=1, description="Gradient accumulation: parts of a step.")
     rate: float = Field(default=1e-3, gt=0, description="Peak learning rate.")
     warmup: int = Field(default=50, ge=0, description="Steps of warm-up.")
     distill: float = Field(
@@ -31,9 +31,11 @@ class Settings(BaseModel):
         description="Weight of distillation on the target's own distributions; the rest is cross-entropy on the text.",
     )
     precision: Precision = Field(
-        default="bfloat16", description="Of products: bfloat16 or float32.", json_schema_extra={"metavar": "TYPE"}
+        default="bfloat16",
+        description="Of matrix products: bfloat16 or float32.",
+        json_schema_extra={"metavar": "TYPE"},
     )
-    seed: int = Field(default=0, description="Of the order of rows, and of the corpus.")
+    seed: int = Field(default=0, description="Seed of the order of rows, and of the corpus.")
 
     def check(self, processes: int) -> None:
         """Raise ConfigurationError where so many processes cannot share a step."""
@@ -47,7 +49,7 @@ class ExitSettings(Settings):
 
     layers: int | None = Field(
         default=None,
-        description="First layers of the target that the exit is behind.",
+        description="Layers of the target before the exit.",
         json_schema_extra={"usual": "a tenth of its depth"},
     )
     depth: int = Field(
@@ -58,24 +60,24 @@ class ExitSettings(Settings):
 class HeadSettings(Settings):
     """Of Medusa heads."""
 
-    heads: int = Field(default=4, ge=1, le=MOST_HEADS, description="Heads: tokens that are predicted.")
+    heads: int = Field(default=4, ge=1, le=MOST_HEADS, description="Number of heads, one for each token predicted.")
     shared: bool = Field(
-        default=False, description="Heads end in the target's own head: far fewer parameters, less acceptance."
+        default=False, description="Use the target's own output layer: far fewer parameters, lower acceptance."
     )
-    decay: float = Field(default=0.8, gt=0, le=1, description="Head k's loss weighs X^k.")
+    decay: float = Field(default=0.8, gt=0, le=1, description="The loss of head k has weight X^k.")
 
 
 class EagleSettings(Settings):
     """Of an EAGLE head."""
 
-    unroll: int = Field(default=4, ge=1, le=16, description="Steps of drafting that are trained on.")
+    unroll: int = Field(default=4, ge=1, le=16, description="Consecutive drafting steps to train on.")
     vocabulary: int | None = Field(
         default=None,
         ge=2,
-        description="Tokens that the head knows, the most frequent ones of the texts.",
+        description="Restrict the head to the N most frequent tokens of the texts.",
         json_schema_extra={"usual": "all"},
     )
-    decay: float = Field(default=0.8, gt=0, le=1, description="The loss of step k weighs X^(k-1).")
+    decay: float = Field(default=0.8, gt=0, le=1, description="The loss of step k has weight X^(k-1).")
 
 
 class TextSource(BaseModel):
@@ -89,9 +91,9 @@ class TextSource(BaseModel):
         "pair's corpus.",
         json_schema_extra={"metavar": "FILE|corpus"},
     )
-    context: int = Field(default=256, ge=2, description="Tokens of a row.")
-    rows: Count = Field(default=20_000, description="Rows to train on at most; then they are read again.")
-    held_out: Count = Field(default=32, description="Rows that are measured and not trained on.")
+    context: int = Field(default=256, ge=2, description="Tokens per row.")
+    rows: Count = Field(default=20_000, description="Most rows to train on; then they are repeated.")
+    held_out: Count = Field(default=32, description="Rows for measurement, not trained on.")
 
 
 class Saving(BaseModel):
@@ -100,10 +102,12 @@ class Saving(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", title="Training")
 
     store: Precision = Field(
-        default="bfloat16", description="Of the file: bfloat16 or float32.", json_schema_extra={"metavar": "TYPE"}
+        default="bfloat16",
+        description="Of the saved weights: bfloat16 or float32.",
+        json_schema_extra={"metavar": "TYPE"},
     )
-    save_every: Count = Field(default=100, description="Steps between two saves.")
-    measure_every: Count = Field(default=100, description="Steps between two measurements.")
+    save_every: Count = Field(default=100, description="Steps between saves.")
+    measure_every: Count = Field(default=100, description="Steps between measurements.")
 
 
 class Writing(BaseModel):
@@ -118,18 +122,18 @@ class Writing(BaseModel):
     )
     given: str | None = Field(
         default=None,
-        description="Given texts that are mixed in: .jsonl with text, or text.",
+        description="Your texts, mixed in: .jsonl with text, or plain text.",
         json_schema_extra={"metavar": "FILE|corpus"},
     )
     share: float | None = Field(
-        default=None, description="Share of given texts.", json_schema_extra={"usual": "0.5 with --given, else 0"}
+        default=None, description="Share of your texts.", json_schema_extra={"usual": "0.5 with --given, else 0"}
     )
-    count: Count = Field(default=1000, description="Texts, given ones included.")
-    max_new_tokens: Count = Field(default=256, description="Most tokens that the target writes at once.")
+    count: Count = Field(default=1000, description="Number of texts, yours included.")
+    max_new_tokens: Count = Field(default=256, description="Most tokens that the target writes per text.")
     temperature: float = Field(default=1.0, ge=0, allow_inf_nan=False, description="Of all but the first few tokens.")
     greedy: tuple[int, int] = Field(
         default=(3, 5),
-        description="A to B first tokens are the most probable ones.",
+        description="The first A to B tokens are greedy.",
         json_schema_extra={"metavar": "A B"},
     )
     seed: int = Field(default=0, description="The same seed gives the same texts.")

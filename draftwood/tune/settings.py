@@ -41,20 +41,18 @@ class TuneSettings(BaseModel):
         description="guided: trees by predictions from measured acceptance and costs, others by optuna; grid: all.",
     )
     fixed: dict[str, Any] = Field(
-        default_factory=dict, description="An option that is fixed, such as verify=coupled. Repeatable."
+        default_factory=dict, description="A fixed option, such as verify=coupled. Repeatable."
     )
     rows: int = Field(default=48, ge=1, description="Most tokens that the target verifies at once.")
     max_depth: int = Field(default=6, ge=1, description="mcsd: most layers of drafts.")
-    widths: Counts | None = Field(default=None, description="mcsd: children that a node may have. Default: any number.")
+    widths: Counts | None = Field(default=None, description="mcsd: allowed numbers of children per node. Default: any.")
     initial: Counts = Field(
-        default=(1,), description="mcsd: tokens of the target that a round begins with. More than 1 are lossy."
+        default=(1,), description="mcsd: tokens of the target that a round begins with. More than 1 is lossy."
     )
-    beams: int = Field(
-        default=4, ge=1, description="dsbd: to be no worse than beam-sampling of this width, measured with it."
-    )
+    beams: int = Field(default=4, ge=1, description="dsbd: must be no worse than beam-sampling of this width.")
     tolerance: float = Field(
         default=0.02,
         ge=0,
-        description="dsbd: nats per token that the best beam's mean log-likelihood may be lower than that "
+        description="dsbd: how much lower the best beam's mean log-likelihood may be, in nats per token "
         "(0.02: perplexity 2% higher).",
     )

@@ -48,7 +48,7 @@ export class RunView {
     this.all = element("input", label);
     this.all.type = "checkbox";
     this.all.onchange = () => this.drawRound();
-    label.append("show drafts that were not looked at");
+    label.append("show drafts that were not judged");
     add("p", "summary", this.rounds);
     add("div", "forest", this.rounds);
     add("p", "fates", this.rounds);
