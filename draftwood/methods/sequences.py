@@ -241,8 +241,8 @@ class Lookup(UndrawnMethod):
 
     A suffix automaton of prompt and output finds matches of any length, at negligible cost. The match's length and how
     often each continuation followed it give the confidence of a draft, by which depth=auto (where no gamma is named)
-    decides how much of it is worth verifying. With `shared` earlier answers of the engine are searched too; verification
-    is then coupled, since an earlier answer under the same seed would know what is drawn.
+    decides how much of it is worth verifying. With `shared`, earlier answers of the engine are searched too;
+    verification is then coupled, since an earlier answer under the same seed would know what is drawn.
     """
 
     name = "lookup"

@@ -1,4 +1,4 @@
-"""Tables of result files in other pages than that of the results: README's, the model card's, docs/papers.md."""
+"""Tables of results on pages other than docs/results.md: README, the model card, docs/papers.md, docs/serving.md."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Claim(Strict):
 
 
 Papers = dict[str, tuple[Claim, ...]]  # by the paper's name
-HEAD = ["of the paper", "it says", "in the code", "again", "measured", "beside the paper"]
+HEAD = ["of the paper", "claim", "code", "commands", "measured", "agreement with the paper"]
 
 
 def claims(folder: Path) -> Papers:

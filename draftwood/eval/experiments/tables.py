@@ -22,10 +22,10 @@ from draftwood.plots import PALETTE
 
 HEAD = """# Results
 
-Every number here comes from the files under `bench/results`, and this page is made of them by
-`draftwood eval bench --results docs/results.md`. Each section names the command that measures it again. Ratios compare
-methods that took turns on the same prompts; in brackets are 95% bootstrap intervals. Where a file says so, it was
-measured by an earlier program, whose command and commit it keeps. A grown pair has the small pair's text and acceptance
+Every number here comes from the files under `bench/results`; `draftwood eval bench --results docs/results.md` generates this
+page from them. Each section names the command that repeats the measurement. Ratios compare methods whose runs were
+interleaved on the same prompts; intervals in parentheses are 95% bootstrap intervals. Where a section says so, it was
+measured by an earlier program, whose command and commit are kept. A grown pair has the small pair's text and acceptance
 at the cost of a larger shape.
 """
 OVERVIEW, PAPERS = "overview.yaml", "papers.yaml"  # tables over several experiments, shown by other pages only
@@ -157,7 +157,7 @@ def section(experiment: Experiment, file: Path) -> Iterator[str]:
     if experiment.about:
         yield experiment.about.strip()
     again = experiment.made_by or f"draftwood eval bench/{file.name}"
-    yield f"Again: `{again}`." + (" Measured:" if results else " Not measured yet.")
+    yield f"To repeat: `{again}`." + (" Measured:" if results else " Not measured yet.")
     lines = []
     for result in results:
         e = result["environment"]
