@@ -22,8 +22,8 @@ from draftwood.plots import PALETTE
 
 HEAD = """# Results
 
-Every number here comes from the files under `bench/results`; `draftwood eval bench --results docs/results.md` makes this
-page of them. Each section names the command that repeats the measurement. Ratios compare methods whose runs were
+Every number here comes from the files under `bench/results`; `draftwood eval bench --results docs/results.md` makes
+this page of them. Each section names the command that repeats the measurement. Ratios compare methods whose runs were
 interleaved on the same prompts; in parentheses are 95% bootstrap intervals. Where a section says so, it was measured by
 an earlier program, whose command and commit are kept. A grown pair has the small pair's text and acceptance at the cost
 of a larger shape.
