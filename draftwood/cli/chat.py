@@ -245,7 +245,7 @@ def chat(
                 answer(talk, partner, line)
         except DraftwoodError as wrong:
             failed = True
-            print(f"error: {wrong}", file=sys.stderr)
+            print(f"error: {visible(str(wrong))}", file=sys.stderr)
     if failed and not asks:
         sys.exit(2)
 

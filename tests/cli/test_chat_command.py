@@ -13,7 +13,9 @@ import pytest
 from conftest import Command, Outcome
 from servers import Running, running
 
-from draftwood import load
+from draftwood import SamplingParams, load
+from draftwood.cli.chat import Talk, There
+from draftwood.cli.groups import LimitOptions
 from draftwood.serve.settings import ServeSettings
 
 METHOD = {"name": "speculative", "gamma": 2}
@@ -99,3 +101,16 @@ def test_the_key_is_not_on_the_command_line(target: Path) -> None:
 def test_no_server_is_one_sentence(say: Say) -> None:
     shown = say(["hi"], "--url", "http://127.0.0.1:9")
     assert shown.code == 2 and "cannot be reached" in shown.err and shown.err.count("error: ") == 1
+
+
+def test_a_server_cannot_steer_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Control characters of a reply are shown as symbols on a terminal; a pipe gets them as they are."""
+    for terminal, shown in ((True, "\u241b[2Jhi\n"), (False, "\x1b[2Jhi\n")):
+        reply = io.BytesIO(rb'data: {"choices": [{"text": "\u001b[2Jhi\n"}]}' + b"\n\ndata: [DONE]\n\n")
+        monkeypatch.setattr(There, "_posted", lambda *arguments, reply=reply: reply)
+        monkeypatch.setattr("sys.stdout.isatty", lambda terminal=terminal: terminal)
+        talk = Talk(SamplingParams(), LimitOptions(), 0, None)
+        assert There("http://localhost", None).reply(talk, lambda: False) == "\x1b[2Jhi\n"
+        assert capsys.readouterr().out == shown
