@@ -1,4 +1,4 @@
-"""Beams: DSBD against beam sampling, the n best answers, and beam search made faster with the same output."""
+"""Beams: DSBD against beam sampling, the n best answers, and faster beam search with the same output."""
 
 import draftwood
 
@@ -15,8 +15,8 @@ def rate(result):
     return f"{metrics.rounds:3} forwards of the target for {len(result.tokens)} tokens"
 
 
-# Beam sampling draws several beams from the joint of beam and token; DSBD draws them with a draft model and verifies
-# layers of them at once. Both return the beam of lowest perplexity. DSBD's width follows what the draft gets right.
+# Beam sampling draws several beams from the joint of beam and token; DSBD drafts layers of beams with a draft model and
+# verifies them at once. Both return the beam of lowest perplexity. DSBD's width adapts to how many are accepted.
 sampling = {"top_k": 10, "top_p": 0.8}
 for method in ({"name": "beam-sampling", "width": 3}, {"name": "dsbd", "draft_width": 6, "gamma": 3, "threshold": 0.9}):
     result = engine.generate(PROMPT, method, sampling, seed=1)
@@ -24,12 +24,12 @@ for method in ({"name": "beam-sampling", "width": 3}, {"name": "dsbd", "draft_wi
     width = sum(layer.width for layer in layers) / len(layers)
     print(f"{result.method['name']:24} {rate(result)}, mean width {width:.1f}:{result.text}")
 
-# The n best beams, at a high temperature so that they differ: distinct ones, since nothing is put back.
+# The n best beams, at a high temperature so that they differ, and distinct, since drawn without replacement.
 method = {"name": "dsbd", "draft_width": 6, "gamma": 3, "width": 4, "replacement": False, "n_best": 4}
 for beam in engine.generate(PROMPT, method, {"temperature": 2.0, "top_k": 10}, seed=1).beams:
     print(f"  perplexity {beam.perplexity:6.3f} {beam.finish_reason:6} {beam.text!r}")
 
-# Beam search draws nothing. With a draft it needs fewer forwards, and its beams are the same, score for score.
+# Beam search samples nothing. With drafts it needs fewer forward passes, and its beams are the same, score for score.
 plain = engine.generate(PROMPT, {"name": "beam-search", "width": 4, "n_best": 4})
 quick = engine.generate(PROMPT, {"name": "speculative-beam-search", "width": 4, "n_best": 4, "draft_width": 6})
 for result in (plain, quick):

@@ -1,4 +1,4 @@
-"""Many requests on one engine: asyncio, threads, one that is cancelled, and a prompt that was read before."""
+"""Many requests on one engine: asyncio, threads, cancellation, and a reused prefix."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ engine = draftwood.load(max_running=16, max_queued=1000, kv_cache_bytes=1 << 28)
 
 
 async def first_words(served: draftwood.AsyncEngine, prompt: str) -> str:
-    """A stream that is left when there is enough: the request ends then."""
+    """The first words of a stream; leaving the loop ends the request."""
     text = ""
     async for event in served.stream(prompt, method="mcsd", sampling=GREEDY, max_new_tokens=200):
         text += event.text
@@ -33,12 +33,12 @@ async def main() -> list[str]:
 
 texts = asyncio.run(main())
 
-# Engine's own methods may be called from any threads, also at the same time. The texts are what they are alone.
+# Engine's methods may be called from several threads at once. Each text is what it would be alone.
 with ThreadPoolExecutor() as threads:
     again = threads.map(lambda prompt: engine.generate(prompt, "speculative", GREEDY, max_new_tokens=40).text, PROMPTS)
     print("threads say the same:", list(again) == texts)
 
-# What was read before is not read again: the second turn of a conversation costs its new tokens.
+# Prefixes are reused: the second turn of a conversation computes only its new tokens.
 turn = f"{PROMPTS[1]}{texts[1]}\nProblem: Tom has 4 pears."
 metrics = engine.generate(turn, "speculative", GREEDY, max_new_tokens=20).metrics
 print("tokens of the prompt taken over:", metrics.reused_tokens, "of", len(engine.tokens(turn)))

@@ -16,7 +16,7 @@ prompts = [engine.tokens(document.prompt) for document in islice(documents("stor
 work = Workload(prompts, draftwood.SamplingParams(temperature=1.0), max_new_tokens=32)
 bench = Bench(engine, work, plain=Method.parse("autoregressive"))
 
-# What a forward of K rows costs, target and draft.
+# The cost of a forward pass of K rows, target and draft.
 target, draft = bench.costs(ROWS)
 for name, cost in (("target", target), ("draft", draft)):
     each = ", ".join(f"{rows} rows {1000 * cost(rows):.2f} ms" for rows in cost.rows)

@@ -21,6 +21,6 @@ def test_quickstart(capsys: pytest.CaptureFixture[str]) -> None:
     alone = re.search(r"^speculative (['\"].+)$", printed, re.MULTILINE)
     assert alone is not None
     assert greedy["speculative"][1:].startswith(alone[1][1:-1])  # 40 of the same 60 tokens
-    off = dict(re.findall(r"^(\w+) +total variation from the exact law: ([\d.]+)$", printed, re.MULTILINE))
+    off = dict(re.findall(r"^(\w+) +total variation from the exact distribution: ([\d.]+)$", printed, re.MULTILINE))
     assert list(off) == ["autoregressive", "speculative", "mcsd"]
     assert all(float(value) < 0.07 for value in off.values())  # 0.035 is expected of 1000 runs
