@@ -59,13 +59,13 @@ def batch(
     interrupted = False
     with progress(output.color, "answering") as update:
 
-        def told(now: Outcome) -> None:
+        def report(now: Outcome) -> None:
             nonlocal outcome
             outcome = now
             update(completed=now.answered, total=now.requests)
 
         try:
-            complete(answerer, source, out, fields, told, parts)
+            complete(answerer, source, out, fields, report, parts)
         except KeyboardInterrupt:
             interrupted = True
     output.give(

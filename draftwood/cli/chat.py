@@ -294,21 +294,21 @@ def command(talk: Talk, partner: Partner, line: str) -> bool:
     name, *words = line.split() or [""]
     if name not in COMMANDS:
         raise ConfigurationError(f"there is no /{name}" + did_you_mean(name, COMMANDS))
-    said = sys.stderr if not sys.stdin.isatty() else sys.stdout
+    out = sys.stderr if not sys.stdin.isatty() else sys.stdout
     if name == "help":
-        print(HELP, file=said)
+        print(HELP, file=out)
     elif name == "method" and words:
         method = Method.parse(words[0], config.assignments(words[1:]))
         method.check(talk.sampling)
         talk.method = partner.check(method)
     elif name == "method":
-        print("the usual one" if talk.method is None else method_label(talk.method.as_dict()), file=said)
+        print("the default" if talk.method is None else method_label(talk.method.as_dict()), file=out)
     elif name == "set" and words:
         talk.set(config.assignments(words))
     elif name == "set":
-        print(" ".join(f"{key}={option_text(value)}" for key, value in talk.options().items()), file=said)
+        print(" ".join(f"{key}={option_text(value)}" for key, value in talk.options().items()), file=out)
     elif name == "stats":
-        print(partner.stats(), file=said)
+        print(partner.stats(), file=out)
     elif name in ("reset", "system"):
         system = next((message["content"] for message in talk.history[:1] if message["role"] == "system"), None)
         begin(talk, line.partition(" ")[2].strip() if name == "system" else system)

@@ -157,4 +157,4 @@ def _footnotes(entries: Sequence[Entry], compile_seconds: float) -> Iterator[str
     if any("verify" in type(method).model_fields for method in drawn):
         yield "-: same distribution, other draws; verify=coupled repeats the text of plain decoding"
     if any("n_best" in type(method).model_fields for method in drawn):
-        yield "-: beams are drawn; dsbd has the law of beam-sampling, not of plain decoding"
+        yield "-: beams are drawn; dsbd has the distribution of beam-sampling, not of plain decoding"

@@ -41,7 +41,7 @@ def evaluate(
         "Directory of results; the same command resumes. Required without FILE.",
         "DIR",
         panel=OUTPUT,
-        usual="of an experiment: results/NAME beside it",
+        usual="of an experiment: results/NAME next to it",
     ),
     only: list[str] = flag([], "Only this run of the experiment. Repeatable.", "NAME", panel=EXPERIMENT),
     smoke: bool = flag(False, "Run for seconds only, to check that the experiment works.", panel=EXPERIMENT),
@@ -150,7 +150,7 @@ def read_summary(out: Path) -> Any:
 
 @contextmanager
 def progress(color: bool | None) -> Iterator[tuple[Callable[[int, int], None], Callable[[Job], None]]]:
-    """A bar in runs; what is given is told how many were there of how many, and of each run before it."""
+    """A bar in runs: yields a function for (done, expected), and one that takes each run before it begins."""
     with bar(color, live=False) as update:
         yield (
             lambda there, expected: update(completed=there, total=expected),
@@ -159,7 +159,7 @@ def progress(color: bool | None) -> Iterator[tuple[Callable[[int, int], None], C
 
 
 def shown(document: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """A table for each task, and what must be said about it."""
+    """A table for each task, with footnotes."""
     from rich.text import Text
 
     rows, configuration = document["rows"], document["configuration"]

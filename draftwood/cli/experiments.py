@@ -55,7 +55,7 @@ def run(
             print(f"\n{out / name}.json")
     except KeyboardInterrupt:
         kept = [str(place) for place in (out / f"{name}.work" for name in runs) if place.is_dir()]
-        print(f"{', '.join(kept) or out} keeps what was measured; the same command goes on", file=sys.stderr)
+        print(f"{', '.join(kept) or out} keeps what was measured; the same command resumes", file=sys.stderr)
         sys.exit(130)
 
 

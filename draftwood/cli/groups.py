@@ -173,7 +173,7 @@ class MethodOptions(OptionGroup):
     )
 
     def chosen(self, drafts: int) -> Method | None:
-        """The method; None where nothing was said of it, and the engine chooses. Options alone are those of a chain."""
+        """The method; None where neither name nor options are given and the engine chooses. Options alone mean a chain."""
         from draftwood import config
         from draftwood.methods import Method
 

@@ -280,7 +280,7 @@ def _nearest_flag(option: str, context: Any) -> str:
     if near:
         return f" (did you mean {near[0]!r}?)"
     where = context.command_path if context else "draftwood"
-    return f"; see {where} --help (a prompt that begins with - goes behind --)"
+    return f"; see {where} --help (a prompt that begins with - goes after --)"
 
 
 def _fail(sentence: str, code: int) -> NoReturn:

@@ -38,12 +38,12 @@ def eesd(
     """
     from draftwood.train.exit_layer import ExitRun
 
-    def told(found: dict[str, Any]) -> tuple[str, str]:
-        return f"an exit behind layer {found['layers']} of {found['target_layers']}", (
+    def report(found: dict[str, Any]) -> tuple[str, str]:
+        return f"an exit after layer {found['layers']} of {found['target_layers']}", (
             f"acceptance {found['acceptance']:.3f}, same best token {found['agreement']:.3f}, loss {found['loss']:.3f}"
         )
 
-    _train(ExitRun, source, settings, saving, out, model, scaling, output, told)
+    _train(ExitRun, source, settings, saving, out, model, scaling, output, report)
 
 
 def medusa(
@@ -64,11 +64,11 @@ def medusa(
     """
     from draftwood.train.heads import HeadRun
 
-    def told(found: dict[str, Any]) -> tuple[str, str]:
+    def report(found: dict[str, Any]) -> tuple[str, str]:
         each = ", ".join(f"{found[f'acceptance_{k}']:.3f}" for k in range(1, settings.heads + 1))
         return f"{settings.heads} heads", f"acceptance head by head {each}"
 
-    _train(HeadRun, source, settings, saving, out, model, scaling, output, told)
+    _train(HeadRun, source, settings, saving, out, model, scaling, output, report)
 
 
 def eagle(
@@ -90,11 +90,11 @@ def eagle(
     """
     from draftwood.train.eagle import EagleRun
 
-    def told(found: dict[str, Any]) -> tuple[str, str]:
+    def report(found: dict[str, Any]) -> tuple[str, str]:
         each = ", ".join(f"{found[f'acceptance_{k}']:.3f}" for k in range(1, settings.unroll + 1))
         return "an EAGLE head", f"acceptance step by step {each}"
 
-    _train(EagleRun, source, settings, saving, out, model, scaling, output, told)
+    _train(EagleRun, source, settings, saving, out, model, scaling, output, report)
 
 
 def _train(
@@ -106,9 +106,9 @@ def _train(
     model: TargetOptions,
     scaling: RayOptions,
     output: OutputOptions,
-    told: Callable[[dict[str, Any]], tuple[str, str]],
+    report: Callable[[dict[str, Any]], tuple[str, str]],
 ) -> None:
-    """Carry out a run with a bar, and a line for each measurement; `told` says what came out of it."""
+    """Carry out a run with a bar, and a line for each measurement; `report` says what came out of it."""
     from draftwood.train.runs import prepare
 
     if out.exists() and not out.is_dir():
@@ -127,7 +127,7 @@ def _train(
                 output.say(f"step {now.step}: loss {figures['loss']:.4f}, {held}, loss {last['loss']:.4f}", stderr=True)
     if document is None:  # another process than the first one of torchrun
         return
-    made, held = told(document)
+    made, held = report(document)
     no_plot = "" if document["plot"] else "; no plot without matplotlib: pip install 'draftwood[plots]'"
     output.give(
         document,

@@ -75,10 +75,10 @@ def tune(
     workload = Workload(work.fitted(engine, texts), sampling, work.max_new_tokens, seed)
     with progress(output.color, "costs of forwards", search.budget, live=False) as update:
 
-        def told(run: int, method: Method) -> None:
+        def report(run: int, method: Method) -> None:
             update(completed=run, description=method_label(method.as_dict()))
 
-        found.run(engine, workload, told)
+        found.run(engine, workload, report)
     maps = found.heat_maps()
     figures, drawn = place.with_suffix(".runs.json"), place.with_suffix(".png")
     if output.json_:
@@ -147,17 +147,17 @@ def _show(found: Tuning, maps: list[HeatMap], figures: Path, output: OutputOptio
         f"{reference} {found.trials.plain_rate:.1f} tokens/s",
     ]
     print(flow(notes, sys.stdout))
-    said = []
+    warnings = []
     if -best.gain > found.tolerance:
-        said.append(
+        warnings.append(
             f"No setting loses at most {found.tolerance:g} nats per token against {reference}; this one loses least. "
             "Widen the beams (--set min_width=...), allow more (--tolerance), or measure longer (--documents)."
         )
     if best.speed_up < 1:
-        said.append(f"Nothing measured is faster than {reference}; use that.")
+        warnings.append(f"Nothing measured is faster than {reference}; use that.")
     if not best.method.lossless:
-        said.append("The best is lossy: its text does not follow the target's distribution exactly.")
-    output.say(*said, f"best: {method_label(best.method.as_dict())}", wrap=True)
+        warnings.append("The best is lossy: its text does not follow the target's distribution exactly.")
+    output.say(*warnings, f"best: {method_label(best.method.as_dict())}", wrap=True)
 
 
 SEARCH = "Search"
@@ -194,10 +194,10 @@ def skip(
     prompts = work.fitted(engine, texts)
     with progress(output.color, "the target writes", budget) as update:
 
-        def told(best: Prediction) -> None:
+        def report(best: Prediction) -> None:
             update(advance=1, description=f"best {best.speed_up:.2f}x, acceptance {best.acceptance:.2f}")
 
-        found = search_skip_sets(engine, prompts, sampling, work.max_new_tokens, budget, gamma, seed, search_seed, told)
+        found = search_skip_sets(engine, prompts, sampling, work.max_new_tokens, budget, gamma, seed, search_seed, report)
     best, usual, layers = found.best, found.usual, found.target.n_layers
     chosen = {"attention": list(best.skipped.attention), "mlp": list(best.skipped.mlp)}
     attention, mlp = (",".join(map(str, each)) or "of none" for each in chosen.values())

@@ -145,7 +145,7 @@ def test_nan_in_the_logits(
 
 
 def test_prompt_that_looks_like_a_flag(command: Command, pair: list[str]) -> None:
-    assert "draftwood generate --help (a prompt that begins with - goes behind --)" in refused(
+    assert "draftwood generate --help (a prompt that begins with - goes after --)" in refused(
         command("generate", "-5 degrees", *pair)
     )
     assert command("generate", *pair, "--", "-5 degrees").code == 0

@@ -130,7 +130,7 @@ def test_beams(command: Command, pair: list[str]) -> None:
     shown = command("compare", "Once upon", *pair, *flags)
     table = shown.out[shown.out.index("draft/verify") :]
     assert max(map(len, table.splitlines())) <= 80
-    assert table.count("yes") == 3 and "dsbd has the law of beam-sampling" in table
+    assert table.count("yes") == 3 and "dsbd has the distribution of beam-sampling" in table
     assert "verify=coupled" not in table  # beams have no such option
 
 

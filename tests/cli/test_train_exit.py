@@ -42,7 +42,7 @@ def test_an_exit_layer_is_trained_shown_and_used(command: Command, target: Path,
     flags = ("--target", target, "--data", texts, "--out", out, "--steps", 12, "--rate", 5e-3, *SMALL)
     shown = command("train", "eesd", *flags, "--measure-every", 6, "--save-every", 5, "--store", "float32")
     assert shown.code == 0
-    assert shown.out.startswith(f"{out}: an exit behind layer 1 of 2, ")
+    assert shown.out.startswith(f"{out}: an exit after layer 1 of 2, ")
     assert "12 steps, 1,536 tokens" in shown.out and "held out: acceptance 0." in shown.out
     assert [line.split(":")[0] for line in shown.err.splitlines()] == ["step 6", "step 12"]
     curve = json.loads((out / "curve.json").read_text())
