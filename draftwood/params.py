@@ -104,6 +104,11 @@ class Structured(BaseModel):
             raise ValueError(f"json_schema is no JSON ({error})") from None
 
 
+def _runtime(description: str, **constraints: Any) -> Any:
+    """A field of RuntimeParams; on help pages they have a panel of their own."""
+    return Field(description=description, json_schema_extra={"panel": "Requests and memory"}, **constraints)
+
+
 class RuntimeParams(BaseModel):
     """How requests share an engine."""
 
@@ -111,15 +116,15 @@ class RuntimeParams(BaseModel):
 
     kv_cache_bytes: Annotated[
         int | None,
-        Field(ge=1, description="Bytes for the keys and values of all models. Default: half of the free memory."),
+        _runtime("Bytes for the keys and values of all models. Default: half of the free memory.", ge=1),
     ] = None
-    max_running: Annotated[int, Field(ge=1, description="Most requests that run at once.")] = 64
-    max_queued: Annotated[int | None, Field(ge=0, description="Most requests that wait; more are rejected.")] = None
-    reuse_prefixes: Annotated[bool, Field(description="Reuse keys and values of requests with the same prefix.")] = True
+    max_running: Annotated[int, _runtime("Most requests that run at once.", ge=1)] = 64
+    max_queued: Annotated[int | None, _runtime("Most requests that wait; more are rejected.", ge=0)] = None
+    reuse_prefixes: Annotated[bool, _runtime("Reuse keys and values of requests with the same prefix.")] = True
     load_aware: Annotated[
         bool,
-        Field(
-            description="depth=auto follows the load in every request. Default: only where the text cannot depend "
-            "on it (greedy, verify=coupled, beam search)."
+        _runtime(
+            "depth=auto follows the load in every request. Default: only where the text cannot depend on it (greedy, "
+            "verify=coupled, beam search)."
         ),
     ] = False

@@ -55,7 +55,7 @@ class _Target(OptionGroup):
     target: str | None = flag(
         None,
         "Target model: a checkpoint directory, a hub id or a GGUF file. Default: the embedded pair.",
-        "DIR|ID|FILE",
+        "MODEL",
     )
 
 
@@ -63,7 +63,7 @@ class _Drafts(_Target):
     draft: list[str] = flag(
         [],
         "Draft model with the target's tokenizer, or an EAGLE or Medusa head. Repeatable (specinfer).",
-        "DIR|ID|FILE",
+        "MODEL",
     )
 
 
@@ -75,7 +75,7 @@ class _Quantize(OptionGroup):
     )
 
 
-class _Runtime(OptionGroup, RuntimeParams):
+class _Runtime(RuntimeParams, OptionGroup):  # in this order its options come after the models'
     """How requests share the engine."""
 
 
@@ -173,7 +173,7 @@ class MethodOptions(OptionGroup):
     )
 
     def chosen(self, drafts: int) -> Method | None:
-        """The method; None where neither name nor options are given and the engine chooses. Options alone mean a chain."""
+        """The method; None where nothing is given and the engine chooses. Options alone mean a chain."""
         from draftwood import config
         from draftwood.methods import Method
 

@@ -194,10 +194,10 @@ def skip(
     prompts = work.fitted(engine, texts)
     with progress(output.color, "the target writes", budget) as update:
 
-        def report(best: Prediction) -> None:
+        def show(best: Prediction) -> None:
             update(advance=1, description=f"best {best.speed_up:.2f}x, acceptance {best.acceptance:.2f}")
 
-        found = search_skip_sets(engine, prompts, sampling, work.max_new_tokens, budget, gamma, seed, search_seed, report)
+        found = search_skip_sets(engine, prompts, sampling, work.max_new_tokens, budget, gamma, seed, search_seed, show)
     best, usual, layers = found.best, found.usual, found.target.n_layers
     chosen = {"attention": list(best.skipped.attention), "mlp": list(best.skipped.mlp)}
     attention, mlp = (",".join(map(str, each)) or "of none" for each in chosen.values())
