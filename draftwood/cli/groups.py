@@ -284,7 +284,7 @@ class ColorOptions(OptionGroup):
 
     model_config = ConfigDict(title=OUTPUT)
 
-    color: bool | None = flag(None, "Default: colour on a terminal, unless NO_COLOR is set.")
+    color: bool | None = flag(None, "Coloured output. Default: on a terminal, unless NO_COLOR is set.")
 
     def say(self, *lines: RenderableType, wrap: bool = False, stderr: bool = False) -> None:
         """Print tables and lines of text as they stand; `wrap`: broken at the terminal's width."""
