@@ -80,7 +80,7 @@ def reproduce(
     found = results.read(out, {name: each.settings for name, each in evaluations.items()})
     shown = exhibits.shown(asked, found, made)
     with err.status("drawing") as status:
-        written, files = page.write(asked, paper, shown, found, out, scale, lambda figure: status.update(figure))
+        written, files = page.write(asked, paper, shown, found, out, scale, made, lambda figure: status.update(figure))
     summary(shown, console(output.color).print)
     print(written)
     if files:

@@ -213,7 +213,7 @@ def written(name: str, evaluations: Mapping[str, Evaluation], out: Path) -> tupl
     said = paper(name)
     found = results.read(out, {each: one.settings for each, one in evaluations.items()})
     shown = exhibits.shown(said, found, Places())
-    path, _ = page.write(said, name, shown, found, out, "small")
+    path, _ = page.write(said, name, shown, found, out, "small", Places())
     return path.read_text("utf-8"), [one.sentence for _, one in exhibits.main_findings(shown)]
 
 

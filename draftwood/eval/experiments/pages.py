@@ -106,9 +106,10 @@ def claimed(name: str, found: Sequence[Claim], results_of: ResultsOf) -> str:
 def _measured(name: str, known: Paper, claim: Claim, results_of: ResultsOf) -> Iterator[str]:
     asked = list(claim.measured)
     if claim.exhibit:
-        where = {"run": name, "exhibit": known.exhibit(claim.exhibit).short, "what": claim.compared}
         cell = "{what}: {here} (the paper: {paper}): {verdict}"
-        asked.append(Measured(experiment="reproductions", rows="comparisons", where=where, cell=cell))
+        for run, told in ((name, cell), (f"{name}-*", "{run}, " + cell)):
+            where = {"run": run, "exhibit": known.exhibit(claim.exhibit).short, "what": claim.compared}
+            asked.append(Measured(experiment="reproductions", rows="comparisons", where=where, cell=told))
     for each in asked:
         for row in rows_of(results_of(each.experiment), each):
             if text := CELLS.fill(each.cell, row):

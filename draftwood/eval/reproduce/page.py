@@ -11,6 +11,7 @@ from markupsafe import Markup
 from draftwood.eval.experiments import execute
 from draftwood.eval.experiments.execute import SCHEMA
 from draftwood.eval.experiments.experiment import Rows
+from draftwood.eval.experiments.learned import Places
 from draftwood.eval.report import page as report
 from draftwood.eval.report.charts import Figure
 from draftwood.eval.report.figures import file_name
@@ -29,6 +30,7 @@ def write(
     results: Results,
     out: Path,
     scale: str,
+    made: Places,
     told: Callable[[str], None] = lambda what: None,
 ) -> tuple[Path, list[Path]]:
     """The page, its figures and results.json: (page, figure files)."""
@@ -72,7 +74,7 @@ def write(
         "environment": dict(session),
         "models": {"pair": models_line(models) if models else ""},
         "settings": {"scale": scale, **size.sizes},
-        "tables": {"comparisons": compared, "methods": _rows(results)},
+        "tables": {"comparisons": compared, "methods": _rows(results), "learned": made.judged},
     }
     execute.write(out / RESULTS, document)
     page = out / PAGE
