@@ -300,7 +300,7 @@ def test_the_whole_path_of_scale_full_at_tiny_size(
     sizes = ("--limit", 1, "--seeds", 1, "--max-new-tokens", 3)
     assert command("reproduce", name, "--scale", "full", "--out", out, *sizes).code == 0
     document = json.loads((out / "results.json").read_text("utf-8"))
-    assert document["complete"] and document["made_by"] == f"draftwood reproduce {name} --scale full --limit 1 --seeds 1 --max-new-tokens 3"
+    assert document["complete"] and document["made_by"] == " ".join(["draftwood", "reproduce", name, "--scale", "full", *map(str, sizes)])
     made = learn_for(load(), tiny.learn, out / reproducing.TRAINED, lambda what: None)
     wanted = {key: [*each.settings] for key, each in reproducing.evaluations(said, "full", made).items()}
     found: dict[str, list[str]] = {}
