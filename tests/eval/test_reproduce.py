@@ -297,7 +297,7 @@ def test_the_whole_path_of_scale_full_at_tiny_size(
     tiny = said.scales["full"].model_copy(update={"learn": Learned(**learn)})
     said = said.model_copy(update={"scales": {**said.scales, "full": tiny}})
     monkeypatch.setattr("draftwood.eval.reproduce.paper.load", lambda wanted: said)
-    asked = ["reproduce", name, *"--scale full --limit 1 --seeds 1 --max-new-tokens 3".split()]
+    asked = ["reproduce", name, "--scale", "full", "--limit", "1", "--seeds", "1", "--max-new-tokens", "3"]
     assert command(*asked, "--out", out).code == 0
     document = json.loads((out / "results.json").read_text("utf-8"))
     assert document["complete"] and document["made_by"] == " ".join(["draftwood", *asked])
