@@ -62,8 +62,7 @@ def reproduce(
     out = out or Path(f"reproduction-{paper}-{scale}")
     engine = models.load()
     about = {"paper": paper, "scale": scale, "models": engine.names, "decision": decision and str(decision)}
-    about |= asked.scales[scale].sizes
-    reproducing.claim(out, about)
+    reproducing.claim(out, {**about, **asked.scales[scale].sizes})
     err = console(output.color, stderr=True)
     interrupted = False
     made = None
