@@ -16,7 +16,7 @@ from draftwood.core.records import Beam, EmittedToken, Round, TopLogprobs
 from draftwood.errors import NonFiniteError
 from draftwood.results import Ranking
 from draftwood.runtime.session import Answer, Run, Session
-from draftwood.sampling import Distributions, rows_of
+from draftwood.sampling import Distributions, element, rows_of
 from draftwood.text import Ending
 from draftwood.verify.bound import bounds
 
@@ -178,7 +178,7 @@ class Recorder:
             return [None] * len(verdict.parent)
         row = {parent: i for i, parent in enumerate(dict.fromkeys(parent for parent, _ in edges))}
         raw = rows_of(torch.log_softmax, target.logits(list(row)))
-        logprobs = [float(raw[row[parent]][token]) for parent, token in edges]
+        logprobs = [element(raw[row[parent]], token) for parent, token in edges]
         if any(map(math.isnan, logprobs)):
             raise NonFiniteError("the target's logits contain NaN; check the checkpoint, or load it with dtype float32")
         top: list[TopLogprobs] = [[]] * len(row)

@@ -41,7 +41,7 @@ class TabularExit(TabularModel):
 
     def forward(self, batch: Batch, cache: Any) -> Tensor:
         assert batch.hidden is not None
-        batch.tokens = torch.full_like(batch.tokens, -1)  # nothing but hidden states may be read
+        batch.tokens.fill_(-1)  # nothing but hidden states may be read
         return super().forward(batch, cache)
 
 

@@ -225,16 +225,17 @@ def advance(forest: Forest, verdict: Verdict) -> tuple[list[int], list[int], For
         while length < min(len(shared), len(path)) and shared[length] == path[length]:
             length += 1
         shared = shared[:length]
-    kept = {node for path in paths for node in path[len(shared) :]}
+    keep = {node for path in paths for node in path[len(shared) :]}
     known = ({forest.child.get(root, TRUNK) for root in roots} & known_logits.keys()) - forest.finished
     if known:  # with all below them
         for node in range(len(forest)):
             if forest.parent[node] in known and node in known_logits and node not in forest.finished:
                 known.add(node)
-        kept |= known
-    grown = Forest([*forest.trunk, *(forest.token[node] for node in shared)], forest.prompt, forest.longest)
-    renumbered = {node: TRUNK for node in shared[-1:]}
-    for node in sorted(kept):
+        keep |= known
+    kept = sorted(keep)
+    grown = Forest(forest.trunk + [forest.token[node] for node in shared], forest.prompt, forest.longest)
+    renumbered = dict.fromkeys(shared[-1:], TRUNK)
+    for node in kept:
         new = renumbered[node] = grown.add(renumbered.get(forest.parent[node], TRUNK), forest.token[node])
         if node in forest.finished:
             grown.finished.add(new)
@@ -250,4 +251,4 @@ def advance(forest: Forest, verdict: Verdict) -> tuple[list[int], list[int], For
     grown.score = dict(zip(grown.roots, verdict.score, strict=False))
     # Only now: all these sequences have been asked already
     grown.end, grown.stop, grown.least = forest.end, forest.stop, forest.least
-    return shared, sorted(kept), grown
+    return shared, kept, grown

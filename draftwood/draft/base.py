@@ -53,7 +53,9 @@ class Proposer:
         `best` of them are the draft's most probable tokens, the others are drawn from the rest (Hu et al., arXiv
         2502.18779: greedy drafts).
         """
-        children = [child for node in nodes if (child := self.force(forest, node)) is not None]
+        children: list[int] = []
+        if self.grammar is not None:
+            children = [child for node in nodes if (child := self.force(forest, node)) is not None]
         if children:
             free = [row for row, node in enumerate(nodes) if self.only(forest, node) is None]
             nodes, logits = [nodes[row] for row in free], logits[free]

@@ -57,7 +57,7 @@ class ModelDrafter(Drafter):
             del found[depth.copies([chance for _, chance in found]) :]
         start = _end(found)
         frontiers: list[list[int]] = [[] for _ in self.sources]
-        hidden = "hidden" in depth.needs
+        hidden, looks = "hidden" in depth.needs, bool(depth.needs - LOAD)
         shown: Sequence[int] = ()
         looked: list[Tensor] = []
         read: list[Tensor] = []
@@ -72,7 +72,7 @@ class ModelDrafter(Drafter):
                 _joined(looked),
                 picked,
                 _joined(read),
-                [chance for _, chance in found[layer - 1 : layer]] if layer else (),
+                [found[layer - 1][1]] if 0 < layer <= len(found) else (),
                 () if drawing else [chance for _, chance in found[layer:]],
             )
             if not (drawing or growth.ahead) or not depth.deeper(growth):
@@ -87,7 +87,7 @@ class ModelDrafter(Drafter):
                     children = propose(
                         forest, nodes, answer.logits, width, self.replacement, width - 1 if self.greedy else 0
                     )
-                    if depth.needs - LOAD:
+                    if looks:
                         rows = {node: sum(map(len, looked)) + row for row, node in enumerate(nodes)}
                         picked += [
                             (rows[forest.parent[node]], forest.token[node])

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from draftwood.models.cache import Budget, Cache, Extent
 
+CPU = torch.device("cpu")
+
 
 @dataclass(slots=True)
 class Segment:
@@ -29,7 +31,7 @@ class Segment:
 
     extent: Extent
     slots: Sequence[int]  # slots of the extent that receive each row's keys and values
-    trunk: npt.NDArray[np.int32]  # slots of the trunk's tokens, C-contiguous
+    trunk: array[int]  # slots of the trunk's tokens, 32 bits each
     seen: Sequence[int]  # how many of them each row sees, itself included where it is a token of the trunk
     paths: Sequence[Sequence[int]]  # slots of each row's ancestors that are nodes, and its own; empty in the trunk
 
@@ -37,20 +39,20 @@ class Segment:
     def causal(cls, extent: Extent, first: int, count: int) -> Segment:
         """The rows at positions [first, first + count), each in the slot of its position, as all before them are."""
         slots = range(first, first + count)
-        return cls(extent, slots, np.arange(first + count, dtype=np.int32), [i + 1 for i in slots], [()] * count)
+        return cls(extent, slots, array("i", range(first + count)), [i + 1 for i in slots], [()] * count)
 
     def __len__(self) -> int:
         return len(self.slots)
 
     def visible(self, row: int) -> list[int]:
         """The slots that a row sees, in order of position."""
-        return [*self.trunk[: self.seen[row]].tolist(), *self.paths[row]]
+        return [*self.trunk[: self.seen[row]], *self.paths[row]]
 
     @property
     def span(self) -> int:
         """All rows see slots in [0, span) only, and the last of these is seen."""
         behind = max(chain.from_iterable(self.paths), default=-1)
-        return 1 + int(np.maximum.reduce(self.trunk[: max(self.seen)], initial=behind))
+        return 1 + int(np.maximum.reduce(np.asarray(self.trunk)[: max(self.seen)], initial=behind))
 
     def mask(self, span: int) -> npt.NDArray[np.bool_] | None:
         """Which of the slots [0, span) each row sees [n, span]; None where all rows see all of them."""
@@ -63,13 +65,14 @@ class Segment:
             # the last row sees every slot, so that the rows are one chain: none sees those of the rows behind it
             mask: npt.NDArray[np.bool_] = np.arange(span) < np.array(lengths)[:, None]
             return mask
+        trunk = np.asarray(self.trunk)[:longest]
         if min(self.seen) == longest:
             mask = np.zeros((count, span), np.bool_)
-            mask[0, self.trunk[:longest]] = True
+            mask[0, trunk] = True
             mask[1:] = mask[0]
         else:
             place = np.full(span, span, np.int32)  # of each slot in the trunk
-            place[self.trunk[:longest]] = np.arange(longest)
+            place[trunk] = np.arange(longest)
             mask = place < np.array(self.seen)[:, None]
         nodes = [row * span + slot for row, path in enumerate(self.paths) for slot in path]
         mask.ravel()[nodes] = True
@@ -83,8 +86,7 @@ class Batch:
     Segments of one capacity that are neighbours in the cache come in its order: they share their products.
     """
 
-    tokens: Tensor  # [N] int64
-    positions: Tensor  # [N] int64, place in the sequence, 0-based
+    numbers: array[int]  # [2 N], 64 bits each: the tokens, then the place of each in its sequence, 0-based
     segments: Sequence[Segment]
     reach: int  # all positions are below
     wanted: Tensor | slice  # rows whose logits are asked for: [n] int64, or a slice of them
@@ -93,7 +95,9 @@ class Batch:
     hidden: Tensor | None = None  # [N, D] output of layer start - 1 where start > 0, or of the model that is read
     head: bool = True  # whether logits are asked for
     states: tuple[int, ...] = ()  # layers whose output is asked for; the last: after the final norm
+    device: torch.device = CPU  # of the model
     kept: dict[int, Tensor] = field(default_factory=dict)  # layer -> [n, D] of the wanted rows, set by the model
+    _both: Tensor | None = field(init=False, default=None)  # [2, N], made when it is first needed
 
     @classmethod
     def of(
@@ -117,10 +121,27 @@ class Batch:
             wanted = slice(*wanted.indices(count))
         elif wanted and list(wanted) == [*range(wanted[0], wanted[-1] + 1)]:
             wanted = slice(wanted[0], wanted[-1] + 1)
-        both = torch.frombuffer(array("q", [*tokens, *positions]), dtype=torch.int64).to(model.device)
-        ids, places = both.view(2, -1).unbind()
-        rows = wanted if isinstance(wanted, slice) else torch.tensor(wanted, dtype=torch.int64, device=model.device)
-        return cls(ids, places, segments, reach, rows, hidden=hidden, **options)
+        numbers, device = array("q", [*tokens, *positions]), model.device
+        rows = wanted if isinstance(wanted, slice) else torch.tensor(wanted, dtype=torch.int64, device=device)
+        return cls(numbers, segments, reach, rows, hidden=hidden, device=device, **options)
+
+    def __len__(self) -> int:
+        return len(self.numbers) // 2
+
+    @property
+    def tokens(self) -> Tensor:
+        """[N] int64, on the model's device."""
+        return self._made()[0]
+
+    @property
+    def positions(self) -> Tensor:
+        """[N] int64, on the model's device."""
+        return self._made()[1]
+
+    def _made(self) -> Tensor:
+        if self._both is None:
+            self._both = torch.frombuffer(self.numbers, dtype=torch.int64).to(self.device).view(2, -1)
+        return self._both
 
 
 @runtime_checkable

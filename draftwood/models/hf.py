@@ -8,6 +8,7 @@ this and `groupwise` imports transformers (extra hf); no code from a checkpoint 
 from __future__ import annotations
 
 import inspect
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,6 @@ from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -242,7 +242,7 @@ class HuggingFaceModel:
             segments = []
             for rows in requests:
                 paths = [[*seen, slot] for seen, slot in zip(rows.seen, rows.slots, strict=True)]
-                segments.append(Segment(rows.extent, rows.slots, np.empty(0, np.int32), [0] * len(paths), paths))
+                segments.append(Segment(rows.extent, rows.slots, array("i"), [0] * len(paths), paths))
             tokens = [token for rows in requests for token in rows.tokens]
             positions = [position for rows in requests for position in rows.positions]
             return self.forward(Batch.of(self, tokens, positions, segments, wanted), cache)

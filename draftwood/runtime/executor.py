@@ -5,7 +5,7 @@ Knows batching and the clock around a forward. Knows nothing of trees, sampling 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from time import perf_counter
@@ -32,18 +32,11 @@ class Pending:
     @classmethod
     def of(cls, run: Run) -> Pending:
         """Allots slots: raises RequestError beyond the model's context, OutOfMemory beyond the memory's budget."""
-        session = run.session
+        session, model = run.session, run.session.model
         rows = session.rows(run) if run.nodes else []
         levels = {row.slot: session.level(row.slot) for row in rows}
-        stop = session.model.n_layers if run.upto is None else run.upto
-        pending = cls(run, rows, levels, stop, Answer(_nothing(session.model.vocab_size)))
-        pending.rows = pending.below(rows)
-        return pending
-
-    def below(self, rows: Sequence[Row]) -> list[Row]:
-        """Those of some rows that are not computed far enough."""
-        levels, stop = self.levels, self.stop
-        return [row for row in rows if levels[row.slot] < stop]
+        stop = model.n_layers if run.upto is None else run.upto
+        return cls(run, rows if stop else [], levels, stop, Answer(_nothing(model.vocab_size)))
 
     def finish(self) -> Answer:
         """The answer of a run without rows left, one row per node."""
@@ -74,37 +67,39 @@ def execute(runs: Sequence[Run]) -> list[Answer]:
     return [each.finish() for each in pending]
 
 
-def sweep(pending: Sequence[Pending], limits: Sequence[int]) -> None:
+def sweep(pending: Sequence[Pending], limits: Collection[int]) -> float:
     """Compute the rows of runs that share a model, of each run the first ones up to a limit: layers upwards, together.
 
     Where rows were computed to different layers, the lower ones come first; what another row resumes from or stops at
-    ends a forward. A forward's seconds are shared out evenly among the runs in it.
+    ends a forward. A forward's seconds are shared out evenly among the runs in it. Returns the rows that were computed,
+    those of layer ranges by their share.
     """
     todo = [(each, rows) for each, limit in zip(pending, limits, strict=True) if (rows := each.rows[:limit])]
+    computed = 0.0
     while todo:
         levels = {each.levels[row.slot] for each, rows in todo for row in rows}
-        low = min(levels)
-        stop = min(bound for bound in (*levels, *(each.stop for each, _ in todo)) if bound > low)
+        low, stop, *_ = sorted(levels.union([each.stop for each, _ in todo]))
         jobs: list[tuple[Pending, Job]] = []
         for each, rows in todo:
             lowest = rows if len(levels) == 1 else [row for row in rows if each.levels[row.slot] == low]
             if lowest:
                 jobs.append((each, each.run.session.job(each.run, lowest, low, stop)))
-        _forward(sorted(jobs, key=_base))
-        todo = [(each, left) for each, rows in todo if (left := each.below(rows))]
+        computed += _forward(sorted(jobs, key=_base))
+        todo = [member for member in todo if member[0].stop > stop]
     for each, limit in zip(pending, limits, strict=True):
         each.rows = each.rows[limit:]
+    return computed
 
 
 def _base(member: tuple[Pending, Job]) -> int:
     return member[1].segment.extent.base
 
 
-def _forward(members: Sequence[tuple[Pending, Job]]) -> None:
-    """One forward for jobs of one model and layer range, in the order of their extents."""
+def _forward(members: Sequence[tuple[Pending, Job]]) -> float:
+    """One forward for jobs of one model and layer range, in the order of their extents; its rows, by their share."""
     job = members[0][1]
     session, start, stop, model = job.session, job.start, job.stop, job.session.model
-    last = stop == model.n_layers
+    last, share = stop == model.n_layers, (stop - start) / model.n_layers
     tokens: list[int] = []
     positions: list[int] = []
     wanted: list[int] = []  # rows whose logits or states are asked for
@@ -112,16 +107,18 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> None:
     layers: set[int] = set()  # whose output is asked for
     head = False
     for each, job in members:
-        first, rows, places = len(tokens), job.rows, []
+        run, first, places = each.run, len(tokens), []
         if each.stop == stop:  # computed far enough
-            row_of = {row.node: i for i, row in enumerate(rows, first)}
-            places = [place for place, node in enumerate(each.run.nodes) if node in row_of]
-            wanted += [row_of[each.run.nodes[place]] for place in places]
+            row_of = {row.node: i for i, row in enumerate(job.rows, first)}
+            for place, node in enumerate(run.nodes):
+                if node in row_of:
+                    places.append(place)
+                    wanted.append(row_of[node])
         asked.append((places, first))
-        tokens += [row.token for row in rows]
-        positions += [row.position for row in rows]
-        head |= each.run.logits
-        layers.update(each.run.hidden)
+        tokens += job.tokens
+        positions += job.positions
+        head |= run.logits
+        layers.update(run.hidden)
     hidden = None if job.hidden is None else torch.cat([job.hidden for _, job in members if job.hidden is not None])
     batch = Batch.of(
         model,
@@ -133,18 +130,18 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> None:
         start=start,
         stop=None if last else stop,
         head=head,
-        states=tuple(sorted(layer for layer in layers if start < layer <= stop)),
+        states=tuple(sorted([layer for layer in layers if start < layer <= stop])),
     )
     output, seconds = _timed(model, batch, session)
     kept = 0
     for (each, job), (places, first) in zip(members, asked, strict=True):
         count, answer = len(job.rows), each.answer
         answer.seconds += seconds / len(members)
-        answer.rows += count * (stop - start) / model.n_layers
+        answer.rows += count * share
         answer.forwards += 1
-        each.levels.update(dict.fromkeys(job.segment.slots, stop))
         job.session.store(job, None if last else output[first : first + count])
         if each.stop > stop:  # others' rows end here: what the run asks for of these layers is kept
+            each.levels.update(dict.fromkeys(job.segment.slots, stop))
             for layer in each.run.hidden:
                 if start < layer <= stop:
                     found = zip(job.rows, batch.kept[layer][first : first + count], strict=True)
@@ -156,11 +153,10 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> None:
                 logits = output if whole else output[kept:end]
                 if not each.run.logits:  # they were made for others
                     logits = logits[:, :0]
-                nodes = [each.run.nodes[place] for place in places]
                 states = {
                     layer: batch.kept[layer][kept:end]
                     if layer > start
-                    else torch.stack([each.lower[layer, node] for node in nodes])
+                    else torch.stack([each.lower[layer, each.run.nodes[place]] for place in places])
                     for layer in each.run.hidden
                 }
                 part = Answer(logits, states)
@@ -168,6 +164,7 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> None:
                 part = Answer(answer.logits, {stop: output[wanted[kept:end]]})
             each.parts.append((places, part))
             kept = end
+    return len(tokens) * share
 
 
 def _timed(model: CausalModel, batch: Batch, session: Session) -> tuple[Tensor, float]:

@@ -280,23 +280,23 @@ class Scheduler:
                 self._prepare(task)
             held = [(task, task.pending) for task in members if task.pending is not None]  # some may wait again
             limits = self.policy.limits([len(pending.rows) for _, pending in held])
-            chosen = zip(held, limits, strict=True)
-            taken = {task: limit for (task, pending), limit in chosen if limit or not pending.rows}
-            runs = [pending for task, pending in held if task in taken]
-            full = -sum(run.answer.rows for run in runs)
-            seconds, rows = self._sweep(taken), sum(taken.values())
-            if rows > sum(len(run.run.nodes) + CAUGHT_UP for run in runs) or any(run.rows for run in runs):
-                continue  # prompts, which cost something else
-            full += sum(run.answer.rows for run in runs)
-            curve = self.costs.add(model, rows, full, seconds)
-            alike = {
-                task: taken[task]
-                for task, run in zip(taken, runs, strict=True)
-                if task.adapts or (len(run.run.nodes) == 1 and not run.run.drafts)
-            }
-            if curve is not None and alike:
-                unlike = sum(task.took for task in taken if task not in alike)
-                curve.took(len(alike), sum(alike.values()), perf_counter() - began - seconds - unlike)
+            chosen = [each for each in zip(held, limits, strict=True) if each[1] or not each[0][1].rows]
+            seconds, full = self._sweep({task: limit for (task, _), limit in chosen})
+            beside = perf_counter() - began - seconds
+            rows = asked = requests = alike = left = 0
+            for (task, pending), limit in chosen:
+                count = len(pending.run.nodes)
+                rows += limit
+                asked += count + CAUGHT_UP
+                left += len(pending.rows)
+                if task.adapts or (count == 1 and not pending.run.drafts):
+                    requests, alike = requests + 1, alike + limit
+                else:
+                    beside -= task.took
+            if rows <= asked and not left:  # else prompts, which cost something else
+                curve = self.costs.add(model, rows, full, seconds)
+                if curve is not None and requests:
+                    curve.took(requests, alike, beside)
 
     def _prepare(self, task: Task[Any]) -> bool:
         """Allot slots to a task's run; where memory is short, the youngest task is put back until there is enough."""
@@ -321,32 +321,30 @@ class Scheduler:
         self.waiting.appendleft(task)
         self.active.remove(task)
 
-    def _sweep(self, limits: dict[Task[Any], int]) -> float:
+    def _sweep(self, limits: dict[Task[Any], int]) -> tuple[float, float]:
         """Compute so many rows of the tasks' runs, on one model, and answer those that have none left.
 
-        Returns the seconds of the computation.
+        Returns the seconds of the computation, and its rows as `sweep` counts them.
         """
         pending, began = [task.pending for task in limits if task.pending is not None], perf_counter()
-        if not pending:
-            return 0.0
         try:
-            sweep(pending, list(limits.values()))
+            computed = sweep(pending, limits.values())
         except Exception as error:
             if len(limits) == 1:
                 self._end(next(iter(limits)), error)
-                return perf_counter() - began
+                return perf_counter() - began, 0.0
             for task in limits:  # one of them is at fault: each for itself, from where it is known to stand
                 task.pending = None
             for task in limits:
                 if self._prepare(task) and task.pending is not None:
                     self._sweep({task: min(len(task.pending.rows), self.policy.chunk)})
-            return perf_counter() - began
+            return perf_counter() - began, 0.0
         seconds = perf_counter() - began
         for task in limits:
             if task.pending is not None and not task.pending.rows:
                 task.drafted = task.pending.run.drafts
                 self._advance(task, task.pending.finish())
-        return seconds
+        return seconds, computed
 
     def _advance(self, task: Task[Any], answer: Answer | None) -> None:
         began = perf_counter()

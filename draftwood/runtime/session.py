@@ -7,13 +7,12 @@ copied. Knows nothing of sampling, verification and other requests.
 from __future__ import annotations
 
 import heapq
+from array import array
 from bisect import insort
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -96,14 +95,12 @@ class Job:
 
     session: Session
     rows: list[Row]
+    tokens: list[int]  # of the rows
+    positions: list[int]
     start: int
     stop: int
     segment: Segment
     hidden: Tensor | None = None  # [n, D] input of layer `start` when start > 0, or of a model without tokens
-
-
-def _no_slots() -> npt.NDArray[np.int32]:
-    return np.empty(0, np.int32)
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +118,7 @@ class Session:
     reused: int = field(init=False, default=0)  # leading tokens that were not computed here
     peak: int = field(init=False, default=0)  # most slots that were live at once
     cached: int = field(init=False, default=0)  # leading tokens of the trunk that have slots
-    _trunk_slot: npt.NDArray[np.int32] = field(init=False, default_factory=_no_slots)  # [>= cached], their slots
+    _trunk_slot: array[int] = field(init=False, default_factory=lambda: array("i"))  # [cached], their slots
     _node_slot: dict[int, int] = field(init=False, default_factory=dict)
     _level: dict[int, int] = field(init=False, default_factory=dict)  # slot -> layers computed, where fewer than all
     _hidden: dict[int, Tensor] = field(init=False, default_factory=dict)  # slot -> [D] at its level
@@ -172,7 +169,7 @@ class Session:
             if self.prefixes is not None:
                 self.prefixes.live.remove(self)
             self.cache.release(self.extent)
-        self.extent, self._trunk_slot = None, _no_slots()
+        self.extent, self._trunk_slot = None, array("i")
         self.cached = self._top = self._ordered = 0
         for part in (self._node_slot, self._level, self._hidden, self._partial, self._free):
             part.clear()
@@ -195,23 +192,36 @@ class Session:
         """Layers computed for a slot."""
         return self._level.get(slot, self.model.n_layers)
 
-    def rows(self, run: Run) -> list[Row]:
-        """All that must be computed for a run, parents before children, each with its slot."""
-        return self._rows(run.forest, run.nodes, self.model.n_layers if run.upto is None else run.upto)
-
     def job(self, run: Run, rows: list[Row], start: int, stop: int) -> Job:
         """The forward of layers [start, stop) over some rows of a run whose ancestors are computed so far, or here."""
         assert self.extent is not None
-        slots = [row.slot for row in rows]
-        paths = self._paths(run.forest, rows)
-        seen = [row.position + 1 - len(path) for row, path in zip(rows, paths, strict=True)]
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        seen: list[int] = []
+        paths: list[Sequence[int]] = []  # slots of each row's ancestors that are nodes, and its own, downwards
+        parent, node_slot = run.forest.parent, self._node_slot
+        above: dict[int, Sequence[int]] = {TRUNK: ()}
+        for node, token, slot, position in rows:
+            path: Sequence[int] = ()
+            if node >= 0:
+                upwards, ancestor = [slot], parent[node]
+                while ancestor not in above:
+                    upwards.append(node_slot[ancestor])
+                    ancestor = parent[ancestor]
+                path = above[node] = (*above[ancestor], *upwards[::-1])
+            tokens.append(token)
+            positions.append(position)
+            slots.append(slot)
+            seen.append(position + 1 - len(path))
+            paths.append(path)
         segment = Segment(self.extent, slots, self._trunk_slot, seen, paths)
         hidden = None
         if start > 0:
             hidden = torch.stack([self._hidden[slot] for slot in slots])
         elif run.given is not None:
             hidden = torch.stack([run.given[row.node] for row in rows])
-        return Job(self, rows, start, stop, segment, hidden)
+        return Job(self, rows, tokens, positions, start, stop, segment, hidden)
 
     def store(self, job: Job, hidden: Tensor | None) -> None:
         """Note that a job was computed; `hidden` [n, D] is kept where it ended below the last layer."""
@@ -281,12 +291,8 @@ class Session:
 
     def _extend(self, slots: Sequence[int]) -> None:
         """More of the trunk's tokens have slots."""
-        count = self.cached + len(slots)
-        if count > len(self._trunk_slot):
-            more = np.empty(count, np.int32)
-            self._trunk_slot = np.concatenate((self._trunk_slot, more))
-        self._trunk_slot[self.cached : count] = slots
-        self.cached = count
+        self._trunk_slot.extend(slots)
+        self.cached += len(slots)
 
     def _shrink(self) -> None:
         """Lower the high-water mark past dead slots, so that attention spans stay short."""
@@ -299,30 +305,35 @@ class Session:
         if len(free) != len(self._free):
             self._free = sorted(free)
 
-    def _rows(self, forest: Forest, nodes: Sequence[int], stop: int) -> list[Row]:
-        """As `rows`, of nodes up to layer `stop`."""
-        missing: list[Row] = []
+    def rows(self, run: Run) -> list[Row]:
+        """All that must be computed for a run, parents before children, each with its slot."""
+        forest, nodes = run.forest, run.nodes
         if self.extent is None:
             self._begin(forest, len(nodes))
-        self._trunk = forest.trunk
+        asked: list[int] = []
+        missing: list[Row] = []
+        full, limit = self.model.n_layers, self.model.context
+        stop = full if run.upto is None else run.upto
         most = self.model.vocab_size - 1  # a draft without a padded token of the target reads its last one instead
         cached, level, node_slot = self.cached, self._level, self._node_slot
-        full, limit = self.model.n_layers, self.model.context
-        trunk, base = forest.trunk, len(forest.trunk)
+        self._trunk = trunk = forest.trunk
+        base = len(trunk)
         for node in nodes:
-            if node < TRUNK and (position := trunk_position(node)) < cached:
-                slot = int(self._trunk_slot[position])
+            if node >= 0:
+                asked.append(node)
+            elif (position := trunk_position(node)) < cached:
+                slot = self._trunk_slot[position]
                 if self.level(slot) >= stop:  # asked for once more: its answer was not kept
                     self._level[slot] = 0
                     self._hidden.pop(slot, None)
                     insort(self._partial, position)
         if self._partial:  # trunk tokens that stopped at a lower layer
-            places = {position: int(self._trunk_slot[position]) for position in self._partial}
+            places = {position: self._trunk_slot[position] for position in self._partial}
             self._partial = [position for position, slot in places.items() if slot in self._level]
             for position in self._partial:
                 if self._level[slot := places[position]] < stop:
                     missing.append(Row(trunk_node(position), min(trunk[position], most), slot, position))
-        asked = self._ancestors(forest, [node for node in nodes if node >= 0], stop)
+        asked = self._with_ancestors(forest, asked, stop)
         assert self.extent is not None
         self.cache.reserve(self.extent, max(base + len(asked) + len(node_slot), self._top))
         if cached < base:
@@ -350,36 +361,20 @@ class Session:
         self.peak = max(self.peak, self.live_slots)
         return missing
 
-    def _ancestors(self, forest: Forest, nodes: Sequence[int], stop: int) -> Sequence[int]:
-        """`nodes` with those of their ancestors that lack slots or layers, in forest order."""
-        wanted = set(nodes)
-        todo = list(nodes)
-        while todo:
-            parent = forest.parent[todo.pop()]
-            if parent != TRUNK and parent not in wanted:
+    def _with_ancestors(self, forest: Forest, nodes: list[int], stop: int) -> list[int]:
+        """`nodes` and those of their ancestors that lack slots or layers, in forest order."""
+        wanted = {TRUNK, *nodes}
+        for node in nodes:  # grows
+            parent = forest.parent[node]
+            if parent not in wanted:
                 slot = self._node_slot.get(parent)
                 if slot is None or self.level(slot) < stop:
                     wanted.add(parent)
-                    todo.append(parent)
-        return sorted(wanted)
+                    nodes.append(parent)
+        return sorted(wanted)[1:]
 
     def _take(self) -> int:
         if self._free:
             return heapq.heappop(self._free)
         self._top += 1
         return self._top - 1
-
-    def _paths(self, forest: Forest, rows: Sequence[Row]) -> list[Sequence[int]]:
-        """Slots of each row's ancestors that are nodes, and its own, downwards; none of a token of the trunk."""
-        paths: list[Sequence[int]] = []
-        above: dict[int, Sequence[int]] = {TRUNK: ()}
-        for row in rows:
-            path: Sequence[int] = ()
-            if row.node >= 0:
-                upwards, node = [row.slot], forest.parent[row.node]
-                while node not in above:
-                    upwards.append(self._node_slot[node])
-                    node = forest.parent[node]
-                path = above[row.node] = (*above[node], *reversed(upwards))
-            paths.append(path)
-        return paths

@@ -6,13 +6,13 @@ forwards cost. The search is optuna's (spaces.py).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,7 +66,7 @@ class PromptGroup:
         start = self.width + depth * self.most  # slots of this depth
         for extent in self.extents:
             self.cache.reserve(extent, start + self.most)
-        slots, trunk = range(start, start + self.most), np.arange(self.width, dtype=np.int32)
+        slots, trunk = range(start, start + self.most), array("i", range(self.width))
         places, segments = self.places.tolist(), []
         for extent, own in zip(self.extents, places, strict=True):
             lengths = [1 + min(depth, row, place) for row, place in enumerate(own)]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from draftwood.core.forest import Forest, Verdict
-from draftwood.sampling import Distributions, Streams, draw
+from draftwood.sampling import Distributions, Streams, draw, element
 from draftwood.verify.tree import acceptance, end_of_path, follow, without
 
 Note = Callable[[int, float, float, float], None]  # (child, P(x), Q(x), acceptance of the path down to it)
@@ -46,7 +46,7 @@ def traverse(
             x = forest.token[child]
             if proposal.q is not None and q is None:
                 break  # the support is exhausted; such a draw cannot exist
-            p_x, q_x = float(rest[x]) / total, 1.0 if q is None else float(q[x])
+            p_x, q_x = element(rest, x) / total, 1.0 if q is None else element(q, x)
             chance = acceptance(reach * p_x, q_x)
             note(child, p_x, q_x, chance)
             if chance > 0:

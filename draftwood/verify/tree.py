@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest, Proposal, Verdict
 from draftwood.core.records import Kind
-from draftwood.sampling import Distributions, Streams, draw
+from draftwood.sampling import Distributions, Streams, draw, element
 
 
 def acceptance(p: float, q: float) -> float:
@@ -62,7 +62,7 @@ def resolve(
             x = token[node]
             if proposal.q is not None and q is None:
                 break  # the support is exhausted; such a draw cannot exist
-            if accept(float(rest[x]), 1.0 if q is None else float(q[x])):
+            if accept(element(rest, x), 1.0 if q is None else element(q, x)):
                 return node, p
             rest = residual(rest, q, x)
             if not proposal.replacement and q is not None:

@@ -10,12 +10,12 @@ import os
 import pickle
 import shutil
 import weakref
+from array import array
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from checkpoints import VOCAB, write
@@ -78,7 +78,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a slot below": (lambda b: b.segments[0].slots.__setitem__(2, -1), "a slot lies outside"),
     "a trunk": (lambda b: b.segments[0].trunk.__setitem__(2, 5000), "seen lies outside"),
     "a short trunk": (
-        lambda b: setattr(b.segments[0], "trunk", np.zeros(3, np.int32)),
+        lambda b: setattr(b.segments[0], "trunk", array("i", [0, 0, 0])),
         "sees what is not there",
     ),
     "seen": (lambda b: b.segments[0].seen.__setitem__(0, 0), "sees what is not there"),
@@ -88,7 +88,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "wanted": (lambda b: setattr(b, "wanted", torch.tensor([99])), "wanted is not there"),
     "layers": (lambda b: setattr(b, "stop", 9), "no such layers"),
     "too few slots": (lambda b: b.segments[0].slots.pop(), "give one for each token"),
-    "too few positions": (lambda b: setattr(b, "positions", b.positions[:4]), "give one for each token"),
+    "too few positions": (lambda b: b.numbers.pop(), "give one for each token"),
     "hidden states": (lambda b: setattr(b, "hidden", torch.zeros(2, 32)), r"must be \[12, 32\], not \[2, 32\]"),
 }
 

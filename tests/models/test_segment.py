@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def tree(rng: random.Random, shuffled: bool) -> Segment:
         nodes.append((*rng.choice(nodes), slot))
     for path in nodes[rng.randrange(1, len(nodes)) :]:
         written, counts, paths = [*written, path[-1]], [*counts, trunk], [*paths, path]
-    return Segment(EXTENT, written, np.array(slots[:trunk] + [99] * 3, np.int32), counts, paths)
+    return Segment(EXTENT, written, array("i", slots[:trunk] + [99] * 3), counts, paths)
 
 
 @pytest.mark.parametrize("shuffled", [False, True])

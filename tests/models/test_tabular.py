@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+from array import array
+
 import pytest
 import torch
 
@@ -73,7 +74,7 @@ def test_layer_ranges_carry_the_token_through() -> None:
 def test_wrong_slots_and_positions_are_noticed(paths: list[list[int]], positions: list[int]) -> None:
     model = TabularModel(counting, 3)
     cache = model.new_cache()
-    segment = Segment(cache.lend(2), [0, 1], np.empty(0, np.int32), [0, 0], paths)
+    segment = Segment(cache.lend(2), [0, 1], array("i"), [0, 0], paths)
     with pytest.raises(AssertionError, match="its slots are wrong"):
         model.forward(Batch.of(model, [1, 2], positions, [segment]), cache)
 

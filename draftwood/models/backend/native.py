@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, chain
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
@@ -251,23 +250,36 @@ class Program:
 
         `beside` [N, D] is what the first product of a trained head reads before the rows.
         """
-        config, count, segments, states = self.config, batch.tokens.shape[0], batch.segments, batch.states
+        config, count, segments, states = self.config, len(batch), batch.segments, batch.states
         stop = self.n_layers if batch.stop is None else batch.stop
-        slots = list(chain.from_iterable([segment.slots for segment in segments]))
-        seen = list(chain.from_iterable([segment.seen for segment in segments]))
-        paths = list(chain.from_iterable([segment.paths for segment in segments]))
-        if not count == len(slots) == len(seen) == len(paths) == batch.positions.shape[0]:
+        slots: list[int] = []
+        seen: list[int] = []
+        path: list[int] = []
+        ends: list[int] = []  # of each row's part of it
+        owner: list[int] = []
+        bases: list[int] = []
+        capacities: list[int] = []
+        lengths: list[int] = []
+        trunks: list[int] = []
+        for number, segment in enumerate(segments):
+            slots += segment.slots
+            seen += segment.seen
+            owner += [number] * len(segment.slots)
+            for one in segment.paths:
+                path += one
+                ends.append(len(path))
+            bases.append(segment.extent.base)
+            capacities.append(segment.extent.capacity)
+            place, length = segment.trunk.buffer_info()
+            trunks.append(place)
+            lengths.append(length)
+        if not count == len(slots) == len(seen) == len(ends):
             raise ModelError(f"a batch of {count} tokens has {len(slots)} slots; give one for each token")
         if batch.hidden is not None and batch.hidden.shape != (count, config.hidden_size):
             wanted = [count, config.hidden_size]
             raise ModelError(f"hidden states of a batch must be {wanted}, not {list(batch.hidden.shape)}")
-        owner = [number for number, segment in enumerate(segments) for _ in segment.slots]
-        bounds = [segment.extent.base for segment in segments]
-        bounds += [segment.extent.capacity for segment in segments]
-        bounds += [len(segment.trunk) for segment in segments]
-        ends = accumulate(map(len, paths))
-        table = array("i", [*slots, *seen, *ends, *owner, *bounds, *chain.from_iterable(paths)])
-        trunks = array("Q", [segment.trunk.__array_interface__["data"][0] for segment in segments])
+        table = array("i", [*slots, *seen, *ends, *owner, *bases, *capacities, *lengths, *path])
+        trunk, numbers = array("Q", trunks), _start(batch.numbers)
         rotary = self._rotary(batch.reach)
         hidden = None if batch.hidden is None else batch.hidden.float().contiguous()
         if isinstance(batch.wanted, slice):
@@ -287,9 +299,9 @@ class Program:
         base = at + 4 * row
         call = _CALL.pack(
             *(count, len(segments), cache.slots, min(config.max_position_embeddings, rotary.reach)),
-            *(batch.tokens.data_ptr(), batch.positions.data_ptr(), at, at + row, at + 2 * row, at + 3 * row),
+            *(numbers, numbers + 8 * count, at, at + row, at + 2 * row, at + 3 * row),
             *(base + 3 * some, 0 if hidden is None else hidden.data_ptr(), base, base + some, base + 2 * some),
-            *(_start(trunks), _start(cache.places), _start(rotary.cos), _start(rotary.sin)),
+            *(_start(trunk), _start(cache.places), _start(rotary.cos), _start(rotary.sin)),
             *(batch.start, stop, asked, first, place),
             *(out.data_ptr() if whole and batch.head else 0, 0 if whole else out.data_ptr()),
             *(len(states), _start(after), _start(kept), torch.get_num_threads()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
@@ -29,12 +30,12 @@ class Order:
 
     def numbers(self) -> Tensor:
         """int64 [n], on the CPU."""
-        batch, count = self.batch, len(self.batch.positions)
+        batch, count = self.batch, len(self.batch)
         wanted = batch.wanted
         rows = range(*wanted.indices(count)) if isinstance(wanted, slice) else wanted.tolist()
         stop = -1 if batch.stop is None else batch.stop
         facts = [self.cache, batch.reach, batch.start, stop, batch.head, len(self.changes), len(batch.segments)]
-        lists: list[Any] = [facts, batch.positions.tolist(), rows, *self.skipped, self.gone, *self.changes]
+        lists: list[Any] = [facts, batch.numbers[count:], rows, *self.skipped, self.gone, *self.changes]
         for segment in batch.segments:
             paths = segment.paths
             lists += [
@@ -61,17 +62,16 @@ class Order:
             (base, capacity), slots, trunk, seen, lengths, flat = lists[at : at + PARTS]
             bounds = list(accumulate(lengths, initial=0))
             paths = [flat[first:last] for first, last in pairwise(bounds)]
-            made.append(Segment(Extent(base, capacity), slots, np.array(trunk, np.int32), seen, paths))
-        places, wanted = (torch.tensor(part, device=hidden.device, dtype=torch.int64) for part in (positions, rows))
+            made.append(Segment(Extent(base, capacity), slots, array("i", trunk), seen, paths))
         batch = Batch(
-            places,  # in place of the tokens, whose embeddings are in `hidden`
-            places,
+            array("q", [*positions, *positions]),  # none of the tokens, whose embeddings are in `hidden`
             made,
             reach,
-            wanted,
+            torch.tensor(rows, device=hidden.device, dtype=torch.int64),
             start=start,
             stop=None if stop < 0 else stop,
             hidden=hidden,
             head=bool(head),
+            device=hidden.device,
         )
         return cls(batch, (tuple(attention), tuple(mlp)), cache, lists[6 : 6 + changes], gone)
