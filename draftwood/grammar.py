@@ -7,15 +7,16 @@ every method follows p restricted and renormalised token by token. Grammars are 
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from threading import Lock
 from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from draftwood.core.forest import Forest
@@ -24,21 +25,20 @@ from draftwood.models.tokenizer import Tokenizer
 from draftwood.params import Structured
 
 KEPT = 64  # compiled grammars of an engine
-MOST_KNOWN = 256  # masks that a request keeps
-_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-BIASES = np.where(_BITS, 0, -np.inf).astype(np.float32)  # [256, 8]: what a byte of a mask adds to eight logits
+MOST_KNOWN = 256  # paths whose masks a request keeps, and different masks that all requests keep
+MOST_BIASES = 32  # of those that are kept as numbers, each as large as a row of logits
 SEPARATORS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}  # as json.dumps writes
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What may follow a path: a bit for each of V tokens, `mask` [V/8], rounded up (None: anything).
+    """What may follow a path: a bit for each of V tokens, in `mask`, ceil(V / 8) bytes (None: anything).
 
     `only` is the one token where there is no choice; `failure` says why the grammar cannot be followed here: then
     drafts end.
     """
 
-    mask: NDArray[np.uint8] | None
+    mask: bytes | None
     only: int | None = None
     failure: str = ""
 
@@ -48,6 +48,29 @@ class Allowed:
 
 
 ANYTHING = Allowed(None)
+
+
+@lru_cache(MOST_KNOWN)
+def allowing(mask: bytes, ending: bool, end: frozenset[int], vocab_size: int) -> Allowed:
+    """What a mask of the library allows; a token of `end` exactly where the text may end."""
+    bits = bytearray(mask[: -(-vocab_size // 8)].ljust(-(-vocab_size // 8), b"\0"))
+    bits[-1] &= 0xFF >> -vocab_size % 8
+    for token in end:
+        bits[token >> 3] = bits[token >> 3] & 255 - (1 << (token & 7)) | ending << (token & 7)
+    number = int.from_bytes(bits, "little")
+    if not number:
+        failure = "no token of this model goes on where the grammar is not complete; change the grammar"
+        return replace(allowing(b"", True, end, vocab_size), only=None, failure=failure)
+    return Allowed(bytes(bits), number.bit_length() - 1 if number.bit_count() == 1 else None)
+
+
+@lru_cache(MOST_BIASES)
+def bias(mask: bytes | None, vocab_size: int, device: torch.device) -> Tensor:
+    """What a mask adds to logits [V]: 0 or -inf. Texts of a grammar have few different masks, again and again."""
+    if mask is None:
+        return torch.zeros(vocab_size, device=device)
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=vocab_size, bitorder="little")
+    return torch.from_numpy(np.where(bits, np.float32(0), np.float32(-np.inf))).to(device)
 
 
 @dataclass(slots=True)
@@ -65,13 +88,24 @@ class Grammar:
     _matcher: Any = field(init=False)
     _trunk: list[int] = field(init=False, default_factory=list)  # generated tokens in the trunk that the matcher has
     _below: list[int] = field(init=False, default_factory=list)  # and those after them
-    _known: dict[tuple[int, ...], Allowed] = field(init=False, default_factory=dict)
+    _known: dict[tuple[int, ...], Allowed] = field(init=False, default_factory=dict)  # by path below the trunk
+    _forest: Forest | None = field(init=False, default=None)  # the latest one
+    _nodes: dict[int, Allowed] = field(init=False, default_factory=dict)  # of it
 
     def __post_init__(self) -> None:
         self._matcher = self.start.deep_copy()
 
     def allowed(self, forest: Forest, node: int) -> Allowed:
         """What may follow a node."""
+        if forest is not self._forest:
+            self._forest, self._nodes = forest, {}
+        found = self._nodes.get(node)
+        if found is None:
+            found = self._nodes[node] = self._after(forest, node)
+        return found
+
+    def _after(self, forest: Forest, node: int) -> Allowed:
+        """What may follow a node's path."""
         generated = len(forest.trunk) - forest.prompt
         path = [forest.token[one] for one in forest.path(node)][max(0, -generated) :]
         if max(0, generated) != len(self._trunk):
@@ -89,20 +123,13 @@ class Grammar:
 
         Where all that is allowed was impossible before, it becomes equally likely.
         """
-        found = [(row, mask) for row, node in enumerate(nodes) if (mask := self.allowed(forest, node).mask) is not None]
-        if not found:
-            return logits
-        rows, bits = [row for row, _ in found], np.stack([mask for _, mask in found])
-        biases = BIASES.take(bits, axis=0).reshape(len(rows), -1)[:, : self.vocab_size]  # adding is vectorised
-        added = torch.from_numpy(biases).to(logits.device)
-        left = (logits if len(rows) == len(nodes) else logits[rows]) + added
-        if (impossible := left.amax(-1) == -torch.inf).any():
-            left[impossible] = added[impossible].to(left.dtype)
-        if len(rows) == len(nodes):
-            return left
-        logits = logits.clone()
-        logits[rows] = left
-        return logits
+        biases = [bias(self.allowed(forest, node).mask, self.vocab_size, logits.device) for node in nodes]
+        added = torch.stack(biases) if len(biases) > 1 else biases[0][None]
+        left = logits + added
+        for row, most in enumerate(left.amax(-1).tolist()):
+            if most == -math.inf:
+                left[row] = added[row]
+        return left
 
     def checked(self, logits: Tensor, forest: Forest, nodes: Sequence[int]) -> Tensor:
         """The logits as they are; RequestError where the grammar cannot be followed after one of the nodes."""
@@ -121,27 +148,13 @@ class Grammar:
     def found(self, path: list[int]) -> Allowed:
         """What may follow tokens below the trunk, asked of the matcher."""
         self._move(path)
-        bits = np.zeros(-(-self.vocab_size // 8), np.uint8)
-        known = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: len(bits)]
-        failure = _reason(self._matcher) if self._matcher.is_error() else ""
-        if not failure:
-            bits[: len(known)] = known
-            bits[-1] &= 0xFF >> -self.vocab_size % 8
-            self._set(bits, self._matcher.is_accepting())
-        else:
-            self._restart()  # an error is for ever
-        number = int.from_bytes(bits.tobytes(), "little")
-        if not number:
-            if not failure or failure.startswith("NoExtension"):
-                failure = "no token of this model goes on where the grammar is not complete; change the grammar"
-            self._set(bits, True)
-        only = number.bit_length() - 1 if number.bit_count() == 1 else None
-        return Allowed(bits, only, failure)
-
-    def _set(self, bits: NDArray[np.uint8], ending: bool) -> None:
-        """Whether a text may end."""
-        for token in self.end:
-            bits[token >> 3] = bits[token >> 3] & 255 - (1 << (token & 7)) | ending << (token & 7)
+        mask = self._matcher.compute_bitmask()
+        if not self._matcher.is_error():
+            return allowing(mask, self._matcher.is_accepting(), self.end, self.vocab_size)
+        failure = _reason(self._matcher)
+        self._restart()  # an error is for ever
+        stuck = allowing(b"", False, self.end, self.vocab_size)
+        return stuck if failure.startswith("NoExtension") else replace(stuck, failure=failure)
 
     def _move(self, path: list[int]) -> None:
         """Have the matcher at a path below the trunk."""

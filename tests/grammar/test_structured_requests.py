@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import time
+from math import inf
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import pre_tokenizers
@@ -14,7 +16,7 @@ from words import LETTERS, words
 
 from draftwood import ConfigurationError, DraftwoodError, Engine, RequestError, TabularModel
 from draftwood.core.forest import Forest
-from draftwood.grammar import Grammars
+from draftwood.grammar import Grammars, allowing, bias
 from draftwood.params import Structured
 
 END = frozenset({0})
@@ -111,13 +113,27 @@ def test_masks_do_not_depend_on_the_way_there() -> None:
     for _ in range(300):
         node = nodes[int(torch.randint(len(nodes), (1,), generator=generator))]
         allowed = walker.allowed(forest, node)
-        assert allowed.mask is not None
-        fresh = begin().allowed(forest, node)
-        assert fresh.mask is not None and fresh.only == allowed.only and (fresh.mask == allowed.mask).all()
+        assert begin().allowed(forest, node) is allowed  # and equal masks are read once
         tokens = [token for token in range(257) if allowed.has(token)]
         child = forest.add(node, tokens[torch.randint(len(tokens), (1,), generator=generator)])
         if child not in forest.finished:
             nodes.append(child)
+
+
+@pytest.mark.parametrize(("vocab_size", "words"), [(257, 257), (31, 31), (40, 33), (33, 40)])
+def test_masks_are_added_to_logits_of_a_model_whose_vocabulary_is_padded_or_cut(vocab_size: int, words: int) -> None:
+    generator = np.random.default_rng(words)
+    for ending in (True, False):
+        bits = generator.integers(2, size=words)
+        mask = np.packbits(np.pad(bits, (0, -words % 32)), bitorder="little").tobytes()
+        allowed = allowing(mask, ending, frozenset({0, 9}), vocab_size)
+        expected = [token < words and bool(bits[token]) for token in range(vocab_size)]
+        expected[0] = expected[9] = ending
+        assert [allowed.has(token) for token in range(vocab_size)] == expected
+        assert bias(allowed.mask, vocab_size, torch.device("cpu")).tolist() == [0 if may else -inf for may in expected]
+    assert allowing(b"\x20", False, frozenset({0}), vocab_size).only == 5
+    stuck = allowing(b"\1", False, frozenset({0}), vocab_size)
+    assert stuck.has(0) and stuck.only is None and "change the grammar" in stuck.failure
 
 
 @pytest.mark.parametrize("method", ["autoregressive", "speculative", "mcsd", "lookup", "dsbd"])
