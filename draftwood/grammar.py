@@ -189,13 +189,14 @@ class Grammars:
         with self._lock:
             matcher = self._compiled.get(key)
             if matcher is None:
-                matcher = self._compiled[key] = self._compile(*key)
+                matcher = self._compiled[key] = self.compile(*key)
                 if len(self._compiled) > KEPT:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(key)
         return lambda: Grammar(matcher, self.end, self.vocab_size, self.device)
 
-    def _compile(self, kind: str, text: str) -> Any:
+    def compile(self, kind: str, text: str) -> Any:
+        """A matcher before the first token; RequestError where the text is none of its kind, or too large."""
         llguidance = library()
         if self._words is None:
             self._words = _words(self.tokenizer, min(self.end))

@@ -34,6 +34,7 @@ KINDS = {  # kind -> the class that measures it
     "quantisation": "quantisation:Quantisation",
     "controllers": "controllers:Controllers",
     "grammars": "grammars:Grammars",
+    "matchers": "matchers:Matchers",
     "search": "search:Search",
     "defaults": "defaults:Defaults",
     "drafters": "drafters:Drafters",

@@ -162,10 +162,10 @@ def held_out_prompts(target: Path, count: int) -> list[list[int]]:
     return [tokenizer.encode(document.prompt) for document in islice(mixed("held-out"), count)]
 
 
-def packages() -> dict[str, str]:
+def packages(names: Sequence[str] = PACKAGES) -> dict[str, str]:
     """Versions of what is compared, as this Python has it."""
     known = {each.name.replace("_", "-").lower(): each.version for each in metadata.distributions()}
-    return {name: known.get(name, "not installed in this environment") for name in PACKAGES}
+    return {name: known.get(name, "not installed in this environment") for name in names}
 
 
 def read_weights(directory: Path) -> int:
