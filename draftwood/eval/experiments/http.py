@@ -23,7 +23,7 @@ from draftwood.async_engine import AsyncEngine
 from draftwood.corpus import mixed
 from draftwood.engine import Engine
 from draftwood.errors import DraftwoodError
-from draftwood.eval.experiments.bench import Bench
+from draftwood.eval.experiments.bench import Bench, turned
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.intervals import median
 from draftwood.models.tokenizer import Tokenizer
@@ -34,18 +34,17 @@ Ask = Callable[[list[int], int], Awaitable[tuple[Times, int]]]  # prompt, seed -
 
 
 class Http(Kind):
-    """So many clients at once, each with one request, by way of both in turn."""
+    """So many clients at once, each with one request, by way of both in turn; other prompts in each repeat."""
 
     methods: dict[str, dict[str, Any]]
-    clients: tuple[int, ...] = (1, 16, 64)
+    clients: tuple[tuple[int, int], ...] = ((1, 40), (16, 16), (64, 3))  # and how many repeats
     tokens: int = 64
     prompt: int = 64  # tokens at most
-    repeats: int = 5
 
     def measure(self, bench: Bench) -> dict[str, Rows]:
         engine = bench.engine
         engine.scheduler.prefixes.enabled = False
-        prompts = self.prompts(bench, max(self.clients))
+        prompts = self.prompts(bench)
         rows: Rows = []
         with started(own_server(bench)) as address:
             for name, method in self.methods.items():
@@ -55,18 +54,18 @@ class Http(Kind):
                 }
                 for warm in ways.values():
                     asyncio.run(self.load(warm, prompts[:2]))
-                for clients in bench.track(self.clients, name):
+                for clients, repeats in bench.track(self.clients, name):
                     found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-                    for repeat in range(self.repeats):
+                    for repeat in range(repeats):
                         for way in sorted(ways, reverse=repeat % 2 == 1):
-                            sample = partial(self.sample, ways[way], prompts[:clients])
+                            sample = partial(self.sample, ways[way], turned(prompts, repeat)[:clients])
                             found[way].append(bench.once([name, clients, repeat, way], sample))
                     rows.append({"method": name, "clients": clients, **compared(found)})
         return {"http": rows}
 
-    def prompts(self, bench: Bench, count: int) -> list[list[int]]:
-        """Held-out prompts of all kinds of text in turn."""
-        tokenizer = Tokenizer.load(bench.pair.target)
+    def prompts(self, bench: Bench) -> list[list[int]]:
+        """Held-out prompts of all kinds of text in turn, one for each client and repeat at least."""
+        tokenizer, count = Tokenizer.load(bench.pair.target), max(max(each) for each in self.clients)
         return [tokenizer.encode(one.text)[: self.prompt] for one in islice(mixed("held-out", seed=4), count)]
 
     def sample(self, way: Callable[[], Any], prompts: list[list[int]]) -> dict[str, float]:

@@ -35,28 +35,28 @@ class Against(Strict):
 class HttpPeers(Http):
     """`peers`: servers with their modes."""
 
-    clients: tuple[int, ...] = (1, 8, 16)
+    clients: tuple[tuple[int, int], ...] = ((1, 5), (8, 5), (16, 5))
     peers: dict[str, tuple[str, ...]]
     compare: tuple[Against, ...] = ()
     gamma: int = 4
 
     def measure(self, bench: Bench) -> dict[str, Rows]:
-        prompts = self.prompts(bench, max(self.clients))
+        prompts = self.prompts(bench)
         found: dict[tuple[int, Way], list[dict[str, float]]] = {}
         with ExitStack() as running:
             ways, failures = self.ways(bench, running)
             order = list(ways)
             for way in bench.track(order, "warming up"):
                 self.sample(ways[way], prompts[:2])
-            turns = list(product(self.clients, range(self.repeats)))
+            turns = [(clients, repeat) for clients, repeats in self.clients for repeat in range(repeats)]
             for clients, repeat in bench.track(turns, "clients"):
                 for way in turned(order, repeat):
-                    sample = partial(self.sample, ways[way], prompts[:clients])
+                    sample = partial(self.sample, ways[way], turned(prompts, repeat)[:clients])
                     found.setdefault((clients, way), []).append(bench.once([clients, repeat, *way], sample))
         rows = [
             {"server": way[0], "mode": way[1], "clients": clients}
             | {key: median([one[key] for one in found[clients, way]]) for key in MEASURES}
-            for clients, way in product(self.clients, order)
+            for (clients, _), way in product(self.clients, order)
         ]
         failed = [{"server": server, "mode": mode, "failure": why} for (server, mode), why in failures.items()]
         return {"servers": rows + failed, "ratios": self.ratios(found)}
@@ -68,7 +68,7 @@ class HttpPeers(Http):
             (OURS, name): partial(self.by_http, address, speculation=method) for name, method in self.methods.items()
         }
         failures = {}
-        run, pair, most = bench.run, bench.pair, max(self.clients)
+        run, pair, most = bench.run, bench.pair, max(self.clients)[0]
         places = str(pair.target), str(pair.draft), str(pair.made)
         context = -(-(self.prompt + self.tokens + self.gamma + 1) // 64) * 64
         for server, modes in self.peers.items():
@@ -84,7 +84,7 @@ class HttpPeers(Http):
     def ratios(self, found: dict[tuple[int, Way], list[dict[str, float]]]) -> Rows:
         """How many times as many tokens per second ours gives, repeat by repeat."""
         rows: Rows = []
-        for clients, each in product(self.clients, self.compare):
+        for (clients, _), each in product(self.clients, self.compare):
             ours, theirs = found.get((clients, (OURS, each.method))), found.get((clients, (each.server, each.mode)))
             if ours and theirs:
                 pairs = zip(ours, theirs, strict=True)
