@@ -180,9 +180,10 @@ class LLGuidance:
     """The library that draftwood uses."""
 
     matcher: Any
+    size: int  # bytes of a mask that are wanted
 
     def fork(self) -> LLGuidance:
-        return LLGuidance(self.matcher.deep_copy())
+        return LLGuidance(self.matcher.deep_copy(), self.size)
 
     def advance(self, token: int) -> None:
         taken(self.matcher.consume_token(token), token)
@@ -191,7 +192,7 @@ class LLGuidance:
         self.matcher.rollback(tokens)
 
     def mask(self) -> NDArray[np.uint8]:
-        return np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
+        return np.frombuffer(self.matcher.compute_bitmask(), np.uint8)[: self.size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +225,8 @@ def taken(accepted: bool, token: int) -> None:
 def llguidance(words: Tokenizer) -> Callable[[Structured], Matcher]:
     """What compiles grammars."""
     grammars = Grammars(words, frozenset({END}), words.size, torch.device("cpu"))
-    return lambda structured: LLGuidance(grammars.compile(*structured.source))
+    size = -(-words.size // 32) * 4
+    return lambda structured: LLGuidance(grammars.compile(*structured.source), size)
 
 
 def xgrammar(words: Tokenizer) -> Callable[[Structured], Matcher]:
