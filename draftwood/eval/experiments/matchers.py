@@ -213,7 +213,8 @@ class XGrammar:
 
     def mask(self) -> NDArray[np.uint8]:
         self.matcher.fill_next_token_bitmask(self.bits)
-        return self.bits.numpy().view(np.uint8)[0]
+        found: NDArray[np.uint8] = self.bits.numpy().view(np.uint8)[0]
+        return found
 
 
 def taken(accepted: bool, token: int) -> None:
