@@ -31,7 +31,7 @@ def methods(
         output.give(found, table, "", "draftwood methods NAME shows a method's options.")
         return
     (one,) = found
-    first = one["options"][0]
+    first = next((option for option in one["options"] if option["default"] is not None), one["options"][0])
     facts = ["lossless" if one["lossless"] else "lossy", f"draft models: {_drafts(*one['draft_models'])}"]
     usage = f"draftwood generate PROMPT --method {name} --set {first['name']}={option_text(first['default'])}"
     output.give(one, *_details(one, SEPARATOR.join(facts)), "", usage, wrap=True)
@@ -85,4 +85,5 @@ def _details(entry: Mapping[str, Any], *facts: str) -> list[Any]:
         for option in entry["options"]
     ]
     head = Text.assemble((entry["name"], "bold cyan"), f": {entry['summary']}")
-    return [head, entry["about"], *facts, "", _table("option", "type", "default", "what it means", rows=rows, words=20)]
+    about = "\n\n".join(" ".join(part.split()) for part in entry["about"].split("\n\n"))
+    return [head, about, *facts, "", _table("option", "type", "default", "what it means", rows=rows, words=20)]

@@ -25,8 +25,8 @@ def reproduce(
         "small: few items and settings. full: the paper's sweeps on more items; trains exits for eesd.",
         panel=OUTPUT,
     ),
-    limit: int | None = flag(None, "Items of each task.", panel=OUTPUT, usual="the scale's", ge=1),
-    seeds: int | None = flag(None, "Runs of each item.", panel=OUTPUT, usual="the scale's", ge=1),
+    limit: int | None = flag(None, "Items per task.", panel=OUTPUT, usual="the scale's", ge=1),
+    seeds: int | None = flag(None, "Runs per item.", panel=OUTPUT, usual="the scale's", ge=1),
     max_new_tokens: int | None = flag(None, "Most tokens of each answer.", panel=OUTPUT, usual="the scale's", ge=1),
     decision: Path | None = flag(
         None,

@@ -32,7 +32,7 @@ class Eagle(DrawnMethod):
     head: Annotated[str | None, FILE] = Field(
         default=None,
         min_length=1,
-        description="directory of the target's head; null: the one given as a draft, else the one beside its weights",
+        description="directory of the target's head; null: the one given as a draft, else the one next to its weights",
     )
     gamma: int = Field(default=12, ge=0, le=64, description="most layers drafted per round")
     width: int = Field(default=1, ge=1, le=256, description="most paths per layer; 1: a chain")
@@ -55,7 +55,7 @@ class Eagle(DrawnMethod):
         if self.drafts == "best" and self.width == 1:
             raise ValueError("drafts=best gives siblings, but width is 1; widen the tree, or leave drafts out")
         if self.lookup and self.width > 1:
-            raise ValueError(f"lookup goes beside a chain, but width is {self.width}; leave out one of both")
+            raise ValueError(f"lookup goes with a chain, but width is {self.width}; leave out lookup or width")
         return self
 
     @property

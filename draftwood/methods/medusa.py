@@ -45,7 +45,7 @@ class Medusa(OneHypothesis):
     heads: Annotated[str | None, FILE] = Field(
         default=None,
         min_length=1,
-        description="directory of the target's heads; null: those given as a draft, else those beside its weights",
+        description="directory of the target's heads; null: those given as a draft, else those next to its weights",
     )
     tree: Widths | None = Field(
         default=None, description="children per node, layer by layer; layer k draws from head k"

@@ -39,7 +39,7 @@ class SelfSpeculative(DrawnMethod):
 
     skip: Annotated[str | None, FILE] = Field(
         default=None,
-        description="file of `draftwood tune skip`; null: the one beside the weights, else every other layer",
+        description="file of `draftwood tune skip`; null: the one next to the weights, else every other layer",
     )
     attention: Layers = Field(default=None, description="layers whose attention is skipped, from 0, such as 3,5,7")
     mlp: Layers = Field(default=None, description="layers whose MLP is skipped")

@@ -17,7 +17,7 @@ from draftwood.runtime.session import Session
 Exit = Annotated[
     str | None,
     FILE,
-    Field(min_length=1, description="directory of the target's exit layer; null: the one beside its weights"),
+    Field(min_length=1, description="directory of the target's exit layer; null: the one next to its weights"),
 ]
 
 

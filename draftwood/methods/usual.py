@@ -1,4 +1,4 @@
-"""Which method a request decodes with that names none."""
+"""The default method: what decodes a request that names none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from draftwood.models.heads import Heads
 log = logging.getLogger(__name__)
 
 MIXED: dict[str, object] = {"lookup": True, "depth": "auto"}
-BESIDE: dict[
+COMPANIONS: dict[
     str, dict[str, object]
 ] = {  # kind of a file next to a target's weights -> what drafts with it; the faster first, as measured
     "exit": {"name": "eesd", "gamma": DEEPEST, **MIXED},
@@ -29,21 +29,21 @@ BESIDE: dict[
 def usual(
     drafts: int, target: CausalModel | None = None, loaded: Sequence[CausalModel] = ()
 ) -> tuple[Method, Sequence[CausalModel] | None]:
-    """The best method for so many draft models, else for what lies beside a target's weights; with what was loaded.
+    """The best method for `drafts` draft models, else for files next to a target's weights; with what was loaded.
 
     Of the `loaded` drafts one may be a trained head, which has a method of its own.
 
-    Lookup drafts too beside what lies beside the target, and alone where there is nothing else. With a draft model it
+    Such files draft together with lookup; lookup drafts alone where there is nothing else. With a draft model it
     takes more time than it saves, but where a text repeats itself (bench/headline.yaml). All of them are lossless, and
     draft as far as it pays.
     """
     for model in loaded:
         if isinstance(model, Heads) or hasattr(model, "reads"):
-            return Method.parse(BESIDE["heads" if isinstance(model, Heads) else "eagle"]), None
+            return Method.parse(COMPANIONS["heads" if isinstance(model, Heads) else "eagle"]), None
     if drafts:
         return Method.parse({"name": "speculative" if drafts == 1 else "specinfer", "depth": "auto"}), None
     home: Path | None = getattr(target, "home", None)
-    for kind, options in BESIDE.items():
+    for kind, options in COMPANIONS.items():
         if target is not None and home is not None and companion(home, kind).is_file():
             method = Method.parse(options)
             try:

@@ -39,6 +39,15 @@ def test_defaults_that_are_shown_are_the_defaults(command: Command, name: str) -
     assert all(option["name"] in shown for option in entry["options"])
 
 
+def test_one_method_is_shown_in_paragraphs_with_an_example_that_runs(command: Command) -> None:
+    shown = command("methods", "eagle").out
+    assert " ".join((METHODS["eagle"].__doc__ or "").split("\n\n")[1].split()) in " ".join(shown.split())
+    assert all(
+        len(line) > 60 for line in shown.partition("With `width`")[2].partition("(`--draft`)")[0].splitlines()[:-1]
+    )
+    assert shown.endswith("--method eagle --set gamma=12\n")  # not head=null, the first option
+
+
 def test_types_of_options(command: Command) -> None:
     entry = command("methods", "mcsd", "--json").document
     types = {option["name"]: option["type"] for option in entry["options"]}

@@ -122,7 +122,7 @@ def test_lookup_goes_beside_a_chain_of_the_head(head_of: Any) -> None:
     alone, mixed = (engine.generate(prompt, METHODS[name], **options).rounds[0] for name in ("chain", "mixed"))
     paths = [{tuple(one.path(node)[1:]) for node in range(1, len(one.forest_token))} for one in (alone, mixed)]
     assert paths[0] | {(2,), (2, 3), (2, 3, 4)} <= paths[1] and any(len(path) > 1 and path[0] == 2 for path in paths[1])
-    with pytest.raises(ConfigurationError, match="lookup goes beside a chain, but width is 3"):
+    with pytest.raises(ConfigurationError, match="lookup goes with a chain, but width is 3"):
         engine.generate(prompt, {"name": "eagle", "width": 3, "lookup": True})
 
 
