@@ -52,9 +52,8 @@ class Generation:
 
     @property
     def states(self) -> tuple[int, ...]:
-        """The target's layers whose output is read by the drafter or the depth controller."""
-        last = "target" in self.drafter.needs | self.depth.needs
-        return tuple(sorted({*self.drafter.reads, *([self.target.model.n_layers] if last else [])}))
+        """The target's last layer, where the drafter or the depth controller reads what the head reads."""
+        return (self.target.model.n_layers,) if "target" in self.drafter.needs | self.depth.needs else ()
 
     def begin(self) -> Forest:
         """The forest before the first round; the request's clock starts here."""
@@ -111,13 +110,10 @@ class Generation:
         return costs.curve(target), *(costs.curve(*model) for model in models)
 
     def _behind(self) -> float:
-        """Seconds until the draft models have seen what they have not; layers of the target itself always have."""
+        """Seconds until the draft models have seen what they have not, and the target has shown them what they lack."""
         assert self._curves is not None and self._forest is not None
-        return sum(
-            draft.marginal(1, rows)
-            for draft, session in zip(self._curves[1:], self.drafts, strict=False)
-            if (rows := session.behind(self._forest))
-        )
+        behind = [self.drafter.lacks(self._forest), *(session.behind(self._forest) for session in self.drafts)]
+        return sum(curve.marginal(1, rows) for curve, rows in zip(self._curves, behind, strict=False) if rows)
 
     def _left(self) -> int:
         """Tokens that may still come."""
@@ -135,7 +131,8 @@ class Generation:
             self.grammar is not None and edit is not None
         ):  # drafts end where the grammar cannot be followed, the text must not
             edit = chained(self.grammar.checked, edit)
-        return Distributions(forest, answer.logits, self.request.params, edit, answer.hidden)
+        hidden = next(iter(answer.hidden.values()), None)
+        return Distributions(forest, answer.logits, self.request.params, edit, hidden, answer.read)
 
     def note(self, round_: Round) -> None:
         """Collect a round."""

@@ -105,8 +105,9 @@ def chained(*edits: Edit) -> Edit:
 class Distributions:
     """The target's next-token distributions after the nodes of one forest, each computed when somebody first asks.
 
-    `logits` [n, V] (and `hidden`, layer -> [n, D], where it was asked for) answer the forest's fresh nodes in order;
-    what the forest knows from earlier rounds is found, too. `edit` is what happens to logits before the temperature, if
+    `logits` [n, V] (and `hidden` [n, D], what the head read, where it was asked for) answer the forest's fresh nodes in
+    order; what the forest knows from earlier rounds is found, too. `read` has what the drafter reads of the target, by
+    node, of all rows that were computed for this. `edit` is what happens to logits before the temperature, if
     anything: `edit(rows [m, V], forest, nodes)`. Rows that nobody visits are never edited, warped or normalised.
     """
 
@@ -116,13 +117,15 @@ class Distributions:
         logits: Tensor,
         params: SamplingParams,
         edit: Edit | None = None,
-        hidden: Mapping[int, Tensor] | None = None,
+        hidden: Tensor | None = None,
+        read: Mapping[int, Tensor] | None = None,
     ) -> None:
         self.forest = forest
         self.params = params
         self._logits = logits
         self._edit = edit
-        self._hidden = hidden or {}
+        self._hidden = hidden
+        self.read = read or {}
         self._probs: dict[int, Tensor] = {}
         self._best: list[int] | None = None  # of each fresh node
 
@@ -174,13 +177,9 @@ class Distributions:
         return self._best[row]
 
     def hidden(self, node: int) -> Tensor | None:
-        """What the head read after a fresh node [D], where the run asked for it: the output of the last layer asked."""
-        return self.state(node, max(self._hidden, default=0))
-
-    def state(self, node: int, layer: int) -> Tensor | None:
-        """The output of a layer at a fresh node [D], where the run asked for it."""
+        """What the head read after a fresh node [D], where the run asked for it."""
         row = node - self.forest.fresh
-        return self._hidden[layer][row] if layer in self._hidden and row >= 0 else None
+        return self._hidden[row] if self._hidden is not None and row >= 0 else None
 
     def fresh(self) -> dict[int, Tensor]:
         """The logits [V] of each fresh node whose sequence goes on."""

@@ -3,11 +3,12 @@
 from draftwood.draft.base import CertainDrafter, Drafter, NoDrafter, Proposer
 from draftwood.draft.beam import BeamDrafter
 from draftwood.draft.confident import ConfidentDrafter
-from draftwood.draft.eagle import EagleDrafter, EagleSession, EagleSource
-from draftwood.draft.early_exit import ExitDrafter, ExitSource
+from draftwood.draft.eagle import EagleSession, EagleSource
+from draftwood.draft.early_exit import ExitSource
 from draftwood.draft.heads import HeadsDrafter
 from draftwood.draft.model import ModelDrafter
 from draftwood.draft.shared import SharedSession
+from draftwood.draft.states import StateDrafter
 from draftwood.draft.suffix import EarlierAnswers, SuffixLookup
 
 __all__ = [
@@ -15,16 +16,15 @@ __all__ = [
     "CertainDrafter",
     "ConfidentDrafter",
     "Drafter",
-    "EagleDrafter",
     "EagleSession",
     "EagleSource",
     "EarlierAnswers",
-    "ExitDrafter",
     "ExitSource",
     "HeadsDrafter",
     "ModelDrafter",
     "NoDrafter",
     "Proposer",
     "SharedSession",
+    "StateDrafter",
     "SuffixLookup",
 ]

@@ -213,7 +213,7 @@ class Drafter(Protocol):
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """Layers of the target whose output at verified tokens it reads."""
+        """Layers of the target whose output it reads: `target.read` of `commit`."""
         return ()
 
     def draft(
@@ -224,6 +224,10 @@ class Drafter(Protocol):
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
         """Follow `advance`, as `Session.commit`; `forest` is the next one, `target` what verification read."""
         return None
+
+    def lacks(self, forest: Forest) -> int:
+        """Rows that the target must compute once more to show what drafting reads of it."""
+        return 0
 
     def share(self, earlier: EarlierAnswers) -> None:
         """Use the engine's earlier answers, if the method asked for that; before the first round."""

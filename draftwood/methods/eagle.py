@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from draftwood.draft import ConfidentDrafter, Drafter, EagleDrafter, EagleSource, ModelDrafter
+from draftwood.draft import ConfidentDrafter, Drafter, EagleSource, ModelDrafter, StateDrafter
 from draftwood.methods.base import FILE, Parts
 from draftwood.methods.options import DEEPEST, MOST_ROWS, Depth, Mixed, controller, sized
 from draftwood.methods.sequences import DrawnMethod, found
@@ -72,4 +72,4 @@ class Eagle(DrawnMethod):
         if self.width > 1:
             drafter = ConfidentDrafter(source, self.width, self.nodes, self.least, self.drafts == "best")
         depth = controller(self.depth, self.gamma, drafts, target, (self.width, 1), lookup=self.lookup)
-        return Parts(EagleDrafter(drafter, source), self.verifier(), depth)
+        return Parts(StateDrafter(drafter, source), self.verifier(), depth)

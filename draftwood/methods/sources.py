@@ -7,7 +7,7 @@ from typing import Annotated, Literal, cast
 
 from pydantic import Field, model_validator
 
-from draftwood.draft import Drafter, ExitDrafter, ExitSource
+from draftwood.draft import Drafter, ExitSource, StateDrafter
 from draftwood.draft.base import Source
 from draftwood.methods.base import FILE, Method
 from draftwood.models import exit as exits
@@ -23,8 +23,8 @@ Exit = Annotated[
 
 def from_exit(make: Callable[[Source], Drafter], drafts: Sequence[Session], target: Session) -> Drafter:
     """A drafter that drafts from the target's exit, whose session is `drafts[0]`."""
-    source = ExitSource(target, drafts[0], cast(exits.Exit, drafts[0].model).layers)
-    return ExitDrafter(make(source), source)
+    source = ExitSource(target, drafts[0], (cast(exits.Exit, drafts[0].model).layers,))
+    return StateDrafter(make(source), source)
 
 
 class Sourced(Method):

@@ -67,8 +67,10 @@ class TabularModel:
         table = cache.planes[0].numpy()  # [slots, 2]
         slots = [segment.extent.base + slot for segment in batch.segments for slot in segment.slots]
         table[slots, 0], table[slots, 1] = tokens.numpy(), batch.positions.numpy()
+        hidden = tokens[:, None].to(self.dtype)
+        batch.kept.update(dict.fromkeys(batch.states, hidden[batch.wanted]))
         if batch.stop is not None and batch.stop < self.n_layers:
-            return tokens[:, None].to(self.dtype)
+            return hidden
         segment_of = [(segment, row) for segment in batch.segments for row in range(len(segment))]
         wanted = batch.wanted if isinstance(batch.wanted, slice) else batch.wanted.tolist()
         out = []
@@ -79,7 +81,8 @@ class TabularModel:
                 raise AssertionError(f"a row sees the positions {positions}: its slots are wrong")
             out.append(self._log_law(tuple(prefix)))
         logits = torch.stack(out) if out else torch.empty(0, self.vocab_size, dtype=self.dtype)
-        batch.kept.update(dict.fromkeys(batch.states, logits))  # there is nothing else that it could show
+        if self.n_layers in batch.states:
+            batch.kept[self.n_layers] = logits  # there is nothing else that it could show
         return logits
 
     def _log_law(self, prefix: tuple[int, ...]) -> Tensor:

@@ -5,7 +5,7 @@ Knows batching and the clock around a forward. Knows nothing of trees, sampling 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from time import perf_counter
@@ -27,7 +27,8 @@ class Pending:
     stop: int  # layers that the run wants computed
     answer: Answer
     parts: list[tuple[list[int], Answer]] = field(default_factory=list)  # (places in run.nodes, their answers)
-    lower: dict[tuple[int, int], Tensor] = field(default_factory=dict)  # (layer, node) -> [D], of forwards that stopped
+    states: dict[int, dict[int, Tensor]] = field(default_factory=dict)  # node -> layer -> [D], as far as it was noted
+    ends: tuple[int, ...] = ()  # layers that forwards end at, since then all rows' output is seen, not only asked ones
 
     @classmethod
     def of(cls, run: Run) -> Pending:
@@ -36,7 +37,15 @@ class Pending:
         rows = session.rows(run) if run.nodes else []
         levels = {row.slot: session.level(row.slot) for row in rows}
         stop = model.n_layers if run.upto is None else run.upto
-        return cls(run, rows if stop else [], levels, stop, Answer(_nothing(model.vocab_size)))
+        pending = cls(run, rows if stop else [], levels, stop, Answer(_nothing(model.vocab_size)))
+        if run.reads and not {row.node for row in rows} <= set(run.nodes):
+            pending.ends = run.reads
+        return pending
+
+    def note(self, layer: int, nodes: Iterable[int], output: Tensor) -> None:
+        """Keep the output [n, D] of a layer at some nodes."""
+        for node, state in zip(nodes, output, strict=True):
+            self.states.setdefault(node, {})[layer] = state
 
     def finish(self) -> Answer:
         """The answer of a run without rows left, one row per node."""
@@ -50,6 +59,11 @@ class Pending:
             answer.hidden = {
                 layer: torch.cat([part.hidden[layer] for _, part in parts])[order] for layer in parts[0][1].hidden
             }
+        if reads := self.run.reads:
+            nodes = [node for node, found in self.states.items() if found.keys() >= set(reads)]
+            if nodes:
+                rows = torch.cat([torch.stack([self.states[node][layer] for node in nodes]) for layer in reads], -1)
+                answer.read = dict(zip(nodes, rows, strict=True))
         return answer
 
 
@@ -70,15 +84,16 @@ def execute(runs: Sequence[Run]) -> list[Answer]:
 def sweep(pending: Sequence[Pending], limits: Collection[int]) -> float:
     """Compute the rows of runs that share a model, of each run the first ones up to a limit: layers upwards, together.
 
-    Where rows were computed to different layers, the lower ones come first; what another row resumes from or stops at
-    ends a forward. A forward's seconds are shared out evenly among the runs in it. Returns the rows that were computed,
-    those of layer ranges by their share.
+    Where rows were computed to different layers, the lower ones come first; what another row resumes from or stops at,
+    and what is read of rows that nobody asked for, ends a forward. A forward's seconds are shared out evenly among the
+    runs in it. Returns the rows that were computed, those of layer ranges by their share.
     """
     todo = [(each, rows) for each, limit in zip(pending, limits, strict=True) if (rows := each.rows[:limit])]
     computed = 0.0
     while todo:
         levels = {each.levels[row.slot] for each, rows in todo for row in rows}
-        low, stop, *_ = sorted(levels.union([each.stop for each, _ in todo]))
+        low, bounds = min(levels), levels.union(*((each.stop, *each.ends) for each, _ in todo))
+        stop = min([bound for bound in bounds if bound > low])
         jobs: list[tuple[Pending, Job]] = []
         for each, rows in todo:
             lowest = rows if len(levels) == 1 else [row for row in rows if each.levels[row.slot] == low]
@@ -118,7 +133,7 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> float:
         tokens += job.tokens
         positions += job.positions
         head |= run.logits
-        layers.update(run.hidden)
+        layers.update(run.hidden, run.reads)
     hidden = None if job.hidden is None else torch.cat([job.hidden for _, job in members if job.hidden is not None])
     batch = Batch.of(
         model,
@@ -140,12 +155,11 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> float:
         answer.rows += count * share
         answer.forwards += 1
         job.session.store(job, None if last else output[first : first + count])
-        if each.stop > stop:  # others' rows end here: what the run asks for of these layers is kept
+        if not last:  # what the run asks for of these layers is kept
             each.levels.update(dict.fromkeys(job.segment.slots, stop))
-            for layer in each.run.hidden:
+            for layer in {*each.run.hidden, *each.run.reads}:
                 if start < layer <= stop:
-                    found = zip(job.rows, batch.kept[layer][first : first + count], strict=True)
-                    each.lower.update({(layer, row.node): state for row, state in found})
+                    each.note(layer, (row.node for row in job.rows), batch.kept[layer][first : first + count])
         if places:
             end = kept + len(places)
             if last:
@@ -153,10 +167,13 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> float:
                 logits = output if whole else output[kept:end]
                 if not each.run.logits:  # they were made for others
                     logits = logits[:, :0]
+                for layer in each.run.reads:
+                    if layer > start:
+                        each.note(layer, (each.run.nodes[place] for place in places), batch.kept[layer][kept:end])
                 states = {
                     layer: batch.kept[layer][kept:end]
                     if layer > start
-                    else torch.stack([each.lower[layer, each.run.nodes[place]] for place in places])
+                    else torch.stack([each.states[each.run.nodes[place]][layer] for place in places])
                     for layer in each.run.hidden
                 }
                 part = Answer(logits, states)

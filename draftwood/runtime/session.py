@@ -36,8 +36,9 @@ class Run:
     computed on the way.
 
     `logits` says whether logits are wanted, `hidden` the output of which layers, 1 to n_layers, the last one after the
-    final norm. With `upto` = N, layers [0, N) alone are computed and their output is the answer; a later run resumes at
-    N from what the session kept. N = 0 computes nothing, but gives slots to what has none.
+    final norm, `reads` the output of which layers below the last of every row that is computed, on the way too. With
+    `upto` = N, layers [0, N) alone are computed and their output is the answer; a later run resumes at N from what the
+    session kept. N = 0 computes nothing, but gives slots to what has none.
 
     `given` holds the input of models that read another model's hidden states in place of tokens: [D] for each node
     that such a model has not seen yet. A run `leans` where it needs what other runs left behind: if that is gone, since
@@ -51,6 +52,7 @@ class Run:
     given: Mapping[int, Tensor] | None = None
     logits: bool = True
     hidden: tuple[int, ...] = ()
+    reads: tuple[int, ...] = ()
     leans: bool = False
 
     @property
@@ -68,6 +70,7 @@ class Answer:
 
     logits: Tensor  # [n, V], float32 or float64; [n, 0] where none were wanted
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [n, D]
+    read: dict[int, Tensor] = field(default_factory=dict)  # node -> [W] output of the layers `reads` side by side
     seconds: float = 0.0
     rows: float = 0.0
     forwards: int = 0

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from draftwood import Engine, TabularModel
 from draftwood.core.forest import Forest, advance
+from draftwood.core.topology import trunk_node
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache
 from draftwood.runtime import policy
@@ -190,3 +191,22 @@ def test_states_of_lower_layers_are_kept_where_others_stop() -> None:
     assert together.forwards == 3 and together.hidden.keys() == alone.hidden.keys()
     for layer, states in alone.hidden.items():
         torch.testing.assert_close(together.hidden[layer], states)
+
+
+def test_what_is_read_comes_of_all_rows() -> None:
+    """Of the prompt's tokens on the way too; in one forward where all rows are asked for, and whoever else is in it."""
+    cache, forest = MODEL.new_cache(), Forest.from_prompt([3, 1, 4, 1, 5])
+    nodes = [*map(trunk_node, range(4)), 0]
+    (asked,) = execute([Run(Session(MODEL, MODEL.new_cache()), forest, nodes, logits=False, hidden=(1, 2))])
+    for upper in ((), (1,), (3,)):
+        session = Session(MODEL, cache)
+        others = [Run(Session(MODEL, cache), Forest.from_prompt([2, 7]), [0], upto) for upto in upper]
+        answer = execute([Run(session, forest, [0], reads=(2, 1)), *others])[0]
+        assert answer.read.keys() == set(nodes) and not answer.hidden
+        for place, node in enumerate(nodes):
+            wanted = torch.cat((asked.hidden[2][place], asked.hidden[1][place]))
+            torch.testing.assert_close(answer.read[node], wanted, atol=1e-5, rtol=1e-5)
+        check(session, forest, [0], answer.logits)
+        (child,) = forest.propose(0, [2], None)
+        (answer,) = execute([Run(session, forest, [child], reads=(2, 1))])
+        assert answer.read.keys() == {child} and answer.forwards == 1

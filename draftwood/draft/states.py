@@ -1,0 +1,123 @@
+"""Drafting from the target's states after some of its layers, which the target's own run of each round brings.
+
+A round without drafts costs what a plain one costs, prompts included; what drafting may read of it is kept.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from torch import Tensor
+
+from draftwood.core.forest import TRUNK, Forest
+from draftwood.core.topology import trunk_node, trunk_position
+from draftwood.depth import DepthController
+from draftwood.draft.base import Drafter, Proposer, Source
+from draftwood.draft.suffix import EarlierAnswers
+from draftwood.runtime.session import LOST, Answer, Run, Session
+from draftwood.sampling import Distributions
+
+
+@dataclass(slots=True)
+class StateSource(Source):
+    """Draft logits of `reader`, a session that reads the target's states after its layers `reads`, side by side [W].
+
+    At a token it reads the state of the token that lies `before` places before. States of what it has not read yet are
+    kept as they come. What never came, as where another request computed the token, the target is asked for once more.
+    """
+
+    target: Session
+    reader: Session
+    reads: tuple[int, ...]
+    _trunk: dict[int, Tensor] = field(init=False, default_factory=dict)  # token of the trunk -> [W]
+    _nodes: dict[int, Tensor] = field(init=False, default_factory=dict)  # node of the forest -> [W]
+    _done: int = field(init=False, default=0)  # leading tokens of the trunk whose states are not needed any more
+
+    before: ClassVar[int] = 0
+
+    @property
+    def context(self) -> int:
+        return min(self.target.context, self.reader.context)
+
+    @abstractmethod
+    def given(self, forest: Forest, nodes: Sequence[int]) -> Mapping[int, Tensor]:
+        """What is read at some nodes, and at all before them that the reader has not seen."""
+
+    @abstractmethod
+    def read(self, forest: Forest, nodes: Sequence[int]) -> Generator[Run, Answer, None]:
+        """Have the target compute states that are needed for some nodes, as far as they are not known."""
+
+    def ask(self, forest: Forest, nodes: Sequence[int], hidden: tuple[int, ...]) -> Generator[Run, Answer, Answer]:
+        """A run of the reader, and before it of the target where a state is missing.
+
+        At first, and after the request was put back, the reader takes what others with the same tokens left.
+        """
+        answer = LOST
+        while answer is LOST:
+            if not self.reader.begun:
+                yield Run(self.reader, forest, nodes, upto=0)
+                self._done = max(0, self.reader.reused - self.before)
+            yield from self.read(forest, nodes)
+            if self.reader.begun:
+                given = self.given(forest, nodes)
+                answer = yield Run(self.reader, forest, nodes, given=given, hidden=hidden, leans=True)
+        self._done = max(0, len(forest.trunk) - 1)  # beams may ask for the end of the trunk once more
+        self._trunk = {node: state for node, state in self._trunk.items() if trunk_position(node) >= self._done}
+        return answer
+
+    def missing(self, end: int) -> list[int]:
+        """Tokens of the trunk before `end` whose states are needed, but not known."""
+        return [node for node in map(trunk_node, range(self._done, end)) if node not in self._trunk]
+
+    def lacks(self) -> int:
+        """How many tokens the target has computed whose states it must compute once more."""
+        if not self.reader.begun:
+            self._done = 0
+        return len(self.missing(self.target.cached))
+
+    def take(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, read: Mapping[int, Tensor]) -> None:
+        """Follow `advance`: keep what a run of the target brought, of tokens and of nodes that stay."""
+        known, first = {**self._nodes, **read}, len(forest.trunk) - len(trunk)
+        self._trunk.update((node, state) for node, state in read.items() if node < TRUNK)
+        self._trunk.update((trunk_node(i), known[node]) for i, node in enumerate(trunk, first) if node in known)
+        self._nodes = {new: known[node] for new, node in enumerate(kept) if node in known}
+
+
+@dataclass(slots=True)
+class StateDrafter(Drafter):
+    """Any drafter that drafts from states of the target."""
+
+    drafter: Drafter
+    source: StateSource
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return self.drafter.needs
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.source.reads
+
+    def draft(
+        self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
+    ) -> Generator[Run, Answer, None]:
+        if len(forest.trunk) < self.source.before:  # there is nothing to read
+            propose.complete(forest)
+        else:
+            yield from self.drafter.draft(forest, depth, limit, propose)
+
+    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
+        self.source.take(trunk, kept, forest, target.read)
+        self.drafter.commit(trunk, kept, forest, target)
+
+    def lacks(self, forest: Forest) -> int:
+        return self.source.lacks()
+
+    def share(self, earlier: EarlierAnswers) -> None:
+        self.drafter.share(earlier)
+
+    def finish(self, forest: Forest) -> None:
+        self.drafter.finish(forest)

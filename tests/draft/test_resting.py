@@ -1,0 +1,204 @@
+"""A round that drafts nothing costs what a plain round costs, whatever would have drafted; then drafting goes on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from shared import FAMILIES, engine, settle, shortage
+from test_early_exit import Ledger
+from test_session import LAYERS, VOCAB
+
+from draftwood import Engine, GenerationResult
+from draftwood.core.records import Round
+from draftwood.depth import ALONE, LOAD, NOTHING, DepthController, Growth, Load
+from draftwood.generation import Generation
+from draftwood.runtime.executor import Pending
+from draftwood.sampling import Streams
+
+BEAMS: dict[str, Any] = {"name": "dsbd", "drafter": "exit", "draft_width": 3, "gamma": 2}
+NAMES = ("chain", "tree", "exit", "exit-tree", "self", "medusa", "eagle", "eagle-tree")
+LATE = ("self", "medusa")  # they draft nothing in a request's first round: they read what the target left before
+RESTS: dict[str, Callable[[int], bool]] = {
+    "at first": lambda number: number % 5 < 3,
+    "later": lambda number: number % 6 > 1,
+    "always": lambda number: True,
+}
+SAMPLINGS = pytest.mark.parametrize("temperature", [0, 0.9])
+
+
+class Script(DepthController):
+    """Rests in the rounds of a script and drafts in the others as far as it goes; notes the runs of each round."""
+
+    def __init__(self, rests: Callable[[int], bool], log: list[list[tuple[str, int | None, int]]]) -> None:
+        self.most, self.needs, self.script, self.log, self.number = 64, NOTHING, rests, log, -1
+        self.behind: list[float] = []
+
+    @property
+    def rests(self) -> bool:
+        return self.script(self.number)
+
+    def start(self, streams: Streams, load: Load = ALONE) -> None:
+        self.number += 1
+        self.log.append([])
+        if self.needs:
+            self.behind.append(load.behind())
+
+    def deeper(self, growth: Growth) -> bool:
+        return not self.rests and growth.depth < self.most
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, int | None, int]]]:
+    """(role, upper layer, rows to compute) of the runs, round by round."""
+    found: list[list[tuple[str, int | None, int]]] = []
+    of = Pending.of
+
+    def noted(run: Any) -> Pending:
+        pending = of(run)
+        found[-1].append((run.session.role, run.upto, len(pending.rows)))
+        return pending
+
+    monkeypatch.setattr(Pending, "of", noted)
+    return found
+
+
+def method_of(name: str) -> dict[str, Any]:
+    return BEAMS if name == "beams" else {**FAMILIES[name], "verify": "coupled"}
+
+
+def prompt_of(length: int) -> list[int]:
+    return random.Random(length).choices(range(VOCAB), k=length)
+
+
+def scripted(ours: Engine, name: str, prompt: list[int], script: Script, temperature: float, new: int) -> Generation:
+    made = ours.generation(
+        prompt, method=method_of(name), sampling={"temperature": temperature}, max_new_tokens=new, seed=3
+    )
+    most = made.depth.most
+    made.depth, script.most = script, most
+    return made
+
+
+def rounds(ours: Engine, made: Generation) -> Iterator[Round]:
+    yield from ours.scheduler.events(ours.submit(made))
+
+
+def finished(ours: Engine, made: Generation) -> GenerationResult:
+    for round_ in rounds(ours, made):
+        made.note(round_)
+    return made.result()
+
+
+def plain(prompt: list[int], temperature: float, new: int) -> GenerationResult:
+    method = {"name": "autoregressive", "verify": "coupled"}
+    return engine(reuse_prefixes=False).generate(prompt, method, {"temperature": temperature}, new, seed=3)
+
+
+@SAMPLINGS
+@pytest.mark.parametrize("rests", RESTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_resting_round_is_a_plain_round(name: str, rests: str, temperature: float, log: Any) -> None:
+    """One run of the target over the root, all layers at once. The drafts of other rounds are as if it never rested."""
+    ours, prompt, new = engine(reuse_prefixes=False), prompt_of(30), 20
+    request = scripted(ours, name, prompt, Script(RESTS[rests], log), temperature, new)
+    target, forwards = ours.target, []
+    forward = target.forward
+
+    def counted(batch: Any, cache: Any) -> Any:
+        forwards.append((len(log), batch.start, batch.stop))
+        return forward(batch, cache)
+
+    target.forward = counted  # type: ignore[method-assign]
+    try:
+        found = finished(ours, request)
+    finally:
+        del target.forward
+    runs, drafting = [list(asked) for asked in log], 0
+    assert found.tokens == plain(prompt, temperature, new).tokens and len(runs) == len(found.rounds)
+    text = [*prompt, *found.tokens]
+    for number, (made, asked) in enumerate(zip(found.rounds, runs, strict=True)):
+        if RESTS[rests](number):
+            assert asked == [("target", None, 1 if number else len(prompt))]
+            assert len(made.tokens) == 1 and not made.drafted and not made.draft_forwards
+            passes = [bounds for at, *bounds in forwards if at == number + 1]
+            assert passes == [[0, None]] or not number
+        elif made.drafted:
+            drafting += 1
+            end = made.position + 1 - (name in LATE)
+            again = engine(reuse_prefixes=False)
+            never = scripted(again, name, text[:end], Script(lambda number: False, []), temperature, len(text) - end)
+            with closing(rounds(again, never)) as others:
+                same = next(other for other in others if other.drafted)
+            assert same.position == made.position
+            assert (made.forest_token, made.forest_parent) == (same.forest_token, same.forest_parent)
+    assert (drafting > 1) is (rests != "always")
+    settle(ours)
+
+
+@pytest.mark.parametrize("rests", RESTS)
+@pytest.mark.parametrize("name", [*NAMES, "beams"])
+def test_no_layer_is_computed_twice(name: str, rests: str, log: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, ledger = engine(reuse_prefixes=False), Ledger(monkeypatch)
+    requests = [scripted(ours, name, prompt_of(length), Script(RESTS[rests], log), 0.9, 20) for length in (1, 40)]
+    results = [finished(ours, request) for request in requests]
+    assert ledger.layers == ledger.cells * LAYERS
+    if name != "beams":
+        drafted = sum(1 + round_.drafted for result in results for round_ in result.rounds)
+        assert ledger.cells == 39 + drafted
+    assert sum(result.metrics.target_rows for result in results) == pytest.approx(ledger.cells)
+    if rests == "always":
+        assert all(len(asked) == 1 for asked in log)
+
+
+@pytest.mark.parametrize("reuse", [False, True], ids=["fresh", "reused"])
+@pytest.mark.parametrize("seed", range(2))
+def test_in_a_batch_and_after_being_put_back(seed: int, reuse: bool, log: Any) -> None:
+    """Requests that rest at different times, while memory runs out; some begin alike."""
+    names = [*NAMES, "beams"]
+    wanted = [(name, prompt_of(20 + i % 3 * 20), 0.9 * (i % 2)) for i, name in enumerate(names * 2)]
+    scripts = [list(RESTS.values())[(i + seed) % 3] for i in range(len(wanted))]
+
+    def decoded(ours: Engine, together: bool) -> list[GenerationResult]:
+        made = [
+            scripted(ours, name, prompt, Script(script, log), temperature, 16)
+            for (name, prompt, temperature), script in zip(wanted, scripts, strict=True)
+        ]
+        if not together:
+            return [finished(ours, one) for one in made]
+        tasks = [ours.submit(one) for one in made]
+        for one, task in zip(made, tasks, strict=True):
+            for round_ in ours.scheduler.events(task):
+                one.note(round_)
+        return [one.result() for one in made]
+
+    alone, ours = decoded(engine(reuse_prefixes=False), False), engine(reuse_prefixes=reuse)
+    with shortage(0.1, random.Random(seed), ours):
+        for found, expected in zip(decoded(ours, True), alone, strict=True):
+            assert found.tokens == expected.tokens
+            assert [beam.tokens for beam in found.beams] == [beam.tokens for beam in expected.beams]
+    assert ours.scheduler.preempted > 10
+    settle(ours)
+
+
+@pytest.mark.parametrize("name", ["exit", "eagle"])
+def test_states_of_a_prefix_that_others_computed_have_a_price(name: str, log: Any) -> None:
+    """A plain request leaves tokens behind, whose states must be computed again where drafting begins."""
+    prompt, behind = prompt_of(60), []
+    for before in (False, True):
+        ours, script = engine(), Script(lambda number: number != 2, log)
+        log.append([])
+        expected = ours.generate(prompt, "autoregressive", {"temperature": 0}, 8) if before else plain(prompt, 0, 8)
+        made = scripted(ours, name, prompt, script, 0, 8)
+        script.needs = LOAD
+        result = finished(ours, made)
+        assert result.tokens == expected.tokens and result.rounds[2].drafted
+        assert (result.metrics.reused_tokens > 50) is before
+        behind.append(script.behind)
+    fresh, reused = behind
+    assert fresh[0] == reused[0]  # nobody knows yet what will be taken
+    assert reused[1] > 2 * fresh[1] > 0
+    assert reused[3] == fresh[3] == 0  # all of it was read
