@@ -200,5 +200,5 @@ def test_states_of_a_prefix_that_others_computed_have_a_price(name: str, log: An
         behind.append(script.behind)
     fresh, reused = behind
     assert fresh[0] == reused[0]  # nobody knows yet what will be taken
-    assert reused[1] > 2 * fresh[1] > 0
+    assert reused[1] > 1.2 * fresh[1] > 0
     assert reused[3] == fresh[3] == 0  # all of it was read
