@@ -16,7 +16,7 @@ from torch import Tensor
 from draftwood.core.records import Round
 from draftwood.depth.load import ALONE, Load
 from draftwood.depth.rules import LOAD, LOGITS, DepthController, Growth
-from draftwood.depth.stopping import PRIOR, PRIOR_WEIGHT, UNKNOWN, WEIGHT, Experience, Path
+from draftwood.depth.stopping import CONFIDENT, PRIOR, UNKNOWN, WEIGHT, Experience, Path
 from draftwood.sampling import Streams
 
 TRIED = 0.01  # share of the time that drafting is tried with where it does not pay
@@ -54,13 +54,13 @@ class Places:
 
     def chances(self, most: int) -> list[float]:
         """That one of 0, 1, ... `most` siblings is accepted; a later place is half as likely until it was met."""
-        found, rest, guess, weight = [0.0], 1.0, PRIOR, PRIOR_WEIGHT
+        found, rest, guess = [0.0], 1.0, PRIOR
         for i in range(most):
             taken, met = (self.taken[i], self.met[i]) if i < len(self.met) else (0.0, 0.0)
-            chance = (taken + weight * guess) / (met + weight)
+            chance = (taken + WEIGHT * guess) / (met + WEIGHT)
             rest *= 1 - chance
             found.append(1 - rest)
-            guess, weight = chance / 2, WEIGHT
+            guess = chance / 2
         return found
 
 
@@ -238,7 +238,7 @@ class Auto(DepthController):
             self._path = Path(plan.own, plan.next)
 
     def _planned(self, load: Load) -> Plan:
-        own, after = self.known.paths.own.chances(), self.known.paths.next.chances()
+        own, after = self.known.paths.own.chances(CONFIDENT), self.known.paths.next.chances()
         uneven = UNEVEN * deviation(self.known.paces) * (1 - 1 / load.drafting)
         chances = self.known.places.chances(max(self.widths))
         plan = Plan(load.counts, own, after, chances, uneven, self.known.drafted)

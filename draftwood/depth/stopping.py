@@ -18,8 +18,8 @@ from draftwood.sampling import Streams
 
 BINS = 8  # of confidence; one more stands for 'not known'
 UNKNOWN = BINS
-WEIGHT = 4.0  # trials that the overall rate counts for in each bin
-PRIOR, PRIOR_WEIGHT = 0.7, 2.0  # rate before anything was seen; rather high, so that drafting is tried
+PRIOR, WEIGHT = 0.7, 4.0  # rate before anything was seen, rather high, so that drafting is tried; trials it counts for
+CONFIDENT = [(1 + (bin_ + 0.5) / BINS) / 2 for bin_ in range(BINS)] + [PRIOR]  # the same by the draft's confidence
 
 
 def bin_of(confidences: Sequence[float]) -> int:
@@ -29,7 +29,7 @@ def bin_of(confidences: Sequence[float]) -> int:
 
 @dataclass(slots=True)
 class Rates:
-    """Discounted acceptance rates by bin, each pulled towards the rate of all bins together."""
+    """Discounted acceptance rates by bin."""
 
     accepted: list[float] = field(default_factory=lambda: [0.0] * (BINS + 1))
     tried: list[float] = field(default_factory=lambda: [0.0] * (BINS + 1))
@@ -42,10 +42,11 @@ class Rates:
         self.accepted = [discount * n for n in self.accepted]
         self.tried = [discount * n for n in self.tried]
 
-    def chances(self) -> list[float]:
-        """Of each bin."""
-        overall = (sum(self.accepted) + PRIOR_WEIGHT * PRIOR) / (sum(self.tried) + PRIOR_WEIGHT)
-        return [(a + WEIGHT * overall) / (n + WEIGHT) for a, n in zip(self.accepted, self.tried, strict=True)]
+    def chances(self, guesses: Sequence[float] = ()) -> list[float]:
+        """Of each bin, pulled towards what is guessed of it: the rate of all bins together unless told."""
+        overall = (sum(self.accepted) + WEIGHT * PRIOR) / (sum(self.tried) + WEIGHT)
+        guesses = guesses or [overall] * (BINS + 1)
+        return [(a + WEIGHT * g) / (n + WEIGHT) for a, n, g in zip(self.accepted, self.tried, guesses, strict=True)]
 
 
 @dataclass(slots=True)
@@ -137,7 +138,7 @@ class OptimalStopping(DepthController):
 
     def start(self, streams: Streams, load: Load = ALONE) -> None:
         self.cost.start(load)
-        self._path = Path(self.seen.own.chances(), self.seen.next.chances())
+        self._path = Path(self.seen.own.chances(CONFIDENT), self.seen.next.chances())
 
     def deeper(self, growth: Growth) -> bool:
         path = self._path

@@ -12,11 +12,12 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
+from draftwood.models.around import bytes_of
 from draftwood.models.base import CausalModel
 
-READ, COMPUTE = 5e-11, 5e-12  # guess of seconds: of a byte of weights, of a byte for each row
+READ, COMPUTE = 3e-11, 1.8e-11  # guess of seconds: of a byte of weights, of a weight of any type for each row
 LAYER, NATIVE = 1e-4, 1e-5  # of a layer beside, and of one by native kernels
-HANDLED, ROW = 2e-4, 2e-5  # of a request and of each of its rows behind the first, beside forwards
+HANDLED, ROW = 3e-4, 5e-5  # of a request and of each of its rows behind the first, beside forwards
 FEW, RATE, SURE = 3, 0.1, 20.0  # passes whose least counts; weight of a later one; most that a point weighs
 SEEN = 2  # passes that make a point known
 KEPT = 0.975  # of what is known beside forwards, after another pass
@@ -105,10 +106,12 @@ class Curve:
     @classmethod
     def of(cls, model: CausalModel, layers: int, scale: Scale) -> Curve:
         """The curve of a model's layers before any was measured."""
-        share = layers / model.n_layers
-        weights = float(getattr(model, "weight_bytes", 0))
-        fixed = (NATIVE if getattr(model, "native", False) else LAYER) * layers + READ * weights * share
-        return cls(fixed, max(COMPUTE * weights * share, fixed / 100), scale, hasattr(model, "weight_bytes"))
+        held = float(getattr(model, "weight_bytes", 0)) * layers / model.n_layers
+        matrices = [part for part in getattr(model, "modules", tuple)() if hasattr(part, "in_features")]
+        packed, weights = sum(map(bytes_of, matrices)), sum(part.in_features * part.out_features for part in matrices)
+        fixed = (NATIVE if getattr(model, "native", False) else LAYER) * layers + READ * held
+        each = COMPUTE * held * (weights / packed if packed else 1 / 4)
+        return cls(fixed, max(each, fixed / 100), scale, hasattr(model, "weight_bytes"))
 
     def guess(self, rows: float) -> float:
         """Seconds as the size of the model has them."""

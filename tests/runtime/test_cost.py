@@ -1,11 +1,15 @@
 """Curves of what passes cost: guesses, measured points, and that they never fall."""
 
 import random
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from draftwood import Engine, TabularModel
-from draftwood.runtime.cost import CHANGED, Costs, Curve
+from draftwood.models.around import bytes_of
+from draftwood.runtime.cost import CHANGED, NATIVE, Costs, Curve, Scale
 
 pytestmark = pytest.mark.measured
 MODEL, OTHER = TabularModel.random(4, seed=1), TabularModel.random(4, seed=2)
@@ -60,6 +64,19 @@ def test_guesses_have_the_scale_of_what_was_measured() -> None:
     assert costs.curve(OTHER).seconds(1) == pytest.approx(100 * guess)
     slope = costs.curve(MODEL).seconds(200) / costs.curve(MODEL).seconds(100)
     assert slope == pytest.approx(costs.curve(MODEL).guess(200) / costs.curve(MODEL).guess(100))
+
+
+def test_rows_are_guessed_by_weights_whatever_their_type_is() -> None:
+    """A type of half the bytes is read in half the time, and takes as long to multiply with."""
+
+    def curve(dtype: torch.dtype) -> Curve:
+        model: Any = nn.Linear(4000, 10_000, bias=False, device="meta", dtype=dtype)
+        model.n_layers, model.native, model.weight_bytes = 12, True, bytes_of(model)
+        return Curve.of(model, 6, Scale())
+
+    whole, half = curve(torch.float32), curve(torch.bfloat16)
+    assert whole.guess(9) - whole.guess(1) == pytest.approx(half.guess(9) - half.guess(1))
+    assert whole.guess(0) - half.guess(0) == pytest.approx(half.guess(0) - 6 * NATIVE)
 
 
 def test_layer_ranges_count_by_their_share() -> None:
