@@ -83,7 +83,8 @@ def test_what_http_adds(long_target: Path, draft: Path, tmp_path: Path) -> None:
     assert [(row["method"], row["clients"]) for row in rows] == [
         (method, clients) for method in ("plain", "load-aware") for clients in (1, 2)
     ]
-    assert all(row["http_first_ms"]["value"] > 0 and row["ratio_tokens_per_second"]["value"] > 0 for row in rows)
+    assert all(0 < row["outside_ms"]["value"] < row["http_first_ms"]["value"] for row in rows)
+    assert all(row["engine_first_ms"]["value"] > 0 and row["ratio_tokens_per_second"]["value"] > 0 for row in rows)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from time import monotonic, perf_counter, sleep
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 
@@ -37,7 +38,7 @@ class Http(Kind):
     """So many clients at once, each with one request, by way of both in turn; other prompts in each repeat."""
 
     methods: dict[str, dict[str, Any]]
-    clients: tuple[tuple[int, int], ...] = ((1, 40), (16, 16), (64, 3))  # and how many repeats
+    clients: tuple[tuple[int, int], ...] = ((1, 40), (16, 18), (64, 3))  # and how many repeats
     tokens: int = 64
     prompt: int = 64  # tokens at most
 
@@ -52,13 +53,14 @@ class Http(Kind):
                     "engine": partial(self.by_engine, engine, method),
                     "HTTP": partial(self.by_http, address, speculation=method),
                 }
+                take = {"engine": self.sample, "HTTP": partial(self.sample, waited=partial(waited, address))}
                 for warm in ways.values():
                     asyncio.run(self.load(warm, prompts[:2]))
                 for clients, repeats in bench.track(self.clients, name):
                     found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
                     for repeat in range(repeats):
                         for way in sorted(ways, reverse=repeat % 2 == 1):
-                            sample = partial(self.sample, ways[way], turned(prompts, repeat)[:clients])
+                            sample = partial(take[way], ways[way], turned(prompts, repeat)[:clients])
                             found[way].append(bench.once([name, clients, repeat, way], sample))
                     rows.append({"method": name, "clients": clients, **compared(found)})
         return {"http": rows}
@@ -68,13 +70,20 @@ class Http(Kind):
         tokenizer, count = Tokenizer.load(bench.pair.target), max(max(each) for each in self.clients)
         return [tokenizer.encode(one.text)[: self.prompt] for one in islice(mixed("held-out", seed=4), count)]
 
-    def sample(self, way: Callable[[], Any], prompts: list[list[int]]) -> dict[str, float]:
-        """One load: milliseconds to the first chunk and between tokens, medians over requests; tokens a second."""
-        began = perf_counter()
+    def sample(
+        self, way: Callable[[], Any], prompts: list[list[int]], waited: Callable[[], float] = lambda: 0.0
+    ) -> dict[str, float]:
+        """One load: milliseconds to the first chunk and between tokens, medians over requests; tokens a second.
+
+        `outside_ms`: what requests waited for the first chunk, on average, without the seconds that `waited` counts.
+        """
+        before, began = waited(), perf_counter()
         found = asyncio.run(self.load(way, prompts))
         seconds = perf_counter() - began
+        firsts = [times[1] - times[0] for times, _ in found]
         return {
-            "first_ms": 1000 * float(np.median([times[1] - times[0] for times, _ in found])),
+            "first_ms": 1000 * float(np.median(firsts)),
+            "outside_ms": 1000 * (sum(firsts) - waited() + before) / len(firsts),
             "gap_ms": 1000 * float(np.median([(times[-1] - times[1]) / (count - 1) for times, count in found])),
             "tokens_per_second": sum(count for _, count in found) / seconds,
         }
@@ -143,7 +152,7 @@ class Http(Kind):
 def compared(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     """Each measure of both ways, and of the same repeat what HTTP adds."""
     ours, theirs = found["engine"], found["HTTP"]
-    row: dict[str, Any] = {}
+    row: dict[str, Any] = {"outside_ms": median([one["outside_ms"] for one in theirs])}
     for key in ("first_ms", "gap_ms", "tokens_per_second"):
         row[f"engine_{key}"] = median([one[key] for one in ours])
         row[f"http_{key}"] = median([one[key] for one in theirs])
@@ -151,6 +160,13 @@ def compared(found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
         row[f"ratio_{key}"] = median([http[key] / engine[key] for engine, http in pairs])
         row[f"more_{key}"] = median([http[key] - engine[key] for engine, http in pairs])
     return row
+
+
+def waited(address: tuple[str, int]) -> float:
+    """Seconds that all requests together have waited for their first tokens within the server, as its metrics say."""
+    with urlopen(f"http://{address[0]}:{address[1]}/metrics") as answer:
+        found = re.search(r"time_to_first_token_seconds_sum\S* (\S+)", answer.read().decode())
+    return float(found[1]) if found else 0.0
 
 
 def own_server(bench: Bench) -> list[str]:
