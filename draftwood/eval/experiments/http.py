@@ -53,14 +53,15 @@ class Http(Kind):
                     "engine": partial(self.by_engine, engine, method),
                     "HTTP": partial(self.by_http, address, speculation=method),
                 }
-                take = {"engine": self.sample, "HTTP": partial(self.sample, waited=partial(waited, address))}
+                counted: dict[str, Callable[[], float]] = {"HTTP": partial(waited, address)}
                 for warm in ways.values():
                     asyncio.run(self.load(warm, prompts[:2]))
                 for clients, repeats in bench.track(self.clients, name):
                     found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
                     for repeat in range(repeats):
                         for way in sorted(ways, reverse=repeat % 2 == 1):
-                            sample = partial(take[way], ways[way], turned(prompts, repeat)[:clients])
+                            some, inside = turned(prompts, repeat)[:clients], counted.get(way, float)
+                            sample = partial(self.sample, ways[way], some, inside)
                             found[way].append(bench.once([name, clients, repeat, way], sample))
                     rows.append({"method": name, "clients": clients, **compared(found)})
         return {"http": rows}
@@ -71,19 +72,19 @@ class Http(Kind):
         return [tokenizer.encode(one.text)[: self.prompt] for one in islice(mixed("held-out", seed=4), count)]
 
     def sample(
-        self, way: Callable[[], Any], prompts: list[list[int]], waited: Callable[[], float] = lambda: 0.0
+        self, way: Callable[[], Any], prompts: list[list[int]], inside: Callable[[], float] = float
     ) -> dict[str, float]:
         """One load: milliseconds to the first chunk and between tokens, medians over requests; tokens a second.
 
-        `outside_ms`: what requests waited for the first chunk, on average, without the seconds that `waited` counts.
+        `outside_ms`: what requests waited for the first chunk, on average, without the seconds that `inside` counts.
         """
-        before, began = waited(), perf_counter()
+        before, began = inside(), perf_counter()
         found = asyncio.run(self.load(way, prompts))
         seconds = perf_counter() - began
         firsts = [times[1] - times[0] for times, _ in found]
         return {
             "first_ms": 1000 * float(np.median(firsts)),
-            "outside_ms": 1000 * (sum(firsts) - waited() + before) / len(firsts),
+            "outside_ms": 1000 * (sum(firsts) - inside() + before) / len(firsts),
             "gap_ms": 1000 * float(np.median([(times[-1] - times[1]) / (count - 1) for times, count in found])),
             "tokens_per_second": sum(count for _, count in found) / seconds,
         }
