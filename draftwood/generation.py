@@ -44,7 +44,6 @@ class Generation:
     edit: Edit | None = field(init=False, default=None)
     grammar: Grammar | None = field(init=False, default=None)
     rounds: list[Round] = field(init=False, default_factory=list)
-    metrics: Metrics = field(init=False, default_factory=Metrics)
     began: float = field(init=False, default=0.0)
     _load: Load | None = field(init=False, default=None)  # the latest one; nominal ones stay as they are
     _forest: Forest | None = field(init=False, default=None)  # of the round
@@ -137,14 +136,17 @@ class Generation:
     def note(self, round_: Round) -> None:
         """Collect a round."""
         self.rounds.append(round_)
-        self.metrics.add(round_)
 
     def result(self) -> GenerationResult:
         """What the rounds so far come to."""
-        self.metrics.seconds = perf_counter() - self.began if self.began else 0.0
-        self.metrics.peak_slots = self.target.peak
-        self.metrics.reused_tokens = self.target.reused
         rounds, ending, request = self.rounds, self.ending, self.request
+        metrics = Metrics(
+            seconds=perf_counter() - self.began if self.began else 0.0,
+            peak_slots=self.target.peak,
+            reused_tokens=self.target.reused,
+        )
+        for round_ in rounds:
+            metrics.add(round_)
         beams = rounds[-1].beams if rounds else []
         for beam in beams:
             one = self.new_ending()
@@ -160,7 +162,7 @@ class Generation:
             warped_top_logprobs=[value for r in rounds for value in r.warped_top_logprobs],
             kinds=[kind for r in rounds for kind in r.kinds],
             finish_reason=ending.reason or "cancelled",
-            metrics=self.metrics,
+            metrics=metrics,
             rounds=rounds,
             prompt_tokens=list(request.prompt),
             seed=request.seed,

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from draftwood.models.cache import Budget, Cache, Extent
 
-CPU = torch.device("cpu")
-
 
 @dataclass(slots=True)
 class Segment:
@@ -95,7 +93,7 @@ class Batch:
     hidden: Tensor | None = None  # [N, D] output of layer start - 1 where start > 0, or of the model that is read
     head: bool = True  # whether logits are asked for
     states: tuple[int, ...] = ()  # layers whose output is asked for; the last: after the final norm
-    device: torch.device = CPU  # of the model
+    near: CausalModel | Tensor | None = None  # what its tensors are made on the device of; None: the CPU
     kept: dict[int, Tensor] = field(default_factory=dict)  # layer -> [n, D] of the wanted rows, set by the model
     _both: Tensor | None = field(init=False, default=None)  # [2, N], made when it is first needed
 
@@ -121,9 +119,9 @@ class Batch:
             wanted = slice(*wanted.indices(count))
         elif wanted and list(wanted) == [*range(wanted[0], wanted[-1] + 1)]:
             wanted = slice(wanted[0], wanted[-1] + 1)
-        numbers, device = array("q", [*tokens, *positions]), model.device
-        rows = wanted if isinstance(wanted, slice) else torch.tensor(wanted, dtype=torch.int64, device=device)
-        return cls(numbers, segments, reach, rows, hidden=hidden, device=device, **options)
+        numbers = array("q", [*tokens, *positions])
+        rows = wanted if isinstance(wanted, slice) else torch.tensor(wanted, dtype=torch.int64, device=model.device)
+        return cls(numbers, segments, reach, rows, hidden=hidden, near=model, **options)
 
     def __len__(self) -> int:
         return len(self.numbers) // 2
@@ -140,7 +138,8 @@ class Batch:
 
     def _made(self) -> Tensor:
         if self._both is None:
-            self._both = torch.frombuffer(self.numbers, dtype=torch.int64).to(self.device).view(2, -1)
+            both = torch.frombuffer(self.numbers, dtype=torch.int64).view(2, -1)
+            self._both = both if self.near is None else both.to(self.near.device)
         return self._both
 
 

@@ -72,6 +72,6 @@ class Order:
             stop=None if stop < 0 else stop,
             hidden=hidden,
             head=bool(head),
-            device=hidden.device,
+            near=hidden,
         )
         return cls(batch, (tuple(attention), tuple(mlp)), cache, lists[6 : 6 + changes], gone)
