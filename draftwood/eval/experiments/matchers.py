@@ -76,7 +76,6 @@ class Matchers(Kind):
             for tree, widths in self.trees.items():
                 rounds = list(self.rounds([*starts.values()], words.encode(example.text), widths, words.size))
                 masks = {name: asked(start, rounds) for name, start in starts.items()}
-                same = np.mean([len({*each}) == 1 for each in zip(*masks.values(), strict=True)])
                 found: dict[str, list[dict[str, float]]] = {name: [] for name in compilers}
                 for repeat in range(self.repeats + 1):
                     for name in turned(self.libraries, repeat):
@@ -85,8 +84,8 @@ class Matchers(Kind):
                 for name, each in found.items():
                     row = {key: median([one[key] for one in each[1:]]) for key in each[0]}  # the first warms up
                     alone = np.mean([int.from_bytes(mask, "little").bit_count() == 1 for mask in masks[name]])
-                    rows.append({"grammar": grammar, "tree": tree, "library": name, **row})
-                    rows[-1] |= {"nodes": len(masks[name]), "alone": float(alone), "same": float(same)}
+                    about = {"grammar": grammar, "tree": tree, "library": name, "nodes": len(masks[name])}
+                    rows.append({**about, "alone": float(alone), **row})
         return {"matchers": rows, "packages": [packages(self.libraries)]}
 
     def rounds(self, starts: Sequence[Matcher], text: list[int], widths: Path, vocabulary: int) -> Iterator[Round]:
