@@ -43,10 +43,11 @@ class Rates:
         self.tried = [discount * n for n in self.tried]
 
     def chances(self, guesses: Sequence[float] = ()) -> list[float]:
-        """Of each bin, pulled towards what is guessed of it: the rate of all bins together unless told."""
-        overall = (sum(self.accepted) + WEIGHT * PRIOR) / (sum(self.tried) + WEIGHT)
-        guesses = guesses or [overall] * (BINS + 1)
-        return [(a + WEIGHT * g) / (n + WEIGHT) for a, n, g in zip(self.accepted, self.tried, guesses, strict=True)]
+        """Of each bin, pulled towards what is guessed of it: unless told, the rate of the other bins together."""
+        bins = list(zip(self.accepted, self.tried, strict=True))
+        accepted, tried = sum(self.accepted) + WEIGHT * PRIOR, sum(self.tried) + WEIGHT
+        guesses = guesses or [(accepted - a) / (tried - n) for a, n in bins]
+        return [(a + WEIGHT * guess) / (n + WEIGHT) for (a, n), guess in zip(bins, guesses, strict=True)]
 
 
 @dataclass(slots=True)

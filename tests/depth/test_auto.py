@@ -88,12 +88,12 @@ def test_it_is_never_far_from_the_best_at_any_load(machine: str, chance: float) 
 
 @dataclass
 class Pair:
-    """Two models by their weights, and what their passes and drafted layers take really, with all beside forwards."""
+    """Two models by their weights, and milliseconds that their passes and drafted layers really take, all told."""
 
     weights: tuple[int, int]
     dtype: torch.dtype
     layer: float
-    passes: Sequence[float]  # seconds over 1, 2, ... rows
+    passes: Sequence[float]  # over 1, 2, ... rows
 
     def nominal(self) -> Load:
         verify, draft = (self._curve(*model) for model in zip(self.weights, (12, 2), strict=True))
@@ -108,7 +108,7 @@ class Pair:
         return depth * self.layer + self.passes[depth]
 
 
-PAIRS = {  # milliseconds as measured on two cores; the kernels take more rows than fit their registers in two parts
+PAIRS = {  # as measured on two cores; the kernels take more rows than fit their registers in two parts
     "12x768": Pair(
         (116_000_000, 2_500_000), torch.bfloat16, 0.8, [10, 11, 12, 12.7, 13.5, *(17 + row for row in range(12))]
     ),
@@ -151,6 +151,14 @@ def test_a_request_alone_is_near_the_best_chain_from_its_few_rounds_and_nominal_
         return made / spent
 
     assert speed(None) >= max(speed(depth) for depth in range(7))
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_one_rejection_is_bad_luck(pair: str) -> None:
+    controller, load = Auto(16).repeatable(), PAIRS[pair].nominal()
+    asked(controller, load)
+    controller.observe(a_round(0, 1))
+    assert asked(controller, load) > 0
 
 
 def test_drafts_stop_under_load_and_come_back_with_its_end() -> None:
