@@ -94,7 +94,7 @@ class Explanation:
             found += [
                 "",
                 f"{bound['positions']} positions with independent drafts: {percent(bound['accepted'])} accepted;",
-                f"a rule that judges node by node: {percent(bound['bound'])} at most",
+                f"at most {percent(bound['bound'])} by any rule that judges node by node",
             ]
         return found
 

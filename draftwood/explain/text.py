@@ -80,20 +80,20 @@ class Drawing:
             for name, fate in FATES.items()
             if name in seen
         ]
-        lines.append(f"  > {'':<12}here the next round begins, or the answer ends")
+        lines.append(f"  > {'':<12}where the next round begins, or the answer ends")
         if any(draw.times > 1 for draw in draws):
             lines.append(f"  {'x2':<14}drawn twice; 'again': once more, with another fate")
         if any(map(_hides, trees)):
-            lines.append(f"  {'(+2)':<14}two drafts that continue it, not looked at")
+            lines.append(f"  {'(+2)':<14}two drafts below it, not judged")
         if self.columns:
             lines.append(
-                f"  {'p':<14}target's probability{'; after rejections, of what is left' * (self.columns == 3)}"
+                f"  {'p':<14}target's probability{'; after rejections, in the residual' * (self.columns == 3)}"
             )
         if self.columns > 1:
-            accept = "; chance to be accepted, min(1, a p/q)" if self.columns == 3 else ""
+            accept = "; P(accept) = min(1, a p/q)" if self.columns == 3 else ""
             lines.append(f"  {'q, accept' if accept else 'q':<14}draft's probability{accept}")
             if accept:
-                lines.append(f"  {'a':<14}chance of the path before it (traversal); 1 by rejection")
+                lines.append(f"  {'a':<14}acceptance of the path before it (traversal), 1 (rejection)")
         if any(layer.judged for tree in trees for layer in tree.round_.layers):
             lines.append(f"  {'layer':<14}width asked of its draws (chance to get it) = distinct beams")
         return lines

@@ -217,7 +217,7 @@ def test_the_legend_explains_what_is_there() -> None:
     lines = explain([make_round([B], [(A, -1)], [0], [(0, B)])], [A], letters)
     assert [line.split()[:2] for line in lines[: lines.index("")]] == [
         ["=", "plain"],
-        [">", "here"],
+        [">", "where"],
         ["p", "target's"],
     ]
     whole = "\n".join(explain([layers()], [A], letters))

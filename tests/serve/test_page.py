@@ -137,7 +137,8 @@ def test_the_forest_says_what_became_of_each_draft(page: Any, site: Running) -> 
     page.locator(".forest li.rejected > .box").first.click()
     told = page.inner_text(".node")
     p, q, _ = judged.chances
-    assert f"{p:.3f}" in told and f"{q:.3f}" in told and "its chance, min(1, " in told and "toss" in told
+    assert f"{p:.3f}" in told and f"{q:.3f}" in told
+    assert "probability of acceptance, min(1, " in told and "would have been accepted with probability" in told
     page.locator(".text .token").first.click()
     assert page.inner_text(".where") == f"round 1 of {count}"
 

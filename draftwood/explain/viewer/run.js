@@ -141,12 +141,12 @@ export class RunView {
       element("dt", pair, name);
       element("dd", pair, value);
     };
-    put("tokens/s", seconds ? (tokens / seconds).toFixed(0) : "–", "tokens per second of wall time, the prompt's forward included");
-    put("tau", rounds ? (tokens / rounds).toFixed(2) : "–", "tokens for each forward of the target");
+    put("tokens/s", seconds ? (tokens / seconds).toFixed(0) : "–", "tokens per second of wall time, prompt included");
+    put("tau", rounds ? (tokens / rounds).toFixed(2) : "–", "tokens per forward pass of the target");
     put("accepted", drafted ? percent(accepted / drafted) : "–", "share of the drafts that were accepted");
     put("tokens", String(tokens), "tokens of the text");
-    put("forwards", String(rounds), "of the target: one for each round");
-    if (joules) put("energy", joules.toFixed(1) + " J", "as the machine's counter has it, of all that ran meanwhile");
+    put("forwards", String(rounds), "forward passes of the target, one per round");
+    if (joules) put("energy", joules.toFixed(1) + " J", "from the machine's counter, for everything that ran meanwhile");
   }
 
   drawLegend() {
@@ -223,18 +223,18 @@ export class RunView {
   drawCost(round) {
     const kept = round.drafted - round.wasted, took = round.milliseconds;
     const entries = [
-      ["tokens out", round.tokens.length, "by one forward of the target"],
+      ["tokens out", round.tokens.length, "by one forward pass of the target"],
       ["drafts", round.drafted, "kept " + kept + ", wasted " + round.wasted + (round.drafted ? " (" + percent(round.wasted / round.drafted) + ")" : "")],
-      ["rows", round.rows.toFixed(0), "tokens that the target's forward computed; the first round has the prompt's"],
+      ["rows", round.rows.toFixed(0), "tokens that the target computed; the first round includes the prompt's"],
       ["time", sum(Object.values(took)).toFixed(1) + " ms", Object.entries(took).map(([name, ms]) => TIMES[name] + " " + ms.toFixed(1)).join(", ")],
     ];
-    if (round.left !== null) entries.push(["chance", percent(round.left), "of the token that ended the round, where it was drawn"]);
+    if (round.left !== null) entries.push(["probability", percent(round.left), "of the token that ended the round, where it was sampled"]);
     this.cost.replaceChildren();
     rows(this.cost, entries);
     this.layers.replaceChildren();
     if (!round.layers.length) return;
     element("h3", this.layers, "Layers of beams");
-    rows(this.layers, [["layer", "width", "of draws", "accepted", "chosen by the target", "distinct", "chance of the width"],
+    rows(this.layers, [["layer", "width", "of draws", "accepted", "chosen by the target", "distinct", "probability of the width"],
       ...round.layers.map((layer, i) => [i + 1, layer.width, layer.draws, layer.accepted, layer.completed, layer.distinct, percent(layer.chance)])]);
   }
 
@@ -244,7 +244,7 @@ export class RunView {
     this.racing.replaceChildren();
     if (!round.layers.length) return;
     if (best.length) drawRace(this.racing, "The best " + (best.length > 1 ? plural(best.length, "beam") : "beam"), best);
-    if (round.beams.length > 1) drawRace(this.racing, plural(round.beams.length, "beam") + " after round " + (this.at + 1) + ", and what each goes on with", round.beams);
+    if (round.beams.length > 1) drawRace(this.racing, plural(round.beams.length, "beam") + " after round " + (this.at + 1) + ", and how each continues", round.beams);
   }
 }
 

@@ -41,7 +41,7 @@ export function drawForest(place, round, all, pick) {
     const open = element("button", fold, "+" + count, "box");
     open.type = "button";
     element("small", open, "not looked at");
-    open.setAttribute("aria-label", "show " + plural(count, "draft") + " that " + (count === 1 ? "was" : "were") + " not looked at");
+    open.setAttribute("aria-label", "show " + plural(count, "draft") + " that " + (count === 1 ? "was" : "were") + " not judged");
     open.onclick = () => { fold.remove(); folded.forEach((child) => put(list, child, false)); };
   }
 }
@@ -50,17 +50,17 @@ export function drawForest(place, round, all, pick) {
 function why(fate, run, beams) {
   const chance = fate.accept === null ? null : percent(fate.accept);
   if (fate.fate === "accepted") {
-    if (chance) return fate.accept >= 1 ? "The target finds it at least as likely as the draft did, so it is always accepted." : "Its chance was " + chance + ", and the toss fell for it.";
+    if (chance) return fate.accept >= 1 ? "The target finds it at least as likely as the draft did, so it is always accepted." : "It was accepted with probability " + chance + ".";
     if (beams) return "It is among the target's best beams.";
     if (run.coupled) return "The target's own draw under this seed is the same token.";
-    if (run.greedy) return "It is what the target finds most likely.";
+    if (run.greedy) return "It is the target's most likely token.";
   } else if (fate.fate === "rejected") {
-    if (chance) return fate.p === 0 ? "The target gives it no probability (or what was left of it none)." : "Its chance was " + chance + ", and the toss fell against it.";
+    if (chance) return fate.p === 0 ? "The target, or its residual distribution, gives it probability 0." : "It would have been accepted with probability " + chance + ".";
     if (beams) return "It is not among the target's best beams.";
     if (run.coupled) return "The target's own draw under this seed is another token.";
     if (run.greedy) return "The target finds another token more likely.";
   } else if (fate.fate === "corrected" && !run.greedy && !run.coupled && !beams) {
-    return "Drawn from what the rejections left of the target's distribution: max(0, p − q), normalised.";
+    return "Drawn from the residual distribution after the rejections: max(0, p − q), normalised.";
   }
   return "";
 }
@@ -68,23 +68,23 @@ function why(fate, run, beams) {
 // What is to be said of one node.
 export function describeNode(place, title, node, root, run, beams) {
   place.replaceChildren();
-  title.textContent = (root ? "The round begins behind " : "") + quoted(node.text);
+  title.textContent = (root ? "The round begins after " : "") + quoted(node.text);
   for (const fate of node.fates) {
     const line = element("p", place);
     element("b", line, fate.fate, "tone " + fate.fate.replace(" ", "-"));
     line.append((fate.times > 1 ? ", " + fate.times + " times" : "") + ": " + run.fates[fate.fate] + ". " + why(fate, run, beams));
     const entries = [];
     if (fate.p !== null) entries.push(["p", number(fate.p), run.greedy ? "the target's probability (greedy: the largest wins)"
-      : "the target's probability; behind rejections, of what is left"]);
-    if (fate.q !== null) entries.push(["q", number(fate.q), "the draft's probability; 1: chosen without chance"]);
-    if (fate.accept !== null) entries.push(["accept", percent(fate.accept), "its chance, min(1, a p/q); a: of the path before it (traversal)"]);
+      : "the target's probability; after rejections, in the residual distribution"]);
+    if (fate.q !== null) entries.push(["q", number(fate.q), "the draft's probability; 1: not sampled"]);
+    if (fate.accept !== null) entries.push(["accept", percent(fate.accept), "probability of acceptance, min(1, a p/q); a: that of the path before it (traversal)"]);
     if (entries.length) rows(place, entries);
   }
   if (node.ends) element("p", place, "This token ends the text.");
   if (node.goes_on) element("p", place, "▸ Here the next round begins, or the answer ends.");
   if (!node.fates.length && !root) element("p", place, "Kept from an earlier round.");
   if (node.likely.length) {
-    element("p", place, "What the target finds most likely after it:", "faint");
+    element("p", place, "The target's most likely next tokens:", "faint");
     const list = element("ul", place, undefined, "likely");
     for (const [word, p] of node.likely) {
       const item = element("li", list);
