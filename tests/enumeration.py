@@ -81,7 +81,13 @@ class EnumeratedRandomness(enumeration.EnumeratedRandomness):
         self, engine: Engine, prompt: list[int], method: Any, length: int, params: SamplingParams = PLAIN
     ) -> None:
         """An engine's output has plain decoding's law, to 1e-12."""
-        law = self.law_of(lambda: tuple(engine.generate(prompt, method, params, max_new_tokens=length).tokens))
+
+        def run() -> tuple[int, ...]:
+            result = engine.generate(prompt, method, params, max_new_tokens=length)
+            self.choices.closed = len(result.tokens) == length and result.kinds[-1] != "accepted"
+            return tuple(result.tokens)
+
+        law = self.law_of(run)
         plain = exact_law(engine.target, prompt, params, length, engine.end_tokens)  # type: ignore[arg-type]
         assert law.keys() == plain.keys()
         assert all(abs(law[output] - chance) < 1e-12 for output, chance in plain.items())

@@ -34,13 +34,19 @@ class NotDiscrete(Exception):
 
 
 class Choices:
-    """Scripted randomness of one replay: `choose` follows the script, then takes the first possible option."""
+    """Scripted randomness of one replay: `choose` follows the script, then takes the first possible option.
+
+    An experiment that ends with the token that was drawn last, whichever it is, says that it is `closed`: outcomes that
+    differ in this token only are then known without replays.
+    """
 
     def __init__(self, script: Sequence[int]) -> None:
         self.script = script
         self.taken: list[int] = []
         self.others: list[list[int]] = []  # per choice beyond the script: the options left for later replays
         self.weight = 1.0
+        self.closed = False
+        self._drawn: Sequence[float] = ()  # weights of the last choice, where it was of a token
 
     def choose(self, weights: Sequence[float]) -> int:
         """The index of one option of positive weight; weights may have any sum."""
@@ -53,28 +59,46 @@ class Choices:
         self.taken.append(option)
         self.others.append(rest)
         self.weight *= weights[option] / total
+        self._drawn = ()
+        return option
+
+    def token(self, weights: Sequence[float]) -> int:
+        """`choose` for a token that may end the outcome."""
+        option = self.choose(weights)
+        self._drawn = weights
         return option
 
     def coin(self, chance: float) -> bool:
         """True with that chance."""
         return self.choose((chance, 1.0 - chance)) == 0
 
+    def outcomes(self, outcome: Any) -> list[tuple[float, Any]]:
+        """(probability, outcome) of this replay, and of all that differ in the last token of a closed one."""
+        if not (self.closed and self._drawn and len(self.taken) > len(self.script) and outcome[-1] == self.taken[-1]):
+            return [(self.weight, outcome)]
+        self.others[-1] = []
+        share = self.weight / self._drawn[outcome[-1]]
+        return [(share * w, (*outcome[:-1], token)) for token, w in enumerate(self._drawn) if w > 0]
+
 
 def replays(
     experiment: Callable[[Choices], Outcome], most: int | None = None, advance: Callable[[], None] | None = None
 ) -> Iterator[tuple[float, Outcome]]:
-    """(probability, outcome) of every sequence of choices, depth first; raises TooLarge when there are over `most`."""
+    """(probability, outcome) of every sequence of choices, depth first; raises TooLarge when there are over `most`.
+
+    `advance` is called after each replay.
+    """
     todo: list[list[int]] = [[]]
     done = 0
     while todo:
-        if done == most:
+        if most is not None and done >= most:
             raise TooLarge
         choices = Choices(todo.pop())
-        outcome = experiment(choices)
-        done += 1
+        found = choices.outcomes(experiment(choices))
+        done += len(found)
         if advance is not None:
             advance()
-        yield choices.weight, outcome
+        yield from found
         for place, options in enumerate(choices.others):
             todo += [[*choices.taken[:place], option] for option in options]
 
@@ -153,8 +177,9 @@ class Reused(Exception):
 class _Coin:
     """A uniform number that is compared with a chance, or handed to `draw`, once."""
 
-    def __init__(self, choices: Choices) -> None:
+    def __init__(self, choices: Choices, purpose: str) -> None:
         self.choices = choices
+        self.purpose = purpose
         self.used = False
 
     def use(self) -> Choices:
@@ -165,6 +190,11 @@ class _Coin:
 
     def __lt__(self, chance: float) -> bool:
         return self.use().coin(chance)
+
+    def draw(self, weights: Sequence[float]) -> int:
+        """A token; that of a verifier may be the last."""
+        choices = self.use()
+        return choices.token(weights) if self.purpose == "accept" else choices.choose(weights)
 
 
 class EnumeratedRandomness:
@@ -179,10 +209,10 @@ class EnumeratedRandomness:
         uniform, draw = Streams.uniform, sampling.draw
 
         def scripted_uniform(streams: Streams, purpose: str) -> Any:
-            return _Coin(self.choices) if purpose in purposes else uniform(streams, purpose)
+            return _Coin(self.choices, purpose) if purpose in purposes else uniform(streams, purpose)
 
         def scripted_draw(probs: Tensor, u: Any) -> int:
-            return u.use().choose(probs.tolist()) if isinstance(u, _Coin) else draw(probs, u)
+            return u.draw(probs.tolist()) if isinstance(u, _Coin) else draw(probs, u)
 
         def scripted_distinct(probs: Tensor, count: int, streams: Streams) -> list[list[int]]:
             return [sequences(self.choices, row, count, False) for row in probs]

@@ -20,7 +20,6 @@ RISK = 1e-6  # chance that a comparison of samples fails an exact method
 
 SIZES = ((3, 4), (4, 3), (2, 4), (3, 3), (4, 2), (3, 2), (2, 3))  # vocabulary and tokens of small methods
 SHORT = ("top-k", "top-p", "penalties")  # warps of these, beside none
-TOGETHER = 48  # runs of a batch, after which the bar moves
 CELLS = (("plain", 1), ("top-2", 4), ("top-p", 4), ("penalties", 1))  # warp and requests at once
 
 Advance = Callable[[], None]
@@ -60,10 +59,13 @@ def enumerate_cases(method: Method, seed: int, most: int, advance: Advance = lam
                 count += 1
                 advance()
 
-            def run() -> Any:
-                return expected.outcome(case.found())  # noqa: B023
-
             with enumerated() as randomness:
+
+                def run() -> Any:
+                    result = case.found()  # noqa: B023
+                    randomness.choices.closed = case.closed(result)  # noqa: B023
+                    return expected.outcome(result)  # noqa: B023
+
                 if not randomness.fits(run, most):
                     continue
                 try:
@@ -191,13 +193,7 @@ def sampled_check(method: Method, seed: int, runs: int, advance: Advance) -> Che
     for number, (warp, concurrency) in enumerate(CELLS):
         case = Case(one, vocab, 4, warp, seed + number, drafts if number % 2 else None, order=3)
         expected = case.reference
-        outcomes = []
-        for first in range(0, runs, TOGETHER):
-            seeds = range(first, min(first + TOGETHER, runs))
-            outcomes += [expected.outcome(result) for result in case.runs(seeds, concurrency)]
-            for _ in seeds:
-                advance()
-        layers = expected.samples(outcomes)
+        layers = expected.samples(expected.outcome(result) for result in case.runs(runs, concurrency, advance))
         fits = [fit(samples, risk / len(layers)) for samples in layers]
         found = max(fits, key=lambda each: each.distance - each.bound)
         least = min(least, *(each.p_value for each in fits))

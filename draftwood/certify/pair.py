@@ -188,7 +188,7 @@ def position_check(pair: Pair, method: Method, advance: Advance) -> Check:
     for first in range(0, runs, 8):
         seeds = range(first, min(first + 8, runs))
         results = engine.batch(
-            [{"prompt": prompt, "seed": seed} for seed in seeds],
+            [{"prompt": prompt, "seed": seed, "cancelled": _after(position + 1)} for seed in seeds],
             8,
             method=method,
             sampling=params,
@@ -227,6 +227,12 @@ def position_check(pair: Pair, method: Method, advance: Advance) -> Check:
     if not method.lossless:
         return Check(name, "LOSSY", text, figures)
     return Check(name, "FAIL" if failed else "PASS", text, figures)
+
+
+def _after(rounds: int) -> Callable[[], bool]:
+    """What a generation asks at the end of each round: whether there were so many; each brings a token at least."""
+    more = iter(range(rounds - 1))
+    return lambda: next(more, None) is None
 
 
 def _first_layer(method: Method, result: GenerationResult) -> list[int]:

@@ -7,7 +7,7 @@ small on random tables (`variants`), or as it is on tables where all but one or 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from draftwood.certify.laws import (
     BeamRules,
+    Found,
     LayerLaws,
     Opening,
     OpeningLaw,
@@ -160,6 +161,7 @@ class Case:
     tied: int | None = None
     target: TabularModel = field(init=False)
     models: list[TabularModel] = field(init=False)
+    stand_in: list[CausalModel] = field(init=False)  # for what drafts from the target
     engine: Engine = field(init=False)
     params: SamplingParams = field(init=False)
 
@@ -167,6 +169,8 @@ class Case:
         count = self.method.drafts_needed[0] if self.drafts is None else self.drafts
         self.target = self._random(0)
         self.models = [self._random(1 + i) for i in range(count)]
+        drafts_itself = self.method.drafts_needed[0] == 0 and type(self.method).models is not Method.models
+        self.stand_in = [self._stand_in()] if drafts_itself else []
         self.engine = self._engine()
         self.params = SamplingParams(**WARPS[self.warp])
 
@@ -191,11 +195,10 @@ class Case:
         return TabularModel.random(self.vocab, seed, self.order, n_layers=2)
 
     def _engine(self) -> Engine:
-        """An engine of its own: nothing that was learned in other runs. What drafts from the target has a stand-in."""
+        """An engine of its own: nothing that was learned in other runs."""
         engine = Engine(self.target, self.models, end_tokens=END)
-        method = self.method
-        if method.drafts_needed[0] == 0 and type(method).models is not Method.models:
-            engine.draft_with(method, [self._stand_in()])
+        if self.stand_in:
+            engine.draft_with(self.method, self.stand_in)
         return engine
 
     def _stand_in(self) -> CausalModel:
@@ -233,7 +236,7 @@ class Case:
         """One generation."""
         return self._engine().generate(self.prompt, method or self.method, self.params, self.tokens, seed)
 
-    def found(self) -> GenerationResult | Opening:
+    def found(self) -> Found:
         """What an enumeration looks at: a generation, or its rounds up to the first with drafts."""
         if not self.possible:
             return self.run()
@@ -248,11 +251,21 @@ class Case:
                     break
         return Opening(self.prompt, rounds)
 
-    def runs(self, seeds: Sequence[int], concurrency: int) -> list[GenerationResult]:
-        """A generation per seed, several at a time."""
-        requests = [{"prompt": self.prompt, "seed": seed} for seed in seeds]
+    def closed(self, result: Found) -> bool:
+        """Whether the last token ends what an enumeration looks at, whichever it is."""
+        last = result.rounds[-1]
+        drawn = len(last.roots) == 1 and last.kinds[-1:] != ["accepted"]
+        return drawn and (len(result.tokens) == self.tokens or bool(self.possible and last.draws))
+
+    def runs(self, count: int, concurrency: int, advance: Callable[[], None]) -> list[GenerationResult]:
+        """So many generations, each with its own seed, several at a time; `advance` is called as each ends."""
         return self.engine.batch(
-            requests, concurrency, method=self.method, sampling=self.params, max_new_tokens=self.tokens
+            [{"prompt": self.prompt, "seed": seed} for seed in range(count)],
+            concurrency,
+            lambda finished, of: advance(),
+            method=self.method,
+            sampling=self.params,
+            max_new_tokens=self.tokens,
         )
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from draftwood.core.forest import FINISHED, Forest, Verdict
 from draftwood.core.records import Judged, Outcome
 from draftwood.sampling import Distributions, Streams
-from draftwood.verify import Initialised, Rejection, Traversal, Verifier
+from draftwood.verify import Initialised, Rejection, Traversal, Watching
 from draftwood.verify.bound import bounds
 from draftwood.verify.traversal import traverse
 from draftwood.verify.tree import Resolve, acceptance, resolve
@@ -37,17 +37,10 @@ class Judgement:
 
 
 @dataclass(slots=True)
-class Recorder:
+class Recorder(Watching):
     """A verifier that records what another one judged, one entry per round."""
 
-    verify: Verifier
     judgements: list[Judgement] = field(default_factory=list)
-    name: str = field(init=False)
-    lossless: bool = field(init=False)
-    coupled: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.name, self.lossless, self.coupled = self.verify.name, self.verify.lossless, self.verify.coupled
 
     def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
         verdict = self.verify(forest, target, streams)

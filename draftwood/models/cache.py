@@ -264,7 +264,6 @@ class Cache:
             grown, count = dict(must), slots
         held = self.bytes
         self.budget.take(self, count * self.slot_bytes)
-        room = AHEAD * count if ahead and self.device.type == "cpu" and self.fixed is None else count
         order = sorted(self._lent, key=lambda extent: (grown.get(extent, extent.capacity), extent.base))
         before = [Extent(extent.base, extent.capacity) for extent in order]
         after: list[Extent] = []
@@ -272,24 +271,38 @@ class Cache:
         for extent in order:
             after.append(Extent(base, grown.get(extent, extent.capacity)))
             base += after[-1].capacity
-        moves, done = _moves(before, after), 0
+        room = AHEAD * count if ahead and self.device.type == "cpu" and self.fixed is None else count
         try:
-            for done in range(len(self.layout)):
-                self.planes[done] = self._laid(done, room, moves)
+            try:
+                self._lay(room, before, after)
+            except (RuntimeError, MemoryError):
+                if room == count:
+                    raise
+                room = count  # a system that promises no more memory than it has counts untouched pages too
+                self._lay(room, before, after)
         except (RuntimeError, MemoryError) as error:
-            for plane in range(done):
-                self.planes[plane] = self._laid(plane, self.room, _moves(after, before))
             self.budget.take(self, held)
             raise OutOfMemory(
                 f"this machine has no memory for {count * self.slot_bytes:,} bytes of keys and values; lower "
                 f"kv_cache_bytes ({error})"
             ) from error
-        finally:
-            self.places = addresses(self.planes)
-        self._note(LAID, room, *(n for was, now in moves for n in (was.base, was.capacity, now.base, now.capacity)))
         for extent, now in zip(order, after, strict=True):
             extent.base, extent.capacity = now.base, now.capacity
         self.slots, self.room, self._lent = count, room, order
+
+    def _lay(self, room: int, before: Sequence[Extent], after: Sequence[Extent]) -> None:
+        """Lay every plane anew, for so many slots; where one cannot be allocated, all are as they were."""
+        moves, done = _moves(before, after), 0
+        try:
+            for done in range(len(self.layout)):
+                self.planes[done] = self._laid(done, room, moves)
+        except (RuntimeError, MemoryError):
+            for plane in range(done):
+                self.planes[plane] = self._laid(plane, self.room, _moves(after, before))
+            raise
+        finally:
+            self.places = addresses(self.planes)
+        self._note(LAID, room, *(n for was, now in moves for n in (was.base, was.capacity, now.base, now.capacity)))
 
     def _laid(self, plane: int, room: int, moves: Sequence[tuple[Extent, Extent]]) -> Tensor:
         """A plane for so many slots, with the extents copied from where they are to where they go."""

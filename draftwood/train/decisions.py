@@ -24,7 +24,7 @@ from draftwood.request import MethodSpec, Prompt
 from draftwood.sampling import Distributions, Streams
 from draftwood.train.judgement import Judgement, judge
 from draftwood.train.recording import Recording, drafts_one_by_one, fit, split
-from draftwood.verify import Verifier
+from draftwood.verify import Watching
 
 
 def hidden_label(p: Tensor, q: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Examples:
 
 
 @dataclass(slots=True)
-class Recorder(DepthController):
+class Recorder(DepthController, Watching):
     """Verifier and depth controller of one request, which notes an example for each draft that was judged.
 
     A draft is judged when all before it on its path were accepted and no sibling drawn before it was. Its features are
@@ -60,22 +60,18 @@ class Recorder(DepthController):
     and truncation; for kind 'output', and where drafts are not drawn (greedy, coupled), whether it was accepted.
     """
 
-    verify: Verifier
     depth: DepthController
     examples: Examples
     top: int  # probabilities among the features of kind 'output'
     prompt: int
     most: int = field(init=False)
     needs: frozenset[str] = field(init=False)
-    name: str = field(init=False)
-    lossless: bool = field(init=False)
-    coupled: bool = field(init=False)
     _growths: list[Growth] = field(init=False, default_factory=list)  # one per drafted layer of the round
 
     def __post_init__(self) -> None:
+        Watching.__post_init__(self)
         self.most = self.depth.most
         self.needs = self.depth.needs | {"hidden" if self.examples.kind == "hidden" else "logits"}
-        self.name, self.lossless, self.coupled = self.verify.name, self.verify.lossless, self.verify.coupled
 
     def start(self, streams: Streams, load: Load = ALONE) -> None:
         self._growths = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from draftwood.core.forest import Forest, Verdict
@@ -25,6 +26,7 @@ __all__ = [
     "Traversal",
     "Typical",
     "Verifier",
+    "Watching",
 ]
 
 
@@ -39,3 +41,16 @@ class Verifier(Protocol):
     coupled: bool
 
     def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict: ...
+
+
+@dataclass(slots=True)
+class Watching:
+    """What looks on while another verifier judges, and stands in its place: it says of itself what that one does."""
+
+    verify: Verifier
+    name: str = field(init=False)
+    lossless: bool = field(init=False)
+    coupled: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name, self.lossless, self.coupled = self.verify.name, self.verify.lossless, self.verify.coupled

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from draftwood import METHODS, Engine, Method, SamplingParams, TabularModel
+from draftwood import METHODS, Engine, GenerationResult, Method, SamplingParams, TabularModel
 from draftwood.certify import Budget, Certificate, Watch, certify, certify_each, exactness
 from draftwood.certify.distances import Sample, chi_square_tail, fit
-from draftwood.certify.enumeration import Reused, enumerated
+from draftwood.certify.enumeration import Choices, Reused, enumerated, law_of
 from draftwood.certify.exactness import rule_check, sampled_check
 from draftwood.certify.pair import Pair, divergence, greedy_check, logits_after, position_check
 from draftwood.certify.small import Case
@@ -135,6 +135,26 @@ def test_a_random_number_that_decides_twice_is_found(monkeypatch: pytest.MonkeyP
             case.run()
 
 
+@pytest.mark.parametrize("shift", [0, 1])
+def test_outcomes_that_differ_in_the_last_token_alone_need_no_replay(shift: int) -> None:
+    """Unless what was drawn last is not what came last."""
+    weights = [[0.0, 2.0, 1.0], [1.0, 1.0, 3.0]]
+    replayed: list[int] = []
+
+    def law(closed: bool) -> dict[tuple[int, ...], float]:
+        def experiment(choices: Choices) -> tuple[int, ...]:
+            first = choices.choose(weights[0])
+            choices.closed = closed
+            return first, (choices.token(weights[1]) + shift) % 3
+
+        steps: list[None] = []
+        found = law_of(experiment, advance=lambda: steps.append(None))
+        replayed.append(len(steps))
+        return found
+
+    assert law(True) == pytest.approx(law(False)) and replayed == [6 if shift else 2, 6]
+
+
 # -- the pair --------------------------------------------------------------------------------------------------------
 
 VOCAB = 6
@@ -192,6 +212,14 @@ def test_sampled_tokens_of_a_pair(options: dict[str, Any], monkeypatch: pytest.M
     monkeypatch.setattr(tree, "acceptance", lambda p, q: 1.0)
     monkeypatch.setattr("draftwood.verify.beam.acceptance", lambda p, q: 1.0)
     assert position_check(pair, method, nothing).verdict == "FAIL"
+
+
+def test_generations_of_a_pair_end_where_they_are_looked_at_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, found = PAIR.batch, list[GenerationResult]()
+    monkeypatch.setattr(PAIR, "batch", lambda *given, **options: found.extend(batch(*given, **options)) or found[-8:])
+    pair = Pair(PAIR, [[1, 2]], SamplingParams(temperature=0.8), Budget(position=2, pair_runs=40))
+    position_check(pair, Method.parse("autoregressive"), nothing)
+    assert len(found) == 40 and {len(result.rounds) for result in found} == {3}
 
 
 def test_a_law_without_choice_shows_nothing() -> None:

@@ -18,7 +18,7 @@ from draftwood.generation import Generation
 from draftwood.methods.sequences import RULES
 from draftwood.sampling import Distributions, Streams
 from draftwood.train.recording import Recording
-from draftwood.verify import Verifier
+from draftwood.verify import Verifier, Watching
 
 
 class Toss(float):
@@ -69,18 +69,11 @@ def expected_tokens(verify: Verifier, forest: Forest, target: Distributions) -> 
 
 
 @dataclass(slots=True)
-class Weighed:
+class Weighed(Watching):
     """Passes another verifier's verdicts on, and sums up the mean tokens of its rounds with drafts by several rules."""
 
-    verify: Verifier
     rules: Mapping[str, Verifier]
     sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    name: str = field(init=False)
-    lossless: bool = field(init=False)
-    coupled: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.name, self.lossless, self.coupled = self.verify.name, self.verify.lossless, self.verify.coupled
 
     def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
         if forest.proposals:
