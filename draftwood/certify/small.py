@@ -53,7 +53,6 @@ DEEPEST, WIDEST = 6, 6  # layers and siblings of windows
 WARPS: dict[str, dict[str, Any]] = {
     "plain": {},
     "top-k": {"temperature": 1.4, "top_k": 3},
-    "top-2": {"temperature": 1.2, "top_k": 2},
     "top-p": {"temperature": 0.8, "top_p": 0.85},
     "penalties": {
         "repetition_penalty": 1.5,
@@ -61,6 +60,7 @@ WARPS: dict[str, dict[str, Any]] = {
         "frequency_penalty": 0.5,
         "logit_bias": {1: 0.5},
     },
+    "all": {"temperature": 1.2, "top_k": 3, "top_p": 0.95, "repetition_penalty": 1.3, "logit_bias": {1: 0.5}},
     "greedy": {"temperature": 0.0},
     "greedy, penalties": {"temperature": 0.0, "presence_penalty": 2.0, "frequency_penalty": 1.0},
 }

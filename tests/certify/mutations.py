@@ -17,8 +17,11 @@ from typing import Any
 import yaml
 
 from draftwood import Method
+from draftwood.certify import Budget
 from draftwood.certify.enumeration import NotDiscrete
 from draftwood.certify.exactness import EXACT, enumerate_cases, rule_check, sampled_check
+
+BUDGET = Budget()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +75,13 @@ class Mutation:
         with self.applied():
             try:
                 if self.check == "samples":
-                    return self.check if sampled_check(method, 1, 1000, lambda: None).verdict == "FAIL" else ""
+                    return self.check if sampled_check(method, 1, BUDGET.runs, lambda: None).verdict == "FAIL" else ""
                 if self.check in ("text", "hypotheses"):
-                    return self.check if rule_check(method, 1, 1000, 100, lambda: None).verdict == "FAIL" else ""
-                wrong = next((one for one in enumerate_cases(method, 1, 1000) if one.wrong), None)  # as `rule_check`
+                    return (
+                        self.check if rule_check(method, 1, BUDGET.replays, 100, lambda: None).verdict == "FAIL" else ""
+                    )
+                cases = enumerate_cases(method, 1, BUDGET.replays)  # as `rule_check`
+                wrong = next((one for one in cases if one.wrong), None)
                 return "" if wrong is None else "law" if wrong.claimed and wrong.distance >= EXACT else "rule"
             except (NameError, TypeError, AttributeError, NotDiscrete):
                 raise  # the row's own fault

@@ -91,7 +91,7 @@ def test_sequences(name: str, warp: str) -> None:
     assert distance(METHODS[name], warp) < 1e-9
 
 
-@pytest.mark.parametrize("warp", ["plain", pytest.param("top-2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("warp", ["plain", pytest.param("top-k", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", BEAMS)
 def test_beams(name: str, warp: str) -> None:
     assert distance(BEAMS[name], warp) < 1e-9
