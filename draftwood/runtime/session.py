@@ -90,6 +90,7 @@ class Row(NamedTuple):
     token: int
     slot: int
     position: int
+    path: tuple[int, ...] = ()  # slots of its ancestors that are nodes, and its own, downwards; none in the trunk
 
 
 @dataclass(slots=True)
@@ -98,8 +99,8 @@ class Job:
 
     session: Session
     rows: list[Row]
-    tokens: list[int]  # of the rows
-    positions: list[int]
+    tokens: Sequence[int]  # of the rows
+    positions: Sequence[int]
     start: int
     stop: int
     segment: Segment
@@ -198,32 +199,14 @@ class Session:
     def job(self, run: Run, rows: list[Row], start: int, stop: int) -> Job:
         """The forward of layers [start, stop) over some rows of a run whose ancestors are computed so far, or here."""
         assert self.extent is not None
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        seen: list[int] = []
-        paths: list[Sequence[int]] = []  # slots of each row's ancestors that are nodes, and its own, downwards
-        parent, node_slot = run.forest.parent, self._node_slot
-        above: dict[int, Sequence[int]] = {TRUNK: ()}
-        for node, token, slot, position in rows:
-            path: Sequence[int] = ()
-            if node >= 0:
-                upwards, ancestor = [slot], parent[node]
-                while ancestor not in above:
-                    upwards.append(node_slot[ancestor])
-                    ancestor = parent[ancestor]
-                path = above[node] = (*above[ancestor], *upwards[::-1])
-            tokens.append(token)
-            positions.append(position)
-            slots.append(slot)
-            seen.append(position + 1 - len(path))
-            paths.append(path)
+        nodes, tokens, slots, positions, paths = zip(*rows, strict=True)
+        seen = [position + 1 - len(path) for position, path in zip(positions, paths, strict=True)]
         segment = Segment(self.extent, slots, self._trunk_slot, seen, paths)
         hidden = None
         if start > 0:
             hidden = torch.stack([self._hidden[slot] for slot in slots])
         elif run.given is not None:
-            hidden = torch.stack([run.given[row.node] for row in rows])
+            hidden = torch.stack([run.given[node] for node in nodes])
         return Job(self, rows, tokens, positions, start, stop, segment, hidden)
 
     def store(self, job: Job, hidden: Tensor | None) -> None:
@@ -346,6 +329,8 @@ class Session:
                 level[slot] = 0
                 self._partial.append(position)
                 missing.append(Row(trunk_node(position), min(trunk[position], most), slot, position))
+        token, parent, depth = forest.token, forest.parent, forest.depth
+        above: dict[int, tuple[int, ...]] = {TRUNK: ()}
         for node in asked:
             slot = node_slot.get(node, -1)
             if slot < 0:
@@ -354,13 +339,18 @@ class Session:
             elif level.get(slot, full) >= stop:  # asked for once more: its answer was not kept
                 level[slot] = 0
                 self._hidden.pop(slot, None)
-            position = base + forest.depth[node]
+            position = base + depth[node]
             if position >= limit:
                 raise RequestError(
                     f"position {position} is beyond the {self.role} model's context of {limit} tokens; "
                     "shorten the prompt or lower max_new_tokens"
                 )
-            missing.append(Row(node, min(forest.token[node], most), slot, position))
+            upwards, ancestor = [slot], parent[node]
+            while ancestor not in above:
+                upwards.append(node_slot[ancestor])
+                ancestor = parent[ancestor]
+            path = above[node] = (*above[ancestor], *upwards[::-1])
+            missing.append(Row(node, min(token[node], most), slot, position, path))
         self.peak = max(self.peak, self.live_slots)
         return missing
 
