@@ -16,7 +16,7 @@ from draftwood.explain.tree import TreeNode
 OUT = Path(__file__).parent / "assets" / "drafting.svg"
 PROMPT, TOKENS = "Story: In Corfe there lived a sailor called", 30
 ROUNDS = 3, 4, 5, 6  # that are drawn
-OPTIONS = {"method": {"name": "mcsd", "tree": [3, 2, 1]}, "sampling": {"temperature": 0.7}, "seed": 1}
+OPTIONS = {"method": {"name": "mcsd", "tree": [3, 2, 1]}, "sampling": {"temperature": 0.7}, "seed": 9}
 WIDTH, EDGE, LINE = 900, 26, 26
 STEP, BOX, HIGH, ROW = 99, 82, 20, 25  # of a tree: columns, boxes, lines
 LETTER = 9.1  # pixels of a letter of the answer
@@ -97,7 +97,7 @@ def picture(found: Explanation) -> str:
     marks, y = answer(found, EDGE + 14)
     tokens, rounds = found.result.metrics.emitted, found.result.metrics.rounds
     about = (
-        f"{tokens} tokens in {rounds} forwards of the target. What it judged in forwards {ROUNDS[0]} to {ROUNDS[-1]}:"
+        f"{tokens} tokens in {rounds} forward passes of the target. Forward passes {ROUNDS[0]} to {ROUNDS[-1]}:"
     )
     marks.append(f'<text class="label faint" x="{EDGE}" y="{y + 8}">{about}</text>')
     y += 34

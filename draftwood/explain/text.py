@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Words = Callable[[Sequence[int]], str]  # the text of tokens
 ROOT_STYLE = Style.parse("bold")
 LEFT, FATE_WIDTH, NUMBER_WIDTH = 46, 24, 7  # LEFT: of the tree, at most
-WHOLE_FORESTS = 24  # in rounds with more drafts, those that were not looked at are counted, not shown
+WHOLE_FORESTS = 24  # in rounds with more drafts, those that were not judged are counted, not shown
 NARROWEST = 76  # legend and numbers need so much
 
 
@@ -175,7 +175,7 @@ class Drawing:
 
 
 def _hides(tree: RoundTree) -> bool:
-    """Whether drafts that were not looked at are only counted."""
+    """Whether drafts that were not judged are only counted."""
     return tree.round_.drafted > WHOLE_FORESTS
 
 

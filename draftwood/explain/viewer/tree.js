@@ -40,7 +40,7 @@ export function drawForest(place, round, all, pick) {
     const count = folded.reduce((total, child) => total + size(child), 0);
     const open = element("button", fold, "+" + count, "box");
     open.type = "button";
-    element("small", open, "not looked at");
+    element("small", open, "not judged");
     open.setAttribute("aria-label", "show " + plural(count, "draft") + " that " + (count === 1 ? "was" : "were") + " not judged");
     open.onclick = () => { fold.remove(); folded.forEach((child) => put(list, child, false)); };
   }
