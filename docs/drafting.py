@@ -96,9 +96,7 @@ def picture(found: Explanation) -> str:
     """The whole SVG document."""
     marks, y = answer(found, EDGE + 14)
     tokens, rounds = found.result.metrics.emitted, found.result.metrics.rounds
-    about = (
-        f"{tokens} tokens in {rounds} forward passes of the target. Forward passes {ROUNDS[0]} to {ROUNDS[-1]}:"
-    )
+    about = f"{tokens} tokens in {rounds} forward passes of the target. Forward passes {ROUNDS[0]} to {ROUNDS[-1]}:"
     marks.append(f'<text class="label faint" x="{EDGE}" y="{y + 8}">{about}</text>')
     y += 34
     columns = [EDGE, WIDTH / 2 + EDGE / 2]
