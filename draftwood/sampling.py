@@ -6,7 +6,7 @@ Knows sampling parameters, truncation and counter-based random streams. Knows no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import TypeAlias
 
@@ -106,8 +106,8 @@ class Distributions:
     """The target's next-token distributions after the nodes of one forest, each computed when somebody first asks.
 
     `logits` [n, V] (and `hidden` [n, D], what the head read, where it was asked for) answer the forest's fresh nodes in
-    order; what the forest knows from earlier rounds is found, too. `read` has what the drafter reads of the target, by
-    node, of all rows that were computed for this. `edit` is what happens to logits before the temperature, if
+    order; what the forest knows from earlier rounds is found, too. `read` has what the drafter reads of the target, as
+    (layer, nodes, output [n, D]). `edit` is what happens to logits before the temperature, if
     anything: `edit(rows [m, V], forest, nodes)`. Rows that nobody visits are never edited, warped or normalised.
     """
 
@@ -118,14 +118,14 @@ class Distributions:
         params: SamplingParams,
         edit: Edit | None = None,
         hidden: Tensor | None = None,
-        read: Mapping[int, Tensor] | None = None,
+        read: Sequence[tuple[int, Sequence[int], Tensor]] = (),
     ) -> None:
         self.forest = forest
         self.params = params
         self._logits = logits
         self._edit = edit
         self._hidden = hidden
-        self.read = read or {}
+        self.read = read
         self._probs: dict[int, Tensor] = {}
         self._best: list[int] | None = None  # of each fresh node
 

@@ -13,7 +13,7 @@ from itertools import chain
 
 from torch import Tensor
 
-from draftwood.core.forest import TRUNK, Forest
+from draftwood.core.forest import Forest
 from draftwood.draft.states import StateSource
 from draftwood.runtime.session import Answer, Run
 
@@ -37,7 +37,7 @@ class ExitSource(StateSource):
             (layer,) = self.reads
             answer = yield Run(self.target, forest, wanted, upto=layer, logits=False)
             for node, state in zip(wanted, answer.hidden[layer], strict=True):
-                (self._trunk if node < TRUNK else self._nodes)[node] = state
+                self._keep(node, state)
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
         """Follow `advance`. What joins the trunk waits there: the exit, which never saw the leaves, lags behind."""

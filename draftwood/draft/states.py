@@ -10,6 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from draftwood.core.forest import TRUNK, Forest
@@ -17,7 +18,7 @@ from draftwood.core.topology import trunk_node, trunk_position
 from draftwood.depth import DepthController
 from draftwood.draft.base import Drafter, Proposer, Source
 from draftwood.draft.suffix import EarlierAnswers
-from draftwood.runtime.session import LOST, Answer, Run, Session
+from draftwood.runtime.session import LOST, Answer, Run, Session, Shown
 from draftwood.sampling import Distributions
 
 
@@ -34,6 +35,7 @@ class StateSource(Source):
     reads: tuple[int, ...]
     _trunk: dict[int, Tensor] = field(init=False, default_factory=dict)  # token of the trunk -> [W]
     _nodes: dict[int, Tensor] = field(init=False, default_factory=dict)  # node of the forest -> [W]
+    _brought: list[tuple[dict[int, int], Shown]] = field(init=False, default_factory=list)  # with nodes' new names
     _done: int = field(init=False, default=0)  # leading tokens of the trunk whose states are not needed any more
 
     before: ClassVar[int] = 0
@@ -55,6 +57,7 @@ class StateSource(Source):
 
         At first, and after the request was put back, the reader takes what others with the same tokens left.
         """
+        self._sort()
         answer = LOST
         while answer is LOST:
             if not self.reader.begun:
@@ -74,16 +77,37 @@ class StateSource(Source):
 
     def lacks(self) -> int:
         """How many tokens the target has computed whose states it must compute once more."""
+        self._sort()
         if not self.reader.begun:
             self._done = 0
         return len(self.missing(self.target.cached))
 
-    def take(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, read: Mapping[int, Tensor]) -> None:
-        """Follow `advance`: keep what a run of the target brought, of tokens and of nodes that stay."""
-        known, first = {**self._nodes, **read}, len(forest.trunk) - len(trunk)
-        self._trunk.update((node, state) for node, state in read.items() if node < TRUNK)
-        self._trunk.update((trunk_node(i), known[node]) for i, node in enumerate(trunk, first) if node in known)
-        self._nodes = {new: known[node] for new, node in enumerate(kept) if node in known}
+    def take(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, read: Shown) -> None:
+        """Follow `advance`: keep what a run of the target brought, as it is until somebody needs it."""
+        names = {node: new for new, node in enumerate(kept)}
+        names.update((node, trunk_node(i)) for i, node in enumerate(trunk, len(forest.trunk) - len(trunk)))
+        nodes, self._nodes = self._nodes, {}
+        for node in names.keys() & nodes.keys():
+            self._keep(names[node], nodes[node])
+        self._brought.append((names, read))
+        if kept:  # the names of nodes are good for a round
+            self._sort()
+
+    def _sort(self) -> None:
+        """Put what was brought where it is found by name."""
+        for names, read in self._brought:
+            found: dict[int, dict[int, Tensor]] = {}
+            for layer, nodes, output in read:
+                for node, state in zip(nodes, output.unbind(), strict=True):
+                    if node < TRUNK or node in names:
+                        found.setdefault(names.get(node, node), {})[layer] = state
+            for name, states in found.items():
+                if states.keys() >= set(self.reads):
+                    self._keep(name, torch.cat([states[layer] for layer in self.reads]))
+        self._brought.clear()
+
+    def _keep(self, name: int, state: Tensor) -> None:
+        (self._trunk if name < TRUNK else self._nodes)[name] = state
 
 
 @dataclass(slots=True)

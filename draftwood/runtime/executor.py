@@ -5,9 +5,10 @@ Knows batching and the clock around a forward. Knows nothing of trees, sampling 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import chain
 from time import perf_counter
 
 import torch
@@ -27,7 +28,7 @@ class Pending:
     stop: int  # layers that the run wants computed
     answer: Answer
     parts: list[tuple[list[int], Answer]] = field(default_factory=list)  # (places in run.nodes, their answers)
-    states: dict[int, dict[int, Tensor]] = field(default_factory=dict)  # node -> layer -> [D], as far as it was noted
+    shown: list[tuple[int, Sequence[int], Tensor]] = field(default_factory=list)  # see `session.Shown`
     ends: tuple[int, ...] = ()  # layers that forwards end at, since then all rows' output is seen, not only asked ones
 
     @classmethod
@@ -38,14 +39,19 @@ class Pending:
         levels = {row.slot: session.level(row.slot) for row in rows}
         stop = model.n_layers if run.upto is None else run.upto
         pending = cls(run, rows if stop else [], levels, stop, Answer(_nothing(model.vocab_size)))
-        if run.reads and not {row.node for row in rows} <= set(run.nodes):
+        if run.reads and len(rows) > len(run.nodes):
             pending.ends = run.reads
         return pending
 
-    def note(self, layer: int, nodes: Iterable[int], output: Tensor) -> None:
-        """Keep the output [n, D] of a layer at some nodes."""
-        for node, state in zip(nodes, output, strict=True):
-            self.states.setdefault(node, {})[layer] = state
+    def show(self, layer: int, nodes: Sequence[int], output: Tensor, first: int) -> None:
+        """Note a layer's output at some nodes, from row `first` on; memory of others' rows is not held."""
+        own = output[first : first + len(nodes)]
+        self.shown.append((layer, nodes, own if len(own) == len(output) else own.clone()))
+
+    def output(self, layer: int, nodes: Sequence[int]) -> Tensor:
+        """The noted output [n, D] of a layer at some nodes."""
+        rows = dict(chain.from_iterable(zip(*part, strict=True) for at, *part in self.shown if at == layer))
+        return torch.stack([rows[node] for node in nodes])
 
     def finish(self) -> Answer:
         """The answer of a run without rows left, one row per node."""
@@ -59,11 +65,7 @@ class Pending:
             answer.hidden = {
                 layer: torch.cat([part.hidden[layer] for _, part in parts])[order] for layer in parts[0][1].hidden
             }
-        if reads := self.run.reads:
-            nodes = [node for node, found in self.states.items() if found.keys() >= set(reads)]
-            if nodes:
-                rows = torch.cat([torch.stack([self.states[node][layer] for node in nodes]) for layer in reads], -1)
-                answer.read = dict(zip(nodes, rows, strict=True))
+        answer.read = self.shown
         return answer
 
 
@@ -159,7 +161,7 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> float:
             each.levels.update(dict.fromkeys(job.segment.slots, stop))
             for layer in {*each.run.hidden, *each.run.reads}:
                 if start < layer <= stop:
-                    each.note(layer, (row.node for row in job.rows), batch.kept[layer][first : first + count])
+                    each.show(layer, [row.node for row in job.rows], batch.kept[layer], first)
         if places:
             end = kept + len(places)
             if last:
@@ -169,11 +171,11 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> float:
                     logits = logits[:, :0]
                 for layer in each.run.reads:
                     if layer > start:
-                        each.note(layer, (each.run.nodes[place] for place in places), batch.kept[layer][kept:end])
+                        each.show(layer, [each.run.nodes[place] for place in places], batch.kept[layer], kept)
                 states = {
                     layer: batch.kept[layer][kept:end]
                     if layer > start
-                    else torch.stack([each.states[each.run.nodes[place]][layer] for place in places])
+                    else each.output(layer, [each.run.nodes[place] for place in places])
                     for layer in each.run.hidden
                 }
                 part = Answer(logits, states)

@@ -24,6 +24,7 @@ from draftwood.models.cache import Cache, Extent
 from draftwood.runtime.prefix import PrefixCache
 
 Event = TypeVar("Event")
+Shown: TypeAlias = Sequence[tuple[int, Sequence[int], Tensor]]  # (layer, nodes, its output [n, D] at these)
 LATEST = 8  # tokens that a model may well be behind by: few rows more
 LITTLE = 256  # a request's part of the memory that is taken at once
 
@@ -65,12 +66,13 @@ class Run:
 class Answer:
     """What a model said of a run's nodes; `seconds` is the run's share of the forwards that it took.
 
-    `rows` counts what was computed in rows of full depth: layer ranges count by their share.
+    `rows` counts what was computed in rows of full depth: layer ranges count by their share. `read` holds the output of
+    the layers `Run.reads`, and maybe of others, as forwards showed it.
     """
 
     logits: Tensor  # [n, V], float32 or float64; [n, 0] where none were wanted
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [n, D]
-    read: dict[int, Tensor] = field(default_factory=dict)  # node -> [W] output of the layers `reads` side by side
+    read: Shown = ()
     seconds: float = 0.0
     rows: float = 0.0
     forwards: int = 0

@@ -202,11 +202,14 @@ def test_what_is_read_comes_of_all_rows() -> None:
         session = Session(MODEL, cache)
         others = [Run(Session(MODEL, cache), Forest.from_prompt([2, 7]), [0], upto) for upto in upper]
         answer = execute([Run(session, forest, [0], reads=(2, 1)), *others])[0]
-        assert answer.read.keys() == set(nodes) and not answer.hidden
-        for place, node in enumerate(nodes):
-            wanted = torch.cat((asked.hidden[2][place], asked.hidden[1][place]))
-            torch.testing.assert_close(answer.read[node], wanted, atol=1e-5, rtol=1e-5)
+        for layer in (1, 2):
+            parts = [zip(some, rows, strict=True) for at, some, rows in answer.read if at == layer]
+            read = {node: row for part in parts for node, row in part}
+            assert read.keys() == set(nodes) and not answer.hidden
+            found = torch.stack([read[node] for node in nodes])
+            torch.testing.assert_close(found, asked.hidden[layer], atol=1e-5, rtol=1e-5)
         check(session, forest, [0], answer.logits)
         (child,) = forest.propose(0, [2], None)
         (answer,) = execute([Run(session, forest, [child], reads=(2, 1))])
-        assert answer.read.keys() == {child} and answer.forwards == 1
+        assert [(layer, nodes) for layer, nodes, _ in answer.read] == [(2, [child]), (1, [child])]
+        assert answer.forwards == 1
