@@ -45,8 +45,8 @@ class ThreadOptions(OptionGroup):
 
 
 class _Place(OptionGroup):
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] = flag(
-        "float32", "Weights and arithmetic: float32, bfloat16, float16 or float64.", "TYPE"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = flag(
+        "float32", "Weights and arithmetic: float32, bfloat16, float16, float64, or auto, as in the checkpoint.", "TYPE"
     )
     device: str | None = flag(None, "cpu, cuda, cuda:1, ... Default: CUDA where there is one.", "DEVICE")
 

@@ -6,13 +6,13 @@ a request that is gone. On a CPU planes have room to grow in: pages that nobody 
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -378,11 +378,19 @@ def _moves(before: Sequence[Extent], after: Sequence[Extent]) -> list[tuple[Exte
     return found
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory that is free on a device, or in this machine."""
+def free_bytes(device: torch.device, proc: Path = Path("/proc"), group: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that a device, or this machine within its control group, can still give; cached files count as free."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    except (ValueError, OSError, AttributeError):  # not known on every system
+        free = _named(proc / "meminfo", "MemAvailable:") * 1024
+    except OSError:  # not known on every system
         return 4 << 30
+    with suppress(OSError, ValueError):  # no group, or no limit
+        held = int((group / "memory.current").read_text()) - _named(group / "memory.stat", "inactive_file")
+        free = min(free, int((group / "memory.max").read_text()) - held)
+    return max(0, free)
+
+
+def _named(file: Path, name: str) -> int:
+    return next(int(words[1]) for line in file.read_text().splitlines() if (words := line.split())[0] == name)

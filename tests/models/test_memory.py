@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from draftwood.models import saving
+from draftwood.models.cache import free_bytes
 from draftwood.models.decoder import Decoder, DecoderConfig
 
 MIB = 2**20
@@ -89,3 +90,20 @@ def test_a_checkpoint_is_held_once(models: tuple[Path, Path], how: dict[str, str
     assert peak <= max(loaded, (held + cache + activations) * 1.05) + 32 * MIB  # of what libraries keep
     stored = sum(path.stat().st_size for path in models[0].glob("*.safetensors"))
     assert 4 * largest < 0.4 * stored  # so nothing like twice
+
+
+def test_cached_files_are_free_memory_and_a_control_group_has_its_limit(tmp_path: Path) -> None:
+    proc, group, cpu = tmp_path / "proc", tmp_path / "group", torch.device("cpu")
+    proc.mkdir()
+    group.mkdir()
+    assert free_bytes(cpu, proc, group) == 4 << 30  # a system that does not tell
+    (proc / "meminfo").write_text("MemTotal: 3000 kB\nMemFree: 100 kB\nMemAvailable: 2000 kB\n")
+    assert free_bytes(cpu, proc, group) == 2000 * 1024
+    (group / "memory.current").write_text("900000\n")
+    (group / "memory.stat").write_text("anon 500000\ninactive_file 300000\n")
+    (group / "memory.max").write_text("max\n")
+    assert free_bytes(cpu, proc, group) == 2000 * 1024
+    (group / "memory.max").write_text("1000000\n")
+    assert free_bytes(cpu, proc, group) == 1_000_000 - (900_000 - 300_000)
+    (group / "memory.max").write_text("500000\n")
+    assert free_bytes(cpu, proc, group) == 0
