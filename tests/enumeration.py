@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwood import Engine, SamplingParams
+from draftwood import Engine, GenerationResult, SamplingParams
 from draftwood.certify import enumeration
 from draftwood.certify.enumeration import Choices, Law, law_of, replays, sequences
 from draftwood.certify.references import exact_law, slow_penalties, slow_warp
@@ -77,17 +77,22 @@ class EnumeratedRandomness(enumeration.EnumeratedRandomness):
         super().__init__(patch.setattr, ("draft", "accept", "depth"))
         patch.setattr(thompson, "draw_beta", lambda a, b, uniform: 0.9 if uniform() < a / (a + b) else 0.2)
 
+    def law_of_texts(
+        self, engine: Engine, prompt: list[int], method: Any, length: int, params: SamplingParams = PLAIN, **limits: Any
+    ) -> Law[tuple[int, ...]]:
+        """The law of an engine's output."""
+        return self.law_of(lambda: self.text(engine.generate(prompt, method, params, length, **limits), length))
+
+    def text(self, result: GenerationResult, length: int) -> tuple[int, ...]:
+        """What an experiment returns whose outcome is an output of at most so many tokens."""
+        self.choices.closed = len(result.tokens) == length and result.kinds[-1] != "accepted"
+        return tuple(result.tokens)
+
     def assert_plain(
         self, engine: Engine, prompt: list[int], method: Any, length: int, params: SamplingParams = PLAIN
     ) -> None:
         """An engine's output has plain decoding's law, to 1e-12."""
-
-        def run() -> tuple[int, ...]:
-            result = engine.generate(prompt, method, params, max_new_tokens=length)
-            self.choices.closed = len(result.tokens) == length and result.kinds[-1] != "accepted"
-            return tuple(result.tokens)
-
-        law = self.law_of(run)
+        law = self.law_of_texts(engine, prompt, method, length, params)
         plain = exact_law(engine.target, prompt, params, length, engine.end_tokens)  # type: ignore[arg-type]
         assert law.keys() == plain.keys()
         assert all(abs(law[output] - chance) < 1e-12 for output, chance in plain.items())

@@ -42,8 +42,8 @@ def masked(ends: frozenset[int]) -> TabularModel:
 @pytest.mark.parametrize("extra", [(), (2,)], ids=["eos", "eos and a stop token"])
 def test_sequences(method: dict[str, Any], extra: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     engine, ends = Engine(TARGET, [DRAFT], end_tokens=frozenset({0})), frozenset({0, *extra})
-    options: dict[str, Any] = {"min_new_tokens": LEAST, "stop_token_ids": extra, "max_new_tokens": LENGTH}
-    law = EnumeratedRandomness(monkeypatch).law_of(lambda: tuple(engine.generate(PROMPT, method, **options).tokens))
+    limits: dict[str, Any] = {"min_new_tokens": LEAST, "stop_token_ids": extra}
+    law = EnumeratedRandomness(monkeypatch).law_of_texts(engine, PROMPT, method, LENGTH, **limits)
     wanted = exact_law(masked(ends), PROMPT, SamplingParams(), LENGTH, ends)
     assert law.keys() == wanted.keys()
     assert total_variation(law, wanted) < 1e-12

@@ -64,7 +64,7 @@ def test_the_check_finds_heads_that_lie_about_q(tables: None, monkeypatch: pytes
     randomness = EnumeratedRandomness(monkeypatch)
     method = {"name": "medusa", "tree": [1, 1]}
     engine = Engine(target)
-    law = randomness.law_of(lambda: tuple(engine.generate([1], method, max_new_tokens=3).tokens))
+    law = randomness.law_of_texts(engine, [1], method, 3)
     assert total_variation(law, exact_law(target, [1], SamplingParams(), 3)) > 0.01
 
 
@@ -214,7 +214,7 @@ def test_typical_acceptance_has_a_bias(tables: None, monkeypatch: pytest.MonkeyP
     distance = {}
     for epsilon, delta in ((0.09, 0.3), (1.0, 1.0)):
         method = {"name": "medusa", "tree": [2, 1], "verify": "typical", "epsilon": epsilon, "delta": delta}
-        law = randomness.law_of(lambda m=method: tuple(engine.generate([1], m, max_new_tokens=4).tokens))
+        law = randomness.law_of_texts(engine, [1], method, 4)
         assert math.fsum(law.values()) == pytest.approx(1, abs=1e-12)
         distance[epsilon] = total_variation(law, plain)
     assert 0.05 < distance[1.0] < distance[0.09]

@@ -7,7 +7,7 @@ small on random tables (`variants`), or as it is on tables where all but one or 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -269,7 +269,7 @@ class Case:
         )
 
 
-def windows(method: Method, seed: int, drafts: int) -> Iterator[list[Case]]:
+def windows(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]]:
     """Cases of one round of the method as it is, each with smaller ones to take where there are too many choices.
 
     One token after the other has several values, of chains and trees the token after it too. Beams are drafted up to
@@ -296,7 +296,7 @@ def windows(method: Method, seed: int, drafts: int) -> Iterator[list[Case]]:
             if warp != "plain":  # where widths vary; where the token after matters most
                 shapes = sorted(shapes, key=lambda one: -one[1][-1])
                 shapes = [({**form, **_varying(form)}, shape) for form, shape in shapes]
-            yield [
+            yield (
                 Case(
                     Method.parse(form),
                     VOCAB,
@@ -307,7 +307,7 @@ def windows(method: Method, seed: int, drafts: int) -> Iterator[list[Case]]:
                     possible=shape,
                 )
                 for form, shape in shapes
-            ]
+            )
 
 
 def _varying(values: Mapping[str, Any]) -> dict[str, Any]:

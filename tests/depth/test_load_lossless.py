@@ -83,13 +83,14 @@ def enumerated_distance(monkeypatch: pytest.MonkeyPatch, method: str, adversary:
     options, count = METHODS[method]
     drafts = [TabularModel.random(3, seed=22 + i) for i in range(count)]
     params, length = SamplingParams(), 4 if method == "chain" else 3
+    randomness = EnumeratedRandomness(monkeypatch)
 
     def run() -> Any:
         engine = Engine(target, drafts, end_tokens=END, load_aware=True)
         with loads(monkeypatch, ADVERSARIES[adversary]):
-            return tuple(engine.generate([1, 1], options, params, max_new_tokens=length).tokens)
+            return randomness.text(engine.generate([1, 1], options, params, length), length)
 
-    law = EnumeratedRandomness(monkeypatch).law_of(run)
+    law = randomness.law_of(run)
     return total_variation(law, exact_law(target, [1, 1], params, length, END))
 
 
