@@ -85,7 +85,7 @@ struct Bfloat16 : Float32 {  // an operand is a pair of bfloat16
 };
 #else
 struct Bfloat16 : Float32 {  // an operand is a float with the digits of a bfloat16
-  static constexpr int INPUTS = 2, PARTS = 2, CHAINS = REGISTERS == 16 ? 10 : 24;
+  static constexpr int INPUTS = 2, PARTS = 2, CHAINS = REGISTERS == 16 ? 12 : 24;
   template <int h> static inline Floats part(const uint8_t* w) {
     Words both = *reinterpret_cast<const Words*>(w);
     return bits(h ? both & 0xffff0000u : both << 16);
@@ -145,7 +145,7 @@ typedef __m128i Vector;
 
 struct Int8 : Whole {  // an operand has int16: inputs 0 and 2, then 1 and 3: what the even and the odd bytes of weights meet
   static constexpr bool PUT = true;
-  static constexpr int INPUTS = 4, PARTS = 2, CHAINS = REGISTERS == 16 ? 10 : 24;
+  static constexpr int INPUTS = 4, PARTS = 2, CHAINS = REGISTERS == 16 ? 12 : 24;
   template <int h> static inline Ints part(const uint8_t* w) {
     Vector all = (Vector)*reinterpret_cast<const Ints*>(w);
     return (Ints)DW_VECTOR(srai_epi16)(h ? all : DW_VECTOR(slli_epi16)(all, 8), 8);
@@ -175,7 +175,7 @@ struct Int8 : Whole {
 
 struct Int4 : Whole {
   static constexpr bool SHIFTS = true;
-  static constexpr int INPUTS = 8, PARTS = 2, CHAINS = REGISTERS == 16 ? 8 : 16;
+  static constexpr int INPUTS = 8, PARTS = 2, CHAINS = REGISTERS == 16 ? 10 : 16;
   template <int h> static inline Ints part(const uint8_t* w) {
     return (*reinterpret_cast<const Ints*>(w) >> (h ? 4 : 0)) & 0x0f0f0f0f;
   }
