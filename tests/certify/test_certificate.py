@@ -44,7 +44,7 @@ METHOD_OPTIONS: list[dict[str, Any]] = [  # one of each kind of reference and of
     {"name": "medusa", "tree": [3]},
     {"name": "self-spec"},
     {"name": "eagle", "gamma": 2},
-    {"name": "eagle", "width": 2},
+    {"name": "eagle", "width": 2, "gamma": 2},
 ]
 MORE_OPTIONS: list[dict[str, Any]] = [
     {"name": "speculative", "gamma": 3},
