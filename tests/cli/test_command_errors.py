@@ -57,7 +57,7 @@ FLAGS = [  # (flags, what the sentence must say)
     (["--method", "speculative-beam-search", "--set", "draft_width=3"], "must not be below width, 4"),
     (["--method", "specualtive"], "there is no method 'specualtive' (did you mean 'speculative'?)"),
     (["--method", "file:nowhere.json"], "method file nowhere.json does not exist"),
-    (["--dtype", "float31"], "--dtype is float31, but must be 'float32', 'bfloat16', 'float16' or 'float64'"),
+    (["--dtype", "float31"], "--dtype is float31, but must be 'auto', 'float32', 'bfloat16', 'float16' or 'float64'"),
     (["--device", "abacus"], "device 'abacus' is not there"),
     (["--temprature", "1"], "there is no option --temprature (did you mean '--temperature'?)"),
     (["--seed", "x"], "invalid value for '--seed'"),

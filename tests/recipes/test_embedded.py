@@ -260,7 +260,7 @@ def test_the_card_says_of_heads_and_skip_set_what_their_files_say() -> None:
     trained = heads.about["trained"]
     sums = ", ".join(f"{trained[f'acceptance_{k}']:.3f}" for k in range(1, 5))
     right = ", ".join(f"{ranks[0]:.0%}" for ranks in heads.settings["ranks"])
-    assert f"heads 1 to 4 is {sums}," in card and f"in {right} of places" in card
+    assert f"heads 1 to 4 is {sums}," in card and f"in {right} of positions" in card
     assert f"on {trained['tokens']:,} tokens" in card and f"--steps {trained['steps']} " in card
     both = skip.about["speed_up"], skip.about["every_other_layer"]["speed_up"]
     assert "reach {:.3f}x, every other layer {:.3f}x.".format(*both) in card
