@@ -29,6 +29,10 @@ class ExitSource(StateSource):
     def given(self, forest: Forest, nodes: Sequence[int]) -> Mapping[int, Tensor]:
         return {**self._trunk, **self._nodes}
 
+    def lacks(self) -> int:
+        """As many rows through all layers as what is missing takes through the first ones."""
+        return -(-StateSource.lacks(self) * self.reads[0] // self.target.model.n_layers)
+
     def read(self, forest: Forest, nodes: Sequence[int]) -> Generator[Run, Answer, None]:
         """Run the first layers over `nodes` and what lies before, as far as that was not done yet."""
         paths = chain.from_iterable(forest.path(node) if node >= 0 else (node,) for node in nodes)

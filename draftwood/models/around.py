@@ -27,6 +27,10 @@ class AroundDecoder:
         return self.decoder.dtype
 
     @property
+    def native(self) -> bool:
+        return self.decoder.native
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of weights that a forward reads."""
         return self.decoder.weight_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from test_session import LAYERS, VOCAB
 from draftwood import Engine, GenerationResult
 from draftwood.core.records import Round
 from draftwood.depth import ALONE, LOAD, NOTHING, DepthController, Growth, Load
+from draftwood.draft.early_exit import ExitSource
 from draftwood.generation import Generation
 from draftwood.runtime.executor import Pending
 from draftwood.sampling import Streams
@@ -202,3 +204,10 @@ def test_states_of_a_prefix_that_others_computed_have_a_price(name: str, log: An
     assert fresh[0] == reused[0]  # nobody knows yet what will be taken
     assert reused[1] > 1.2 * fresh[1] > 0
     assert reused[3] == fresh[3] == 0  # all of it was read
+
+
+@pytest.mark.parametrize(("layers", "rows"), [(1, 13), (3, 38), (4, 50)])
+def test_of_an_exits_states_the_first_layers_alone_have_a_price(layers: int, rows: int) -> None:
+    target: Any = SimpleNamespace(cached=50, model=SimpleNamespace(n_layers=4))
+    reader: Any = SimpleNamespace(begun=False)
+    assert ExitSource(target, reader, (layers,)).lacks() == rows
