@@ -171,8 +171,7 @@ class Serving(Kind):
         for seconds, count in self.run(engine, self.methods[name], prompts, repeat):
             gaps += [seconds / count] * count
             memory = engine.memory
-            if memory["held"] > peak:
-                peak, needed = memory["held"], max(1, memory["used"])
+            peak, needed = max(peak, memory["held"]), max(needed, memory["used"])
         return {
             "seconds": perf_counter() - began,
             "tokens": len(gaps),
