@@ -27,7 +27,12 @@ INTERRUPTED = 130
 def certify(
     *,
     decoding: MethodOptions,
-    every: bool = flag(False, "All methods, and other verification rules.", names=("--all",), panel=METHOD),
+    every: bool = flag(
+        False,
+        "All methods, and other verification rules, on as many processes as threads.",
+        names=("--all",),
+        panel=METHOD,
+    ),
     models: ModelOptions,
     pair: bool = flag(True, "Check the loaded models too, or only tabular models.", panel=CHECKS),
     checks: Budget,
@@ -54,6 +59,8 @@ def certify(
     if a check fails. Methods that are lossy by design are measured instead. Ctrl-C
     keeps finished checks.
     """
+    import torch
+
     from draftwood.certify import certify_each, every_method
     from draftwood.methods.usual import usual
     from draftwood.prompts import corpus_prompts, fitted, read_prompts
@@ -76,7 +83,8 @@ def certify(
             update(completed=done, total=steps, description=what)
             return not wanted()
 
-        report = certify_each(chosen, engine, asked, checks, params, watch)
+        processes = min(len(chosen), torch.get_num_threads()) if every else 0
+        report = certify_each(chosen, engine, asked, checks, params, watch, processes)
     document = report.as_dict()
     partial = "" if report.complete else f"; interrupted, {len(report.certificates)} of {len(chosen)} methods begun"
     written = f"; written to {out}" if out is not None else ""

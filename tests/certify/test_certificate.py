@@ -265,6 +265,15 @@ def test_what_was_finished_is_kept() -> None:
     assert not second.complete and not second.checks and report.as_dict()["complete"] is False
 
 
+def test_processes_side_by_side_find_the_same_and_keep_what_was_finished() -> None:
+    methods = [Method.parse("autoregressive"), Method.parse({"name": "speculative", "gamma": 2})]
+    whole = certify_each(methods, budget=SMALL, processes=1)
+    assert whole.complete and whole.certificates == certify_each(methods, budget=SMALL).certificates
+    many = SMALL.model_copy(update={"runs": 10**9})
+    report = certify_each(methods, budget=many, watch=lambda *_: False, processes=1)
+    assert not report.complete and not any(one.complete for one in report.certificates)
+
+
 def certified(out: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, Any]:
     """Exit code, what was printed and the file of the command, on tabular models alone."""
     with pytest.raises(SystemExit) as left:
