@@ -26,6 +26,9 @@ def reproduce(
         "the runs.",
         panel=OUTPUT,
     ),
+    limit: int | None = flag(None, "Items of each task.", panel=OUTPUT, usual="the scale's", ge=1),
+    seeds: int | None = flag(None, "Runs of each item.", panel=OUTPUT, usual="the scale's", ge=1),
+    max_new_tokens: int | None = flag(None, "Most tokens of each answer.", panel=OUTPUT, usual="the scale's", ge=1),
     decision: Path | None = flag(
         None,
         "mcsd: a decision model of `draftwood train decision` for the draft.",
@@ -54,12 +57,13 @@ def reproduce(
     from draftwood.eval.reproduce.paper import load
     from draftwood.explain.terminal import console
 
-    asked = load(paper)
+    asked = load(paper).resized(scale, items=limit, seeds=seeds, tokens=max_new_tokens)
     if decision is not None and paper != "mcsd":
         raise ConfigurationError(f"--decision belongs to mcsd, not to {paper}; leave it out")
     out = out or Path(f"reproduction-{paper}-{scale}")
     engine = models.load()
     about = {"paper": paper, "scale": scale, "models": engine.names, "decision": decision and str(decision)}
+    about |= asked.scales[scale].sizes
     reproducing.claim(out, about)
     err = console(output.color, stderr=True)
     interrupted = False

@@ -294,12 +294,13 @@ def test_the_whole_path_of_scale_full_at_tiny_size(
     monkeypatch.chdir(tmp_path)  # figures name methods with the places of what was trained, which should be short
     said, out = paper(name), Path("out")
     learn = {key: LITTLE[key] for key, wanted in said.scales["full"].learn if wanted}
-    tiny = said.scales["full"].model_copy(update={"items": 1, "seeds": 1, "tokens": 3, "learn": Learned(**learn)})
+    tiny = said.scales["full"].model_copy(update={"learn": Learned(**learn)})
     said = said.model_copy(update={"scales": {**said.scales, "full": tiny}})
     monkeypatch.setattr("draftwood.eval.reproduce.paper.load", lambda wanted: said)
-    assert command("reproduce", name, "--scale", "full", "--out", out).code == 0
+    sizes = ("--limit", 1, "--seeds", 1, "--max-new-tokens", 3)
+    assert command("reproduce", name, "--scale", "full", "--out", out, *sizes).code == 0
     document = json.loads((out / "results.json").read_text("utf-8"))
-    assert document["complete"] and document["made_by"] == f"draftwood reproduce {name} --scale full"
+    assert document["complete"] and document["made_by"] == f"draftwood reproduce {name} --scale full --limit 1 --seeds 1 --max-new-tokens 3"
     made = learn_for(load(), tiny.learn, out / reproducing.TRAINED, lambda what: None)
     wanted = {key: [*each.settings] for key, each in reproducing.evaluations(said, "full", made).items()}
     found: dict[str, list[str]] = {}

@@ -48,6 +48,7 @@ def write(
         ("draftwood.eval.reproduce", "reproduction.html"),
         paper=paper,
         scale=scale,
+        size=paper.scales[scale],
         models=models_line(models) if models else "",
         grown=grown_line(models) if models else None,
         machine=f"{session.get('processor', '')}, {session.get('device', '')}" if session else "",
@@ -59,15 +60,18 @@ def write(
         {"exhibit": source, "what": one.what, "paper": one.theirs, "here": one.here, "verdict": one.verdict}
         for source, one in findings
     ]
+    size = paper.scales[scale]
+    command = f"draftwood reproduce {name} --scale {scale} --limit {size.items} --seeds {size.seeds}"
+    command += f" --max-new-tokens {size.tokens}" if size.tokens else ""
     document = {  # as the experiments' result files
         "schema": SCHEMA,
         "experiment": "reproductions",
         "run": name,
         "complete": complete,
-        "made_by": f"draftwood reproduce {name} --scale {scale}",
+        "made_by": command,
         "environment": dict(session),
         "models": {"pair": models_line(models) if models else ""},
-        "settings": {"scale": scale},
+        "settings": {"scale": scale, **size.sizes},
         "tables": {"comparisons": compared, "methods": _rows(results)},
     }
     execute.write(out / RESULTS, document)

@@ -265,6 +265,10 @@ class Scale(Strict):
     tokens: int | None = None  # None: each task's own
     learn: Learned = Learned()
 
+    @property
+    def sizes(self) -> dict[str, int | None]:
+        return self.model_dump(exclude={"learn"})
+
 
 class Candidate(Entry):
     """A method of an evaluation, of one scale only if it is named."""
@@ -310,6 +314,11 @@ class Paper(Strict):
             like = own.pop("like", None)
             exhibits.append({**each, "ours": merged(by_id[like], own) if like else own})
         return {**given, "exhibits": exhibits}
+
+    def resized(self, scale: str, **sizes: int | None) -> Self:
+        """The same with other `items`, `seeds` or `tokens` of a scale, where they are given."""
+        given = {name: size for name, size in sizes.items() if size is not None}
+        return self.model_copy(update={"scales": {**self.scales, scale: self.scales[scale].model_copy(update=given)}})
 
     def exhibit(self, name: str) -> Exhibit:
         """An exhibit by its id."""
