@@ -167,8 +167,8 @@ def _shared(method: Method, budget: Budget) -> Part:
     return _tabular(method, budget, lambda *_: not _unwanted.is_set())
 
 
-def _waited(part: Future[Part], method: Method, watch: Watch | None, unwanted: Event) -> Part:
-    """What another process does, as far as it is wanted."""
+def _waited(part: Future[Part], method: Method, budget: Budget, watch: Watch | None, unwanted: Event) -> Part:
+    """What another process does, as far as it is wanted; done here where that process was killed."""
     try:
         while not part.done():
             if watch is not None and not watch(f"{method.name}: small cases, whole outputs", 0, None):
@@ -176,7 +176,7 @@ def _waited(part: Future[Part], method: Method, watch: Watch | None, unwanted: E
             wait([part], POLL)
         return part.result()
     except BrokenProcessPool:
-        raise DraftwoodError("a process that certified ended early; is there memory for all of them?") from None
+        return _tabular(method, budget, watch)
 
 
 RULES: tuple[dict[str, Any], ...] = (
@@ -227,7 +227,9 @@ def certify_each(
             stack.callback(unwanted.set)
             parts = [pool.submit(_shared, method, budget) for method in methods]
         for number, method in enumerate(methods):
-            tabular = _waited(parts[number], method, watch, unwanted) if parts else _tabular(method, budget, watch)
+            tabular = (
+                _waited(parts[number], method, budget, watch, unwanted) if parts else _tabular(method, budget, watch)
+            )
             if tabular[0] or not found or found[-1].complete:
                 found.append(_certificate(method, tabular, pair if _fits(engine, method) else None, watch))
             if not found[-1].complete and not parts:

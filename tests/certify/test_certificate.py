@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from time import perf_counter
@@ -272,6 +273,17 @@ def test_processes_side_by_side_find_the_same_and_keep_what_was_finished() -> No
     many = SMALL.model_copy(update={"runs": 10**9})
     report = certify_each(methods, budget=many, watch=lambda *_: False, processes=1)
     assert not report.complete and not any(one.complete for one in report.certificates)
+
+
+def killed(*asked: object) -> None:
+    os._exit(9)
+
+
+def test_what_a_killed_process_did_not_do_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = [Method.parse("autoregressive")]
+    expected = certify_each(methods, budget=SMALL).certificates
+    monkeypatch.setattr("draftwood.certify.report._shared", killed)
+    assert certify_each(methods, budget=SMALL, processes=1).certificates == expected
 
 
 def certified(out: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, Any]:
