@@ -285,7 +285,6 @@ def speed(group: Sequence[Record], base: Sequence[Record]) -> dict[str, Any]:
         "tokens_per_second": over(mine, TOKENS, decode_seconds),
         **{name: counts[name]["value"] for name in (*RATIOS, "harmonic_mean")},
         "peak_slots": counts["peak_slots"],
-        "rows_per_round": (counts["target_rows"] - counts["prompt_tokens"]) / rounds,
         "slots_ratio": slots[0] / (slots[1] or 1),
         **{f"{part}_ms": 1000 * value / rounds for part, value in spent.items()},
         **{f"{part}_time_share": value / total for part, value in spent.items()},
