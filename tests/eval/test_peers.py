@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -46,6 +48,31 @@ def test_rotary_rows_give_the_same_scores_under_the_other_layout() -> None:
     moved = [gguf_file.rotary_rows(matrix, heads) for matrix in (query, key)]
     np.testing.assert_allclose(scores(*moved, True), expected, atol=1e-12)
     assert np.abs(scores(query, key, True) - expected).max() > 0.1  # the rows do have to move
+
+
+def test_four_bits_are_llama_cpps_own_from_bfloat16(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = []
+
+    def quantise(source: bytes, out: bytes, settings: SimpleNamespace) -> int:
+        asked.append((Path(source.decode()).name, settings.ftype))
+        Path(out.decode()).write_bytes(Path(source.decode()).read_bytes()[:4])
+        return 0
+
+    stand_in = SimpleNamespace(
+        LLAMA_FTYPE_MOSTLY_Q4_K_M=15,
+        llama_model_quantize_default_params=SimpleNamespace,
+        llama_model_quantize=quantise,
+    )
+    monkeypatch.setitem(sys.modules, "llama_cpp", stand_in)
+    place = tmp_path / "draft-int4.gguf"
+    gguf_file.write(EMBEDDED / "draft", place, "int4")
+    assert asked == [("draft-bfloat16.gguf", 15)]
+    assert place.read_bytes() == b"GGUF"
+    stand_in.llama_model_quantize = lambda *given: 1
+    place.unlink()
+    with pytest.raises(RuntimeError, match="could not quantise"):
+        gguf_file.write(EMBEDDED / "draft", place, "int4")
+    assert not place.exists()
 
 
 def test_a_converted_model_has_every_weight_once_and_tokens_pass_through_text() -> None:

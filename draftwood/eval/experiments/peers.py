@@ -35,7 +35,7 @@ from draftwood.models.tokenizer import Tokenizer
 from draftwood.reading import parse_json, read_text
 
 T = TypeVar("T")
-BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0}
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.625}
 OURS = "draftwood"
 PACKAGES = ("torch", "transformers", "llama-cpp-python", "gguf", "openvino", "openvino-genai")
 Samples = Sequence[Mapping[str, Any]]  # by repeat: key of a cell -> what its process gave

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 FLOATS = ("float32", "bfloat16")
 DTYPES = (*FLOATS, "int8")
+WITH_INT4 = (*DTYPES, "int4")  # of engines with a good quantiser
 
 PEERS = {
     "draftwood": "ours",

@@ -37,11 +37,14 @@ def rotary_rows(matrix: Any, heads: int) -> Any:
 
 
 def write(directory: Path, path: Path, dtype: str) -> None:
-    """Convert once."""
+    """Convert once; int4 is Q4_K_M by llama.cpp's own quantiser, from the file in bfloat16."""
     import gguf
 
     with fresh(path) as part:
         if part is None:
+            return
+        if dtype == "int4":
+            _quantise(directory, path.with_name(path.name.replace(dtype, "bfloat16")), part)
             return
         weights = Weights(directory)
         writer = gguf.GGUFWriter(part, "llama")
@@ -55,6 +58,16 @@ def write(directory: Path, path: Path, dtype: str) -> None:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
+
+
+def _quantise(directory: Path, source: Path, path: Path) -> None:
+    import llama_cpp
+
+    write(directory, source, "bfloat16")
+    settings = llama_cpp.llama_model_quantize_default_params()
+    settings.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M
+    if llama_cpp.llama_model_quantize(str(source).encode(), str(path).encode(), settings):
+        raise RuntimeError(f"llama.cpp could not quantise {source}")
 
 
 def _describe(writer: Any, s: DecoderConfig, directory: Path) -> None:

@@ -14,12 +14,12 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
-from draftwood.eval.experiments.engines import DTYPES, Batched, Cell, Generate, Output, Unavailable
+from draftwood.eval.experiments.engines import WITH_INT4, Batched, Cell, Generate, Output, Unavailable
 from draftwood.eval.experiments.engines.gguf_file import as_text, as_tokens, write
 from draftwood.eval.experiments.engines.weights import shape_of
 from draftwood.eval.experiments.machine import peak_bytes
 
-MODES = {"plain": DTYPES, "lookup": DTYPES, "speculation": DTYPES}
+MODES = {"plain": WITH_INT4, "lookup": WITH_INT4, "speculation": WITH_INT4}
 LOOKUP_NGRAM = 2  # as the binding's default
 
 

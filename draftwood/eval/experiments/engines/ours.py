@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from draftwood.eval.experiments.engines import DTYPES, Cell, Generate, Output, loading
+from draftwood.eval.experiments.engines import DTYPES, WITH_INT4, Cell, Generate, Output, loading
 
 MODES = {
-    "plain": DTYPES,
-    "speculation": DTYPES,
-    "tree": DTYPES,
+    "plain": WITH_INT4,
+    "speculation": WITH_INT4,
+    "tree": WITH_INT4,
     "beam search": DTYPES,
     "speculative beam search": DTYPES,
     "plain, compiled": DTYPES,
