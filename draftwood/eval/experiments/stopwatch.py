@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -27,6 +27,13 @@ class Timed(DepthController):
     def start(self, streams: Streams, load: Load = ALONE) -> None:
         self.rounds += 1
         self._timed(lambda: self.inner.start(streams, load))
+
+    @property
+    def rests(self) -> bool:
+        return self.inner.rests
+
+    def copies(self, chances: Sequence[float]) -> int:
+        return self._timed(lambda: self.inner.copies(chances))
 
     def deeper(self, growth: Growth) -> bool:
         return self._timed(lambda: self.inner.deeper(growth))
