@@ -59,9 +59,15 @@ class Beside:
     _my: float = 0.0  # rows x seconds
 
     def add(self, requests: int, rows: int, seconds: float) -> None:
-        """Follow a pass, no further than twice what was to be expected."""
+        """Follow a pass, no further than twice what was to be expected; to more than twice a pass nothing is held.
+
+        What disturbs a pass makes it slower by any factor, as the first one of a process.
+        """
         if self.each:
-            seconds = min(seconds, 2 * self.of(requests, rows))
+            expected = self.of(requests, rows)
+            if expected > 2 * seconds > 0:
+                self._ny, self._my = (2 * seconds / expected * sum_ for sum_ in (self._ny, self._my))
+            seconds = min(seconds, 2 * expected)
         n, m = requests, max(0, rows - requests)
         self._nn = nn = KEPT * self._nn + n * n
         self._nm = KEPT * self._nm + n * m

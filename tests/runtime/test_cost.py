@@ -9,7 +9,7 @@ from torch import nn
 
 from draftwood import Engine, TabularModel
 from draftwood.models.around import bytes_of
-from draftwood.runtime.cost import CHANGED, NATIVE, Costs, Curve, Scale
+from draftwood.runtime.cost import CHANGED, NATIVE, Beside, Costs, Curve, Scale
 
 pytestmark = pytest.mark.measured
 MODEL, OTHER = TabularModel.random(4, seed=1), TabularModel.random(4, seed=2)
@@ -89,6 +89,17 @@ def test_layer_ranges_count_by_their_share() -> None:
     assert not costs.curve(model).points
     costs.add(model, 0, 0.0, 0.1)
     assert costs.curve(model).seconds(8) == pytest.approx(0.008, rel=0.01)
+
+
+def test_what_a_first_pass_took_beside_its_forward_is_soon_forgotten() -> None:
+    """It loads and warms up what later ones find."""
+    beside = Beside()
+    beside.add(1, 1, 0.1)
+    for _ in range(3):
+        beside.add(1, 1, 0.001)
+        assert beside.of(1, 1) <= 0.0021
+    beside.add(1, 1, 0.1)
+    assert beside.of(1, 1) <= 0.0025
 
 
 def test_rows_of_few_requests_do_not_tell_what_many_requests_cost() -> None:
