@@ -98,7 +98,12 @@ class Generation:
         verify, *drafts = curves = self._costs(GUESSES)
         if not all(curve.sized for curve in curves):
             return ALONE
-        return Load(lambda rows: sum(draft.seconds(rows, 1) for draft in drafts), lambda rows: verify.seconds(rows, 1))
+        return Load(
+            lambda rows: sum(draft.seconds(rows, 1) for draft in drafts),
+            lambda rows: verify.seconds(rows, 1),
+            behind=lambda: self._unseen(drafts),
+            left=self._left,
+        )
 
     def _costs(self, costs: Costs) -> tuple[Curve, ...]:
         """The curves of the target and of what drafts."""
@@ -111,8 +116,15 @@ class Generation:
     def _behind(self) -> float:
         """Seconds until the draft models have seen what they have not, and the target has shown them what they lack."""
         assert self._curves is not None and self._forest is not None
-        behind = [self.drafter.lacks(self._forest), *(session.behind(self._forest) for session in self.drafts)]
-        return sum(curve.marginal(1, rows) for curve, rows in zip(self._curves, behind, strict=False) if rows)
+        target, *drafts = self._curves
+        lacks = self.drafter.lacks(self._forest)
+        return self._unseen(drafts) + (target.marginal(1, lacks) if lacks else 0.0)
+
+    def _unseen(self, drafts: Sequence[Curve]) -> float:
+        """Seconds until the draft models have seen what they have not, by their curves."""
+        assert self._forest is not None
+        rows = [session.behind(self._forest) for session in self.drafts]
+        return sum(curve.marginal(1, more) for curve, more in zip(drafts, rows, strict=False) if more)
 
     def _left(self) -> int:
         """Tokens that may still come."""

@@ -78,18 +78,16 @@ class Plan:
     chances: list[float]  # of a layer, by its width
     uneven: float = 0.0  # share of time that is lost since requests that draft are not done together
     known: int = 0  # rounds with drafts that it was made after
+    often: float = TRIED  # share of the time for trials
     price: float = math.inf  # of a trial, one draft by one request, in rounds without drafts
-    often: float = field(init=False)  # share of the time for trials
     widths: list[int] = field(init=False, default_factory=list)
     seconds: list[float] = field(init=False, default_factory=list)  # of a step with 0, 1, ... layers
     found: list[float] = field(init=False, default_factory=list)  # the same where lookup drafts them, for nothing
     rate: float = field(init=False, default=0.0)  # lambda, tokens per second
     saves: float = field(init=False, default=0.0)  # seconds per token, where it drafts
+    worth: float = field(init=False, default=0.0)  # tokens that a round with drafts yields beyond what its time would
     rounds: int = field(init=False, default=0)  # that began by it
     least: dict[int, float] = field(init=False, default_factory=dict)  # depth -> reach of its layer that pays
-
-    def __post_init__(self) -> None:
-        self.often = TRIED + EAGER / (1 + self.known) ** 2
 
     def of(self, load: Load, layers: Sequence[int]) -> list[float]:
         """`Load.seconds`, with what is lost at the end, where steps are shared by few, and what is to be saved."""
@@ -111,6 +109,7 @@ class Plan:
                 self.rate, self.widths, self.seconds = tokens / spent, widths, seconds
         plain = (load.tokens + 1) / seconds[0]
         self.saves = 1 / plain - 1 / self.rate
+        self.worth = self.rate * seconds[0] - load.tokens - 1
         pays = any(load.tokens + 1 + depth > plain * spent for depth, spent in enumerate(seconds[1:], 1))
         if layers:
             self.price = min(self.price, (1 if pays else HOPELESS) * load.one / seconds[0])
@@ -190,7 +189,8 @@ class Auto(DepthController):
     drafts alone the chances of all layers are known ahead, and no layer costs anything before verification.
 
     Nothing depends on tokens that are not drawn yet, so the law of the output stays as it is at any load. Where
-    drafting does not pay it is tried now and then, with a hundredth of the time; more often while little is known.
+    drafting does not pay it is tried now and then, with a hundredth of the time; more often while little is known, but
+    hardly so in requests that each begin anew: the first guess is as good as some rounds.
     """
 
     most: int
@@ -206,6 +206,7 @@ class Auto(DepthController):
     _plan: Plan = field(init=False, repr=False, compare=False)
     _tries: bool = field(init=False, default=False)
     _draws: bool = field(init=False, default=True)  # whether models draft, as it seems when the round begins
+    _begun: bool = field(init=False, default=False)  # whether models have drafted
     _pace: Pace = field(init=False, default_factory=Pace)
 
     def for_request(self) -> Auto:
@@ -227,21 +228,26 @@ class Auto(DepthController):
         plan.rounds += 1
         self._plan = plan
         self._tries = known.idle * plan.often >= plan.price
-        if self._tries and (behind := load.behind()):
+        if self._tries and (behind := self._behind(load)):
             self._tries = known.idle * plan.often >= plan.price + behind / plan.seconds[0]
         if self._tries:
             known.idle = 0  # others need not try now
-        pays = plan.pays(0, plan.next[UNKNOWN], ()) and load.behind() <= load.left() * plan.saves
+        pays = plan.pays(0, plan.next[UNKNOWN], ()) and self._behind(load) <= load.left() * plan.saves
         self._draws = self._tries or pays
         self.rests = not (self._draws or self.lookup)
         if not self.rests:
             self._path = Path(plan.own, plan.next)
 
+    def _behind(self, load: Load) -> float:
+        """Seconds before models can draft; where texts must repeat those of the prompt, which others may have saved."""
+        return load.behind() if self.shared or not self._begun else 0.0
+
     def _planned(self, load: Load) -> Plan:
         own, after = self.known.paths.own.chances(CONFIDENT), self.known.paths.next.chances()
         uneven = UNEVEN * deviation(self.known.paces) * (1 - 1 / load.drafting)
         chances = self.known.places.chances(max(self.widths))
-        plan = Plan(load.counts, own, after, chances, uneven, self.known.drafted)
+        often = TRIED + EAGER / (1 + max(self.known.drafted, 0 if self.shared else WEIGHT)) ** 2
+        plan = Plan(load.counts, own, after, chances, uneven, self.known.drafted, often)
         full = [self.widths[min(layer, len(self.widths) - 1)] for layer in range(self.most)]
         for cap in sorted(set(self.widths), reverse=True):
             plan.consider([min(cap, width) for width in full], self.roots, load)
@@ -257,19 +263,19 @@ class Auto(DepthController):
         if depth >= self.most or not ((self._tries and not depth) or self._plan.pays(depth, reach, growth.ahead)):
             return False
         path.ask(growth)
+        self._begun |= path.drawn[-1]
         return True
 
     def copies(self, chances: Sequence[float]) -> int:
-        """The k of the largest gain: sum over i <= k of reach_i (1 - a^i), less lambda x seconds of k rows.
+        """The k of the largest worth: tokens that are likely accepted, less lambda x seconds of k rows.
 
-        reach_i is the chance that i tokens are accepted, a that of a model's layer, if models draft: what they have too
-        gains nothing.
+        0 where models are tried, or their own drafts are worth more.
         """
-        plan, best, most, gain, reach = self._plan, 0, 0.0, 0.0, 1.0
-        same = plan.chances[1] if self._draws else 0.0
-        for i, chance in enumerate(chances[: self.most], 1):
+        plan, best, gain, reach = self._plan, 0, 0.0, 1.0
+        most = plan.worth if self._draws else 0.0
+        for i, chance in enumerate(() if self._tries else chances[: self.most], 1):
             reach *= chance
-            gain += reach * (1 - same**i)
+            gain += reach
             worth = gain - plan.rate * (plan.found[i] - plan.found[0])
             if worth > most:
                 best, most = i, worth

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftwood.core.records import Round
 from draftwood.depth.load import ALONE, Load
-from draftwood.sampling import Streams
+from draftwood.sampling import Streams, chance
 
 NOTHING: frozenset[str] = frozenset()
 LOGITS = frozenset({"logits"})
@@ -53,7 +53,7 @@ class Growth:
             return []
         if len(self.picked) == 1:  # the same without lists as indices, which cost more than the sums
             ((row, token),) = self.picked
-            return [float(torch.softmax(self.logits[row], -1)[token])]
+            return [chance(self.logits[row], token)]
         rows, tokens = (list(each) for each in zip(*self.picked, strict=True))
         chances: list[float] = torch.softmax(self.logits, -1)[rows, tokens].tolist()
         return chances
@@ -91,8 +91,15 @@ class DepthController(Protocol):
         return most
 
     def copies(self, chances: Sequence[float]) -> int:
-        """How many tokens that lookup has found are worth verifying beside a model's; chances as in `Growth.ahead`."""
-        return len(chances)
+        """How many tokens that lookup has found to draft before a model does; chances as in `Growth.ahead`.
+
+        Those before the place at which what was found most likely ends.
+        """
+        ends, reach = [], 1.0
+        for chance in chances:
+            ends.append(reach * (1 - chance))
+            reach *= chance
+        return max(range(len(chances) + 1), key=[*ends, reach].__getitem__)
 
     @abstractmethod
     def deeper(self, growth: Growth) -> bool:

@@ -28,11 +28,8 @@ class ModelDrafter(Drafter):
     leaves no choice about costs neither a layer nor a forward: layers hang on the ends of such chains. With several
     models (SpecInfer's merge-based trees) a node's children are the draws of the first model, then of the second, ...
 
-    What `lookup` finds is a chain of point masses in the same forest, the last children of its nodes. The models draft
-    below the node at which it most likely ends, be that the root: what lies before costs nothing but rows of the
-    target, and the depth controller says how many of these it is worth.
-    Since their draws are judged first, and in the same way as without the chain, a layer is accepted at least as
-    often as by either alone wherever both draft.
+    What `lookup` finds is a chain of point masses, which costs nothing but rows of the target. The depth controller says
+    how much of it is better than what the models would draft; these go on at its end, be that the root.
     """
 
     sources: Sequence[Source]
@@ -55,7 +52,6 @@ class ModelDrafter(Drafter):
             found = self.lookup.continuation(forest, limit, forest.path(chain[0]))
         if found and self.sources:
             del found[depth.copies([chance for _, chance in found]) :]
-        start = _end(found)
         frontiers: list[list[int]] = [[] for _ in self.sources]
         hidden, looks = "hidden" in depth.needs, bool(depth.needs - LOAD)
         shown: Sequence[int] = ()
@@ -63,7 +59,7 @@ class ModelDrafter(Drafter):
         read: list[Tensor] = []
         picked: list[tuple[int, int]] = []
         for layer in range(limit):
-            if layer == start:
+            if layer == len(found):
                 frontiers = [list(chain) for _ in self.sources]
             drawing = any(frontiers)
             growth = Growth(
@@ -123,12 +119,3 @@ class ModelDrafter(Drafter):
 def _joined(parts: Sequence[Tensor]) -> Tensor | None:
     """The rows of all parts."""
     return torch.cat(list(parts)) if len(parts) > 1 else parts[0] if parts else None
-
-
-def _end(found: Sequence[tuple[int, float]]) -> int:
-    """The depth at which a chain of (token, chance) most likely ends: models draft from there."""
-    ends, reach = [], 1.0
-    for _, chance in found:
-        ends.append(reach * (1 - chance))
-        reach *= chance
-    return max(range(len(found) + 1), key=[*ends, reach].__getitem__)

@@ -193,6 +193,8 @@ class SuffixLookup:
 
     def _guess(self, matches: Sequence[Match]) -> tuple[float, int]:
         """The likeliest (chance, token) of what follows; the token is -1 where there is none."""
+        if len(matches) == 1:  # the same for less
+            return matches[0].guess(self.least) or (0.0, -1)
         guesses = [guess for match in matches if (guess := match.guess(self.least)) is not None]
         return max(guesses, key=lambda guess: guess[0], default=(0.0, -1))
 

@@ -305,6 +305,29 @@ def test_what_the_draft_must_read_first_must_pay_in_the_tokens_that_may_come(
     assert controller.rests is not drafts
 
 
+@pytest.mark.parametrize(("behind", "left", "drafts"), [(0.0, 3, True), (5.0, 400, True), (50.0, 5, False)])
+def test_where_texts_must_repeat_the_prompt_alone_must_pay(behind: float, left: int, drafts: bool) -> None:
+    """What others left of it is not known, and later on nothing is held to be missing."""
+    controller = Auto(MOST).repeatable()
+    load = Load(*MACHINES["weights are read"], behind=lambda: behind, left=lambda: left)
+    assert (asked(controller, load) > 0) is drafts
+    if drafts:
+        controller.observe(a_round(2, 2))
+        assert asked(controller, Load(*MACHINES["weights are read"], behind=lambda: 1e9)) > 0
+
+
+def test_requests_that_begin_anew_hardly_try_what_does_not_pay() -> None:
+    """A hundred tokens have two trials; what requests learn together is worth some more at first."""
+    load, tried = Load(lambda rows: 0.9, lambda rows: 1.0), {}
+    for controller in (Auto(MOST).repeatable(), Auto(MOST)):
+        depths = []
+        for _ in range(100):
+            depths.append(asked(controller, load))
+            controller.observe(a_round(0, depths[-1]))
+        tried[controller.shared] = sum(map(bool, depths))
+    assert tried[False] <= 2 < tried[True]
+
+
 def test_where_drafts_do_not_pay_rounds_are_plain_and_ask_for_nothing() -> None:
     """Neither what the draft has not seen, nor whether to go on; where lookup drafts too, that is known later."""
 
