@@ -88,7 +88,7 @@ def element(row: Tensor, place: int) -> float:
     return float(row[place] if row.is_cuda else row.numpy()[place])  # NumPy takes a quarter
 
 
-def chance(logits: Tensor, token: int) -> float:
+def chance_of(logits: Tensor, token: int) -> float:
     """The softmax of logits [V] at one token."""
     if logits.is_cuda:
         return float(torch.softmax(logits, -1)[token])

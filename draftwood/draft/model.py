@@ -28,8 +28,8 @@ class ModelDrafter(Drafter):
     leaves no choice about costs neither a layer nor a forward: layers hang on the ends of such chains. With several
     models (SpecInfer's merge-based trees) a node's children are the draws of the first model, then of the second, ...
 
-    What `lookup` finds is a chain of point masses, which costs nothing but rows of the target. The depth controller says
-    how much of it is better than what the models would draft; these go on at its end, be that the root.
+    What `lookup` finds is a chain of point masses, which costs nothing but rows of the target. The depth controller
+    says how much of it is better than what the models would draft; these go on at its end, be that the root.
     """
 
     sources: Sequence[Source]
