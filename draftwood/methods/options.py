@@ -41,7 +41,7 @@ Depth = Annotated[
     ),
 ]
 Mixed = Annotated[
-    bool, Field(description="also draft what prompt lookup finds; the model drafts where the match may end")
+    bool, Field(description="also draft what prompt lookup finds; the model goes on where the match may end")
 ]
 Width = Annotated[int, Field(ge=1)]
 Widths = Annotated[

@@ -113,15 +113,16 @@ def test_every_controller_leaves_the_text_as_it_is(depth: str, head_of: Any) -> 
         assert engine.generate(prompt_of(7), {**method, "verify": "coupled"}, **options).tokens == plain.tokens
 
 
-def test_lookup_goes_beside_a_chain_of_the_head(head_of: Any) -> None:
-    """The head drafts below the root, and below the tokens that lookup found where a copy may end."""
+def test_lookup_goes_before_a_chain_of_the_head(head_of: Any) -> None:
+    """Where a copy is surer than the head the head goes on at its end, else the head drafts alone."""
     target = decoder(3, torch.float64)
     engine = Engine(target, [head_of(target)[0]])
     options: dict[str, Any] = {"sampling": {"temperature": 0}, "max_new_tokens": 8}
-    prompt = [1, 2, 3, 4, 0, 1]
-    alone, mixed = (engine.generate(prompt, METHODS[name], **options).rounds[0] for name in ("chain", "mixed"))
-    paths = [{tuple(one.path(node)[1:]) for node in range(1, len(one.forest_token))} for one in (alone, mixed)]
-    assert paths[0] | {(2,), (2, 3), (2, 3, 4)} <= paths[1] and any(len(path) > 1 and path[0] == 2 for path in paths[1])
+    for prompt, copied in (([1, 2, 3, 4, 0, 1], 0), ([1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2, 5, 1, 2], 1)):
+        alone, mixed = (engine.generate(prompt, METHODS[name], **options).rounds[0] for name in ("chain", "mixed"))
+        chain = mixed.forest_token
+        assert (chain[1:2] == [3]) is bool(copied) and mixed.draft_forwards and len(chain) > 1 + copied
+        assert copied or chain[: len(alone.forest_token)] == alone.forest_token
     with pytest.raises(ConfigurationError, match="lookup goes with a chain, but width is 3"):
         engine.generate(prompt, {"name": "eagle", "width": 3, "lookup": True})
 
