@@ -280,7 +280,7 @@ def test_an_exit_is_no_draft_model_and_a_draft_model_is_no_exit(places: Any) -> 
     target = decoder(3)
     layer = exits.load(places(target, 2), target)
     with pytest.raises(ModelError, match="reads hidden states of its target; it cannot run alone"):
-        Engine(target, [layer]).generate([1, 2, 3], "speculative")
+        Engine(target, [layer]).generate([1, 2, 3], {"name": "speculative", "gamma": 2})
     with pytest.raises(ConfigurationError, match="drafter is model; say drafter=exit"):
         Engine(target, [target]).generate([1], {"name": "mcsd", "exit": places(target, 2)})
     with pytest.raises(ConfigurationError, match="method mcsd needs a draft model"):
