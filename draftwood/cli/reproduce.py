@@ -28,6 +28,9 @@ def reproduce(
     limit: int | None = flag(None, "Items per task.", panel=OUTPUT, usual="the scale's", ge=1),
     seeds: int | None = flag(None, "Runs per item.", panel=OUTPUT, usual="the scale's", ge=1),
     max_new_tokens: int | None = flag(None, "Most tokens of each answer.", panel=OUTPUT, usual="the scale's", ge=1),
+    training_steps: int | None = flag(
+        None, "eesd --scale full: steps of training for each exit.", panel=OUTPUT, usual="the scale's", ge=1
+    ),
     decision: Path | None = flag(
         None,
         "mcsd: a decision model of `draftwood train decision` for the draft.",
@@ -56,7 +59,7 @@ def reproduce(
     from draftwood.eval.reproduce.paper import load
     from draftwood.explain.terminal import console
 
-    asked = load(paper).resized(scale, items=limit, seeds=seeds, tokens=max_new_tokens)
+    asked = load(paper).resized(scale, training_steps, items=limit, seeds=seeds, tokens=max_new_tokens)
     if decision is not None and paper != "mcsd":
         raise ConfigurationError(f"--decision belongs to mcsd, not to {paper}; leave it out")
     out = out or Path(f"reproduction-{paper}-{scale}")

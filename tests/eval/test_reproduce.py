@@ -17,6 +17,7 @@ from jinja2 import Template
 
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
+from draftwood.eval.experiments import learned
 from draftwood.eval.experiments.learned import Exit, Exits, Learned, Places, Recorded, Steps, learn_for, shapes
 from draftwood.eval.intervals import Interval
 from draftwood.eval.report.measures import MEASURES
@@ -26,7 +27,9 @@ from draftwood.eval.reproduce.paper import PAPERS, Paper, Scale
 from draftwood.eval.reproduce.paper import load as paper
 from draftwood.eval.reproduce.reproducing import Evaluation
 from draftwood.eval.running import Job, by_round
-from draftwood.loading import load
+from draftwood.loading import EMBEDDED, load
+from draftwood.models.exit import load as exit_of
+from draftwood.models.grown import grow_checkpoint
 
 TINY = Scale(items=1, seeds=1, tokens=4)
 
@@ -277,7 +280,7 @@ LITTLE = {
     "decision": Recorded(prompts=14, tokens=16),
     "hidden": Recorded(prompts=14, tokens=16),
     "calibration": Recorded(prompts=10, tokens=16),
-    "exits": Exits(layers=(1,), depths=(1,), steps=1, batch=2, texts=4),
+    "exits": Exits(layers=(1,), depths=(1,), steps=2, batch=2, texts=4),
     "costs": Steps(steps=1, batch=1, context=16),
 }
 
@@ -297,11 +300,15 @@ def test_the_whole_path_of_scale_full_at_tiny_size(
     tiny = said.scales["full"].model_copy(update={"learn": Learned(**learn)})
     said = said.model_copy(update={"scales": {**said.scales, "full": tiny}})
     monkeypatch.setattr("draftwood.eval.reproduce.paper.load", lambda wanted: said)
+    monkeypatch.setenv("DRAFTWOOD_PAIRS", str(tmp_path / "pairs"))
     asked = ["reproduce", name, "--scale", "full", "--limit", "1", "--seeds", "1", "--max-new-tokens", "3"]
+    if name == "eesd":
+        asked += ["--training-steps", "1"]
     assert command(*asked, "--out", out).code == 0
     document = json.loads((out / "results.json").read_text("utf-8"))
     assert document["complete"] and document["made_by"] == " ".join(["draftwood", *asked])
-    made = learn_for(load(), tiny.learn, out / reproducing.TRAINED, lambda what: None)
+    learn = (said.resized("full", 1) if name == "eesd" else said).scales["full"].learn
+    made = learn_for(load(), learn, out / reproducing.TRAINED, lambda what: None)
     wanted = {key: [*each.settings] for key, each in reproducing.evaluations(said, "full", made).items()}
     found: dict[str, list[str]] = {}
     for row in document["tables"]["methods"]:
@@ -347,7 +354,41 @@ def test_what_was_trained_is_among_the_methods(tmp_path: Path) -> None:
     assert decided and all(f"path={tmp_path / 'd'}" in forks[name].method["depth"] for name in decided)
 
 
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exits learn from a few short rows, and pairs lie in a directory of the test."""
+    for name, size in (("CONTEXT", 16), ("ROWS", 4), ("HELD_OUT", 2)):
+        monkeypatch.setattr(learned, name, size)
+    monkeypatch.setenv("DRAFTWOOD_PAIRS", str(tmp_path / "pairs"))
+
+
+@pytest.mark.usefixtures("quick")
+def test_exits_are_trained_once_for_a_pair_of_ours_and_all_that_grew_from_it(engine: Engine, tmp_path: Path) -> None:
+    wanted = Learned(exits=Exits(layers=(1, 3), depths=(1,), taught=("text",), steps=1, batch=2))
+    small = learn_for(engine, wanted, tmp_path / "small", lambda what: None)
+    assert [each.label for each in small.exits] == [
+        *("exit, N=1, 1 layer", "exit, N=3, 1 layer", "exit, N=1, 1 layer, on text alone")
+    ]
+    grow_checkpoint(EMBEDDED / "target", tmp_path / "grown", "embedded:target", layers=13)
+    grown = load(tmp_path / "grown")
+    told: list[str] = []
+    found = learn_for(grown, wanted, tmp_path / "large", told.append)
+    assert not told and not found.missing
+    assert [each.label for each in found.exits] == [small.exits[0].label, small.exits[2].label]  # 3 is behind the added
+    for mine, theirs in zip(found.exits, (small.exits[0], small.exits[2]), strict=True):
+        assert Path(mine.place).is_relative_to(tmp_path / "large")
+        assert exit_of(mine.place, grown.target).layers == exit_of(theirs.place, engine.target).layers == 1
+
+
+@pytest.mark.parametrize(("name", "scale"), [("eesd", "small"), ("mcsd", "full")])
+def test_the_size_of_training_is_refused_where_no_exit_is_trained(name: str, scale: str, command: Any) -> None:
+    found = command("reproduce", name, "--scale", scale, "--training-steps", "9")
+    assert found.code == 2 and "only eesd --scale full trains exits; leave --training-steps out" in found.err
+    assert paper("eesd").resized("full", 9).scales["full"].sizes["training_steps"] == 9
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick")
 def test_exits_are_trained_once_and_what_that_took_is_shown(engine: Engine, tmp_path: Path) -> None:
     wanted = Learned(exits=LITTLE["exits"], costs=LITTLE["costs"])
     made = [learn_for(engine, wanted, tmp_path, lambda what: None) for _ in range(2)]
@@ -355,7 +396,7 @@ def test_exits_are_trained_once_and_what_that_took_is_shown(engine: Engine, tmp_
     assert made[0].rows == made[1].rows and made[0].costs == made[1].costs
     shown = {each.paper.id: each for each in exhibits.shown(paper("eesd"), {}, made[0])}
     cells = [row[1:] for row in shown["table-6"].tables[0].rows]
-    assert [row[:2] for row in cells] == [["0.79M", "1"]] * 3 and all(float(row[2]) >= 0 for row in cells)
+    assert [row[:2] for row in cells] == [["0.79M", "2"]] * 3 and all(float(row[2]) >= 0 for row in cells)
     costs = shown["table-6"].tables[1].rows
     assert [row[0] for row in costs] == ["eesd, N=1", "eesd, N=1, distilled", "medusa, 4 heads", "draft model"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from draftwood.engine import Engine
 from draftwood.errors import DraftwoodError, ModelError
 from draftwood.eval.experiments.experiment import Rows, Strict
-from draftwood.eval.experiments.pairs import PAIRS, Pair, pair, weights
+from draftwood.eval.experiments.pairs import Pair, growth_of, known, pair, weights
+from draftwood.loading import EMBEDDED
 from draftwood.reading import parse_json, read_text
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ class Exits(Strict):
     Those of the first shape that are `taught` otherwise stand beside them.
     """
 
-    layers: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4)
+    layers: tuple[float, ...] = (0.08, 0.17, 0.25, 0.33, 0.5)
     depths: tuple[int, ...] = (1, 2, 3)
     taught: tuple[Taught, ...] = ("text", "mixture")
     steps: int = 250
@@ -79,6 +81,11 @@ class Exit:
     depth: int
     taught: Taught = "distributions"
     place: str = ""
+
+    def folder(self, spec: Exits) -> str:
+        """Of its files, named after its recipe."""
+        texts = f"-{spec.texts}" if self.taught == "mixture" else ""
+        return f"n{self.layers}-d{self.depth}-{self.taught}{texts}-{spec.steps}x{spec.batch}"
 
     @property
     def label(self) -> str:
@@ -115,16 +122,21 @@ def learn(bench: Bench, wanted: Learned) -> Places:
     """For an experiment; what is trained lies beside the pair."""
     if wanted == Learned():
         return Places()
-    return learn_for(
-        bench.engine, wanted, bench.pair.made / "learned", lambda what: bench.told(what, 0, None), bench.pair
-    )
+    return learn_for(bench.engine, wanted, bench.pair.made / "learned", lambda what: bench.told(what, 0, None))
 
 
-def learn_for(engine: Engine, wanted: Learned, folder: Path, told: Told, of: Pair | None = None) -> Places:
-    """Train what is missing in `folder`. Exits of a grown pair are trained on the small one and grown alike."""
+def learn_for(engine: Engine, wanted: Learned, folder: Path, told: Told) -> Places:
+    """Put what is wanted into `folder`, trained where it is not there yet.
+
+    What is learned for a pair of ours is kept beside the pair, too, for every experiment and reproduction. Exits of a
+    target that was grown from the embedded one are trained on that one and grown alike.
+    """
     from draftwood.models import exit as exits
 
     found = Places()
+    homes = [getattr(model, "home", None) for model in (engine.target, *engine.drafts)]
+    of = known(homes[0], homes[1]) if len(homes) == 2 else None
+    kept = of.made / "learned" if of else folder
     try:
         own, layers = exits.find(engine.target, None), exits.layered(engine.target).n_layers
         found.places["behind"] = list(range(own.layers, layers))  # what an early exit does not compute
@@ -139,11 +151,12 @@ def learn_for(engine: Engine, wanted: Learned, folder: Path, told: Told, of: Pai
     for name, (spec, make) in recorded.items():
         if spec is None:
             continue
-        path = folder / f"{name}-{spec.prompts}x{spec.tokens}.safetensors"
+        path = kept / f"{name}-{spec.prompts}x{spec.tokens}.safetensors"
         try:
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 make(engine, spec, path, told)
+            path = _copied(path, folder / path.name)
             found.places[name] = str(path)
             if name != "calibration":
                 found.judged.append(judgement(path))
@@ -156,10 +169,17 @@ def learn_for(engine: Engine, wanted: Learned, folder: Path, told: Told, of: Pai
             found.missing["costs"] = f"Training steps could not be timed: {error}."
     if wanted.exits is not None and layers:
         try:
-            _exits(engine, wanted.exits, folder, told, of, layers, found)
+            _exits(engine, wanted.exits, folder, told, found)
         except DraftwoodError as error:
             found.missing["exits"] = f"Exits could not be trained: {error}."
     return found
+
+
+def _copied(path: Path, out: Path) -> Path:
+    if path != out and not out.is_file():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, out)
+    return out
 
 
 def _counted(told: Told, what: str) -> Callable[[int, int], None]:
@@ -231,38 +251,37 @@ def shapes(spec: Exits, layers: int) -> list[Exit]:
     return list(dict.fromkeys([*found, *(Exit(behind[0], 1, how) for how in spec.taught)]))
 
 
-def _exits(engine: Engine, spec: Exits, folder: Path, told: Told, of: Pair | None, layers: int, found: Places) -> None:
+def _exits(engine: Engine, spec: Exits, folder: Path, told: Told, found: Places) -> None:
     from draftwood.models import artifact, checkpoint
-    from draftwood.models import exit as exits
+    from draftwood.models.exit import layered
     from draftwood.models.grow import Growth
     from draftwood.models.grown import grown_layers, write_exit
 
-    shape = PAIRS.get(of.name, {}).get("target") if of else None
-    home = pair("embedded").target if shape else exits.layered(engine.target).home
+    home = layered(engine.target).home
     if home is None:
         raise ModelError("the target was not loaded from a directory")
-    model = checkpoint.load(home, packed=False)
-    growth = Growth.plan(model, **shape) if shape else None
-    small = pair("embedded").made / "learned" if shape else folder
-    for each in shapes(spec, model.n_layers if shape else layers):
+    sizes = growth_of(home)
+    small = EMBEDDED / "target" if sizes else home
+    model = checkpoint.load(small, packed=False)
+    growth = Growth.plan(model, **sizes) if sizes else None
+    kept = pair("embedded").made / "learned" if small == EMBEDDED / "target" else folder
+    for each in shapes(spec, model.n_layers):
         if growth is not None and grown_layers(each.layers, growth) != each.layers:
             continue  # it would lie behind all of the added layers
-        name = f"n{each.layers}-d{each.depth}-{each.taught}-{spec.steps}x{spec.batch}"
-        file = artifact.companion(small / name, "exit")
-        if not file.is_file() or artifact.load(file, "exit").about["trained"]["steps"] < spec.steps:
-            _train(home, each, file.parent, spec, small, told)
-        learned = artifact.load(file, "exit").about["trained"]
-        if growth is not None:
-            grown = artifact.companion(folder / name, "exit")
-            if not grown.is_file():
-                write_exit(file.parent, model, growth, grown.parent, "float32")
-            file = grown
-        place = file.parent
-        found.exits.append(replace(each, place=str(place)))
-        size = weights(file)
+        name = each.folder(spec)
+        trained = artifact.companion(kept / name, "exit")
+        if not trained.is_file() or artifact.load(trained, "exit").about["trained"]["steps"] < spec.steps:
+            _train(small, each, trained.parent, spec, kept, told)
+        learned = artifact.load(trained, "exit").about["trained"]
+        file = artifact.companion(folder / name, "exit")
+        if growth is None:
+            _copied(trained, file)
+        elif not file.is_file():
+            write_exit(trained.parent, model, growth, file.parent, "float32")
+        found.exits.append(replace(each, place=str(file.parent)))
         row = {"exit": each.label, "layers": each.layers, "depth": each.depth, "taught": each.taught}
-        row |= {"parameters": size, **{key: learned[key] for key in ("steps", "acceptance", "agreement")}}
-        seconds = small / name / SECONDS
+        row |= {"parameters": weights(file), **{key: learned[key] for key in ("steps", "acceptance", "agreement")}}
+        seconds = kept / name / SECONDS
         found.rows.append(row | (parse_json(read_text(seconds)) if seconds.is_file() else {}))
 
 
@@ -295,6 +314,7 @@ def _train(home: Path, shape: Exit, out: Path, spec: Exits, folder: Path, told: 
         rate=RATE,
         warmup=min(WARMUP, spec.steps),
         distill=float(shape.taught == "distributions"),
+        precision="float32",  # a processor without products of bfloat16 takes twice as long for them
         seed=SEED,
     )
     source = TextSource(context=CONTEXT, rows=min(ROWS, spec.steps * spec.batch), held_out=HELD_OUT)

@@ -86,6 +86,24 @@ def make(role: str, shape: Shape, out: Path) -> None:
             part.rename(out)
 
 
+def growth_of(target: Path) -> dict[str, int]:
+    """How a target was grown from the embedded one, in the words of `Growth.plan`; empty for any other target."""
+    config = read_config(target)
+    before = config.get("grown_from", {})
+    if before.get("source") != "embedded:target":
+        return {}
+    return {name: config[key] for name, key in SHAPE.items()} | {key: before[key] for key in ("keep_first", "seed")}
+
+
+def known(target: Path | None, draft: Path | None) -> Pair | None:
+    """The pair of these directories, if it is one of ours."""
+    for name in PAIRS:
+        folder = home() / name if PAIRS[name] else EMBEDDED
+        if (target and target.resolve(), draft and draft.resolve()) == (folder / "target", folder / "draft"):
+            return pair(name)
+    return None
+
+
 def is_made(role: str, shape: Shape, directory: Path) -> bool:
     """Whether a directory holds the whole model of this shape, with all that lies beside the embedded one.
 

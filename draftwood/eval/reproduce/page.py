@@ -65,6 +65,7 @@ def write(
     size = paper.scales[scale]
     command = f"draftwood reproduce {name} --scale {scale} --limit {size.items} --seeds {size.seeds}"
     command += f" --max-new-tokens {size.tokens}" if size.tokens else ""
+    command += f" --training-steps {size.learn.exits.steps}" if size.learn.exits else ""
     document = {  # as the experiments' result files
         "schema": SCHEMA,
         "experiment": "reproductions",
@@ -74,7 +75,7 @@ def write(
         "environment": dict(session),
         "models": {"pair": models_line(models) if models else ""},
         "settings": {"scale": scale, **size.sizes},
-        "tables": {"comparisons": compared, "methods": _rows(results), "learned": made.judged},
+        "tables": {"comparisons": compared, "methods": _rows(results), "learned": [*made.rows, *made.judged]},
     }
     execute.write(out / RESULTS, document)
     page = out / PAGE

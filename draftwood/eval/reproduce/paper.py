@@ -267,7 +267,8 @@ class Scale(Strict):
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        return self.model_dump(exclude={"learn"})
+        exits = self.learn.exits
+        return self.model_dump(exclude={"learn"}) | ({"training_steps": exits.steps} if exits else {})
 
 
 class Candidate(Entry):
@@ -315,9 +316,15 @@ class Paper(Strict):
             exhibits.append({**each, "ours": merged(by_id[like], own) if like else own})
         return {**given, "exhibits": exhibits}
 
-    def resized(self, scale: str, **sizes: int | None) -> Self:
-        """The same with other `items`, `seeds` or `tokens` of a scale, where they are given."""
-        given = {name: size for name, size in sizes.items() if size is not None}
+    def resized(self, scale: str, training_steps: int | None = None, **sizes: int | None) -> Self:
+        """The same with other `items`, `seeds`, `tokens` or steps of training of a scale, where they are given."""
+        given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+        if training_steps is not None:
+            learn = self.scales[scale].learn
+            if learn.exits is None:
+                raise ConfigurationError("only eesd --scale full trains exits; leave --training-steps out")
+            exits = learn.exits.model_copy(update={"steps": training_steps})
+            given["learn"] = learn.model_copy(update={"exits": exits})
         return self.model_copy(update={"scales": {**self.scales, scale: self.scales[scale].model_copy(update=given)}})
 
     def exhibit(self, name: str) -> Exhibit:
