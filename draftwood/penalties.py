@@ -42,26 +42,28 @@ class Penalties:
     def __call__(self, logits: Tensor, forest: Forest, nodes: Sequence[int]) -> Tensor:
         """Edited copy of logits [len(nodes), V], whose rows predict the token after each node."""
         self._count_trunk(forest.trunk)
-        rows, tokens, made = [], [], []
+        p, width = self.params, len(self._seen)
+        places: list[int] = []  # of the ancestors' tokens among all elements of [len(nodes), V]
+        made: list[float] = []
         for row, node in enumerate(nodes):
             for ancestor in forest.path(node):
-                rows.append(row)
-                tokens.append(forest.token[ancestor])
+                places.append(row * width + forest.token[ancestor])
                 made.append(float(forest.position(ancestor) >= self.prompt_length))
-        seen = self._seen.repeat(len(nodes), 1)
-        seen[rows, tokens] = True
-        count = self._count.repeat(len(nodes), 1)
-        index = (torch.tensor(rows, device=logits.device), torch.tensor(tokens, device=logits.device))
-        count.index_put_(index, torch.tensor(made, device=logits.device), accumulate=True)
-        p = self.params
+        index = torch.tensor(places, dtype=torch.int64, device=logits.device)
         if p.repetition_penalty != 1:
+            seen = self._seen.expand(len(nodes), -1).clone()
+            seen.view(-1).index_fill_(0, index, True)
             pressed = torch.where(logits > 0, logits / p.repetition_penalty, logits * p.repetition_penalty)
             logits = torch.where(seen, pressed, logits)
-        logits = logits - p.frequency_penalty * count - p.presence_penalty * (count > 0)
+        if p.frequency_penalty or p.presence_penalty:
+            count = self._count.expand(len(nodes), -1).clone()
+            count.view(-1).index_add_(0, index, torch.tensor(made, device=logits.device))
+            logits = logits - p.frequency_penalty * count - p.presence_penalty * (count > 0)
         if self._bias is not None:
             logits = logits + self._bias
         early = [row for row, node in enumerate(nodes) if forest.position(node) + 1 < self.prompt_length + self.least]
         if early and self.late:
+            logits = logits.clone()
             logits[torch.tensor(early, device=logits.device)[:, None], self.late] = -torch.inf
         return logits
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from draftwood.certify.checks import Budget, Check
 from draftwood.certify.distances import Sample, fit
 from draftwood.certify.references import slow_warp
 from draftwood.core.forest import Forest
+from draftwood.core.records import Round
 from draftwood.engine import Engine
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, PlainBeamSampling
@@ -23,9 +24,11 @@ from draftwood.params import SamplingParams
 from draftwood.results import GenerationResult
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
+from draftwood.runtime.task import Task
 
 RISK = 1e-6
 FEWEST = 40  # samples of a prefix for which its law is worth a forward
+TOGETHER = 8  # sampled generations
 
 Advance = Callable[[], None]
 
@@ -185,18 +188,11 @@ def position_check(pair: Pair, method: Method, advance: Advance) -> Check:
     engine, prompt, params, runs = pair.engine, pair.uncertain, pair.params, pair.budget.pair_runs
     position = 0 if beams else pair.budget.position
     outcomes: list[list[int]] = []
-    for first in range(0, runs, 8):
-        seeds = range(first, min(first + 8, runs))
-        results = engine.batch(
-            [{"prompt": prompt, "seed": seed, "cancelled": _after(position + 1)} for seed in seeds],
-            8,
-            method=method,
-            sampling=params,
-            max_new_tokens=position + 3,
-        )
-        for result in results:
-            outcomes.append(_first_layer(method, result) if beams else result.tokens[: position + 1])
+    for first in range(0, runs, TOGETHER):
+        for rounds in openings(engine, prompt, method, params, range(first, min(first + TOGETHER, runs)), position + 1):
+            outcomes.append(_first_layer(method, rounds[0]) if beams else _tokens(rounds)[: position + 1])
             advance()
+    engine.reset_prefix_cache()  # of what they have left nobody will make use, but everybody would look through it
     samples: dict[tuple[int, ...], Counter[int]] = {}  # after each prefix
     for tokens in outcomes:
         for i, token in enumerate(tokens):
@@ -229,13 +225,41 @@ def position_check(pair: Pair, method: Method, advance: Advance) -> Check:
     return Check(name, "FAIL" if failed else "PASS", text, figures)
 
 
-def _after(rounds: int) -> Callable[[], bool]:
-    """What a generation asks at the end of each round: whether there were so many; each brings a token at least."""
-    more = iter(range(rounds - 1))
-    return lambda: next(more, None) is None
+def openings(
+    engine: Engine, prompt: Sequence[int], method: Method, params: SamplingParams, seeds: Iterable[int], count: int
+) -> list[list[Round]]:
+    """The first rounds of generations that go on together, each until it has `count` tokens (of beams: one round).
+
+    None of them may come to its limit by then.
+    """
+    scheduler, found = engine.scheduler, list[list[Round]]()
+    going: list[tuple[Task[Round], list[Round]]] = []
+    try:
+        for seed in seeds:
+            asked = engine.generation(prompt, method=method, sampling=params, max_new_tokens=count + 2, seed=seed)
+            found.append([])
+            going.append((engine.submit(asked), found[-1]))
+        while going:
+            scheduler.wait([task for task, _ in going])
+            for task, rounds in list(going):
+                rounds += task.events
+                task.events.clear()
+                if task.error is not None:
+                    raise task.error
+                if task.done or (rounds and (rounds[0].layers or len(_tokens(rounds)) >= count)):
+                    scheduler.cancel(task)
+                    going.remove((task, rounds))
+    finally:
+        for task, _ in going:
+            scheduler.cancel(task)
+    return found
 
 
-def _first_layer(method: Method, result: GenerationResult) -> list[int]:
+def _tokens(rounds: Sequence[Round]) -> list[int]:
+    return [token for round_ in rounds for token in round_.tokens]
+
+
+def _first_layer(method: Method, round_: Round) -> list[int]:
     """Tokens drawn in a generation's first layer that are independent draws from the target."""
-    tokens = [token for _, token in result.rounds[0].layers[0].beams]
+    tokens = [token for _, token in round_.layers[0].beams]
     return tokens if getattr(method, "replacement", True) else tokens[:1]

@@ -110,6 +110,7 @@ class BeamLaw:
     ) -> None:
         self.model, self.prompt, self.params, self.end, self.warp = model, tuple(prompt), params, end, warp
         self._score: dict[Output, float] = {(): 0.0}
+        self._draws: dict[tuple[Beams, int, bool], dict[Beams, float]] = {}
         self._logits: dict[Output, list[float]] = {}
 
     def logits(self, output: Output) -> list[float]:
@@ -178,16 +179,19 @@ class BeamLaw:
 
     def draws(self, before: Beams, width: int, replacement: bool) -> dict[Beams, float]:
         """Law of `width` draws in order and with multiplicity, below the hypotheses `before`."""
-        p = self.layer(tuple(sorted(set(before))))
-        law: dict[Beams, float] = {(): 1.0}
-        for _ in range(width if replacement else min(width, len(p))):
-            law = {
-                (*drawn, name): chance * value / (1.0 if replacement else 1.0 - math.fsum(p[x] for x in drawn))
-                for drawn, chance in law.items()
-                for name, value in p.items()
-                if replacement or name not in drawn
-            }
-        return law
+        key = tuple(sorted(set(before))), width, replacement
+        if key not in self._draws:
+            p = self.layer(key[0])
+            law: dict[Beams, float] = {(): 1.0}
+            for _ in range(width if replacement else min(width, len(p))):
+                law = {
+                    (*drawn, name): chance * value / (1.0 if replacement else 1.0 - math.fsum(p[x] for x in drawn))
+                    for drawn, chance in law.items()
+                    for name, value in p.items()
+                    if replacement or name not in drawn
+                }
+            self._draws[key] = law
+        return self._draws[key]
 
 
 def slow_width(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
@@ -102,23 +102,33 @@ def certify(
     """
     budget = budget or Budget()
     pair = Pair(engine, prompts, params or SamplingParams(), budget) if engine is not None and prompts else None
-    return _certificate(method, _tabular(method, budget, watch), pair, watch)
+    return _certificate(method, *_in_turn(method, pair, budget, watch))
 
 
 Part: TypeAlias = tuple[list[Check], bool]  # some checks of a method; whether all were done
 Job: TypeAlias = tuple[str, int | None, Callable[[Advance], Check]]  # name, steps where they are known
+Kind: TypeAlias = Callable[[Method, Budget], Job]
 
 
-def _tabular(method: Method, budget: Budget, watch: Watch | None = None) -> Part:
-    seed, runs = budget.seed, budget.runs
-    jobs: list[Job] = [
-        ("small cases, exact", None, partial(rule_check, method, seed, budget.replays, budget.identities)),
-        ("whole outputs, sampled", len(CELLS) * runs, partial(sampled_check, method, seed, runs)),
-    ]
-    return _checked(method, jobs, watch, DraftwoodError)
+def _rules(method: Method, budget: Budget) -> Job:
+    check = partial(rule_check, method, budget.seed, budget.replays, budget.identities)
+    return "small cases, exact", None, check
 
 
-def _paired(method: Method, pair: Pair, watch: Watch | None = None) -> Part:
+def _samples(method: Method, budget: Budget) -> Job:
+    return "whole outputs, sampled", len(CELLS) * budget.runs, partial(sampled_check, method, budget.seed, budget.runs)
+
+
+TABULAR: tuple[Kind, ...] = (_rules, _samples)
+
+
+def _tabular(method: Method, budget: Budget, watch: Watch | None, kinds: Sequence[Kind] = TABULAR) -> Part:
+    return _checked(method, [kind(method, budget) for kind in kinds], watch, DraftwoodError)
+
+
+def _paired(method: Method, pair: Pair | None, watch: Watch | None) -> Part:
+    if pair is None:
+        return [], True
     jobs: list[Job] = [
         ("greedy text of the pair", len(pair.prompts), partial(greedy_check, pair, method)),
         ("sampled tokens of the pair", pair.budget.pair_runs, partial(position_check, pair, method)),
@@ -150,9 +160,14 @@ def _checked(method: Method, jobs: Sequence[Job], watch: Watch | None, faults: t
     return checks, True
 
 
-def _certificate(method: Method, tabular: Part, pair: Pair | None, watch: Watch | None) -> Certificate:
-    paired: Part = _paired(method, pair, watch) if pair is not None and tabular[1] else ([], True)
-    return Certificate(method.as_dict(), method.lossless, [*tabular[0], *paired[0]], tabular[1] and paired[1])
+def _in_turn(method: Method, pair: Pair | None, budget: Budget, watch: Watch | None) -> tuple[Part, ...]:
+    tabular = _tabular(method, budget, watch)
+    return tabular, _paired(method, pair if tabular[1] else None, watch)
+
+
+def _certificate(method: Method, *parts: Part) -> Certificate:
+    checks = [check for some, _ in parts for check in some]
+    return Certificate(method.as_dict(), method.lossless, checks, all(done for _, done in parts))
 
 
 def _begin(unwanted: Event) -> None:
@@ -163,20 +178,40 @@ def _begin(unwanted: Event) -> None:
     _unwanted = unwanted
 
 
-def _shared(method: Method, budget: Budget) -> Part:
-    return _tabular(method, budget, lambda *_: not _unwanted.is_set())
+def _shared(method: Method, budget: Budget, kind: Kind) -> Part:
+    return _tabular(method, budget, lambda *_: not _unwanted.is_set(), (kind,))
 
 
-def _waited(part: Future[Part], method: Method, budget: Budget, watch: Watch | None, unwanted: Event) -> Part:
-    """What another process does, as far as it is wanted; done here where that process was killed."""
-    try:
-        while not part.done():
-            if watch is not None and not watch(f"{method.name}: small cases, whole outputs", 0, None):
-                unwanted.set()
-            wait([part], POLL)
-        return part.result()
-    except BrokenProcessPool:
-        return _tabular(method, budget, watch)
+def _side_by_side(
+    methods: Sequence[Method], pairs: Sequence[Pair | None], budget: Budget, watch: Watch | None, processes: int
+) -> Iterator[tuple[Part, ...]]:
+    """The checks of every method: tabular ones by other processes, those of the pair here meanwhile, on one thread.
+
+    Enumerations, which differ most in length, are begun first: no process waits for long in the end. What a process did
+    not do since it was killed is done here.
+    """
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        context = get_context("spawn")
+        unwanted = context.Event()
+        pool = stack.enter_context(ProcessPoolExecutor(processes, context, _begin, (unwanted,)))
+        stack.callback(unwanted.set)
+        parts = [[pool.submit(_shared, method, budget, kind) for method in methods] for kind in TABULAR]
+
+        def result(part: Future[Part], method: Method, kind: Kind) -> Part:
+            try:
+                while not part.done():
+                    if watch is not None and not watch(f"{method.name}: small cases, whole outputs", 0, None):
+                        unwanted.set()
+                    wait([part], POLL)
+                return part.result()
+            except BrokenProcessPool:
+                return _tabular(method, budget, watch, (kind,))
+
+        paired = [_paired(method, pair, watch) for method, pair in zip(methods, pairs, strict=True)]
+        for method, own, *others in zip(methods, paired, *parts, strict=True):
+            yield *(result(part, method, kind) for part, kind in zip(others, TABULAR, strict=True)), own
 
 
 RULES: tuple[dict[str, Any], ...] = (
@@ -218,22 +253,18 @@ def certify_each(
     place = (torch.device("cpu"),) if engine is None else (engine.target.device, engine.names.get("backend"))
     environment = provenance.session(*place)
     methods, found = list(methods), list[Certificate]()
-    with ExitStack() as stack:
-        parts: list[Future[Part]] = []
-        if processes:
-            context = get_context("spawn")
-            unwanted = context.Event()
-            pool = stack.enter_context(ProcessPoolExecutor(processes, context, _begin, (unwanted,)))
-            stack.callback(unwanted.set)
-            parts = [pool.submit(_shared, method, budget) for method in methods]
-        for number, method in enumerate(methods):
-            tabular = (
-                _waited(parts[number], method, budget, watch, unwanted) if parts else _tabular(method, budget, watch)
-            )
-            if tabular[0] or not found or found[-1].complete:
-                found.append(_certificate(method, tabular, pair if _fits(engine, method) else None, watch))
-            if not found[-1].complete and not parts:
-                break
+    pairs = [pair if _fits(engine, method) else None for method in methods]
+    every = (
+        _side_by_side(methods, pairs, budget, watch, processes)
+        if processes
+        else (_in_turn(method, one, budget, watch) for method, one in zip(methods, pairs, strict=True))
+    )
+    for method, parts in zip(methods, every, strict=True):
+        one = _certificate(method, *parts)
+        if one.checks or not found or found[-1].complete:
+            found.append(one)
+        if not one.complete and not processes:
+            break
     models = None if engine is None else engine.names
     return Report(found, models, environment, all(one.complete for one in found))
 

@@ -45,6 +45,7 @@ END = frozenset({0})
 PROMPT = [1, 0, 1]  # a repetition, so that lookup finds something; the end token has no meaning in a prompt
 COPIED = [4, 1, 2, 3, 4]  # the prompt of windows where lookup drafts: what follows 4 in it is what is certain behind it
 VARYING = 0.3  # a threshold at which dynamic widths are of several sizes
+MEMORY = 1 << 30  # bytes, of which hardly any are used: nobody has to ask how much is free
 COST = 0.1  # of a draft in target forwards, where a depth controller would measure it: clocks cannot be replayed
 VOCAB = 5  # of windows
 DECAY = 0.4  # of a draft's chances there, from one token to the next
@@ -196,7 +197,7 @@ class Case:
 
     def _engine(self) -> Engine:
         """An engine of its own: nothing that was learned in other runs."""
-        engine = Engine(self.target, self.models, end_tokens=END)
+        engine = Engine(self.target, self.models, end_tokens=END, kv_cache_bytes=MEMORY)
         if self.stand_in:
             engine.draft_with(self.method, self.stand_in)
         return engine
@@ -257,16 +258,19 @@ class Case:
         drawn = len(last.roots) == 1 and last.kinds[-1:] != ["accepted"]
         return drawn and (len(result.tokens) == self.tokens or bool(self.possible and last.draws))
 
-    def runs(self, count: int, concurrency: int, advance: Callable[[], None]) -> list[GenerationResult]:
+    def runs(self, count: int, concurrency: int, advance: Callable[[], None]) -> Iterator[GenerationResult]:
         """So many generations, each with its own seed, several at a time; `advance` is called as each ends."""
-        return self.engine.batch(
+        found = self.engine.as_completed(
             [{"prompt": self.prompt, "seed": seed} for seed in range(count)],
             concurrency,
-            lambda finished, of: advance(),
             method=self.method,
             sampling=self.params,
             max_new_tokens=self.tokens,
         )
+        with closing(found):
+            for _, result in found:
+                advance()
+                yield result
 
 
 def windows(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]]:

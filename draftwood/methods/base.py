@@ -94,6 +94,8 @@ class Method(BaseModel):
     @staticmethod
     def parse(spec: str | Mapping[str, Any] | Method, options: Mapping[str, Any] | None = None) -> Method:
         """A method from a name, {"name": ..., option: value}, 'file:PATH' (JSON or YAML) or a Method, plus options."""
+        if isinstance(spec, Method) and not options:
+            return spec
         if isinstance(spec, Method):
             values: dict[str, Any] = spec.as_dict()
         elif isinstance(spec, str) and spec.startswith("file:"):

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,14 +64,17 @@ class TabularModel:
         return Cache([(1, 2, torch.int64)], self.device, slots, budget)
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
-        tokens = batch.tokens if batch.hidden is None else batch.hidden[:, 0].to(torch.int64)
         table = cache.planes[0].numpy()  # [slots, 2]
         slots = [segment.extent.base + slot for segment in batch.segments for slot in segment.slots]
-        table[slots, 0], table[slots, 1] = tokens.numpy(), batch.positions.numpy()
-        hidden = tokens[:, None].to(self.dtype)
-        batch.kept.update(dict.fromkeys(batch.states, hidden[batch.wanted]))
-        if batch.stop is not None and batch.stop < self.n_layers:
-            return hidden
+        table[slots] = np.frombuffer(batch.numbers, np.int64).reshape(2, -1).T
+        if batch.hidden is not None:
+            table[slots, 0] = batch.hidden[:, 0].numpy()
+        below = batch.stop is not None and batch.stop < self.n_layers
+        if below or batch.states:
+            hidden = torch.tensor(table[slots, :1], dtype=self.dtype)
+            batch.kept.update(dict.fromkeys(batch.states, hidden[batch.wanted]))
+            if below:
+                return hidden
         segment_of = [(segment, row) for segment in batch.segments for row in range(len(segment))]
         wanted = batch.wanted if isinstance(batch.wanted, slice) else batch.wanted.tolist()
         out = []

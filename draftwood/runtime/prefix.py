@@ -54,7 +54,7 @@ class PrefixCache:
     def take(self, cache: Cache, tokens: Sequence[int], room: int) -> tuple[Extent, int]:
         """An extent for `room` slots that holds the first n of some tokens, and n."""
         best, place, source = 0, -1, None
-        if self.enabled and cache.layout:
+        if self.enabled and cache.layout and len(tokens) >= FEWEST:
             for i, entry in enumerate(self.kept):
                 if entry.cache is cache and (found := common(tokens, entry.tokens)) > best:
                     best, place = found, i

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -12,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from draftwood import METHODS, Engine, GenerationResult, Method, SamplingParams, TabularModel
+from draftwood import METHODS, Engine, Method, SamplingParams, TabularModel
 from draftwood.certify import Budget, Certificate, Watch, certify, certify_each, exactness
 from draftwood.certify.distances import Sample, chi_square_tail, fit
 from draftwood.certify.enumeration import Choices, Reused, enumerated, law_of
 from draftwood.certify.exactness import rule_check, sampled_check
-from draftwood.certify.pair import Pair, divergence, greedy_check, logits_after, position_check
+from draftwood.certify.pair import Pair, divergence, greedy_check, logits_after, openings, position_check
 from draftwood.certify.small import Case
 from draftwood.cli.main import run
 from draftwood.eval.provenance import session
@@ -215,12 +216,18 @@ def test_sampled_tokens_of_a_pair(options: dict[str, Any], monkeypatch: pytest.M
     assert position_check(pair, method, nothing).verdict == "FAIL"
 
 
-def test_generations_of_a_pair_end_where_they_are_looked_at_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, found = PAIR.batch, list[GenerationResult]()
-    monkeypatch.setattr(PAIR, "batch", lambda *given, **options: found.extend(batch(*given, **options)) or found[-8:])
-    pair = Pair(PAIR, [[1, 2]], SamplingParams(temperature=0.8), Budget(position=2, pair_runs=40))
-    position_check(pair, Method.parse("autoregressive"), nothing)
-    assert len(found) == 40 and {len(result.rounds) for result in found} == {3}
+@pytest.mark.parametrize("options", ["autoregressive", CHAIN, {"name": "dsbd", "draft_width": 4}], ids=str)
+def test_generations_of_a_pair_end_where_they_are_looked_at_no_further(options: Any) -> None:
+    """Each has the rounds that an unbroken generation begins with, until there are so many tokens, or the first."""
+    method, params = Method.parse(options), SamplingParams(temperature=0.8)
+    found = openings(PAIR, [1, 2], method, params, range(12), 3)
+    whole = [PAIR.generate([1, 2], method, params, 5, seed=seed) for seed in range(12)]
+    for rounds, result in zip(found, whole, strict=True):
+        expected = [round_.tokens for round_ in result.rounds[: len(rounds)]]
+        assert [round_.tokens for round_ in rounds] == expected
+        counts = list(itertools.accumulate(map(len, expected)))
+        assert len(rounds) == 1 if rounds[0].layers else counts[-1] >= 3 and all(count < 3 for count in counts[:-1])
+    assert not PAIR.scheduler.busy
 
 
 def test_a_law_without_choice_shows_nothing() -> None:
