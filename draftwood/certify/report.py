@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
@@ -9,8 +11,10 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
+from threading import Thread
 from typing import Any, TypeAlias
 
 import torch
@@ -174,8 +178,17 @@ def _begin(unwanted: Event) -> None:
     """A process that shares the work: it has one core, and ends when its parent says so, not with Ctrl-C."""
     global _unwanted
     torch.set_num_threads(1)
+    gc.freeze()  # libraries and this package stay
+    gc.set_threshold(50_000)  # generations leave few cycles
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _unwanted = unwanted
+    Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
+
+
+def _end_with(parent: BaseProcess) -> None:
+    """End this process when the one that it works for was killed: nothing else would."""
+    parent.join()
+    os._exit(1)
 
 
 def _shared(method: Method, budget: Budget, kind: Kind) -> Part:

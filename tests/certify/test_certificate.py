@@ -6,8 +6,10 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import pytest
@@ -280,6 +282,34 @@ def test_processes_side_by_side_find_the_same_and_keep_what_was_finished() -> No
     many = SMALL.model_copy(update={"runs": 10**9})
     report = certify_each(methods, budget=many, watch=lambda *_: False, processes=1)
     assert not report.complete and not any(one.complete for one in report.certificates)
+
+
+ENDLESS = """
+from draftwood import Method
+from draftwood.certify import Budget, certify_each
+
+if __name__ == "__main__":
+    certify_each([Method.parse("autoregressive")], budget=Budget(runs=10**6), processes=1)
+"""
+
+
+@pytest.mark.slow
+def test_no_process_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
+    program = tmp_path / "endless.py"
+    program.write_text(ENDLESS)
+    main = subprocess.Popen([sys.executable, program])
+    children: list[str] = []
+    while len(children) < 2:  # Python's resource tracker and the process that works
+        assert main.poll() is None
+        sleep(0.1)
+        children = Path(f"/proc/{main.pid}/task/{main.pid}/children").read_text().split()
+    sleep(1)
+    main.kill()
+    main.wait()
+    until = perf_counter() + 60
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert perf_counter() < until
+        sleep(0.1)
 
 
 def killed(*asked: object) -> None:
