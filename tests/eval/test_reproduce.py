@@ -228,6 +228,13 @@ def check(text: str, said: Paper) -> None:
     assert not re.search(r"\b(nan|NaN|None|inf)\b", words.partition("Configuration of every row")[0])
 
 
+def test_results_of_a_pair_of_ours_bear_its_name_and_no_place(tmp_path: Path) -> None:
+    page.write(paper("dsbd"), "dsbd", [], {}, tmp_path, "full", Places(pair="grown-12x768"))
+    document = json.loads((tmp_path / page.RESULTS).read_text("utf-8"))
+    assert (document["run"], document["models"]["pair"]) == ("dsbd-12x768", "grown-12x768")
+    assert document["made_by"].endswith(" --target grown-12x768/target --draft grown-12x768/draft")
+
+
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_page_of_nothing_has_all_exhibits(name: str, tmp_path: Path) -> None:
     text, _ = written(name, {}, tmp_path)
@@ -373,7 +380,7 @@ def test_exits_are_trained_once_for_a_pair_of_ours_and_all_that_grew_from_it(eng
     grown = load(tmp_path / "grown")
     told: list[str] = []
     found = learn_for(grown, wanted, tmp_path / "large", told.append)
-    assert not told and not found.missing
+    assert not told and not found.missing and (small.pair, found.pair) == ("embedded", "")
     assert [each.label for each in found.exits] == [small.exits[0].label, small.exits[2].label]  # 3 is behind the added
     for mine, theirs in zip(found.exits, (small.exits[0], small.exits[2]), strict=True):
         assert Path(mine.place).is_relative_to(tmp_path / "large")

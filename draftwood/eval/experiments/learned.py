@@ -50,7 +50,7 @@ class Exits(Strict):
     layers: tuple[float, ...] = (0.08, 0.17, 0.25, 0.33, 0.5)
     depths: tuple[int, ...] = (1, 2, 3)
     taught: tuple[Taught, ...] = ("text", "mixture")
-    steps: int = 250
+    steps: int = 100
     batch: int = 8
     texts: int = 2000  # of the mixture, half of them the target's
 
@@ -102,6 +102,7 @@ class Places:
     rows: Rows = field(default_factory=list)  # of the exits: what training them took and gave
     judged: Rows = field(default_factory=list)  # of the decision models: how well they predict
     costs: Rows = field(default_factory=list)  # of training steps
+    pair: str = ""  # the name of the pair, if it is one of ours
 
 
 def resolved(method: Mapping[str, Any], places: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -133,9 +134,8 @@ def learn_for(engine: Engine, wanted: Learned, folder: Path, told: Told) -> Plac
     """
     from draftwood.models import exit as exits
 
-    found = Places()
-    homes = [getattr(model, "home", None) for model in (engine.target, *engine.drafts)]
-    of = known(homes[0], homes[1]) if len(homes) == 2 else None
+    of = known(engine)
+    found = Places(pair=of.name if of else "")
     kept = of.made / "learned" if of else folder
     try:
         own, layers = exits.find(engine.target, None), exits.layered(engine.target).n_layers

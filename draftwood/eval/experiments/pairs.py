@@ -14,13 +14,16 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.loading import EMBEDDED
 from draftwood.models.artifact import companion
 from draftwood.models.checkpoint import read_config
 from draftwood.models.grown import LEARNED, SHAPE, grow_checkpoint
+
+if TYPE_CHECKING:
+    from draftwood.engine import Engine
 
 Shape = dict[str, int]
 
@@ -95,11 +98,13 @@ def growth_of(target: Path) -> dict[str, int]:
     return {name: config[key] for name, key in SHAPE.items()} | {key: before[key] for key in ("keep_first", "seed")}
 
 
-def known(target: Path | None, draft: Path | None) -> Pair | None:
-    """The pair of these directories, if it is one of ours."""
+def known(engine: Engine) -> Pair | None:
+    """The pair of an engine's models, if it is one of ours."""
+    homes = [getattr(model, "home", None) for model in (engine.target, *engine.drafts)]
+    places = [path and path.resolve() for path in homes]
     for name in PAIRS:
-        folder = home() / name if PAIRS[name] else EMBEDDED
-        if (target and target.resolve(), draft and draft.resolve()) == (folder / "target", folder / "draft"):
+        folder = (home() / name if PAIRS[name] else EMBEDDED).resolve()
+        if places == [folder / "target", folder / "draft"]:
             return pair(name)
     return None
 

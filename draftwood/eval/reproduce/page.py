@@ -66,14 +66,20 @@ def write(
     command = f"draftwood reproduce {name} --scale {scale} --limit {size.items} --seeds {size.seeds}"
     command += f" --max-new-tokens {size.tokens}" if size.tokens else ""
     command += f" --training-steps {size.learn.exits.steps}" if size.learn.exits else ""
+    run = name
+    if made.pair not in ("", "embedded"):
+        run += f"-{made.pair.removeprefix('grown-')}"
+        command += f" --target {made.pair}/target --draft {made.pair}/draft"
+    if models and models["dtype"] != "float32":
+        command += f" --dtype {models['dtype']}"
     document = {  # as the experiments' result files
         "schema": SCHEMA,
         "experiment": "reproductions",
-        "run": name,
+        "run": run,
         "complete": complete,
         "made_by": command,
         "environment": dict(session),
-        "models": {"pair": models_line(models) if models else ""},
+        "models": {"pair": made.pair or (models_line(models) if models else "")},
         "settings": {"scale": scale, **size.sizes},
         "tables": {"comparisons": compared, "methods": _rows(results), "learned": [*made.rows, *made.judged]},
     }

@@ -17,6 +17,7 @@ from draftwood.errors import ConfigurationError, ModelError
 from draftwood.eval.evaluation import evaluate
 from draftwood.eval.experiments.learned import Places, learn_for
 from draftwood.eval.experiments.methods import Setting, expanded
+from draftwood.eval.experiments.pairs import known
 from draftwood.eval.reproduce.paper import Declared, Paper, Scale
 from draftwood.eval.running import Job, Plan
 from draftwood.eval.store import write_json
@@ -94,7 +95,8 @@ def prepare(
         raise ConfigurationError(f"--out is {out}, but methods name files below it; choose one without commas, = and :")
     if decision is not None:
         load_decision(decision, fingerprints(engine.drafts))
-        return Places({"decision": str(decision)})
+        of = known(engine)
+        return Places({"decision": str(decision)}, pair=of.name if of else "")
     found = learn_for(engine, paper.scales[scale].learn, folder, told)
     if not engine.drafts:
         found.missing["draft"] = "No draft model was given, so vanilla speculative decoding is left out."
