@@ -37,6 +37,7 @@ def plan(
     of the same width, all others with plain decoding. Ctrl-C during the check keeps
     what was found.
     """
+    from draftwood.eval.provenance import session
     from draftwood.tune.planner import plan
 
     texts = work.texts()
@@ -54,7 +55,8 @@ def plan(
             seed,
             lambda what, share: update(completed=share, description=what),
         )
-    about = {"models": engine.names, "sampling": sampling.model_dump(mode="json")}
+    about = {"environment": session(engine.target.device, engine.names.get("backend")), "models": engine.names}
+    about["sampling"] = sampling.model_dump(mode="json")
     notes = [*_footnotes(found), *found.notes, *origins(engine.names)]
     output.give({**about, **found.as_dict()}, _table(found, console().width), "", *notes, wrap=True)
     if out is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from draftwood import Engine, Method, SamplingParams, TabularModel
 from draftwood.core.shape import Shape
@@ -259,6 +260,10 @@ def test_the_command(tmp_path: Path, tiny: list[str], capsys: pytest.CaptureFixt
     assert max(map(len, shown.replace(str(out), "OUT").splitlines())) <= 80
     assert all(word in shown for word in ("predicted", "measured", "recommended:", "speculative", "dsbd"))
     Method.parse(f"file:{out}")
+    with pytest.raises(SystemExit):
+        run(["plan", *tiny, "--prompts", str(prompts), "--seconds", "0.1", "--max-new-tokens", "4", "--json"])
+    made_where = json.loads(capsys.readouterr().out)["environment"]
+    assert made_where["torch"] == torch.__version__ and {"processor", "git_commit", "threads", "began"} <= {*made_where}
 
 
 @pytest.fixture

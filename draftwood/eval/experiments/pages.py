@@ -112,7 +112,7 @@ def _measured(name: str, known: Paper, claim: Claim, results_of: ResultsOf) -> I
             asked.append(Measured(experiment="reproductions", rows="comparisons", where=where, cell=told))
     for each in asked:
         for row in rows_of(results_of(each.experiment), each):
-            if text := CELLS.fill(each.cell, row):
+            if text := CELLS.fill(each.cell, row).removesuffix(": "):  # without a verdict the reason is said
                 yield text
 
 
