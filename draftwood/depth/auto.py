@@ -25,6 +25,7 @@ HOPELESS = 8  # times as seldom where drafts would not pay if all were accepted,
 OFTEN, PACES = 4, 16  # rounds with drafts that tell a request's pace; requests whose paces are remembered
 UNEVEN = 1.0  # times the deviation of paces: share of time that many that draft take longer for, not done together
 AGE, STEPS = 64, 16  # rounds that a plan is good for at least, and rounds of each request: those at once draft alike
+UNTRIED = 1.0  # tokens that models' drafts are held to be worth more before any was seen, beside what lookup finds
 SURE = 0.02  # share of time that drafting must promise to save
 
 
@@ -87,12 +88,16 @@ class Plan:
     saves: float = field(init=False, default=0.0)  # seconds per token, where it drafts
     worth: float = field(init=False, default=0.0)  # tokens that a round with drafts yields beyond what its time would
     rounds: int = field(init=False, default=0)  # that began by it
+    spent: dict[tuple[int, ...], list[float]] = field(init=False, default_factory=dict)  # what `of` found
     least: dict[int, float] = field(init=False, default_factory=dict)  # depth -> reach of its layer that pays
 
-    def of(self, load: Load, layers: Sequence[int]) -> list[float]:
+    def of(self, load: Load, layers: Sequence[int], alone: bool = False) -> list[float]:
         """`Load.seconds`, with what is lost at the end, where steps are shared by few, and what is to be saved."""
-        plain, *drafted = load.seconds(layers)
-        return [plain, *(seconds * (1 + SURE + self.uneven) for seconds in drafted)]
+        found = self.spent.get(key := (*layers, alone))
+        if found is None:
+            plain, *drafted = load.seconds(layers)
+            found = self.spent[key] = [plain, *(seconds * (1 + SURE + self.uneven) for seconds in drafted)]
+        return found
 
     def consider(self, widths: list[int], roots: int, load: Load) -> None:
         """Take a tree where one of its depths is faster than what was found before."""
@@ -248,11 +253,13 @@ class Auto(DepthController):
         chances = self.known.places.chances(max(self.widths))
         often = TRIED + EAGER / (1 + max(self.known.drafted, 0 if self.shared else WEIGHT)) ** 2
         plan = Plan(load.counts, own, after, chances, uneven, self.known.drafted, often)
+        if self.known.plan is not None and not self.shared:
+            plan.spent = self.known.plan.spent
         full = [self.widths[min(layer, len(self.widths) - 1)] for layer in range(self.most)]
         for cap in sorted(set(self.widths), reverse=True):
             plan.consider([min(cap, width) for width in full], self.roots, load)
         if self.lookup:
-            plan.found = plan.of(replace(load, draft=lambda rows: 0.0), [1] * self.most)
+            plan.found = plan.of(replace(load, draft=lambda rows: 0.0), [1] * self.most, True)
         return plan
 
     def deeper(self, growth: Growth) -> bool:
@@ -272,7 +279,7 @@ class Auto(DepthController):
         0 where models are tried, or their own drafts are worth more.
         """
         plan, best, gain, reach = self._plan, 0, 0.0, 1.0
-        most = plan.worth if self._draws else 0.0
+        most = plan.worth + UNTRIED / (1 + self.known.drafted) if self._draws else 0.0
         for i, chance in enumerate(() if self._tries else chances[: self.most], 1):
             reach *= chance
             gain += reach

@@ -33,15 +33,14 @@ def usual(
 
     Of the `loaded` drafts one may be a trained head, which has a method of its own.
 
-    Such files draft together with lookup; lookup drafts alone where there is nothing else. With a draft model it
-    takes more time than it saves, but where a text repeats itself (bench/headline.yaml). All of them are lossless, and
-    draft as far as it pays.
+    One draft model and such files draft together with lookup; lookup drafts alone where there is nothing else. All of
+    them are lossless, and draft as far as it pays.
     """
     for model in loaded:
         if isinstance(model, Heads) or hasattr(model, "reads"):
             return Method.parse(COMPANIONS["heads" if isinstance(model, Heads) else "eagle"]), None
     if drafts:
-        return Method.parse({"name": "speculative" if drafts == 1 else "specinfer", "depth": "auto"}), None
+        return Method.parse({"name": "speculative", **MIXED} if drafts == 1 else {"name": "specinfer"}), None
     home: Path | None = getattr(target, "home", None)
     for kind, options in COMPANIONS.items():
         if target is not None and home is not None and companion(home, kind).is_file():

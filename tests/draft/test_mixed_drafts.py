@@ -145,9 +145,14 @@ def test_auto_drops_copies_that_are_not_worth_their_rows() -> None:
 
 
 def test_auto_copies_what_is_worth_more_than_a_models_drafts() -> None:
-    """Rows are free: three layers of the model are worth half a token beyond their time, however faint a copy is."""
+    """Rows are free: three layers of the model are worth half a token beyond their time, however faint a copy is; a
+    token more until they were tried."""
     auto = Auto(8, lookup=True)
-    auto.start(Streams(0), Load(draft=lambda rows: 0.2, verify=lambda rows: 1.0))
+    load = Load(draft=lambda rows: 0.2, verify=lambda rows: 1.0)
+    auto.start(Streams(0), load)
+    assert auto.copies([0.5, 0.5, 0.5]) == 0 and auto.copies([0.8, 0.8, 0.8]) == 3
+    auto.known.drafted = 50
+    auto.start(Streams(0), load)
     assert auto.copies([0.3, 0.3, 0.3]) == 0 and auto.copies([0.5, 0.5, 0.5]) == 3
     dear = Auto(8, lookup=True)
     dear.start(Streams(0), Load(draft=lambda rows: 1.0, verify=lambda rows: 1.0))
