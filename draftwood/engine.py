@@ -215,7 +215,9 @@ class Engine(Intake):
         """
         prompt, sessions = len(generation.request.prompt), (generation.target, *generation.drafts)
         most = prompt + generation.request.max_new_tokens + SHORT
-        task = Task(partial(rounds, generation), sessions, prompt, most, notify, generation.depth.needs >= LOAD)
+        task = Task(partial(rounds, generation), sessions, prompt, most, notify)
+        task.adapts = generation.depth.needs >= LOAD
+        task.behind = lambda: (generation.behind(), generation.left())
         self.scheduler.check(task)
         return task
 
@@ -342,6 +344,7 @@ class Engine(Intake):
             new_ending=partial(self._ending, request),
             costs=self.scheduler.costs,
             running=lambda: self.scheduler.load,
+            means=self.scheduler.behind,
         )
 
     def _drafting(self, model: CausalModel, target: Session) -> Session:

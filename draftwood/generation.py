@@ -9,6 +9,7 @@ from time import perf_counter
 from draftwood.core.forest import Forest, StopCheck
 from draftwood.core.records import Round
 from draftwood.depth import ALONE, LOAD, DepthController, Load
+from draftwood.depth.load import nothing
 from draftwood.draft import Drafter, Proposer
 from draftwood.grammar import Grammar
 from draftwood.metrics import Metrics
@@ -39,6 +40,7 @@ class Generation:
     new_ending: Callable[[], Ending]  # for each hypothesis of the result
     costs: Costs = field(default_factory=Costs)  # of passes, as measured
     running: Callable[[], tuple[int, int, int]] = lambda: (1, 0, 0)  # requests that draft by the load; others, rows
+    means: Callable[[], tuple[float, float]] = nothing  # of `behind` and `left`, of those that draft by the load
     streams: Streams = field(init=False)
     propose: Proposer = field(init=False)
     edit: Edit | None = field(init=False, default=None)
@@ -80,17 +82,16 @@ class Generation:
 
     def _measured(self, drafting: int, others: int, rows: int) -> Load:
         """The load where so many requests run."""
-        if self._curves is None:
-            self._curves = self._costs(self.costs)
-        verify, *drafts = self._curves
+        verify, *drafts = self._measures()
         return Load(
             lambda rows: sum(draft.seconds(rows, min(rows, drafting)) for draft in drafts),
             lambda rows: verify.seconds(rows, drafting + others),
             drafting,
             others,
             rows,
-            self._behind,
-            self._left,
+            self.behind,
+            self.left,
+            self.means,
         )
 
     def _nominal(self) -> Load:
@@ -102,7 +103,7 @@ class Generation:
             lambda rows: sum(draft.seconds(rows, 1) for draft in drafts),
             lambda rows: verify.seconds(rows, 1),
             behind=lambda: self._unseen(drafts),
-            left=self._left,
+            left=self.left,
         )
 
     def _costs(self, costs: Costs) -> tuple[Curve, ...]:
@@ -113,23 +114,31 @@ class Generation:
         models += [(target, layers) for layers in exits if isinstance(layers, int)]
         return costs.curve(target), *(costs.curve(*model) for model in models)
 
-    def _behind(self) -> float:
+    def _measures(self) -> tuple[Curve, ...]:
+        """The curves of what was measured."""
+        if self._curves is None:
+            self._curves = self._costs(self.costs)
+        return self._curves
+
+    def behind(self) -> float:
         """Seconds until the draft models have seen what they have not, and the target has shown them what they lack."""
-        assert self._curves is not None and self._forest is not None
-        target, *drafts = self._curves
-        lacks = self.drafter.lacks(self._forest)
+        target, *drafts = self._measures()
+        lacks = 0 if self._forest is None else self.drafter.lacks(self._forest)
         return self._unseen(drafts) + (target.marginal(1, lacks) if lacks else 0.0)
 
     def _unseen(self, drafts: Sequence[Curve]) -> float:
         """Seconds until the draft models have seen what they have not, by their curves."""
-        assert self._forest is not None
-        rows = [session.behind(self._forest) for session in self.drafts]
+        rows = [session.behind(self._known) for session in self.drafts]
         return sum(curve.marginal(1, more) for curve, more in zip(drafts, rows, strict=False) if more)
 
-    def _left(self) -> int:
+    @property
+    def _known(self) -> int:
+        """Tokens of the trunk."""
+        return len(self.request.prompt if self._forest is None else self._forest.trunk)
+
+    def left(self) -> int:
         """Tokens that may still come."""
-        assert self._forest is not None
-        return self._forest.longest - len(self._forest.trunk)
+        return len(self.request.prompt) + self.request.max_new_tokens - self._known
 
     def recorder(self) -> Recorder:
         """What turns verdicts into rounds."""

@@ -26,6 +26,7 @@ OFTEN, PACES = 4, 16  # rounds with drafts that tell a request's pace; requests 
 UNEVEN = 1.0  # times the deviation of paces: share of time that many that draft take longer for, not done together
 AGE, STEPS = 64, 16  # rounds that a plan is good for at least, and rounds of each request: those at once draft alike
 UNTRIED = 1.0  # tokens that models' drafts are held to be worth more before any was seen, beside what lookup finds
+JOIN = 2  # times what a request saves that it may take to begin, where others draft with it
 SURE = 0.02  # share of time that drafting must promise to save
 
 
@@ -89,6 +90,7 @@ class Plan:
     worth: float = field(init=False, default=0.0)  # tokens that a round with drafts yields beyond what its time would
     rounds: int = field(init=False, default=0)  # that began by it
     spent: dict[tuple[int, ...], list[float]] = field(init=False, default_factory=dict)  # what `of` found
+    together: bool = field(init=False, default=True)  # see `Auto`
     least: dict[int, float] = field(init=False, default_factory=dict)  # depth -> reach of its layer that pays
 
     def of(self, load: Load, layers: Sequence[int], alone: bool = False) -> list[float]:
@@ -193,6 +195,10 @@ class Auto(DepthController):
     B* = argmax (R + sum of the chances of B drafts) / (C_draft + C_verify(B)) layer by layer. Of what lookup
     drafts alone the chances of all layers are known ahead, and no layer costs anything before verification.
 
+    Models may have to read what they have not seen before they draft, and the tokens that may come must save as much.
+    Requests begin `together`, if it is saved on average: where some rest, as many passes are made for them as if nobody
+    drafted, and few share those of drafts.
+
     Nothing depends on tokens that are not drawn yet, so the law of the output stays as it is at any load. Where
     drafting does not pay it is tried now and then, with a hundredth of the time; more often while little is known, but
     hardly so in requests that each begin anew: the first guess is as good as some rounds.
@@ -237,7 +243,9 @@ class Auto(DepthController):
             self._tries = known.idle * plan.often >= plan.price + behind / plan.seconds[0]
         if self._tries:
             known.idle = 0  # others need not try now
-        pays = plan.pays(0, plan.next[UNKNOWN], ()) and self._behind(load) <= load.left() * plan.saves
+        share = JOIN if load.drafting > 1 else 1
+        pays = plan.together and plan.pays(0, plan.next[UNKNOWN], ())
+        pays = pays and self._behind(load) <= share * load.left() * plan.saves
         self._draws = self._tries or pays
         self.rests = not (self._draws or self.lookup)
         if not self.rests:
@@ -258,6 +266,9 @@ class Auto(DepthController):
         full = [self.widths[min(layer, len(self.widths) - 1)] for layer in range(self.most)]
         for cap in sorted(set(self.widths), reverse=True):
             plan.consider([min(cap, width) for width in full], self.roots, load)
+        if load.drafting > 1:
+            behind, left = load.means()
+            plan.together = plan.saves > 0 and behind <= left * plan.saves
         if self.lookup:
             plan.found = plan.of(replace(load, draft=lambda rows: 0.0), [1] * self.most, True)
         return plan

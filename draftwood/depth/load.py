@@ -11,13 +11,18 @@ from dataclasses import dataclass, field
 GUESS = 0.1  # of a target forward: what a drafted layer costs where nothing is known of the models
 
 
+def nothing() -> tuple[float, float]:
+    """Where all may draft at once."""
+    return 0.0, 0.0
+
+
 @dataclass(slots=True)
 class Load:
     """`draft(rows)` and `verify(rows)`: seconds of a drafted layer and of a target pass over so many rows.
 
     Of the requests that run, `drafting` decide like this one, which is among them; the other ones have `rows` rows in
     the target pass. The draft models take `behind()` seconds first where they have not seen what was verified, and
-    `left` tokens may still come.
+    `left` tokens may still come; `means` are those of both, of all requests that draft.
     """
 
     draft: Callable[[int], float] = lambda rows: GUESS
@@ -27,6 +32,7 @@ class Load:
     rows: int = 0
     behind: Callable[[], float] = lambda: 0.0
     left: Callable[[], int] = lambda: 1 << 30
+    means: Callable[[], tuple[float, float]] = nothing
 
     counts: tuple[int, int, int] = field(init=False)  # requests that draft, others, and their rows
 

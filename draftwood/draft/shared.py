@@ -42,7 +42,7 @@ class SharedSession(Session):
         """None: the extent is the target's."""
         return 0
 
-    def behind(self, forest: Forest) -> int:
+    def behind(self, tokens: int) -> int:
         """Nothing: the target has seen it."""
         return 0
 

@@ -49,6 +49,8 @@ class Scheduler:
         self.waiting: deque[Task[Any]] = deque()  # the front belongs to the thread that steps
         self.costs = Costs()  # of passes, measured as they run
         self.load = (1, 0, 0)  # see `_count`
+        self._adapting: list[Task[Any]] = []  # that draft by the load, as the step began
+        self._behind: tuple[float, float] | None = None  # see `behind`; not asked for yet
         self.steps = self.passes = 0  # passes of targets
         self.preempted = 0
         self._submitting = threading.Lock()
@@ -242,9 +244,18 @@ class Scheduler:
     def _count(self) -> None:
         """How many requests run, or are about to, that draft by the load, how many that do not, and rows of those."""
         running = [*self.active, *islice(self.waiting, self.running - len(self.active))]
-        if any(task.adapts for task in running):
+        self._adapting, self._behind = [task for task in running if task.adapts], None
+        if self._adapting:
             rows = [task.verified for task in running if not task.adapts]
             self.load = len(running) - len(rows), len(rows), sum(rows)
+
+    def behind(self) -> tuple[float, float]:
+        """Seconds before a request that drafts by the load can draft, and tokens that may still come: means of all."""
+        if self._behind is None:
+            found = [task.behind() for task in self._adapting if not task.done]
+            seconds, left = (sum(each) / len(found) for each in zip(*found, strict=True)) if found else (0.0, 0.0)
+            self._behind = seconds, left
+        return self._behind
 
     def _admit(self) -> None:
         """Let the first of those that wait begin, or go on, while there is room."""

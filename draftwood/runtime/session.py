@@ -190,9 +190,9 @@ class Session:
         """Slots that hold a token now."""
         return self._top - len(self._free)
 
-    def behind(self, forest: Forest) -> int:
-        """Tokens of the trunk that the model has not seen, but for the latest that a round may accept."""
-        return max(0, len(forest.trunk) - self.cached - LATEST)
+    def behind(self, tokens: int) -> int:
+        """Of so many tokens of the trunk those that the model has not seen, but for the latest of them."""
+        return max(0, tokens - self.cached - LATEST)
 
     def level(self, slot: int) -> int:
         """Layers computed for a slot."""

@@ -24,6 +24,7 @@ class Task(Generic[Event]):
     most: int  # slots that it may hold at once in the end
     notify: Callable[[], object] | None = None  # told of each event and of the end, from the thread that steps
     adapts: bool = False  # whether it drafts by the load
+    behind: Callable[[], tuple[float, int]] = lambda: (0.0, 0)  # seconds before it can draft, tokens that may come
     events: deque[Event] = field(default_factory=deque)
     error: BaseException | None = None
     done: bool = False  # set when all else is: there are no more events, and the memory is given back

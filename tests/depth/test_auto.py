@@ -328,6 +328,20 @@ def test_requests_that_begin_anew_hardly_try_what_does_not_pay() -> None:
     assert tried[False] <= 2 < tried[True]
 
 
+@pytest.mark.parametrize("left", [8, 4000])
+def test_requests_begin_to_draft_together_or_not_at_all(left: int) -> None:
+    """Half of them have nothing to read first: alone they would pay for the others' passes, and for drafts' of their
+    own."""
+    controllers, machine = requests_of(Auto(MOST), 8), MACHINES["weights are read"]
+    simulated(controllers, "weights are read", 0.8, 100)
+    drafted = []
+    for place, one in enumerate(controllers):
+        behind = 9.0 * (place % 2)
+        load = Load(*machine, 8, 0, 1, lambda behind=behind: behind, lambda: left, lambda: (4.5, left))
+        drafted.append(asked(one, load) > 0)
+    assert drafted == [left > 8] * 8
+
+
 def test_where_drafts_do_not_pay_rounds_are_plain_and_ask_for_nothing() -> None:
     """Neither what the draft has not seen, nor whether to go on; where lookup drafts too, that is known later."""
 

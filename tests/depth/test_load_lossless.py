@@ -17,6 +17,7 @@ from draftwood.depth import LOAD, Auto, Load
 from draftwood.generation import Generation
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.runtime.policy import Policy
+from draftwood.runtime.session import LATEST
 from draftwood.verify import tree
 
 PROMPT, VOCAB, LENGTH, END = [1, 2, 1, 2], 4, 4, frozenset({0})
@@ -199,6 +200,25 @@ def test_the_engine_tells_its_requests_the_load(monkeypatch: pytest.MonkeyPatch)
     engine.batch([*[PROMPT] * 3, *plain, deep], 6, method=chain, sampling={"temperature": 0}, max_new_tokens=30)
     assert any(one.counts == (3, 3, 2 + 6) for one in seen)
     assert all(one.verify(1) <= one.verify(20) for one in seen)
+
+
+def test_the_load_tells_what_all_must_read_before_they_draft() -> None:
+    """Means of requests that draft by the load, those that wait among them, at the beginning of a step and later."""
+    engine = Engine(decoder(), [decoder()])
+    asked = [(4, METHODS["chain"][0], 10), (60, METHODS["chain"][0], 30), (90, "autoregressive", 50)]
+    tasks = [
+        engine.submit(engine.generation([1] * size, method=method, sampling={"temperature": 0}, max_new_tokens=most))
+        for size, method, most in asked
+    ]
+    scheduler = engine.scheduler
+    scheduler._count()
+    costs = engine.scheduler.costs.curve(engine.drafts[0])
+    assert scheduler.behind() == pytest.approx((costs.marginal(1, 60 - LATEST) / 2, (10 + 30) / 2))
+    scheduler.until(lambda: tasks[0].done)
+    scheduler._count()
+    assert scheduler.behind() == tasks[1].behind()
+    scheduler.until(lambda: tasks[1].done)
+    assert scheduler.behind() == (0, 0)
 
 
 def decoder() -> Decoder:
