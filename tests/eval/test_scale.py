@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from draftwood.eval.experiments import scale
 from draftwood.eval.experiments.execute import execute
 from draftwood.eval.experiments.experiment import Run, load
 from draftwood.eval.experiments.pairs import Pair
 from draftwood.eval.experiments.simulation import Asked, Machine, Simulation
 from draftwood.eval.experiments.tables import markdown
 from draftwood.runtime.cost import Curve
+from draftwood.runtime.prefix import FEWEST
 
 PASS, ROW = 0.01, 0.001  # seconds: of a pass, of each of its rows
 CURVE = Curve(PASS, ROW)
@@ -92,6 +95,22 @@ def measured(target: Path, draft: Path, out: Path, **settings: object) -> str:
 def test_costs_of_the_engine_are_what_is_simulated(long_target: Path, draft: Path, tmp_path: Path) -> None:
     tables = measured(long_target, draft, tmp_path, checked=[])
     assert tables.count("\n| 6 | ") == 2 and "| 8 | " in tables
+
+
+def test_no_server_is_asked_for_what_it_may_have_kept(
+    long_target: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[int]] = []
+
+    async def talked(way: object, talks: list[list[list[int]]]) -> list[tuple[float, float]]:
+        asked.extend(prompt for talk in talks for prompt in talk)
+        return [(1.0, 2.0) for talk in talks for _ in talk]
+
+    monkeypatch.setattr(scale, "talked", talked)
+    monkeypatch.setattr(scale, "started", lambda command: nullcontext(("", 0)))
+    measured(long_target, draft, tmp_path, checked=[[1, 3]], repeats=3)
+    begun = [tuple(prompt[:FEWEST]) for prompt in asked if len(prompt) == 20]
+    assert len(begun) == len(set(begun)) == 4 + 3 + scale.LONE + 3 * 3
 
 
 @pytest.mark.ray

@@ -68,17 +68,17 @@ class Scale(Kind):
             command = own(bench, "serve", "--port", 0, "--ray", "--replicas", replicas, "--max-running", self.running)
             with started(command) as address:
                 way = partial(Http(methods={}, tokens=self.tokens).by_http, address, speculation=PLAIN)
-                asyncio.run(talked(way, self.talks(words, 4 * replicas, -1)))  # warm
+                asyncio.run(talked(way, self.talks(words, 4 * replicas, f"warm {replicas}")))  # warm
                 if not checks:
-                    talks = self.talks(words, clients, -2)
+                    talks = self.talks(words, clients, "handling")
                     passes = Simulation(machine, replicas, shared=True, **how).run(self.asked(talks)).worked
                     handling = (processor_seconds(way, talks) - passes * machine.threads) / self.made(clients)
-                    lone = [asyncio.run(talked(way, [talk[:1]]))[0][0] for talk in self.talks(words, LONE, -3)]
+                    lone = [asyncio.run(talked(way, [talk[:1]]))[0][0] for talk in self.talks(words, LONE, "lone")]
                     reach = float(np.median(lone)) - machine.seconds(self.prompt, 1)
                     machine = replace(machine, handling=max(0.0, handling), reach=max(0.0, reach))
                 found = []
                 for repeat in range(self.repeats):
-                    talks = self.talks(words, clients, repeat + 1)
+                    talks = self.talks(words, clients, f"check {repeat}")
                     simulated = Simulation(machine, replicas, shared=True, **how).run(self.asked(talks))
                     measured = bench.once([replicas, repeat], partial(self.sample, way, talks))
                     found.append((figures(simulated.times, self.made(clients), simulated.now), measured))
@@ -94,7 +94,7 @@ class Scale(Kind):
                 for name in found[0][0]
             ]
         for clients in self.clients:
-            asked = self.asked(self.talks(words, clients, 0))
+            asked = self.asked(self.talks(words, clients, "scale"))
             for replicas in bench.track(self.replicas, f"{clients} clients"):
                 simulated = Simulation(machine, replicas, **how).run(asked)
                 row = {"replicas": replicas, "clients": clients, "queue": simulated.waited / simulated.now}
@@ -136,9 +136,9 @@ class Scale(Kind):
             curve.add(rows, perf_counter() - began)
         return curve
 
-    def talks(self, words: Sequence[int], clients: int, seed: int) -> list[Talk]:
-        """Random tokens, other ones for each seed."""
-        rng, lengths = random.Random(seed), [self.prompt + turn * self.more for turn in range(self.turns)]
+    def talks(self, words: Sequence[int], clients: int, purpose: str) -> list[Talk]:
+        """Random tokens, other ones for each purpose, since the server keeps prompts (numbers n and -n seed alike)."""
+        rng, lengths = random.Random(purpose), [self.prompt + turn * self.more for turn in range(self.turns)]
         texts = [rng.choices(words, k=lengths[-1]) for _ in range(clients)]
         return [[text[:length] for length in lengths] for text in texts]
 
