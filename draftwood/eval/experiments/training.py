@@ -49,16 +49,20 @@ def costs(
     context: int,
     track: Callable[[Iterable[int], str], Iterable[int]] = lambda turns, what: turns,
 ) -> Rows:
-    """A row for an exit, for heads and for a draft model: weights that are loaded and trained, seconds of a step."""
+    """A row for an exit, for heads and for a draft model: weights that are loaded and trained, seconds of a step.
+
+    Products are of `dtype`, float32 or bfloat16, which processors without instructions for it compute slowly.
+    """
     place, steps = "cuda" if torch.cuda.is_available() else "cpu", steps + 1
     target = checkpoint.load(target_home, dtype, place, packed=False)
     end = min(checkpoint.end_tokens(target_home), default=0)
     texts = read_texts("corpus", Tokenizer.load(target_home), end, min(context, target.context), batch, 1, SEED)
     behind = share(target.n_layers)
-    settings = ExitSettings(layers=behind, steps=steps, batch=batch, warmup=0)
+    alike: dict[str, Any] = {"steps": steps, "batch": batch, "warmup": 0, "precision": dtype}
+    settings = ExitSettings(layers=behind, **alike)
     plain = ExitRun(target, texts, settings, NOWHERE)
     distilled = ExitRun(target, texts, settings.model_copy(update={"distill": 1.0}), NOWHERE)
-    medusa = HeadRun(target, texts, HeadSettings(steps=steps, batch=batch, warmup=0), NOWHERE)
+    medusa = HeadRun(target, texts, HeadSettings(**alike), NOWHERE)
     first = _count(target.embed) + sum(_count(layer) for layer in list(target.layers)[:behind])
     made: dict[str, tuple[Callable[[], object], int, Any]] = {  # an exit needs the target's first layers only
         f"eesd, N={behind}": (plain.step, first + _count(plain.exit), plain.exit),
@@ -67,7 +71,7 @@ def costs(
     }
     if draft_home is not None:
         draft = checkpoint.load(draft_home, "float32", place, packed=False)
-        made["draft model"] = (_draft_step(draft, texts.train), _count(draft), draft)
+        made["draft model"] = (_draft_step(draft, texts.train, dtype), _count(draft), draft)
     seconds: dict[str, list[float]] = {name: [] for name in made}
     for turn in track(range(steps), "steps of training"):
         for name, (step, _, _) in made.items():
@@ -91,14 +95,14 @@ def _count(model: Any) -> int:
     return sum(part.numel() for part in model.parameters())
 
 
-def _draft_step(model: Any, rows: Any) -> Callable[[], object]:
+def _draft_step(model: Any, rows: Any, dtype: str) -> Callable[[], object]:
     """A step of training a draft model on the text itself: vanilla speculative decoding's preparation."""
     model.float().requires_grad_(True).train()
     optimizers = Optimizers(model, muon=False)
     tokens = torch.from_numpy(rows.astype(np.int64)).to(model.device)
 
     def step() -> None:
-        with torch.autocast(model.device.type, torch.bfloat16):
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=dtype == "bfloat16"):
             logits = model.train_forward(tokens)
         loss = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()  # type: ignore[no-untyped-call]
