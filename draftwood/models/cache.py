@@ -53,12 +53,12 @@ class Budget:
 
     def allows(self, cache: Cache, count: int) -> bool:
         """Whether a cache may hold so many bytes; if not as it is, others give back what is idle."""
-        if self.limit is None or count <= self.held.get(cache, 0):
+        more = count - self.held.get(cache, 0)
+        if self.limit is None or more <= 0 or self.used + more <= self.limit:
             return True
-        if self.used - self.held.get(cache, 0) + count > self.limit:
-            for other in [other for other in self.held if other is not cache]:
-                other.trim()
-        return self.used - self.held.get(cache, 0) + count <= self.limit
+        for other in [other for other in self.held if other is not cache]:
+            other.trim()
+        return self.used + more <= self.limit
 
     def take(self, cache: Cache, count: int) -> None:
         """Note that a cache is about to hold so many bytes; raises OutOfMemory."""
