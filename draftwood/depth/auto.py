@@ -19,7 +19,7 @@ from draftwood.depth.rules import LOAD, LOGITS, DepthController, Growth
 from draftwood.depth.stopping import CONFIDENT, PRIOR, UNKNOWN, WEIGHT, Experience, Path
 from draftwood.sampling import Streams
 
-TRIED = 0.01  # share of the time that drafting is tried with where it does not pay
+TRIED = 0.005  # share of the time that drafting is tried with where it does not pay
 EAGER = 0.3  # the same before any trial
 HOPELESS = 8  # times as seldom where drafts would not pay if all were accepted, unless costs were measured badly
 OFTEN, PACES = 4, 16  # rounds with drafts that tell a request's pace; requests whose paces are remembered
@@ -197,11 +197,11 @@ class Auto(DepthController):
 
     Models may have to read what they have not seen before they draft, and the tokens that may come must save as much.
     Requests begin `together`, if it is saved on average: where some rest, as many passes are made for them as if nobody
-    drafted, and few share those of drafts.
+    drafted, and few share those of drafts. They begin for more than they go on for.
 
     Nothing depends on tokens that are not drawn yet, so the law of the output stays as it is at any load. Where
-    drafting does not pay it is tried now and then, with a hundredth of the time; more often while little is known, but
-    hardly so in requests that each begin anew: the first guess is as good as some rounds.
+    drafting does not pay it is tried now and then, with half a hundredth of the time; more often while little is known,
+    but hardly so in requests that each begin anew: the first guess is as good as some rounds.
     """
 
     most: int
@@ -268,7 +268,8 @@ class Auto(DepthController):
             plan.consider([min(cap, width) for width in full], self.roots, load)
         if load.drafting > 1:
             behind, left = load.means()
-            plan.together = plan.saves > 0 and behind <= left * plan.saves
+            least = SURE * plan.seconds[0] / (1 + load.tokens) if self.known.idle else 0.0  # or they flap about zero
+            plan.together = plan.saves > least and behind <= left * plan.saves
         if self.lookup:
             plan.found = plan.of(replace(load, draft=lambda rows: 0.0), [1] * self.most, True)
         return plan
