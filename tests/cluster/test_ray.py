@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -161,6 +163,35 @@ def test_clients_that_leave_end_their_requests(server: Server) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(leave, [True, True, False, False]))
     server.until(0)
+
+
+def test_a_burst_is_shared_out_evenly_and_what_ends_is_not_counted() -> None:
+    from ray.serve.request_router import PendingRequest
+
+    from draftwood.cluster.routing import PrefixRouter
+
+    async def asked() -> tuple[list[str], dict[str, str]]:
+        router = PrefixRouter.__new__(PrefixRouter)
+        router.initialize_state()
+        replicas = [SimpleNamespace(replica_id=SimpleNamespace(unique_id=name)) for name in "ab"]
+        requests = [
+            PendingRequest([], {"blocks": [number]}, SimpleNamespace(internal_request_id=str(number)))
+            for number in range(25)
+        ]
+        taken = [(await router.choose_replicas(replicas, each))[0][0].replica_id for each in requests[:24]]
+        for request, replica in zip(requests[:24], taken, strict=True):
+            router.on_request_routed(request, replica, None)
+            if replica.unique_id == "b":
+                router.on_request_completed(replica, request.metadata.internal_request_id)
+        last = await router.choose_replicas(replicas, requests[24])
+        requests[24].future.cancel()
+        await asyncio.sleep(0)
+        return [replica.unique_id for replica in [*taken, last[0][0].replica_id]], router.under_way
+
+    names, under_way = asyncio.run(asked())
+    assert Counter(names[:24]) == {"a": 12, "b": 12}  # none was sent yet
+    assert names[24] == "b"  # which has nothing left
+    assert Counter(under_way.values()) == {"a": 12}
 
 
 def test_conversations_stay_where_they_are(server: Server) -> None:
