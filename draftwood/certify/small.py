@@ -42,7 +42,7 @@ from draftwood.params import SamplingParams
 from draftwood.results import GenerationResult
 
 END = frozenset({0})
-PROMPT = [1, 0, 1]  # a repetition, so that lookup finds something; the end token has no meaning in a prompt
+PROMPT = [1, 0, 1, 0, 1, 0, 1]  # a repetition, so that lookup finds something; the end token has no meaning in a prompt
 COPIED = [4, 1, 2, 3, 4]  # the prompt of windows where lookup drafts: what follows 4 in it is what is certain behind it
 VARYING = 0.3  # a threshold at which dynamic widths are of several sizes
 MEMORY = 1 << 30  # bytes, of which hardly any are used: nobody has to ask how much is free
