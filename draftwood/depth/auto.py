@@ -19,7 +19,7 @@ from draftwood.depth.rules import LOAD, LOGITS, DepthController, Growth
 from draftwood.depth.stopping import CONFIDENT, PRIOR, UNKNOWN, WEIGHT, Experience, Path
 from draftwood.sampling import Streams
 
-TRIED = 0.005  # share of the time that drafting is tried with where it does not pay
+TRIED = 0.01  # share of the time that drafting is tried with where it does not pay
 EAGER = 0.3  # the same before any trial
 HOPELESS = 8  # times as seldom where drafts would not pay if all were accepted, unless costs were measured badly
 OFTEN, PACES = 4, 16  # rounds with drafts that tell a request's pace; requests whose paces are remembered
@@ -200,7 +200,7 @@ class Auto(DepthController):
     drafted, and few share those of drafts. They begin for more than they go on for.
 
     Nothing depends on tokens that are not drawn yet, so the law of the output stays as it is at any load. Where
-    drafting does not pay it is tried now and then, with half a hundredth of the time; more often while little is known,
+    drafting does not pay it is tried now and then, with a hundredth of the time; more often while little is known,
     but hardly so in requests that each begin anew: the first guess is as good as some rounds.
     """
 

@@ -165,6 +165,7 @@ def test_clients_that_leave_end_their_requests(server: Server) -> None:
     server.until(0)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of pydantic, in Ray
 def test_a_burst_is_shared_out_evenly_and_what_ends_is_not_counted() -> None:
     from ray.serve.request_router import PendingRequest
 

@@ -173,7 +173,7 @@ def test_drafts_stop_under_load_and_come_back_with_its_end() -> None:
     assert asked(controller, Load(draft, verify)) >= 3
 
 
-def test_where_drafts_never_pay_they_are_tried_with_half_a_hundredth_of_the_time() -> None:
+def test_where_drafts_never_pay_they_are_tried_with_a_hundredth_of_the_time() -> None:
     controller, load = Auto(MOST), Load(*MACHINES["dear drafts"])
     drafted = []
     for _ in range(2000):
@@ -181,7 +181,7 @@ def test_where_drafts_never_pay_they_are_tried_with_half_a_hundredth_of_the_time
         controller.observe(a_round(0, drafted[-1]))
     late = drafted[500:]
     assert set(late) == {0, 1}
-    assert 0 < sum(late) * (load.one / load.verify(1)) < 0.006 * len(late)
+    assert 0 < sum(late) * (load.one / load.verify(1)) < 0.011 * len(late)
 
 
 def test_of_many_requests_one_tries_at_a_time() -> None:
