@@ -370,6 +370,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.slow
 def test_exits_are_trained_once_for_a_pair_of_ours_and_all_that_grew_from_it(engine: Engine, tmp_path: Path) -> None:
     wanted = Learned(exits=Exits(layers=(1, 3), depths=(1,), taught=("text",), steps=1, batch=2))
     small = learn_for(engine, wanted, tmp_path / "small", lambda what: None)
