@@ -38,9 +38,9 @@ class SharedSession(Session):
         """The asked nodes and those of their ancestors without slots."""
         return self.target.rows(replace(run, session=self.target, upto=0))
 
-    def wished(self, run: Run) -> int:
-        """None: the extent is the target's."""
-        return 0
+    def wishes(self, run: Run) -> list[tuple[Sequence[int], int]]:
+        """Nothing: the extent is the target's."""
+        return []
 
     def behind(self, tokens: int) -> int:
         """Nothing: the target has seen it."""

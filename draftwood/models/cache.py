@@ -154,12 +154,17 @@ class Cache:
         self.clear(extent, 0)
         return extent
 
-    def expect(self, slots: int) -> None:
-        """Room for extents of so many slots together, so that lending them moves nothing; none if that is too much."""
-        if slots > self.slots - self.lent:
+    def expect(self, slots: int, grown: dict[Extent, int] | None = None) -> None:
+        """Room for extents of so many slots together, and for those that are lent to grow to capacities.
+
+        So that one by one they move nothing; none if that is too much.
+        """
+        grown = {extent: capacity for extent, capacity in (grown or {}).items() if capacity > extent.capacity}
+        slots += sum(capacity - extent.capacity for extent, capacity in grown.items())
+        if slots > self.slots - self.lent or grown:
             with suppress(OutOfMemory):
-                if not self._append(slots, self.lent + slots):
-                    self._move(self.lent + slots)
+                if grown or not self._append(slots, self.lent + slots):
+                    self._move(self.lent + slots, grown)
 
     def reserve(self, extent: Extent, slots: int) -> None:
         """Make sure that an extent has room for so many slots; what it holds is kept, it may move.

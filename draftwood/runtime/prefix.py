@@ -53,20 +53,13 @@ class PrefixCache:
 
     def take(self, cache: Cache, tokens: Sequence[int], room: int) -> tuple[Extent, int]:
         """An extent for `room` slots that holds the first n of some tokens, and n."""
-        best, place, source = 0, -1, None
-        if self.enabled and cache.layout and len(tokens) >= FEWEST:
-            for i, entry in enumerate(self.kept):
-                if entry.cache is cache and (found := common(tokens, entry.tokens)) > best:
-                    best, place = found, i
-            for holder in self.live:
-                if holder.cache is cache and holder.extent and (found := common(tokens, holder.prefix)) > best:
-                    best, place, source = found, -1, holder.extent
+        best, place, source = self._longest(cache, tokens)
         if best < FEWEST:
             extent = cache.lend(room)
             self.asked += len(tokens)
             return extent, 0
-        if place >= 0 and best >= len(self.kept[place].tokens) // 2:  # its owner is gone: it is taken as it is
-            extent = self.kept[place].extent
+        if (taken := self._taken(best, place)) is not None:
+            extent = taken.extent
             cache.reserve(extent, room)
             del self.kept[place]
             cache.clear(extent, best)
@@ -80,6 +73,36 @@ class PrefixCache:
         self.asked += len(tokens)
         self.hits += best
         return extent, best
+
+    def expect(self, cache: Cache, wishes: Sequence[tuple[Sequence[int], int]]) -> None:
+        """Room for what some requests, with these tokens and room for so many slots, are about to take together."""
+        slots, grown = 0, dict[Extent, int]()
+        for tokens, room in wishes:
+            best, place, _ = self._longest(cache, tokens)
+            taken = self._taken(best, place)
+            if taken is None or taken.extent in grown:
+                slots += cache.capacity(room)
+            else:
+                grown[taken.extent] = cache.capacity(room)
+        cache.expect(slots, grown)
+
+    def _longest(self, cache: Cache, tokens: Sequence[int]) -> tuple[int, int, Extent | None]:
+        """The length of the longest prefix that is there, its place among the kept ones or -1, and a live one's."""
+        best, place, source = 0, -1, None
+        if self.enabled and cache.layout and len(tokens) >= FEWEST:
+            for i, entry in enumerate(self.kept):
+                if entry.cache is cache and (found := common(tokens, entry.tokens)) > best:
+                    best, place = found, i
+            for holder in self.live:
+                if holder.cache is cache and holder.extent and (found := common(tokens, holder.prefix)) > best:
+                    best, place, source = found, -1, holder.extent
+        return best, place, source
+
+    def _taken(self, best: int, place: int) -> Kept | None:
+        """The kept one if it is taken as it is, since its owner is gone and most of it is wanted."""
+        if best < FEWEST or place < 0 or best < len(self.kept[place].tokens) // 2:
+            return None
+        return self.kept[place]
 
     def leave(self, holder: Holder) -> None:
         """A request is over: what it has computed is kept, or given back."""

@@ -284,9 +284,11 @@ class Scheduler:
                 groups.setdefault(task.run.session.model, []).append(task)
         for model, members in groups.items():
             began = perf_counter()
-            if len(members) > 1 and not self.prefixes.kept:  # else a new request may take what another one left
-                wishes = [task.run for task in members if task.run is not None]
-                wishes[0].session.cache.expect(sum(run.session.wished(run) for run in wishes))
+            if len(members) > 1:
+                runs = [task.run for task in members if task.run is not None]
+                wishes = [wish for run in runs for wish in run.session.wishes(run)]
+                if len(wishes) > 1:
+                    self.prefixes.expect(runs[0].session.cache, wishes)
             for task in members:
                 self._prepare(task)
             held = [(task, task.pending) for task in members if task.pending is not None]  # some may wait again

@@ -253,9 +253,9 @@ class Session:
             heapq.heappush(self._free, slot)
         self._shrink()
 
-    def wished(self, run: Run) -> int:
-        """Slots that the extent will have which the session takes for a run; 0 where it has one."""
-        return 0 if self.extent is not None else self.cache.capacity(self._room(run.forest, len(run.nodes)))
+    def wishes(self, run: Run) -> list[tuple[Sequence[int], int]]:
+        """Tokens, and slots of the extent that the session takes for a run; nothing where it has one."""
+        return [] if self.extent is not None else [(run.forest.trunk, self._room(run.forest, len(run.nodes)))]
 
     def _room(self, forest: Forest, count: int) -> int:
         """Slots for the trunk and `count` tokens more.

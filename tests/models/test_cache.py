@@ -200,6 +200,23 @@ def test_what_is_expected_is_lent_without_moving_anything() -> None:
     assert c.slots == slots
 
 
+def test_extents_that_are_expected_to_grow_move_together_and_keep_what_they_hold() -> None:
+    c = cache(limit=2000 * SLOT)
+    extents = [c.lend(40) for _ in range(6)]
+    values = [fill(c, extent, [0, 39], seed) for seed, extent in enumerate(extents)]
+    c.expect(c.capacity(10), dict.fromkeys(extents[1:5], c.capacity(100)))
+    planes, room = list(c.planes), c.slots
+    for extent in extents[1:5]:
+        c.reserve(extent, 100)
+    c.lend(10)
+    assert apart(c) and c.slots == room and all(one is two for one, two in zip(planes, c.planes, strict=True))
+    for extent, expected in zip(extents, values, strict=True):
+        assert torch.equal(stored(c, extent, [0, 39]), expected)
+    state = [(extent.base, extent.capacity) for extent in extents]
+    c.expect(0, {extents[0]: 5000})  # beyond the budget
+    assert state == [(extent.base, extent.capacity) for extent in extents]
+
+
 def test_a_budget_refuses_and_nothing_is_lost() -> None:
     c = cache(limit=260 * SLOT)
     extents = [c.lend(40), c.lend(100)]

@@ -10,6 +10,7 @@ from shared import CHAINS, FAMILIES, SAMPLINGS, SLOT, engine, settle, shortage
 from test_session import VOCAB
 
 from draftwood import GenerationResult
+from draftwood.models.cache import Cache
 
 RNG = random.Random(5)
 COMMON = [RNG.randrange(VOCAB) for _ in range(40)]
@@ -113,6 +114,23 @@ def test_the_second_turn_of_a_conversation(name: str) -> None:
         rows = again.metrics.target_rows - sum(1 + round_.drafted for round_ in again.rounds)
         assert rows <= len(second) - again.metrics.reused_tokens + 1
     settle(ours)
+
+
+def test_second_turns_of_many_conversations_move_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes what its first turn left, and needs more room than that has."""
+    eng, alone = engine(), engine(reuse_prefixes=False)
+    options: dict[str, Any] = {"method": "autoregressive", "max_new_tokens": 8, "ignore_eos": True, "seed": 3}
+    rng = random.Random(4)
+    prompts = [[rng.randrange(VOCAB) for _ in range(40)] for _ in range(6)]
+    firsts = eng.batch(prompts, concurrency=6, **options)
+    seconds = [[*p, *r.tokens, *prompts[0], 1, 2] for p, r in zip(prompts, firsts, strict=True)]
+    moves: list[int] = []
+    move = Cache._move
+    monkeypatch.setattr(Cache, "_move", lambda cache, *given: (moves.append(1), move(cache, *given))[1])
+    results = eng.batch(seconds, concurrency=6, **options)
+    assert len(moves) == 1 and all(result.metrics.reused_tokens >= 40 for result in results)
+    assert [r.tokens for r in results] == [alone.generate(prompt, **options).tokens for prompt in seconds]
+    settle(eng)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
