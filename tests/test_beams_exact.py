@@ -170,20 +170,6 @@ def test_supports_that_differ(support: str, monkeypatch: pytest.MonkeyPatch) -> 
 # -- dynamic width: each layer given those before and its own width --------------------------------------------------
 
 
-def draws_law(wanted: BeamLaw, before: tuple[Sequence_, ...], width: int, replacement: bool) -> Law[Any]:
-    """Law of `width` draws in order."""
-    p = wanted.layer(tuple(sorted(set(before))))
-    law: Law[Any] = {(): 1.0}
-    for _ in range(width if replacement else min(width, len(p))):
-        law = {
-            (*drawn, name): chance * value / (1.0 if replacement else 1.0 - math.fsum(p[x] for x in drawn))
-            for drawn, chance in law.items()
-            for name, value in p.items()
-            if replacement or name not in drawn
-        }
-    return law
-
-
 DYNAMIC: list[Cell] = [
     ({"draft_width": 2, "gamma": 1, "threshold": 0.3}, {}, 2, 3, END),
     ({"draft_width": 3, "gamma": 1, "threshold": 0.3, "root_weights": "target"}, {"temperature": 1.5}, 2, 2, ENDLESS),
@@ -238,7 +224,7 @@ def test_layers_of_dynamic_width(
         before = history[-1][1] if history else ((),)
         total = math.fsum(of.values())
         found = {beams: chance / total for beams, chance in of.items()}
-        off = total_variation(found, draws_law(wanted, before, width, options.get("replacement", True)))
+        off = total_variation(found, wanted.draws(before, width, options.get("replacement", True)))
         assert off * total < EXACT
 
 
