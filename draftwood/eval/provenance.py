@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,23 @@ def session(device: torch.device, backend: str | None = None) -> dict[str, Any]:
         "torch": torch.__version__,
         "system": platform.platform(),
         "processor": processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
         "backend": backend or usual,
         "kernels": native.kernels()[0] if (backend or usual) == "native" else None,
     }
+
+
+def machine(session: Mapping[str, Any]) -> str:
+    """What computed, in words; empty where nobody wrote it down."""
+    if not session.get("threads"):
+        return ""
+    threads = f"{session['threads']} thread{'s' * (session['threads'] != 1)} of {session['processor']}"
+    able = f" with {session['instructions']}" if session.get("instructions") else ""  # which the name may not tell
+    kernels = f"kernels {session['kernels']}" if session.get("kernels") else "PyTorch's kernels"
+    return f"{threads}{able}, {kernels}"
 
 
 def processor() -> str:

@@ -141,6 +141,7 @@ def test_forwards_are_held_to_what_the_machine_allows(tmp_path: Path, monkeypatc
     assert rows["pytorch", 2]["to_pytorch"]["value"] == 1 and "'int7' is not known" in failed["int7", "pytorch"]
     assert (("float32", "native") in failed) == (backend == "pytorch") == (found["environment"]["kernels"] is None)
     assert provenance.session(torch.device("cpu"), "pytorch").items() >= {("backend", "pytorch"), ("kernels", None)}
+    assert found["environment"]["instructions"] == torch.backends.cpu.get_cpu_capability()
     requests = {(row["backend"], row["method"]): row for row in found["tables"]["requests"]}
     assert requests[backend, "chain of 4"]["same_text"] == 1
     asked = load(BENCH / "native.yaml").drawings["rows"]
@@ -324,11 +325,20 @@ def test_numbers_of_conclusions_are_those_of_their_files(tmp_path: Path) -> None
         concluded(asked, [], Path("x.yaml"))
 
 
-def test_the_overview_leaves_cells_empty_where_nothing_was_measured() -> None:
-    text = overview(
-        Overview.model_validate(parsed(BENCH / "overview.yaml")), lambda name: documents(BENCH / f"{name}.yaml")
-    )
-    assert text.count("\n") == 13 and "1.93x" in text and "|  |" in text
+def test_the_overview_leaves_cells_empty_where_nothing_was_measured_and_tells_machines_apart() -> None:
+    line = {"label": "a", "experiment": "one", "rows": "t", "cell": "{a:.1fx}"}
+    asked = {"marker": "", "columns": {n: {"run": n} for n in "pqrs"}, "lines": [line]}
+    machines = {"p": {"kernels": "avx2"}, "q": {"kernels": "avx512", "instructions": "AVX512"}, "r": {}}
+    results = [
+        {"run": run, "models": {}, "tables": {"t": [{"a": 2}]}, "environment": {"threads": n, "processor": "CPU", **of}}
+        for n, (run, of) in enumerate(machines.items(), 1)
+    ]
+    assert overview(Overview.model_validate(asked), lambda name: results).splitlines()[2:] == [
+        "| a | 2.0x | 2.0x ¹ | 2.0x ² |  |",
+        "",
+        "Measured with 1 thread of CPU, kernels avx2; ¹ 2 threads of CPU with AVX512, kernels avx512; "
+        "² 3 threads of CPU, PyTorch's kernels.",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
+from draftwood.eval import provenance
 from draftwood.eval.experiments.experiment import Selection, Strict, parsed, validated
 from draftwood.eval.experiments.tables import CELLS, OVERVIEW, PAPERS, documents, experiments, markdown, number, rows_of
 from draftwood.eval.reproduce.paper import Paper
 from draftwood.eval.reproduce.paper import load as paper
 
 ResultsOf = Callable[[str], Sequence[Mapping[str, Any]]]  # of an experiment by its name
+REPRODUCED = "reproductions"  # the experiment whose results `draftwood reproduce` writes
+MARKS = ("", *"¹²³⁴⁵⁶⁷⁸⁹")  # of machines, the first unmarked
 PAGES = ("README.md", "draftwood/models/embedded/README.md", "docs/papers.md", "docs/serving.md")  # beside bench
 
 
@@ -38,8 +41,8 @@ class Overview(Strict):
 
 
 def overview(asked: Overview, results_of: ResultsOf) -> str:
-    """The overview; a cell is empty where nothing was measured."""
-    made = [["", *asked.columns]]
+    """The overview, and what computed its cells; one is empty where nothing was measured."""
+    made, machines = [["", *asked.columns]], list[str]()
     for line in asked.lines:
         results, cells = results_of(line.experiment), [line.label]
         for wanted in asked.columns.values():
@@ -49,9 +52,16 @@ def overview(asked: Overview, results_of: ResultsOf) -> str:
                 if line.best
                 else next(iter(rows), None)
             )
-            cells.append(CELLS.fill(line.cell, row) if row else "")
+            if row is None:
+                cells.append("")
+                continue
+            if (machine := provenance.machine(row)) not in machines:
+                machines.append(machine)
+            mark = MARKS[machines.index(machine)]
+            cells.append(f"{CELLS.fill(line.cell, row)}{mark and f' {mark}'}")
         made.append(cells)
-    return _table(made)
+    told = "; ".join(f"{mark} {machine}".strip() for mark, machine in zip(MARKS, machines, strict=False))
+    return f"{_table(made)}\n\nMeasured with {told}."
 
 
 class Measured(Selection):
@@ -109,7 +119,7 @@ def _measured(name: str, known: Paper, claim: Claim, results_of: ResultsOf) -> I
         cell = "{what}: {here} (the paper: {paper}): {verdict}"
         for run, told in ((name, cell), (f"{name}-*", "{run}, " + cell)):
             where = {"run": run, "exhibit": known.exhibit(claim.exhibit).short, "what": claim.compared}
-            asked.append(Measured(experiment="reproductions", rows="comparisons", where=where, cell=told))
+            asked.append(Measured(experiment=REPRODUCED, rows="comparisons", where=where, cell=told))
     for each in asked:
         for row in rows_of(results_of(each.experiment), each):
             if text := CELLS.fill(each.cell, row).removesuffix(": "):  # without a verdict the reason is said
@@ -128,20 +138,35 @@ def filled(text: str, folder: Path) -> str:
     def results_of(name: str) -> list[dict[str, Any]]:
         return documents(folder / f"{name}.yaml")
 
-    tables = {
-        table.marker: markdown(table, results_of(path.stem))
+    made: dict[str, tuple[str, set[str]]] = {  # by marker, and the experiments that are shown
+        table.marker: (markdown(table, results_of(path.stem)), {path.stem})
         for path, experiment in experiments(folder)
         for table in experiment.tables
         if table.marker
     }
     if (folder / OVERVIEW).is_file():
         asked = validated(Overview, parsed(folder / OVERVIEW), str(folder / OVERVIEW))
-        tables[asked.marker] = overview(asked, results_of)
+        made[asked.marker] = overview(asked, results_of), set()
     if (folder / PAPERS).is_file():
-        tables |= {f"claims of {name}": claimed(name, found, results_of) for name, found in claims(folder).items()}
-    for name, table in tables.items():
-        begin, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
+        for name, found in claims(folder).items():
+            of = {each.experiment for claim in found for each in claim.measured}
+            of |= {REPRODUCED for claim in found if claim.exhibit}
+            made[f"claims of {name}"] = claimed(name, found, results_of), of
+    shown = {name for marker, (_, of) in made.items() if f"<!-- {marker} -->\n" in text for name in of}
+    made["machines"] = machines(sorted(shown), results_of), set()
+    for marker, (table, _) in made.items():
+        begin, end = f"<!-- {marker} -->\n", f"\n<!-- end of {marker} -->"
         if begin in text and end in text:
             head, _, rest = text.partition(begin)
             text = f"{head}{begin}{table}{end}{rest.partition(end)[2]}"
     return text
+
+
+def machines(names: Iterable[str], results_of: ResultsOf) -> str:
+    """Which results of these experiments were measured on which machine."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        for each in results_of(name):
+            if told := provenance.machine(each["environment"]):
+                found.setdefault(told, []).append(f"{name}/{each['run']}")
+    return _table([["measured with", "results"], *([told, ", ".join(results)] for told, results in found.items())])

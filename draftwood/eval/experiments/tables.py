@@ -15,6 +15,7 @@ from typing import Any
 
 from draftwood import plots
 from draftwood.errors import ConfigurationError
+from draftwood.eval import provenance
 from draftwood.eval.experiments.execute import read, results_of
 from draftwood.eval.experiments.experiment import Drawing, Experiment, Rows, Selection, Table, load
 from draftwood.eval.report.charts import Curve, Span, curves
@@ -24,9 +25,10 @@ HEAD = """# Results
 
 Every number here comes from the files under `bench/results`; `draftwood eval bench --results docs/results.md` makes
 this page of them. Each section names the command that repeats the measurement. Ratios compare methods whose runs were
-interleaved on the same prompts; in parentheses are 95% bootstrap intervals. Where a section says so, it was measured by
-an earlier program, whose command and commit are kept. A grown pair has the small pair's text and acceptance at the cost
-of a larger shape.
+interleaved on the same prompts; in parentheses are 95% bootstrap intervals. Runs of a section can be of different
+machines: compare times only between runs that name the same processor and kernels. Where a section says so, it was
+measured by an earlier program, whose command and commit are kept. A grown pair has the small pair's text and
+acceptance at the cost of a larger shape.
 """
 OVERVIEW, PAPERS = "overview.yaml", "papers.yaml"  # tables over several experiments, shown by other pages only
 
@@ -161,8 +163,7 @@ def section(experiment: Experiment, file: Path) -> Iterator[str]:
     lines = []
     for result in results:
         e = result["environment"]
-        machine = f"{e['threads']} thread{'s' * (e['threads'] != 1)} of {e['processor']}" if e.get("threads") else ""
-        told = [machine, f"torch {e['torch']}" if e.get("torch") else "", str(e.get("began", ""))[:10]]
+        told = [provenance.machine(e), f"torch {e['torch']}" if e.get("torch") else "", str(e.get("began", ""))[:10]]
         told += [f"commit {str(e['git_commit'])[:9]}" if e.get("git_commit") else ""]
         lines.append(f"- {result['run']}" + (": " + ", ".join(filter(None, told)) if any(told) else ""))
     if lines:

@@ -12,6 +12,7 @@ from draftwood.eval.experiments import execute
 from draftwood.eval.experiments.execute import SCHEMA
 from draftwood.eval.experiments.experiment import Rows
 from draftwood.eval.experiments.learned import Places
+from draftwood.eval.provenance import machine
 from draftwood.eval.report import page as report
 from draftwood.eval.report.charts import Figure
 from draftwood.eval.report.figures import file_name
@@ -53,7 +54,7 @@ def write(
         size=paper.scales[scale],
         models=models_line(models) if models else "",
         grown=grown_line(models) if models else None,
-        machine=f"{session.get('processor', '')}, {session.get('device', '')}" if session else "",
+        machine=machine(session),
         complete=complete,
         shown=[_exhibit(each) for each in exhibits],
         main=findings,
