@@ -19,7 +19,7 @@ from draftwood.eval.experiments import controllers, fronts, machine, peers
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.engines import hugging_face
 from draftwood.eval.experiments.execute import chosen, execute, write
-from draftwood.eval.experiments.experiment import Experiment, Run, Table, load, parsed
+from draftwood.eval.experiments.experiment import Experiment, Run, Table, load
 from draftwood.eval.experiments.learned import Exit, Places, resolved
 from draftwood.eval.experiments.methods import Entry, Methods, compared, expanded, speed
 from draftwood.eval.experiments.pages import Overview, overview
