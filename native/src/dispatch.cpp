@@ -72,9 +72,9 @@ struct Choice {
 static const Choice CHOICES[] = {
 #if defined(__x86_64__)
     {&amx::table, has_tiles, false},
-    {&avx512bf16::table, has_bf16, false},
-    {&avx512vnni::table, has_vnni, false},
-    {&avx512::table, has_avx512, false},
+    {&avx512bf16::table, has_bf16, true},
+    {&avx512vnni::table, has_vnni, true},
+    {&avx512::table, has_avx512, true},
     {&avx2::table, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }, true},
 #elif defined(__aarch64__)
     {&neonbf16::table, has_bf16, true},

@@ -1,8 +1,8 @@
 // Products of rows with packed matrices. Included inside a set's namespace.
 // Every element is one chain of sums in the order of k; blocks of rows and panels only decide how many chains go at once.
 
-constexpr int64_t TALL = 128, DEEP = 128;  // rows and steps of a block that stays in the caches
-constexpr int64_t AHEAD = 1024;            // bytes of weights asked for before they are needed
+constexpr int64_t TALL = 128;    // rows that go through the weights together, and stay in the caches
+constexpr int64_t AHEAD = 4096;  // bytes of weights asked for before they are needed
 
 template <int N> struct Fixed { static constexpr int value = N; };
 
@@ -15,18 +15,21 @@ template <int MOST, class F> static inline void fixed(int64_t rows, F f) {
 // f(Fixed<R>, Fixed<P>, row, panel) for blocks of R rows and P panels that cover rows [0, rows), panels [from, to): at most
 // CHAINS vectors of sums; the fewer rows, the more panels at once.
 template <int CHAINS, class F> static inline void blocks(int64_t rows, int64_t from, int64_t to, F f) {
-  constexpr int ROWS = CHAINS / VECTORS > 12 ? 12 : CHAINS / VECTORS;
-  int64_t parts = (rows + ROWS - 1) / ROWS, panel = from;
-  if (parts == 1)
-    fixed<ROWS>(rows, [&](auto r) {
-      constexpr int R = decltype(r)::value, FIT = (CHAINS - 2) / (R * VECTORS), P = FIT > 3 && R == 1 ? 4 : FIT > 1 && R < 5 ? 2 : 1;
-      for (; panel + P <= to; panel += P) f(r, Fixed<P>{}, 0, panel);
-    });
-  for (; panel < to; panel++)
-    for (int64_t part = 0; part < parts; part++) {
-      int64_t row = rows * part / parts;
-      fixed<ROWS>(rows * (part + 1) / parts - row, [&](auto r) { f(r, Fixed<1>{}, row, panel); });
-    }
+  constexpr int ROWS = VECTORS > 1 ? CHAINS / VECTORS : CHAINS / 2 - 2;  // with one vector of outputs two panels, too
+  const int64_t parts = (rows + ROWS - 1) / ROWS;
+  fixed<ROWS>((rows + parts - 1) / parts, [&](auto most) {
+    constexpr int MOST = decltype(most)::value, FIT = (CHAINS - 2) / (MOST * VECTORS), P = FIT > 3 && MOST == 1 ? 4 : FIT > 1 ? 2 : 1;
+    const auto cover = [&](auto p, int64_t panel) {
+      for (int64_t part = 0; part < parts; part++) {
+        const int64_t row = rows * part / parts;
+        if (rows * (part + 1) / parts - row == MOST) f(most, p, row, panel);
+        else if constexpr (MOST > 1) f(Fixed<MOST - 1>{}, p, row, panel);
+      }
+    };
+    int64_t panel = from;
+    for (; panel + P <= to; panel += P) cover(Fixed<P>{}, panel);
+    for (; panel < to; panel++) cover(Fixed<1>{}, panel);
+  });
 }
 
 // Have it computed here and not later: the compiler's own order needs more registers than there are.
@@ -58,70 +61,59 @@ static inline void step(typename Kind::Sum (&sum)[R][P * VECTORS], const typenam
   }
 }
 
-// The chains of R rows and P panels, over `steps` steps of k; panels lie `panel` bytes apart, rows of x `ldx` numbers.
+// The chains of R rows and P panels, over `steps` steps of k; panels lie `panel` bytes apart and go on for `left` bytes, rows
+// of x lie `ldx` numbers apart. What is asked for behind a panel's end is where the next P panels begin.
 template <class Kind, int R, int P>
 static inline void chains(typename Kind::Sum (&sum)[R][P * VECTORS], const typename Kind::X* x, int64_t ldx, const uint8_t* w,
-                          int64_t panel, int64_t steps, int64_t ahead) {
-  for (int64_t j = 0; j < steps; j++)
+                          int64_t panel, int64_t steps, int64_t left) {
+  for (int64_t j = 0; j < steps; j++) {
+    const int64_t soon = AHEAD + (j * STEP + AHEAD < left ? 0 : (P - 1) * panel);
     DW_UNROLL for (int p = 0; p < P; p++) {
       const uint8_t* at = w + p * panel + j * STEP;
-      __builtin_prefetch(at + ahead);
+      __builtin_prefetch(at + soon);
       step<Kind, R, P, 0>(sum, x + j * Kind::PARTS, ldx, at, p);
     }
+  }
 }
 
-// What a block needs: pieces [first, first + count) of a panel; a piece is a step, or two groups with their scales.
 template <class Kind> struct Task {
   const Matrix& m;
   const Operand<Kind> x;
   float* out;
-  int64_t ldo, pieces, size, ahead, first, count;
+  int64_t ldo;
+  Floats bias(int64_t n) const { return m.bias ? load(m.bias + n) : Floats{}; }
 };
 
-// Sums that `out` keeps between parts of k.
-template <class Sum, int R, int N> static inline void begin(Sum (&sum)[R][N], const float* out, int64_t ldo, bool fresh) {
-  DW_UNROLL for (int r = 0; r < R; r++)
-    DW_UNROLL for (int v = 0; v < N; v++) {
-      Floats kept = fresh ? Floats{} : load(out + r * ldo + v * WIDTH);
-      sum[r][v] = (Sum)kept;
-    }
-}
-
-// The outputs of one row's whole sums, or of its floats, as far as they go.
-template <class Kind> static inline Floats finished(const Task<Kind>& t, typename Kind::Sum sum, int64_t row, int64_t n) {
-  Floats found = (Floats)sum;
-  if (t.first + t.count < t.pieces) return found;
-  if constexpr (Kind::WHOLE) {
-    const Given& given = t.x.given[row];
-    found = __builtin_convertvector(Kind::total(sum, given), Floats) * load(t.m.scale + n) * given.factor;
-  }
-  return t.m.bias ? found + load(t.m.bias + n) : found;
-}
-
 template <class Kind, int R, int P> static __attribute__((noinline)) void block(const Task<Kind>& t, int64_t row, int64_t panel) {
-  float* out = t.out + row * t.ldo + panel * PANEL;
-  typename Kind::Sum sum[R][P * VECTORS];
-  begin(sum, out, t.ldo, t.first == 0);
-  chains<Kind, R, P>(sum, t.x.at(row, t.first), t.x.row, t.m.data + (panel * t.pieces + t.first) * STEP, t.pieces * STEP, t.count, t.ahead);
+  const int64_t steps = t.m.kp / Kind::INPUTS, bytes = steps * STEP;
+  typename Kind::Sum sum[R][P * VECTORS] = {};
+  chains<Kind, R, P>(sum, t.x.at(row, 0), t.x.row, t.m.data + panel * bytes, bytes, steps, bytes);
   DW_UNROLL for (int r = 0; r < R; r++)
-    DW_UNROLL for (int v = 0; v < P * VECTORS; v++)
-      store(out + r * t.ldo + v * WIDTH, finished(t, sum[r][v], row + r, panel * PANEL + v * WIDTH));
+    DW_UNROLL for (int v = 0; v < P * VECTORS; v++) {
+      const int64_t n = panel * PANEL + v * WIDTH;
+      Floats found = (Floats)sum[r][v];
+      if constexpr (Kind::WHOLE) {
+        const Given& given = t.x.given[row + r];
+        found = __builtin_convertvector(Kind::total(sum[r][v], given), Floats) * load(t.m.scale + n) * given.factor;
+      }
+      store(t.out + (row + r) * t.ldo + n, found + t.bias(n));
+    }
 }
 
 // Groups: whole sums of each, scaled and added up in order. A pair of groups: scales [2][16], shifts [2][16] (INT4), weights.
 template <class Kind, int R, int P> static __attribute__((noinline)) void grouped(const Task<Kind>& t, int64_t row, int64_t panel) {
   constexpr int64_t HEAD = Kind::SHIFTS ? 8 * PANEL : 4 * PANEL, STEPS = GROUP / Kind::INPUTS;
-  float* out = t.out + row * t.ldo + panel * PANEL;
-  Floats sum[R][P * VECTORS];
-  begin(sum, out, t.ldo, t.first == 0);
-  for (int64_t group = 2 * t.first; group < 2 * (t.first + t.count); group++) {
-    const uint8_t* pair = t.m.data + (panel * t.pieces + group / 2) * t.size;
+  const int64_t size = pair_bytes(t.m.type), groups = t.m.kp / GROUP, bytes = groups / 2 * size;
+  Floats sum[R][P * VECTORS] = {};
+  for (int64_t group = 0; group < groups; group++) {
+    const int64_t at = group / 2 * size;
+    const uint8_t* pair = t.m.data + panel * bytes + at;
     typename Kind::Sum whole[R][P * VECTORS] = {};
-    chains<Kind, R, P>(whole, t.x.at(row, group * STEPS), t.x.row, pair + HEAD + group % 2 * STEPS * STEP, t.pieces * t.size, STEPS, t.ahead);
+    chains<Kind, R, P>(whole, t.x.at(row, group * STEPS), t.x.row, pair + HEAD + group % 2 * STEPS * STEP, bytes, STEPS, bytes - at);
     const Given* given = t.x.given + row * t.x.groups + group;
     DW_UNROLL for (int p = 0; p < P; p++) {
-      const uint16_t* scale = reinterpret_cast<const uint16_t*>(pair + p * t.pieces * t.size) + group % 2 * PANEL;
-      __builtin_prefetch(reinterpret_cast<const char*>(scale) + t.ahead);
+      const uint16_t* scale = reinterpret_cast<const uint16_t*>(pair + p * bytes) + group % 2 * PANEL;
+      __builtin_prefetch(reinterpret_cast<const char*>(scale) + AHEAD);
       DW_UNROLL for (int v = 0; v < VECTORS; v++) {
         Floats factor = halves(scale + v * WIDTH), shift{};
         if constexpr (Kind::SHIFTS) shift = halves(scale + 2 * PANEL + v * WIDTH);
@@ -134,30 +126,22 @@ template <class Kind, int R, int P> static __attribute__((noinline)) void groupe
       }
     }
   }
-  const bool last = t.first + t.count == t.pieces;
   DW_UNROLL for (int r = 0; r < R; r++)
     DW_UNROLL for (int v = 0; v < P * VECTORS; v++) {
-      Floats found = sum[r][v];
-      if (last && t.m.bias) found += load(t.m.bias + panel * PANEL + v * WIDTH);
-      store(out + r * t.ldo + v * WIDTH, found);
+      const int64_t n = panel * PANEL + v * WIDTH;
+      store(t.out + (row + r) * t.ldo + n, sum[r][v] + t.bias(n));
     }
 }
 
 template <class Kind, bool GROUPS>
 static void products(const Matrix& m, int64_t rows, const void* operand, float* out, int64_t ldo, int64_t from, int64_t to) {
-  const int64_t inputs = GROUPS ? 2 * GROUP : Kind::INPUTS, size = GROUPS ? pair_bytes(m.type) : STEP, pieces = m.kp / inputs;
-  const bool few = rows * VECTORS <= Kind::CHAINS;
-  const int64_t deep = few ? pieces : DEEP * STEP / size;
-  Task<Kind> task{m, Operand<Kind>(m, operand, rows), out, ldo, pieces, size, few ? AHEAD : pieces * size, 0, 0};
+  const Task<Kind> task{m, Operand<Kind>(m, operand, rows), out, ldo};
   for (int64_t top = 0; top < rows; top += TALL)
-    for (task.first = 0; task.first < pieces; task.first += deep) {
-      task.count = pieces - task.first < deep ? pieces - task.first : deep;
-      blocks<Kind::CHAINS>(rows - top < TALL ? rows - top : TALL, from, to, [&](auto r, auto p, int64_t row, int64_t panel) {
-        constexpr int R = decltype(r)::value, P = decltype(p)::value;
-        if constexpr (GROUPS) grouped<Kind, R, P>(task, top + row, panel);
-        else block<Kind, R, P>(task, top + row, panel);
-      });
-    }
+    blocks<Kind::CHAINS>(rows - top < TALL ? rows - top : TALL, from, to, [&](auto r, auto p, int64_t row, int64_t panel) {
+      constexpr int R = decltype(r)::value, P = decltype(p)::value;
+      if constexpr (GROUPS) grouped<Kind, R, P>(task, top + row, panel);
+      else block<Kind, R, P>(task, top + row, panel);
+    });
 }
 
 #ifdef DW_TILES
