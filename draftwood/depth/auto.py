@@ -1,6 +1,6 @@
 """Depth and width by what drafts are worth at the present load: the default of chains and trees.
 
-Learns from rounds: of all requests of an engine and method, or of its own where texts must repeat. No randomness.
+Learns from rounds: of the request's own while it runs alone, else of all of an engine and method. No randomness.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def deviation(paces: Sequence[Pace]) -> float:
 
 @dataclass(slots=True)
 class Known:
-    """What the requests that learn together know."""
+    """What a request knows, or those that run at once."""
 
     places: Places = field(default_factory=Places)
     paths: Experience = field(default_factory=Experience)
@@ -199,6 +199,9 @@ class Auto(DepthController):
     Requests begin `together`, if it is saved on average: where some rest, as many passes are made for them as if nobody
     drafted, and few share those of drafts. They begin for more than they go on for.
 
+    What pays differs from text to text, so that a request alone learns anew: the rounds of other texts tell it less than
+    the first guess and a few of its own. Only requests at once, whose drafts share passes, learn together.
+
     Nothing depends on tokens that are not drawn yet, so the law of the output stays as it is at any load. Where
     drafting does not pay it is tried now and then, with a hundredth of the time; more often while little is known,
     but hardly so in requests that each begin anew: the first guess is as good as some rounds.
@@ -210,9 +213,11 @@ class Auto(DepthController):
     lookup: bool = False  # whether it drafts too
     discount: float = 0.99
     shared: bool = True
-    known: Known = field(default_factory=Known)
+    known: Known = field(default_factory=Known)  # what requests that run at once know together
     needs: frozenset[str] = LOGITS | LOAD
+    own: Known = field(init=False, default_factory=Known)  # what the request has learned while it ran alone
     rests: bool = field(init=False, default=False)
+    _known: Known = field(init=False, default_factory=Known)  # the one of both that it decides by
     _path: Path = field(init=False, default_factory=Path)
     _plan: Plan = field(init=False, repr=False, compare=False)
     _tries: bool = field(init=False, default=False)
@@ -228,7 +233,8 @@ class Auto(DepthController):
         return replace(self, shared=False, needs=self.needs - LOAD)
 
     def start(self, streams: Streams, load: Load = ALONE) -> None:
-        known, plan = self.known, self.known.plan
+        self._known = known = self.own if load.drafting == 1 else self.known
+        plan = known.plan
         if (
             plan is None
             or plan.load != load.counts
@@ -256,19 +262,19 @@ class Auto(DepthController):
         return load.behind() if self.shared or not self._begun else 0.0
 
     def _planned(self, load: Load) -> Plan:
-        own, after = self.known.paths.own.chances(CONFIDENT), self.known.paths.next.chances()
-        uneven = UNEVEN * deviation(self.known.paces) * (1 - 1 / load.drafting)
-        chances = self.known.places.chances(max(self.widths))
-        often = TRIED + EAGER / (1 + max(self.known.drafted, 0 if self.shared else WEIGHT)) ** 2
-        plan = Plan(load.counts, own, after, chances, uneven, self.known.drafted, often)
-        if self.known.plan is not None and not self.shared:
-            plan.spent = self.known.plan.spent
+        own, after = self._known.paths.own.chances(CONFIDENT), self._known.paths.next.chances()
+        uneven = UNEVEN * deviation(self._known.paces) * (1 - 1 / load.drafting)
+        chances = self._known.places.chances(max(self.widths))
+        often = TRIED + EAGER / (1 + max(self._known.drafted, WEIGHT if self._known is self.own else 0)) ** 2
+        plan = Plan(load.counts, own, after, chances, uneven, self._known.drafted, often)
+        if self._known.plan is not None and not self.shared:
+            plan.spent = self._known.plan.spent
         full = [self.widths[min(layer, len(self.widths) - 1)] for layer in range(self.most)]
         for cap in sorted(set(self.widths), reverse=True):
             plan.consider([min(cap, width) for width in full], self.roots, load)
         if load.drafting > 1:
             behind, left = load.means()
-            least = SURE * plan.seconds[0] / (1 + load.tokens) if self.known.idle else 0.0  # or they flap about zero
+            least = SURE * plan.seconds[0] / (1 + load.tokens) if self._known.idle else 0.0  # or they flap about zero
             plan.together = plan.saves > least and behind <= left * plan.saves
         if self.lookup:
             plan.found = plan.of(replace(load, draft=lambda rows: 0.0), [1] * self.most, True)
@@ -291,7 +297,7 @@ class Auto(DepthController):
         0 where models are tried, or their own drafts are worth more.
         """
         plan, best, gain, reach = self._plan, 0, 0.0, 1.0
-        most = plan.worth + UNTRIED / (1 + self.known.drafted) if self._draws else 0.0
+        most = plan.worth + UNTRIED / (1 + self._known.drafted) if self._draws else 0.0
         for i, chance in enumerate(() if self._tries else chances[: self.most], 1):
             reach *= chance
             gain += reach
@@ -305,12 +311,12 @@ class Auto(DepthController):
 
     def observe(self, round_: Round, state: Tensor | None = None) -> None:
         if not round_.attempted or (self.lookup and not any(self._path.drawn)):
-            self.known.idle += 1
+            self._known.idle += 1
             return
-        self.known.idle = 0
-        self.known.drafted += 1
+        self._known.idle = 0
+        self._known.drafted += 1
         self._pace.add(round_.depth_accepted + 1)
         if self._pace.rounds == OFTEN:
-            self.known.paces.append(self._pace)
-        self.known.places.add(round_, self.discount, self._path.drawn)
-        self._path.learn(round_, self.known.paths, self.discount)
+            self._known.paces.append(self._pace)
+        self._known.places.add(round_, self.discount, self._path.drawn)
+        self._path.learn(round_, self._known.paths, self.discount)

@@ -7,8 +7,9 @@ text is the one canonical form.
 `speedup-ts` and `optimal-stopping` go by the marginal time of a draft at the present load unless `cost` is given. The
 law of the output stays as it is, but drafts and so sampled texts then differ between runs of one seed; greedy and
 coupled texts do not. The same goes for `shared=true`, with which the requests of an engine learn together: sampled
-texts then depend on the requests before. `auto` does both where texts cannot differ, or where the engine is
-`load_aware`; elsewhere it decides by the request's own rounds and by costs that follow from the models' sizes.
+texts then depend on the requests before. `auto` does both, the latter for requests that run at once, where texts
+cannot differ, or where the engine is `load_aware`; elsewhere it decides by the request's own rounds and by costs that
+follow from the models' sizes.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def test_auto_copies_what_is_worth_more_than_a_models_drafts() -> None:
     load = Load(draft=lambda rows: 0.2, verify=lambda rows: 1.0)
     auto.start(Streams(0), load)
     assert auto.copies([0.5, 0.5, 0.5]) == 0 and auto.copies([0.8, 0.8, 0.8]) == 3
-    auto.known.drafted = 50
+    auto.own.drafted = 50
     auto.start(Streams(0), load)
     assert auto.copies([0.3, 0.3, 0.3]) == 0 and auto.copies([0.5, 0.5, 0.5]) == 3
     dear = Auto(8, lookup=True)
@@ -166,7 +166,7 @@ def test_no_copy_stands_in_the_way_of_a_trial() -> None:
     for _ in range(100):
         auto.start(Streams(0), load)
         copied.append(auto.copies([0.9] * 8))
-        auto.known.idle += 1
+        auto.own.idle += 1
     assert set(copied) == {0, 8} and 0 < copied.count(0) < 10
 
 
