@@ -45,6 +45,15 @@ struct Matrix {
   size_t bytes;     // of all of these
 };
 
+// One head of one row: what it asks for [dim], the slots that it sees in order of position, and room for up(n, PANEL)
+// scores and for what it gets [dim]. Queries that see the same slots have the same list.
+struct Query {
+  const float* q;
+  const int32_t* list;
+  int64_t n;
+  float *scores, *out;
+};
+
 struct Kernels {
   const char* name;
 
@@ -66,10 +75,10 @@ struct Kernels {
   void (*add)(float* x, const float* y, int64_t n);
   // x[i] = cap * tanh(x[i] / cap)
   void (*cap)(float* x, float cap, int64_t n);
-  // Attention of `group` queries [group][dim] of one row to keys and values of one head, `half`: bfloat16, else float.
-  // list [n]: slots in order of position; slot s lies at base + s * dim. scores: room for group * up(n, 16) floats.
-  void (*attend)(const float* q, int group, const void* keys, const void* values, bool half, const int32_t* list,
-                 int64_t n, int64_t dim, float scale, float cap, float* scores, float* out);
+  // Attention of `count` queries to keys and values of one head, `half`: bfloat16, else float; slot s lies at base + s * dim.
+  // All lists begin with the same `shared` slots: those of the first query, or a multiple of PANEL.
+  void (*attend)(const Query* query, int count, int64_t shared, const void* keys, const void* values, bool half, int64_t dim,
+                 float scale, float cap);
 };
 
 enum Activation : int { SILU = 0, GELU = 1, GELU_TANH = 2, RELU = 3 };

@@ -33,6 +33,8 @@ static int64_t length(const dw_batch& batch, int64_t i) {
 
 namespace {
 
+constexpr int64_t QUERIES = 8;  // that attend to a head together
+
 // What the threads of one forward share.
 struct Forward {
   const Model& model;
@@ -44,6 +46,7 @@ struct Forward {
   void* operand;     // input of a product
   int32_t* lists;    // the rows' slots in order of position
   const int64_t* list_at;  // [rows] where each begins
+  const std::vector<int64_t>& bundles;  // where rows that attend together begin; the end
   float* scratch;    // [threads][scratch_size]
   int64_t wide, head_wide;  // floats between rows of branch, and of logits there
   int64_t scratch_size;
@@ -128,24 +131,35 @@ struct Forward {
     }
   }
 
-  // Attention of one row with the query heads of one head of keys and values.
-  void attend(const dw_part& part, int64_t i, int64_t h, float* scores) const {
-    const int64_t dim = s().head_dim, group = s().heads / s().kv_heads, segment = batch.segment[i];
-    int64_t n = length(batch, i), first = part.window && n > part.window ? n - part.window : 0;
-    int64_t base = (batch.base[segment] * s().kv_heads + h * batch.capacity[segment]) * dim, cell = s().half_planes ? 2 : 4;
+  // Attention of rows [first, last) of a segment with the query heads of one head of keys and values.
+  void attend(const dw_part& part, int64_t first, int64_t last, int64_t h, float* scores) const {
+    const int64_t dim = s().head_dim, group = s().heads / s().kv_heads, segment = batch.segment[first];
+    const int64_t base = (batch.base[segment] * s().kv_heads + h * batch.capacity[segment]) * dim, cell = s().half_planes ? 2 : 4;
     const char* keys = static_cast<const char*>(batch.planes[part.keys]) + base * cell;
     const char* values = static_cast<const char*>(batch.planes[part.values]) + base * cell;
-    k.attend(branch + i * wide + h * group * dim, static_cast<int>(group), keys, values, s().half_planes,
-             lists + list_at[i] + first, n - first, dim, s().scale, s().softcap, scores,
-             inner + (i * s().heads + h * group) * dim);
+    for (int64_t from = 0; from < group; from += QUERIES) {
+      Query query[QUERIES];
+      int count = 0;
+      int64_t shared = 0, room = 0;
+      for (int64_t i = first; i < last; i++) {
+        const int64_t all = length(batch, i), hidden = part.window && all > part.window ? all - part.window : 0, n = all - hidden;
+        const int64_t trunk = last == first + 1 ? n : hidden ? 0 : batch.seen[i] / PANEL * PANEL;
+        shared = i == first ? trunk : std::min(shared, trunk);
+        for (int64_t g = from; g < std::min(from + QUERIES, group); g++, room += up(n, PANEL))
+          query[count++] = {branch + i * wide + (h * group + g) * dim, lists + list_at[i] + hidden, n, scores + room,
+                            inner + (i * s().heads + h * group + g) * dim};
+      }
+      k.attend(query, count, shared, keys, values, s().half_planes, dim, s().scale, s().softcap);
+    }
   }
 
   void attention(Crew& crew, const dw_part* last, const dw_part& part) const {
     enter(crew, last, part);
     float* tmp = own(crew);
     each(crew, batch.rows, [&](int64_t i) { place(part, i, tmp); });
-    const int64_t kv = s().kv_heads;
-    for (int64_t item; (item = crew.claim(batch.rows * kv, 1)) >= 0;) attend(part, item / kv, item % kv, tmp);
+    const int64_t kv = s().kv_heads, count = bundles.size() - 1;
+    for (int64_t item; (item = crew.claim(count * kv, 1)) >= 0;)
+      attend(part, bundles[item / kv], bundles[item / kv + 1], item % kv, tmp);
     crew.barrier();
     const Matrix& m = matrix(part.down);
     each(crew, batch.rows, [&](int64_t i) { k.convert(m, inner + i * s().heads * s().head_dim, operand, i, batch.rows); });
@@ -302,11 +316,17 @@ void Model::forward(const dw_batch& batch) {
     for (const dw_part& part : layers[layer]) wide = std::max({wide, product(part.up, rows), product(part.down, rows)});
   if (batch.logits && batch.wanted_count) head = product(shape.head, batch.wanted_count);
   const int threads = std::max(1, batch.threads);
-  const int64_t own = up(std::max<int64_t>(widest, shape.heads / shape.kv_heads * up(longest, 16)) + 64, 16);
+  const int64_t group = shape.heads / shape.kv_heads, items = rows * shape.kv_heads / (2 * threads);  // two for each thread at least
+  const int64_t most = std::max<int64_t>(1, std::min(QUERIES / group, items));
+  std::vector<int64_t> bundles;
+  for (int64_t i = 0; i < rows; i++)
+    if (!i || batch.segment[i] != batch.segment[i - 1] || i - bundles.back() == most) bundles.push_back(i);
+  bundles.push_back(rows);
+  const int64_t own = up(std::max<int64_t>(widest, QUERIES * up(longest, PANEL)) + 64, 16);
   const Forward f{*this, batch, k, x.room<float>(rows * shape.width),
                   branch.room<float>(std::max(wide * rows, head * batch.wanted_count)),
                   inner.room<float>(rows * shape.heads * shape.head_dim), operand.room<char>(operands),
-                  lists.room<int32_t>(slots), at.data(), scratch.room<float>(own * threads), wide, head, own};
+                  lists.room<int32_t>(slots), at.data(), bundles, scratch.room<float>(own * threads), wide, head, own};
   together(threads, [&](Crew& crew) { f.run(crew); });
 }
 
