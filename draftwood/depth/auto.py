@@ -199,8 +199,8 @@ class Auto(DepthController):
     Requests begin `together`, if it is saved on average: where some rest, as many passes are made for them as if nobody
     drafted, and few share those of drafts. They begin for more than they go on for.
 
-    What pays differs from text to text, so that a request alone learns anew: the rounds of other texts tell it less than
-    the first guess and a few of its own. Only requests at once, whose drafts share passes, learn together.
+    What pays differs from text to text, so that a request alone learns anew: the first guess and some rounds of its own
+    tell it more than those of other texts. Only requests at once, whose drafts share passes, learn together.
 
     Nothing depends on tokens that are not drawn yet, so the law of the output stays as it is at any load. Where
     drafting does not pay it is tried now and then, with a hundredth of the time; more often while little is known,

@@ -323,7 +323,7 @@ def test_requests_that_begin_anew_hardly_try_what_does_not_pay() -> None:
     """A hundred tokens of a request alone have two trials; what requests learn together is worth some more at first."""
     tried = []
     for requests in (1, 2):
-        controller, load = Auto(MOST), Load(lambda rows: 0.9 / requests, lambda rows: 1.0, requests)
+        controller, load = Auto(MOST), Load(lambda rows: 0.9, lambda rows: 1.0, requests)
         depths = []
         for _ in range(100):
             depths.append(asked(controller, load))
