@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -34,6 +35,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     unsteady = [item.nodeid for item in items if " at 0x" in item.nodeid]
     if unsteady:
         raise pytest.UsageError(f"give these tests names with ids=...: {unsteady[:3]}")
+
+
+def pytest_collection_finish() -> None:
+    """Libraries and tests stay until the end: the garbage collector need not look through them again and again."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -261,7 +261,7 @@ def _holders(value: Any) -> list[tuple[Any, str]]:
     name = value.__name__
     return [
         (module, name)
-        for path, module in sorted(sys.modules.items())
+        for path, module in list(sys.modules.items())
         if path.startswith("draftwood.") and getattr(module, name, None) is value
     ]
 
