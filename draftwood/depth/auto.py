@@ -223,6 +223,8 @@ class Auto(DepthController):
     _tries: bool = field(init=False, default=False)
     _draws: bool = field(init=False, default=True)  # whether models draft, as it seems when the round begins
     _begun: bool = field(init=False, default=False)  # whether models have drafted
+    _copies: list[float] = field(init=False, default_factory=lambda: [1.0, 1.0])  # begun rightly, and as was expected
+    _copy: float = field(init=False, default=0.0)  # chance that the round's copy begins rightly; 0: there is none
     _pace: Pace = field(init=False, default_factory=Pace)
 
     def for_request(self) -> Auto:
@@ -294,22 +296,28 @@ class Auto(DepthController):
     def copies(self, chances: Sequence[float]) -> int:
         """The k of the largest worth: tokens that are likely accepted, less lambda x seconds of k rows.
 
-        0 where models are tried, or their own drafts are worth more.
+        0 where models are tried, or their own drafts are worth more. Rounds begin where the text has just left what was
+        drafted, and copies go wrong there more often than lookup has seen: by what came of the request's own.
         """
-        plan, best, gain, reach = self._plan, 0, 0.0, 1.0
+        right, expected = self._copies
+        plan, best, gain, reach = self._plan, 0, 0.0, right / expected
         most = plan.worth + UNTRIED / (1 + self._known.drafted) if self._draws else 0.0
         for i, chance in enumerate(() if self._tries else chances[: self.most], 1):
-            reach *= chance
+            reach = min(1.0, reach * chance)
             gain += reach
             worth = gain - plan.rate * (plan.found[i] - plan.found[0])
             if worth > most:
                 best, most = i, worth
+        self._copy = chances[0] if best else 0.0
         return best
 
     def width(self, most: int) -> int:
         return min(most, self._plan.widths[self._path.asked - 1])
 
     def observe(self, round_: Round, state: Tensor | None = None) -> None:
+        if self._copy and self._path.asked:
+            self._copies = [self._copies[0] + (round_.depth_accepted > 0), self._copies[1] + self._copy]
+        self._copy = 0.0
         if not round_.attempted or (self.lookup and not any(self._path.drawn)):
             self._known.idle += 1
             return

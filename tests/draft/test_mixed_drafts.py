@@ -12,6 +12,7 @@ from torch import Tensor
 
 from draftwood import Engine, Method, SamplingParams, TabularModel
 from draftwood.core.forest import Forest, Proposal
+from draftwood.core.records import Round
 from draftwood.depth import Auto, Fixed, Growth, Load
 from draftwood.draft import ModelDrafter, Proposer, SuffixLookup
 from draftwood.errors import ConfigurationError
@@ -21,6 +22,11 @@ from draftwood.sampling import Streams
 from draftwood.verify import tree
 
 VOCAB = 6
+
+
+def a_round(accepted: int, drafted: int) -> Round:
+    numbers = (drafted, drafted, accepted, accepted, drafted, 0.0, 1.0, 0.0, 0.0, drafted + 1.0, drafted)
+    return Round(0, [], [], [], [], [], [], *numbers, drafted, [], [], [], [], [], [])
 
 
 class Finds(SuffixLookup):
@@ -157,6 +163,28 @@ def test_auto_copies_what_is_worth_more_than_a_models_drafts() -> None:
     dear = Auto(8, lookup=True)
     dear.start(Streams(0), Load(draft=lambda rows: 1.0, verify=lambda rows: 1.0))
     assert dear.copies([0.3, 0.3, 0.3]) == 3
+
+
+def test_copies_that_go_wrong_must_promise_more() -> None:
+    """In another request they have not gone wrong, and where they begin rightly they come back."""
+    auto, load = Auto(8, lookup=True), Load(draft=lambda rows: 0.3, verify=lambda rows: 1 + rows / 50)
+
+    def copied(one: Auto, accepted: int | None = None) -> int:
+        one.own.drafted = 50
+        one.start(Streams(0), load)
+        found = one.copies([0.7, 0.8])
+        if accepted is not None:
+            one.deeper(Growth(0, ahead=[0.7]))
+            one.observe(a_round(accepted, 1))
+        return found
+
+    assert copied(auto, 0) == 2
+    copied(auto, 0)
+    copied(auto, 0)
+    assert copied(auto) == 0
+    assert copied(auto.for_request()) == 2
+    lucky = auto.for_request()
+    assert [copied(lucky, 1) for _ in range(9)] == [2] * 9
 
 
 def test_no_copy_stands_in_the_way_of_a_trial() -> None:
