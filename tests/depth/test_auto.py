@@ -1,19 +1,13 @@
 """The controller `auto` in simulation: many requests on a machine of known costs, no clock and no models."""
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-import torch
-from torch import nn
 
 from draftwood.core.records import Round
 from draftwood.depth import ALONE, LOAD, Auto, Fixed, Growth, Load
 from draftwood.depth.auto import OFTEN, Pace, Places, deviation
-from draftwood.models.around import bytes_of
-from draftwood.runtime.cost import GUESSES, Curve
 from draftwood.sampling import Streams
 
 Cost = Callable[[int], float]
@@ -84,81 +78,6 @@ def test_it_is_never_far_from_the_best_at_any_load(machine: str, chance: float) 
         assert speed >= 0.97 * max(fixed(machine, count, chance, depth) for depth in (0, 4)), count
         if count == 1:
             assert speed >= 0.95 * max(fixed(machine, 1, chance, depth) for depth in range(MOST + 1))
-
-
-@dataclass
-class Pair:
-    """Two models by their weights, and milliseconds that their passes and drafted layers really take, all told."""
-
-    weights: tuple[int, int]
-    dtype: torch.dtype
-    layer: float
-    passes: Sequence[float]  # over 1, 2, ... rows
-
-    def nominal(self) -> Load:
-        verify, draft = (self._curve(*model) for model in zip(self.weights, (12, 2), strict=True))
-        return Load(lambda rows: draft.seconds(rows, 1), lambda rows: verify.seconds(rows, 1))
-
-    def _curve(self, weights: int, layers: int) -> Curve:
-        model: Any = nn.Linear(1000, weights // 1000, bias=False, device="meta", dtype=self.dtype)
-        model.n_layers, model.native, model.weight_bytes = layers, True, bytes_of(model)
-        return GUESSES.curve(model)
-
-    def seconds(self, depth: int) -> float:
-        return depth * self.layer + self.passes[depth]
-
-
-PAIRS = {  # as measured on two cores; the kernels take more rows than fit their registers in two parts
-    "12x768": Pair(
-        (116_000_000, 2_500_000), torch.bfloat16, 0.8, [10, 11, 12, 12.7, 13.5, *(17 + row for row in range(12))]
-    ),
-    "embedded": Pair(
-        (5_100_000, 700_000), torch.float32, 0.46, [1.2, 1.4, 1.5, 1.7, 1.8, 1.9, *(2.3 + row / 7 for row in range(11))]
-    ),
-}
-
-
-def sampled_text(rng: random.Random) -> list[tuple[float, bool]]:
-    """The draft's confidence and whether it is accepted, place by place: mostly sure, else far from what it says."""
-    easy, places = rng.uniform(0.6, 0.95), []
-    for _ in range(200):
-        confidence = 0.97 if rng.random() < easy else rng.uniform(0.0, 0.9)
-        places.append((confidence, rng.random() < (0.99 if confidence > 0.9 else 0.5 + confidence / 3)))
-    return places
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-def test_a_request_alone_is_near_the_best_chain_from_its_few_rounds_and_nominal_costs(pair: str) -> None:
-    rng, machine = random.Random(2), PAIRS[pair]
-    texts, load = [sampled_text(rng) for _ in range(60)], machine.nominal()
-
-    def speed(depth: int | None) -> float:
-        """Tokens per second of 64 each; `depth` None: as far as it pays."""
-        made, spent = 0, 0.0
-        for text in texts:
-            controller, place = Auto(16).repeatable(), 0
-            while place < 64:
-                drafted = depth or 0
-                if depth is None:
-                    controller.start(STREAMS, load)
-                    while controller.deeper(Growth(drafted, chances=[text[place + drafted - 1][0]] if drafted else ())):
-                        drafted += 1
-                ahead = [accepted for _, accepted in text[place : place + drafted]]
-                accepted = [*ahead, False].index(False)
-                controller.observe(a_round(accepted, drafted))
-                place, spent = place + accepted + 1, spent + machine.seconds(drafted)
-            made += place
-        return made / spent
-
-    assert speed(None) >= max(speed(depth) for depth in range(7))
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-def test_one_rejection_is_bad_luck(pair: str) -> None:
-    controller, load = Auto(16).repeatable(), PAIRS[pair].nominal()
-    asked(controller, load)
-    controller.observe(a_round(0, 1))
-    assert asked(controller, load) > 0
 
 
 def test_drafts_stop_under_load_and_come_back_with_its_end() -> None:
@@ -330,25 +249,6 @@ def test_requests_that_begin_anew_hardly_try_what_does_not_pay() -> None:
             controller.observe(a_round(0, depths[-1]))
         tried.append(sum(map(bool, depths)))
     assert tried[0] <= 2 < tried[1]
-
-
-def test_requests_alone_find_out_what_pays_in_their_own_texts() -> None:
-    """Two kinds of text take turns, drafts that are mostly right and mostly wrong: neither spoils the other."""
-    rng, machine, first = random.Random(3), PAIRS["embedded"], Auto(MOST)
-    load = Load(lambda rows: machine.layer, lambda rows: machine.passes[rows - 1])
-    made, spent = {0.9: 0, 0.2: 0}, {0.9: 0.0, 0.2: 0.0}
-    for chance in [0.9, 0.2, 0.2] * 30:
-        controller, place = first.for_request(), 0
-        while place < 64:
-            depth, accepted = asked(controller, load), 0
-            while accepted < depth and rng.random() < chance:
-                accepted += 1
-            controller.observe(a_round(accepted, depth))
-            place, spent[chance] = place + accepted + 1, spent[chance] + machine.seconds(depth)
-        made[chance] += place
-    for chance in made:
-        best = max(tokens(chance, depth) / machine.seconds(depth) for depth in range(MOST + 1))
-        assert made[chance] / spent[chance] > 0.93 * best
 
 
 @pytest.mark.parametrize("left", [8, 4000])

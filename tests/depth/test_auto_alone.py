@@ -1,0 +1,109 @@
+"""The controller `auto` for requests alone, on pairs of models as they are: nominal costs against real ones."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from test_auto import MOST, STREAMS, a_round, asked, tokens
+from torch import nn
+
+from draftwood.depth import Auto, Growth, Load
+from draftwood.models.around import bytes_of
+from draftwood.runtime.cost import GUESSES, Curve
+
+
+@dataclass
+class Pair:
+    """Two models by their weights, and milliseconds that their passes and drafted layers really take, all told."""
+
+    weights: tuple[int, int]
+    dtype: torch.dtype
+    layer: float
+    passes: Sequence[float]  # over 1, 2, ... rows
+
+    def nominal(self) -> Load:
+        verify, draft = (self._curve(*model) for model in zip(self.weights, (12, 2), strict=True))
+        return Load(lambda rows: draft.seconds(rows, 1), lambda rows: verify.seconds(rows, 1))
+
+    def _curve(self, weights: int, layers: int) -> Curve:
+        model: Any = nn.Linear(1000, weights // 1000, bias=False, device="meta", dtype=self.dtype)
+        model.n_layers, model.native, model.weight_bytes = layers, True, bytes_of(model)
+        return GUESSES.curve(model)
+
+    def seconds(self, depth: int) -> float:
+        return depth * self.layer + self.passes[depth]
+
+
+PAIRS = {  # as measured on two cores; the kernels take more rows than fit their registers in two parts
+    "12x768": Pair(
+        (116_000_000, 2_500_000), torch.bfloat16, 0.8, [10, 11, 12, 12.7, 13.5, *(17 + row for row in range(12))]
+    ),
+    "embedded": Pair(
+        (5_100_000, 700_000), torch.float32, 0.46, [1.2, 1.4, 1.5, 1.7, 1.8, 1.9, *(2.3 + row / 7 for row in range(11))]
+    ),
+}
+
+
+def sampled_text(rng: random.Random) -> list[tuple[float, bool]]:
+    """The draft's confidence and whether it is accepted, place by place: mostly sure, else far from what it says."""
+    easy, places = rng.uniform(0.6, 0.95), []
+    for _ in range(200):
+        confidence = 0.97 if rng.random() < easy else rng.uniform(0.0, 0.9)
+        places.append((confidence, rng.random() < (0.99 if confidence > 0.9 else 0.5 + confidence / 3)))
+    return places
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_request_alone_is_near_the_best_chain_from_its_few_rounds_and_nominal_costs(pair: str) -> None:
+    rng, machine = random.Random(2), PAIRS[pair]
+    texts, load = [sampled_text(rng) for _ in range(60)], machine.nominal()
+
+    def speed(depth: int | None) -> float:
+        """Tokens per second of 64 each; `depth` None: as far as it pays."""
+        made, spent = 0, 0.0
+        for text in texts:
+            controller, place = Auto(16).repeatable(), 0
+            while place < 64:
+                drafted = depth or 0
+                if depth is None:
+                    controller.start(STREAMS, load)
+                    while controller.deeper(Growth(drafted, chances=[text[place + drafted - 1][0]] if drafted else ())):
+                        drafted += 1
+                ahead = [accepted for _, accepted in text[place : place + drafted]]
+                accepted = [*ahead, False].index(False)
+                controller.observe(a_round(accepted, drafted))
+                place, spent = place + accepted + 1, spent + machine.seconds(drafted)
+            made += place
+        return made / spent
+
+    assert speed(None) >= max(speed(depth) for depth in range(7))
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_one_rejection_is_bad_luck(pair: str) -> None:
+    controller, load = Auto(16).repeatable(), PAIRS[pair].nominal()
+    asked(controller, load)
+    controller.observe(a_round(0, 1))
+    assert asked(controller, load) > 0
+
+
+def test_requests_alone_find_out_what_pays_in_their_own_texts() -> None:
+    """Two kinds of text take turns, drafts that are mostly right and mostly wrong: neither spoils the other."""
+    rng, machine, first = random.Random(3), PAIRS["embedded"], Auto(MOST)
+    load = Load(lambda rows: machine.layer, lambda rows: machine.passes[rows - 1])
+    made, spent = {0.9: 0, 0.2: 0}, {0.9: 0.0, 0.2: 0.0}
+    for chance in [0.9, 0.2, 0.2] * 30:
+        controller, place = first.for_request(), 0
+        while place < 64:
+            depth, accepted = asked(controller, load), 0
+            while accepted < depth and rng.random() < chance:
+                accepted += 1
+            controller.observe(a_round(accepted, depth))
+            place, spent[chance] = place + accepted + 1, spent[chance] + machine.seconds(depth)
+        made[chance] += place
+    for chance in made:
+        best = max(tokens(chance, depth) / machine.seconds(depth) for depth in range(MOST + 1))
+        assert made[chance] / spent[chance] > 0.93 * best
