@@ -124,25 +124,27 @@ class Work:
         await self._batch.begin()
         self._left = True
 
-    async def events(self) -> AsyncGenerator[list[tuple[int, StreamEvent]], None]:
-        """(place of the generation, event), as many as have come."""
-        meters = self.service.meters
+    async def events(self) -> AsyncGenerator[Iterator[tuple[int, StreamEvent]], None]:
+        """(place of the generation, event), as many as have come; each counts when it is taken."""
         try:
             await self.begin()
             async for events in self._batch:
-                now = time.perf_counter()
-                for place, event in events:
-                    first = not self._last[place]
-                    meters.round(event.round, now - (self._last[place] or self.began), first)
-                    self._last[place] = now
-                    self.made[place] += len(event.tokens)
-                    if event.result is not None:
-                        self.results[place] = event.result
-                        self.made[place] = answers.tokens(event.result)
-                        meters.ended(event.result, now - self.began)
-                yield events
+                yield self._counted(events, time.perf_counter())
         finally:
             await self.aclose()
+
+    def _counted(self, events: list[tuple[int, StreamEvent]], now: float) -> Iterator[tuple[int, StreamEvent]]:
+        meters = self.service.meters
+        for place, event in events:
+            first = not self._last[place]
+            meters.round(event.round, now - (self._last[place] or self.began), first)
+            self._last[place] = now
+            self.made[place] += len(event.tokens)
+            if event.result is not None:
+                self.results[place] = event.result
+                self.made[place] = answers.tokens(event.result)
+                meters.ended(event.result, now - self.began)
+            yield place, event
 
     async def aclose(self) -> None:
         """End what has not ended."""
@@ -154,8 +156,9 @@ class Work:
 
     async def finish(self) -> list[GenerationResult]:
         """All results."""
-        async for _ in self.events():
-            pass
+        async for events in self.events():
+            for _ in events:
+                pass
         return self.done
 
     @property
