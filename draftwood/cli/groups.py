@@ -288,11 +288,12 @@ class ColorOptions(OptionGroup):
 
     def say(self, *lines: RenderableType, wrap: bool = False, stderr: bool = False) -> None:
         """Print tables and lines of text as they stand; `wrap`: broken at the terminal's width."""
-        from draftwood.explain.terminal import console
+        from draftwood.explain.terminal import console, visible
 
         show = console(self.color, stderr=stderr).print
         for line in lines:
-            show(line, markup=False, soft_wrap=isinstance(line, str) and not wrap)
+            text = isinstance(line, str)
+            show(visible(line) if isinstance(line, str) else line, markup=False, soft_wrap=text and not wrap)
 
 
 class OutputOptions(ColorOptions):

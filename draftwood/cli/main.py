@@ -285,7 +285,9 @@ def _nearest_flag(option: str, context: Any) -> str:
 
 def _fail(sentence: str, code: int) -> NoReturn:
     """One line on stderr, then out."""
+    from draftwood.explain.terminal import visible
+
     if code == INTERRUPTED:
         print(file=sys.stderr)  # after the terminal's ^C
-    print("error: " + " ".join(sentence.split()), file=sys.stderr)
+    print("error: " + visible(" ".join(sentence.split())), file=sys.stderr)
     sys.exit(code)

@@ -15,6 +15,8 @@ from conftest import Command, Outcome
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from draftwood.cli.groups import ColorOptions
+
 
 def refused(outcome: Outcome) -> str:
     """The sentence, after checking its form."""
@@ -266,6 +268,19 @@ def test_a_full_disk_loses_no_learned_file(
     assert "No space left on device" in shown.err and "make room or name another" in shown.err
     assert out.read_bytes() == b"from before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.safetensors", "prompts.txt"]
+
+
+def test_errors_cannot_steer_the_terminal(command: Command, pair: list[str]) -> None:
+    """Whatever they quote, such as a server's answer."""
+    sentence = refused(command("generate", "a", *pair, "--method", "no\x1b[2J\x9b\x07"))
+    assert sentence.isprintable(), sentence
+    told = refused(command("generate", "a", *pair, "--method", "file:no\x1b[2J\x07.yaml"))
+    assert "\u241b[2J\u2407" in told and "\x1b" not in told
+
+
+def test_lines_of_results_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    ColorOptions().say("server: \x1b[2J")
+    assert capsys.readouterr().out == "server: \u241b[2J\n"
 
 
 def test_a_full_standard_output_is_one_sentence() -> None:
