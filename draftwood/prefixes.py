@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections import OrderedDict
+from asyncio import Future
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
+from typing import Any
 
 BLOCK = 32  # characters of a prompt, as JSON, that are looked up together
 MOST_BLOCKS = 256  # of a prompt
@@ -67,3 +70,48 @@ class Prefixes:
         """A replica has ended, and what it had computed is gone."""
         for homes in self._homes.values():
             homes.pop(replica, None)
+
+
+class UnderWay:
+    """Requests that a replica has, or is to have, from when it is chosen.
+
+    A request that a replica refuses is tried again, each time with a future of its own. Every try that is sent is over
+    once, be it after the next one began; one whose future is cancelled was never sent.
+    """
+
+    def __init__(self) -> None:
+        self.replicas: dict[str, str] = {}  # of each request
+        self._tries: dict[str, list[Future[Any]]] = {}  # of each request, those that are not over
+
+    def queues(self, request: str) -> Counter[str]:
+        """How many other requests each replica has."""
+        return Counter(replica for other, replica in self.replicas.items() if other != request)
+
+    def chosen(self, request: str, replica: str, future: Future[Any]) -> None:
+        """A replica is to have a request; for the same try another one may be chosen later."""
+        if future.done():  # it was sent, or given up, meanwhile
+            return
+        self.replicas[request] = replica
+        tries = self._tries.setdefault(request, [])
+        if future not in tries:
+            tries.append(future)
+            future.add_done_callback(partial(self._done, request))
+
+    def taken(self, request: str, replica: str) -> None:
+        """A replica has taken a request."""
+        if request in self.replicas:  # else it is over already
+            self.replicas[request] = replica
+
+    def over(self, request: str) -> None:
+        """A try is over: the request has ended, or the replica refused it."""
+        if tries := self._tries.get(request):
+            self._end(request, tries[0])
+
+    def _done(self, request: str, future: Future[Any]) -> None:
+        if future.cancelled() and future in self._tries.get(request, ()):
+            self._end(request, future)
+
+    def _end(self, request: str, future: Future[Any]) -> None:
+        self._tries[request].remove(future)
+        if not self._tries[request]:
+            del self._tries[request], self.replicas[request]

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from asyncio import Future
-from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from draftwood.prefixes import Prefixes
+from draftwood.prefixes import Prefixes, UnderWay
 
 
 class PrefixRouter(RequestRouter):
@@ -23,37 +20,29 @@ class PrefixRouter(RequestRouter):
     def initialize_state(self, unbalanced: int = 8) -> None:
         """Ray Serve hands over `request_router_kwargs`."""
         self.prefixes = Prefixes(unbalanced)
-        self.under_way: dict[str, str] = {}  # request -> the replica that has it, or is to have it
+        self.under_way = UnderWay()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """All replicas, in the order in which they are tried: those that are full are passed over."""
         request = pending_request.metadata.internal_request_id if pending_request else ""
-        self.under_way.pop(request, None)
-        queues = Counter(self.under_way.values())
+        queues = self.under_way.queues(request)
         found = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         ranked = self.prefixes.ranked(_blocks(pending_request), {name: queues[name] for name in found})
         if pending_request and ranked:
             pending_request.routing_context.should_backoff = True  # where all are full
-            self.under_way[request] = ranked[0]
-            pending_request.future.add_done_callback(partial(self._given_up, request))
+            self.under_way.chosen(request, ranked[0], pending_request.future)
         return [[found[name]] for name in ranked]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """A replica has taken a request."""
-        request = pending_request.metadata.internal_request_id
-        if request in self.under_way:  # else it is over already
-            self.under_way[request] = replica_id.unique_id
+        self.under_way.taken(pending_request.metadata.internal_request_id, replica_id.unique_id)
         self.prefixes.note(_blocks(pending_request), replica_id.unique_id)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """A request is over, or a replica did not take it."""
-        self.under_way.pop(internal_request_id, None)
-
-    def _given_up(self, request: str, future: Future[Any]) -> None:
-        if future.cancelled():  # before it was sent
-            self.under_way.pop(request, None)
+        self.under_way.over(internal_request_id)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """What it had computed is gone."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
+from asyncio import Future
 from typing import Any
 
 import pytest
 
 from draftwood.cluster.metrics import Together
-from draftwood.prefixes import BLOCK, MOST_BLOCKS, Prefixes, blocks_of
+from draftwood.prefixes import BLOCK, MOST_BLOCKS, Prefixes, UnderWay, blocks_of
 
 
 def blocks(**body: Any) -> list[int]:
@@ -62,6 +64,50 @@ def test_every_router_breaks_ties_alike() -> None:
     firsts = {first: Prefixes().ranked([first], queues)[0] for first in range(40)}
     assert firsts == {first: Prefixes().ranked([first], queues)[0] for first in range(40)}
     assert set(firsts.values()) == set(queues)
+
+
+@pytest.mark.parametrize("again", ["a", "b"])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_request_that_was_refused_counts_once_until_it_ends(again: str, late: bool) -> None:
+    """Also where the end of the first try is told after the second one began, or after it was taken."""
+
+    async def counts() -> list[dict[str, int]]:
+        under_way, first, second = UnderWay(), Future[str](), Future[str]()
+        under_way.chosen("1", "a", first)
+        under_way.chosen("1", "a", first)  # all were full for a while
+        first.set_result("a")
+        await asyncio.sleep(0)
+        under_way.chosen("1", again, second)
+        if late:
+            second.set_result(again)
+            under_way.taken("1", again)
+        under_way.over("1")  # the first try
+        found = [dict(under_way.queues("2"))]
+        if not late:
+            second.set_result(again)
+            under_way.taken("1", again)
+        found.append(dict(under_way.queues("2")))
+        under_way.over("1")
+        under_way.over("1")  # nothing is left to end
+        under_way.chosen("1", "a", second)  # too late
+        return [*found, dict(under_way.queues("2"))]
+
+    assert asyncio.run(counts()) == [{again: 1}, {again: 1}, {}]
+
+
+def test_a_request_that_is_given_up_does_not_count() -> None:
+    async def counts() -> list[dict[str, int]]:
+        under_way, first, second = UnderWay(), Future[str](), Future[str]()
+        under_way.chosen("1", "a", first)
+        first.set_result("a")
+        under_way.chosen("1", "b", second)
+        second.cancel()
+        await asyncio.sleep(0)
+        found = [dict(under_way.queues("2")), dict(under_way.queues("1"))]
+        under_way.over("1")
+        return [*found, dict(under_way.queues("2"))]
+
+    assert asyncio.run(counts()) == [{"b": 1}, {}, {}]
 
 
 @pytest.mark.parametrize("system", ["", "You are kind and brief, and know the sea. " * 20])
