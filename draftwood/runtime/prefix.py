@@ -6,8 +6,11 @@ every bit is what it would be.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from operator import attrgetter
 from typing import Protocol
 
 from draftwood.models.cache import Cache, Extent
@@ -28,7 +31,7 @@ class Holder(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Kept:
     """What a finished request left behind."""
 
@@ -41,35 +44,36 @@ class Kept:
         return self.extent.capacity * self.cache.slot_bytes
 
 
+_tokens = attrgetter("tokens")
+
+
 @dataclass(slots=True)
 class PrefixCache:
-    """Prefixes of finished requests, the last used last, and the live ones; `hits` of `asked` tokens were taken."""
+    """Prefixes of finished requests and the live ones; `hits` of `asked` tokens were taken."""
 
     enabled: bool = True
-    kept: list[Kept] = field(default_factory=list)
+    kept: dict[Kept, int] = field(default_factory=dict)  # and when each was last used, which is their order
     live: list[Holder] = field(default_factory=list)
     hits: int = 0
     asked: int = 0
+    _sorted: dict[Cache, list[Kept]] = field(init=False, default_factory=dict)  # by tokens
+    _clock: Iterator[int] = field(init=False, default_factory=count)
 
     def take(self, cache: Cache, tokens: Sequence[int], room: int) -> tuple[Extent, int]:
         """An extent for `room` slots that holds the first n of some tokens, and n."""
-        best, place, source = self._longest(cache, tokens)
-        if best < FEWEST:
-            extent = cache.lend(room)
-            self.asked += len(tokens)
-            return extent, 0
-        if (taken := self._taken(best, place)) is not None:
-            extent = taken.extent
+        best, entry, source = self._longest(cache, tokens)
+        if entry is not None and _taken(entry, best):
+            extent = entry.extent
             cache.reserve(extent, room)
-            del self.kept[place]
+            self._remove(entry)
             cache.clear(extent, best)
         else:
             extent = cache.lend(room)
-            if place >= 0:
-                self.kept.append(self.kept.pop(place))
-                source = self.kept[-1].extent
-            assert source is not None
-            cache.copy(source, extent, best)
+            if entry is not None:
+                del self.kept[entry]
+                self.kept[entry] = next(self._clock)
+            if source is not None:
+                cache.copy(source, extent, best)
         self.asked += len(tokens)
         self.hits += best
         return extent, best
@@ -78,31 +82,38 @@ class PrefixCache:
         """Room for what some requests, with these tokens and room for so many slots, are about to take together."""
         slots, grown = 0, dict[Extent, int]()
         for tokens, room in wishes:
-            best, place, _ = self._longest(cache, tokens)
-            taken = self._taken(best, place)
-            if taken is None or taken.extent in grown:
+            best, entry, _ = self._longest(cache, tokens)
+            if entry is None or not _taken(entry, best) or entry.extent in grown:
                 slots += cache.capacity(room)
             else:
-                grown[taken.extent] = cache.capacity(room)
+                grown[entry.extent] = cache.capacity(room)
         cache.expect(slots, grown)
 
-    def _longest(self, cache: Cache, tokens: Sequence[int]) -> tuple[int, int, Extent | None]:
-        """The length of the longest prefix that is there, its place among the kept ones or -1, and a live one's."""
-        best, place, source = 0, -1, None
-        if self.enabled and cache.layout and len(tokens) >= FEWEST:
-            for i, entry in enumerate(self.kept):
-                if entry.cache is cache and (found := common(tokens, entry.tokens)) > best:
-                    best, place = found, i
-            for holder in self.live:
-                if holder.cache is cache and holder.extent and (found := common(tokens, holder.prefix)) > best:
-                    best, place, source = found, -1, holder.extent
-        return best, place, source
+    def _longest(self, cache: Cache, tokens: Sequence[int]) -> tuple[int, Kept | None, Extent | None]:
+        """The length of the longest prefix that is there and worth a copy, who kept it unless it is live, and where."""
+        if not self.enabled or not cache.layout or len(tokens) < FEWEST:
+            return 0, None, None
+        best, entry = self._closest(cache, list(tokens))
+        source = None if entry is None else entry.extent
+        for holder in self.live:
+            if holder.cache is cache and holder.extent and (found := common(tokens, holder.prefix)) > best:
+                best, entry, source = found, None, holder.extent
+        return (best, entry, source) if best >= FEWEST else (0, None, None)
 
-    def _taken(self, best: int, place: int) -> Kept | None:
-        """The kept one if it is taken as it is, since its owner is gone and most of it is wanted."""
-        if best < FEWEST or place < 0 or best < len(self.kept[place].tokens) // 2:
-            return None
-        return self.kept[place]
+    def _closest(self, cache: Cache, tokens: list[int]) -> tuple[int, Kept | None]:
+        """The longest prefix that was kept, if it is worth a copy; of several alike the one used longest ago.
+
+        In the order of their tokens, those that have most in common with some tokens lie where these would.
+        """
+        entries = self._sorted.get(cache, [])
+        place = bisect_left(entries, tokens, key=_tokens)
+        best = max((common(tokens, entry.tokens) for entry in entries[max(0, place - 1) : place + 1]), default=0)
+        if best < FEWEST:
+            return 0, None
+        shared = tokens[:best]
+        first = bisect_left(entries, shared, hi=place, key=_tokens)
+        last = bisect_right(entries, shared, lo=first, key=lambda entry: entry.tokens[:best])
+        return best, min(entries[first:last], key=self.kept.__getitem__)
 
     def leave(self, holder: Holder) -> None:
         """A request is over: what it has computed is kept, or given back."""
@@ -112,7 +123,9 @@ class PrefixCache:
         if not self.enabled or len(tokens) < FEWEST or not holder.cache.layout:
             holder.cache.release(extent)
             return
-        self.kept.append(Kept(holder.cache, extent, tokens))
+        entry = Kept(holder.cache, extent, tokens)
+        self.kept[entry] = next(self._clock)
+        insort(self._sorted.setdefault(holder.cache, []), entry, key=_tokens)
         limit = holder.cache.budget.limit
         while limit is not None and self.kept and sum(entry.bytes for entry in self.kept) > limit // SHARE:
             self.forget()
@@ -121,14 +134,34 @@ class PrefixCache:
         """Give back what was used longest ago; whether there was anything."""
         if not self.kept:
             return False
-        entry = self.kept.pop(0)
+        entry = next(iter(self.kept))
+        self._remove(entry)
         entry.cache.release(entry.extent)
         return True
+
+    def _remove(self, entry: Kept) -> None:
+        del self.kept[entry]
+        self._sorted[entry.cache].remove(entry)
+        if not self._sorted[entry.cache]:
+            del self._sorted[entry.cache]
 
     def reset(self) -> None:
         """Give back all that finished requests left."""
         while self.forget():
             pass
+
+    def abandon(self) -> set[Cache]:
+        """Nothing is there any more, live or not; the memory that finished requests left."""
+        caches = set(self._sorted)
+        self.kept.clear()
+        self.live.clear()
+        self._sorted.clear()
+        return caches
+
+
+def _taken(entry: Kept, best: int) -> bool:
+    """Whether what was kept is taken as it is, since its owner is gone and most of it is wanted."""
+    return best >= len(entry.tokens) // 2
 
 
 def common(tokens: Sequence[int], others: Sequence[int]) -> int:

@@ -184,7 +184,7 @@ class Scheduler:
 
     def _recover(self) -> None:
         """After Ctrl-C, which may come at any moment: no memory is trusted, what runs is computed anew."""
-        caches = {entry.cache for entry in self.prefixes.kept}
+        caches = self.prefixes.abandon()
         for task in reversed(self.active):
             task.running = False
             for session in task.sessions:
@@ -198,8 +198,6 @@ class Scheduler:
                 if task not in self.waiting:
                     self.waiting.appendleft(task)
         self.active.clear()
-        self.prefixes.kept.clear()
-        self.prefixes.live.clear()
         for cache in caches:
             cache.drop()
 
