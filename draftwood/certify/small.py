@@ -295,11 +295,12 @@ def windows(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]]:
         forms.append(
             [(wide, (3, 2, 1)), (wide, (2, 2, 1)), (wide, (2, 1, 1)), (narrow, (2, 2, 1)), (narrow, (2, 1, 1))]
         )
+    varying = {"threshold": min(values["threshold"], VARYING)} if "threshold" in values else {}
     for number, shapes in enumerate(forms):
         for warp in ("plain", ("penalties", "top-k", "top-p")[number % 3]):
             if warp != "plain":  # where widths vary; where the token after matters most
                 shapes = sorted(shapes, key=lambda one: -one[1][-1])
-                shapes = [({**form, **_varying(form)}, shape) for form, shape in shapes]
+                shapes = [({**form, **varying}, shape) for form, shape in shapes]
             yield (
                 Case(
                     Method.parse(form),
@@ -312,11 +313,6 @@ def windows(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]]:
                 )
                 for form, shape in shapes
             )
-
-
-def _varying(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A lower threshold, where widths are dynamic."""
-    return {"threshold": min(values["threshold"], VARYING)} if "threshold" in values else {}
 
 
 def _capped(values: Mapping[str, Any], widest: int, deepest: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
@@ -271,11 +271,8 @@ class Cache:
         self.budget.take(self, count * self.slot_bytes)
         order = sorted(self._lent, key=lambda extent: (grown.get(extent, extent.capacity), extent.base))
         before = [Extent(extent.base, extent.capacity) for extent in order]
-        after: list[Extent] = []
-        base = 0
-        for extent in order:
-            after.append(Extent(base, grown.get(extent, extent.capacity)))
-            base += after[-1].capacity
+        sizes = [grown.get(extent, extent.capacity) for extent in order]
+        after = [Extent(end - size, size) for size, end in zip(sizes, accumulate(sizes), strict=True)]
         room = AHEAD * count if ahead and self.device.type == "cpu" and self.fixed is None else count
         try:
             try:

@@ -227,17 +227,10 @@ class Scheduler:
 
     def _wishes(self) -> tuple[list[Task[Any]], list[Task[Any]], bool]:
         """Those that draft, those that wait for the target, and whether any of these do not draft at all."""
-        drafting: list[Task[Any]] = []
-        ready: list[Task[Any]] = []
-        hasty = False
-        for task in self.active:
-            if task.run is not None:
-                if task.run.drafts:
-                    drafting.append(task)
-                else:
-                    ready.append(task)
-                    hasty |= not (task.drafted or task.adapts)
-        return drafting, ready, hasty
+        asking = [(task, task.run.drafts) for task in self.active if task.run is not None]
+        ready = [task for task, drafts in asking if not drafts]
+        hasty = any(not (task.drafted or task.adapts) for task in ready)
+        return [task for task, drafts in asking if drafts], ready, hasty
 
     def _count(self) -> None:
         """How many requests run, or are about to, that draft by the load, how many that do not, and rows of those."""
