@@ -283,21 +283,20 @@ def windows(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]]:
     beams = isinstance(method, BeamMethod)
     tree = values.get("tree") or values.get("expansion") or ()
     layers = len(tree) or (3 if "heads" in values else values.get("gamma", 1))
-    forms: list[list[tuple[dict[str, Any], tuple[int, ...]]]] = []
+    forms: list[tuple[str, list[tuple[dict[str, Any], tuple[int, ...]]]]] = []  # with the warp of the second case
     for place in range(layers):
         form = _capped(values, WIDEST, place + 1) if beams else values
         certain = (1,) * (place + ("heads" in values))
         sizes = [(count, after) for count in (5, 4, 3, 2) for after in ((1,) if beams else (2, 1))]
-        forms.append([(form, (*certain, *size)) for size in sizes])
+        forms.append((("penalties", "top-k", "top-p")[place % 3], [(form, (*certain, *size)) for size in sizes]))
     if layers > 1 and "draft_width" in values:
         least = {"min_width": 2} if "min_width" in values else {}
         wide, narrow = ({**_capped(values, draws, 2), **least} for draws in (3, 2))
-        forms.append(
-            [(wide, (3, 2, 1)), (wide, (2, 2, 1)), (wide, (2, 1, 1)), (narrow, (2, 2, 1)), (narrow, (2, 1, 1))]
-        )
+        two = [(wide, 3, 2), (wide, 2, 2), (narrow, 2, 2), (wide, 2, 1), (narrow, 2, 1)]
+        forms.append(("all", [(form, (first, second, 1)) for form, first, second in two]))
     varying = {"threshold": min(values["threshold"], VARYING)} if "threshold" in values else {}
-    for number, shapes in enumerate(forms):
-        for warp in ("plain", ("penalties", "top-k", "top-p")[number % 3]):
+    for number, (other, shapes) in enumerate(forms):
+        for warp in ("plain", other):
             if warp != "plain":  # where widths vary; where the token after matters most
                 shapes = sorted(shapes, key=lambda one: -one[1][-1])
                 shapes = [({**form, **varying}, shape) for form, shape in shapes]
