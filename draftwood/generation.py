@@ -92,6 +92,7 @@ class Generation:
             self.behind,
             self.left,
             self.means,
+            lambda: self._measured(1, others, rows),
         )
 
     def _nominal(self) -> Load:

@@ -23,7 +23,6 @@ TRIED = 0.01  # share of the time that drafting is tried with where it does not 
 EAGER = 0.3  # the same before any trial
 HOPELESS = 8  # times as seldom where drafts would not pay if all were accepted, unless costs were measured badly
 OFTEN, PACES = 4, 16  # rounds with drafts that tell a request's pace; requests whose paces are remembered
-UNEVEN = 1.0  # times the deviation of paces: share of time that many that draft take longer for, not done together
 AGE, STEPS = 64, 16  # rounds that a plan is good for at least, and rounds of each request: those at once draft alike
 UNTRIED = 1.0  # tokens that models' drafts are held to be worth more before any was seen, beside what lookup finds
 JOIN = 2  # times what a request saves that it may take to begin, where others draft with it
@@ -78,7 +77,7 @@ class Plan:
     own: list[float]  # chances of layers, see `Path`
     next: list[float]
     chances: list[float]  # of a layer, by its width
-    uneven: float = 0.0  # share of time that is lost since requests that draft are not done together
+    uneven: float = 0.0  # relative deviation of the paces of requests, which are not done together then
     known: int = 0  # rounds with drafts that it was made after
     often: float = TRIED  # share of the time for trials
     price: float = math.inf  # of a trial, one draft by one request, in rounds without drafts
@@ -94,11 +93,20 @@ class Plan:
     least: dict[int, float] = field(init=False, default_factory=dict)  # depth -> reach of its layer that pays
 
     def of(self, load: Load, layers: Sequence[int], alone: bool = False) -> list[float]:
-        """`Load.seconds`, with what is lost at the end, where steps are shared by few, and what is to be saved."""
+        """`Load.seconds`, with what is lost at the end, where steps are shared by few, and what is to be saved.
+
+        If a step of n requests takes A + n B, all take A (most rounds of one) + B (sum of their rounds): late ones cost
+        A, not the whole step. Of n draws the largest is expected at most (n - 1) / sqrt(2 n - 1) deviations above the
+        mean (Gumbel 1954; Hartley and David 1954), and A / n is (step of one - share of a step) / (n - 1).
+        """
         found = self.spent.get(key := (*layers, alone))
         if found is None:
             plain, *drafted = load.seconds(layers)
-            found = self.spent[key] = [plain, *(seconds * (1 + SURE + self.uneven) for seconds in drafted)]
+            late = self.uneven / math.sqrt(2 * load.drafting - 1)
+            last = load.last() if load.last is not None else replace(load, drafting=1)
+            ones = last.seconds(layers)[1:] if late else drafted
+            found = [s * (1 + SURE) + late * max(0.0, one - s) for s, one in zip(drafted, ones, strict=True)]
+            found = self.spent[key] = [plain, *found]
         return found
 
     def consider(self, widths: list[int], roots: int, load: Load) -> None:
@@ -164,13 +172,14 @@ class Pace:
         return (self.squares / self.rounds - self.mean**2) / (self.rounds - 1)
 
 
-def deviation(paces: Sequence[Pace]) -> float:
-    """Relative deviation of the requests' paces, luck apart; 0 where few are known."""
+def deviation(paces: Sequence[Pace], left: float = math.inf) -> float:
+    """Relative deviation of the requests' paces over `left` tokens, with the luck of so many; 0 where few are known."""
     if len(paces) < 2:
         return 0.0
     means = [pace.mean for pace in paces]
-    spread = variance(means) - fmean(pace.luck for pace in paces)
-    return math.sqrt(max(0.0, spread)) / fmean(means)
+    spread, mean = variance(means) - fmean(pace.luck for pace in paces), fmean(means)
+    luck = fmean(pace.luck * pace.rounds for pace in paces) * mean / max(1.0, left)  # of left / mean rounds
+    return math.sqrt(max(0.0, spread) + luck) / mean
 
 
 @dataclass(slots=True)
@@ -265,7 +274,7 @@ class Auto(DepthController):
 
     def _planned(self, load: Load) -> Plan:
         own, after = self._known.paths.own.chances(CONFIDENT), self._known.paths.next.chances()
-        uneven = UNEVEN * deviation(self._known.paces) * (1 - 1 / load.drafting)
+        uneven = deviation(self._known.paces, load.left()) if load.drafting > 1 else 0.0
         chances = self._known.places.chances(max(self.widths))
         often = TRIED + EAGER / (1 + max(self._known.drafted, WEIGHT if self._known is self.own else 0)) ** 2
         plan = Plan(load.counts, own, after, chances, uneven, self._known.drafted, often)

@@ -22,7 +22,8 @@ class Load:
 
     Of the requests that run, `drafting` decide like this one, which is among them; the other ones have `rows` rows in
     the target pass. The draft models take `behind()` seconds first where they have not seen what was verified, and
-    `left` tokens may still come; `means` are those of both, of all requests that draft.
+    `left` tokens may still come; `means` are those of both, of all requests that draft. `last` is the load when a
+    single one of them is left; unless told, passes cost the same by rows.
     """
 
     draft: Callable[[int], float] = lambda rows: GUESS
@@ -33,6 +34,7 @@ class Load:
     behind: Callable[[], float] = lambda: 0.0
     left: Callable[[], int] = lambda: 1 << 30
     means: Callable[[], tuple[float, float]] = nothing
+    last: Callable[[], Load] | None = None
 
     counts: tuple[int, int, int] = field(init=False)  # requests that draft, others, and their rows
 

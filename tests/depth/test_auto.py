@@ -7,7 +7,7 @@ import pytest
 
 from draftwood.core.records import Round
 from draftwood.depth import ALONE, LOAD, Auto, Fixed, Growth, Load
-from draftwood.depth.auto import OFTEN, Pace, Places, deviation
+from draftwood.depth.auto import OFTEN, Pace, Places, Plan, deviation
 from draftwood.sampling import Streams
 
 Cost = Callable[[int], float]
@@ -173,8 +173,10 @@ def paces_of(*chances: float) -> list[Pace]:
     return paces
 
 
-def test_luck_is_no_deviation_of_paces() -> None:
-    assert deviation(paces_of(0.6, 0.6, 0.6, 0.6)) < 0.03
+def test_luck_is_no_deviation_of_paces_unless_few_tokens_are_left() -> None:
+    alike = paces_of(0.6, 0.6, 0.6, 0.6)
+    assert deviation(alike) < 0.03
+    assert deviation(alike, 34) == pytest.approx((4 * 0.6 * 0.4 / 10) ** 0.5 / 3.4, rel=0.1)  # ten rounds
     assert deviation(paces_of(0.1, 0.9)) == pytest.approx((4.6 - 1.4) / 2**0.5 / 3, rel=0.05)
     assert deviation(paces_of(0.6)) == deviation([]) == 0
 
@@ -200,6 +202,17 @@ def test_drafts_of_requests_that_are_not_done_together_must_promise_more() -> No
             asked(controller, Load(drafting=2))
             controller.observe(a_round(1, 2))
     assert len(controllers[0].known.paces) == 2
+
+
+def test_late_requests_cost_what_a_step_takes_however_many_share_it() -> None:
+    """Two requests: a step takes A + 2 B, and the late one's rounds take A for itself alone."""
+    load = Load(lambda rows: 0.1 * rows, lambda rows: 1 + 0.2 * rows, 2)
+    even, uneven = (Plan((2, 0, 0), [], [], [0.0, 0.5], deviation).of(load, [1]) for deviation in (0.0, 0.6))
+    assert uneven[0] == even[0]  # plain requests are done together
+    assert uneven[1] - even[1] == pytest.approx(0.6 / 3**0.5 * 1.0 / 2)
+    ended = Load(load.draft, lambda rows: 0.5 + 0.2 * rows)  # where fewer requests cost less than their rows
+    told = Load(load.draft, load.verify, 2, last=lambda: ended)
+    assert Plan((2, 0, 0), [], [], [0.0, 0.5], 0.6).of(told, [1])[1] < uneven[1]
 
 
 def test_a_trial_waits_the_longer_the_more_the_draft_has_not_seen() -> None:
