@@ -24,6 +24,7 @@ EAGER = 0.3  # the same before any trial
 HOPELESS = 8  # times as seldom where drafts would not pay if all were accepted, unless costs were measured badly
 OFTEN, PACES = 4, 16  # rounds with drafts that tell a request's pace; requests whose paces are remembered
 AGE, STEPS = 64, 16  # rounds that a plan is good for at least, and rounds of each request: those at once draft alike
+COPIES = 1.0, 2.0  # copies that begin rightly, and those that lookup expects to, before any was tried
 UNTRIED = 1.0  # tokens that models' drafts are held to be worth more before any was seen, beside what lookup finds
 JOIN = 2  # times what a request saves that it may take to begin, where others draft with it
 SURE = 0.02  # share of time that drafting must promise to save
@@ -53,9 +54,9 @@ class Places:
             if place < draws:
                 self.taken[place] += 1
 
-    def chances(self, most: int) -> list[float]:
+    def chances(self, most: int, prior: float = PRIOR) -> list[float]:
         """That one of 0, 1, ... `most` siblings is accepted; a later place is half as likely until it was met."""
-        found, rest, guess = [0.0], 1.0, PRIOR
+        found, rest, guess = [0.0], 1.0, prior
         for i in range(most):
             taken, met = (self.taken[i], self.met[i]) if i < len(self.met) else (0.0, 0.0)
             chance = (taken + WEIGHT * guess) / (met + WEIGHT)
@@ -209,7 +210,8 @@ class Auto(DepthController):
     drafted, and few share those of drafts. They begin for more than they go on for.
 
     What pays differs from text to text, so that a request alone learns anew: the first guess and some rounds of its own
-    tell it more than those of other texts. Only requests at once, whose drafts share passes, learn together.
+    tell it more than those of other texts, which only raise the guess. Only requests at once, whose drafts share
+    passes, learn together.
 
     Nothing depends on tokens that are not drawn yet, so the law of the output stays as it is at any load. Where
     drafting does not pay it is tried now and then, with a hundredth of the time; more often while little is known,
@@ -232,7 +234,7 @@ class Auto(DepthController):
     _tries: bool = field(init=False, default=False)
     _draws: bool = field(init=False, default=True)  # whether models draft, as it seems when the round begins
     _begun: bool = field(init=False, default=False)  # whether models have drafted
-    _copies: list[float] = field(init=False, default_factory=lambda: [1.0, 1.0])  # begun rightly, and as was expected
+    _copies: list[float] = field(init=False, default_factory=lambda: list(COPIES))  # begun rightly, and as was expected
     _copy: float = field(init=False, default=0.0)  # chance that the round's copy begins rightly; 0: there is none
     _pace: Pace = field(init=False, default_factory=Pace)
 
@@ -273,9 +275,10 @@ class Auto(DepthController):
         return load.behind() if self.shared or not self._begun else 0.0
 
     def _planned(self, load: Load) -> Plan:
-        own, after = self._known.paths.own.chances(CONFIDENT), self._known.paths.next.chances()
+        prior = max(PRIOR, self.known.paths.next.rate) if self.shared else PRIOR
+        own, after = self._known.paths.own.chances(CONFIDENT), self._known.paths.next.chances(prior=prior)
         uneven = deviation(self._known.paces, load.left()) if load.drafting > 1 else 0.0
-        chances = self._known.places.chances(max(self.widths))
+        chances = self._known.places.chances(max(self.widths), prior)
         often = TRIED + EAGER / (1 + max(self._known.drafted, WEIGHT if self._known is self.own else 0)) ** 2
         plan = Plan(load.counts, own, after, chances, uneven, self._known.drafted, often)
         if self._known.plan is not None and not self.shared:
@@ -337,3 +340,5 @@ class Auto(DepthController):
             self._known.paces.append(self._pace)
         self._known.places.add(round_, self.discount, self._path.drawn)
         self._path.learn(round_, self._known.paths, self.discount)
+        if self.shared and self._known is self.own:
+            self._path.learn(round_, self.known.paths, self.discount)

@@ -42,10 +42,15 @@ class Rates:
         self.accepted = [discount * n for n in self.accepted]
         self.tried = [discount * n for n in self.tried]
 
-    def chances(self, guesses: Sequence[float] = ()) -> list[float]:
+    @property
+    def rate(self) -> float:
+        """Of all bins together."""
+        return (sum(self.accepted) + WEIGHT * PRIOR) / (sum(self.tried) + WEIGHT)
+
+    def chances(self, guesses: Sequence[float] = (), prior: float = PRIOR) -> list[float]:
         """Of each bin, pulled towards what is guessed of it: unless told, the rate of the other bins together."""
         bins = list(zip(self.accepted, self.tried, strict=True))
-        accepted, tried = sum(self.accepted) + WEIGHT * PRIOR, sum(self.tried) + WEIGHT
+        accepted, tried = sum(self.accepted) + WEIGHT * prior, sum(self.tried) + WEIGHT
         guesses = guesses or [(accepted - a) / (tried - n) for a, n in bins]
         return [(a + WEIGHT * guess) / (n + WEIGHT) for (a, n), guess in zip(bins, guesses, strict=True)]
 

@@ -18,8 +18,8 @@ from draftwood.models.base import CausalModel
 READ, COMPUTE = 3e-11, 1.8e-11  # guess of seconds: of a byte of weights, of a weight of any type for each row
 LAYER, NATIVE = 1e-4, 1e-5  # of a layer beside, and of one by native kernels
 HANDLED, ROW = 3e-4, 5e-5  # of a request and of each of its rows behind the first, beside forwards
-FEW, RATE, SURE = 3, 0.1, 20.0  # passes whose least counts; weight of a later one; most that a point weighs
-SEEN = 2  # passes that make a point known
+FEW, RATE, SURE = 3, 0.1, 20.0  # first passes whose least counts; weight of a later one; most that a point weighs
+SEEN, WARM = 2, 24  # passes that make a point known; that may be slow since the model was not used for long
 KEPT = 0.975  # of what is known beside forwards, after another pass
 CHANGED = 0.03  # relative change of a point that the curve follows
 
@@ -52,22 +52,34 @@ class Beside:
 
     each: float = 0.0
     row: float = 0.0
+    count: int = 0  # passes
     _nn: float = 0.0  # sums of requests^2,
     _nm: float = 0.0  # requests x rows,
     _mm: float = 0.0  # rows^2,
     _ny: float = 0.0  # requests x seconds,
     _my: float = 0.0  # rows x seconds
 
+    @property
+    def known(self) -> bool:
+        """Whether it is more than what a first pass took, which may be any time."""
+        return self.count >= FEW
+
     def add(self, requests: int, rows: int, seconds: float) -> None:
         """Follow a pass, no further than twice what was to be expected; to more than twice a pass nothing is held.
 
-        What disturbs a pass makes it slower by any factor, as the first one of a process.
+        What disturbs a pass makes it slower by any factor, as the first one of a process: of the first few the least
+        counts.
         """
-        if self.each:
+        self.count += 1
+        if self.count > 1:
             expected = self.of(requests, rows)
-            if expected > 2 * seconds > 0:
+            if expected > seconds and self.count <= FEW:
+                self._nn = self._nm = self._mm = self._ny = self._my = 0.0
+            elif self.count <= FEW:
+                return
+            elif expected > 2 * seconds > 0:
                 self._ny, self._my = (2 * seconds / expected * sum_ for sum_ in (self._ny, self._my))
-            seconds = min(seconds, 2 * expected)
+            seconds = min(seconds, 2 * expected) if expected else seconds
         n, m = requests, max(0, rows - requests)
         self._nn = nn = KEPT * self._nn + n * n
         self._nm = KEPT * self._nm + n * m
@@ -97,7 +109,8 @@ class Curve:
     """Seconds of a pass over some layers of a model: of the forward, which never fall with its rows, and of requests.
 
     Between measured points it is linear, beyond them it has the slope of the guess `fixed + rows * each`. Before any
-    pass was measured the guess has the scale of other curves.
+    pass was measured the guess has the scale of other curves. The first passes are held to cost no more than that: a
+    model that is seldom run is slow, and what is held to be slow is seldom run.
     """
 
     fixed: float
@@ -106,6 +119,7 @@ class Curve:
     sized: bool = True  # whether the size of the model is known
     points: dict[int, Point] = field(default_factory=dict)  # of forwards, two for each doubling of the rows
     beside: Beside = field(default_factory=Beside)
+    passes: int = 0
     _knots: list[tuple[float, float]] = field(init=False, default_factory=list)  # (rows, seconds), both rising
     _known: dict[int, float] = field(init=False, default_factory=dict)
 
@@ -125,6 +139,7 @@ class Curve:
 
     def add(self, rows: int, seconds: float) -> None:
         """Note a pass: seconds of its forwards."""
+        self.passes += 1
         self.scale.ratio = seconds / self.guess(rows)
         key = round(2 * math.log2(rows))
         point = self.points.get(key)
@@ -139,11 +154,12 @@ class Curve:
     def took(self, requests: int, rows: int, seconds: float) -> None:
         """Note what a pass took beside its forwards for so many requests with so many rows."""
         self.beside.add(requests, rows, seconds)
-        self.scale.beside = self.beside
+        if self.beside.known:
+            self.scale.beside = self.beside
 
     def seconds(self, rows: int, requests: int = 0) -> float:
         """Of a pass over so many rows of so many requests; of the forward alone without them."""
-        beside = self.beside if self.beside.each else self.scale.beside
+        beside = self.beside if self.beside.known else self.scale.beside
         return self._forward(rows) + beside.of(requests, rows) if requests else self._forward(rows)
 
     def _forward(self, rows: int) -> float:
@@ -154,7 +170,7 @@ class Curve:
             if not self._known:
                 self._knots = self._rising()
             found = self._known[rows] = self._at(rows)
-        return found
+        return found if self.passes > WARM else min(found, self.guess(rows) * self.scale.ratio)
 
     def marginal(self, rows: int, more: int) -> float:
         """What `more` rows add to a pass over `rows`."""

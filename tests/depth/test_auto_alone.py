@@ -107,3 +107,21 @@ def test_requests_alone_find_out_what_pays_in_their_own_texts() -> None:
     for chance in made:
         best = max(tokens(chance, depth) / machine.seconds(depth) for depth in range(MOST + 1))
         assert made[chance] / spent[chance] > 0.93 * best
+
+
+def test_a_request_alone_begins_no_worse_than_what_the_engine_has_seen() -> None:
+    """Where a first guess does not pay, but drafts of others were accepted, it drafts at once; bad texts do not count."""
+
+    def drafts(accepted: int, shared: bool = True) -> list[int]:
+        """Layers of the first round after 30 rounds of another request, of which so many of 4 layers were accepted."""
+        engine = Auto(4)
+        first = engine.for_request() if shared else engine.repeatable()
+        for _ in range(30):
+            asked(first, cheap)
+            first.observe(a_round(accepted, 4))
+        return [asked(engine.for_request() if shared else engine.repeatable(), load) for load in (cheap, dear)]
+
+    cheap, dear = (Load(lambda rows, layer=layer: layer, lambda rows: 1.0) for layer in (0.05, 0.82))
+    assert drafts(4) == [4, 1]
+    assert drafts(0) == [4, 0]
+    assert drafts(4, shared=False) == [4, 0]

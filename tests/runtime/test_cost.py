@@ -9,7 +9,7 @@ from torch import nn
 
 from draftwood import Engine, TabularModel
 from draftwood.models.around import bytes_of
-from draftwood.runtime.cost import CHANGED, NATIVE, Beside, Costs, Curve, Scale
+from draftwood.runtime.cost import CHANGED, NATIVE, WARM, Beside, Costs, Curve, Scale
 
 pytestmark = pytest.mark.measured
 MODEL, OTHER = TabularModel.random(4, seed=1), TabularModel.random(4, seed=2)
@@ -100,6 +100,24 @@ def test_what_a_first_pass_took_beside_its_forward_is_soon_forgotten() -> None:
         assert beside.of(1, 1) <= 0.0021
     beside.add(1, 1, 0.1)
     assert beside.of(1, 1) <= 0.0025
+
+
+def test_a_slow_first_draft_pass_does_not_end_drafting() -> None:
+    """Else nothing would be drafted, and no pass would ever show that the first one was slow by chance."""
+    costs = Costs()
+    target, draft = costs.curve(MODEL), costs.curve(OTHER)
+    for _ in range(8):
+        costs.add(MODEL, 1, 1, 2 * target.guess(1))
+        target.took(1, 1, 1e-4)
+    before = draft.seconds(1, 1)
+    assert before == pytest.approx(2 * draft.guess(1) + 1e-4)
+    for number in range(WARM + 1):
+        costs.add(OTHER, 1, 1, 20 * draft.guess(1))
+        draft.took(1, 1, 1.0 if not number else 5e-5)
+        costs.add(MODEL, 1, 1, 2 * target.guess(1))
+        if number < WARM:
+            assert draft.seconds(1, 1) <= before
+    assert draft.seconds(1, 1) == pytest.approx(20 * draft.guess(1) + 5e-5)  # so it is
 
 
 def test_rows_of_few_requests_do_not_tell_what_many_requests_cost() -> None:

@@ -28,6 +28,7 @@ class Serving(Kind):
 
     methods: dict[str, dict[str, Any]]
     loads: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    requests: int = 1  # of a sample at least: small loads come several times in a row, each with other prompts
     tokens: int = 48
     lengths: tuple[int, ...] = (8, 40, 120, 240)  # tokens of prompts, at most
     repeats: int = 3
@@ -51,7 +52,7 @@ class Serving(Kind):
         for repeat in range(self.repeats):
             for load in bench.track(self.loads, f"repeat {repeat + 1}"):
                 for name in turned(names, repeat):
-                    make = partial(self.sample, bench, name, others.get(name), prompts[:load], repeat)
+                    make = partial(self.sample, bench, name, others.get(name), self.batches(prompts, load), repeat)
                     samples[repeat, load, name] = bench.once([repeat, load, name], make)
 
         def ratio(mine: tuple[int, str], base: tuple[int, str]) -> Interval:
@@ -158,26 +159,33 @@ class Serving(Kind):
         for document, length in zip(mixed("held-out", seed=3), cycle(self.lengths), strict=False):
             yield engine.tokens(document.text)[:length]
 
+    def batches(self, prompts: list[list[int]], load: int) -> list[list[list[int]]]:
+        """The prompts of a sample: of as many loads as it takes."""
+        turn = cycle(prompts)
+        return [list(islice(turn, load)) for _ in range(-(-self.requests // load))]
+
     def sample(
-        self, bench: Bench, name: str, other: Batched | None, prompts: list[list[int]], repeat: int
+        self, bench: Bench, name: str, other: Batched | None, batches: list[list[list[int]]], repeat: int
     ) -> dict[str, Any]:
-        """One load of one method, or of a peer."""
+        """Some loads of one method, or of a peer, one after the other."""
         began = perf_counter()
         if other is not None:
-            other(prompts, self.tokens)
-            return {"seconds": perf_counter() - began, "tokens": len(prompts) * self.tokens}
+            for prompts in batches:
+                other(prompts, self.tokens)
+            return {"seconds": perf_counter() - began, "tokens": sum(map(len, batches)) * self.tokens}
         engine, gaps, peak, needed = bench.engine, [], 0, 1
         passes = engine.scheduler.passes
-        for seconds, count in self.run(engine, self.methods[name], prompts, repeat):
-            gaps += [seconds / count] * count
-            memory = engine.memory
-            peak, needed = max(peak, memory["held"]), max(needed, memory["used"])
+        for prompts in batches:
+            for seconds, count in self.run(engine, self.methods[name], prompts, repeat):
+                gaps += [seconds / count] * count
+                memory = engine.memory
+                peak, needed = max(peak, memory["held"]), max(needed, memory["used"])
         return {
             "seconds": perf_counter() - began,
             "tokens": len(gaps),
             "gap_ms": 1000 * float(np.median(gaps)),
             "slow_gap_ms": 1000 * float(np.quantile(gaps, 0.95)),
-            "target_passes": engine.scheduler.passes - passes,
+            "target_passes": (engine.scheduler.passes - passes) / len(batches),
             "memory": peak / needed,
         }
 
