@@ -110,7 +110,7 @@ def test_requests_alone_find_out_what_pays_in_their_own_texts() -> None:
 
 
 def test_a_request_alone_begins_no_worse_than_what_the_engine_has_seen() -> None:
-    """Where a first guess does not pay, but drafts of others were accepted, it drafts at once; bad texts do not count."""
+    """Where a first guess does not pay it drafts at once if those of others were accepted."""
 
     def drafts(accepted: int, shared: bool = True) -> list[int]:
         """Layers of the first round after 30 rounds of another request, of which so many of 4 layers were accepted."""
