@@ -281,8 +281,11 @@ class Auto(DepthController):
         chances = self._known.places.chances(max(self.widths), prior)
         often = TRIED + EAGER / (1 + max(self._known.drafted, WEIGHT if self._known is self.own else 0)) ** 2
         plan = Plan(load.counts, own, after, chances, uneven, self._known.drafted, often)
-        if self._known.plan is not None and not self.shared:
-            plan.spent = self._known.plan.spent
+        last = self._known.plan
+        if last is not None and not (
+            self.shared and (load.drafting > 1 or last.rounds > AGE or last.load != load.counts)
+        ):
+            plan.spent = last.spent  # what was learned since is not what passes cost
         full = [self.widths[min(layer, len(self.widths) - 1)] for layer in range(self.most)]
         for cap in sorted(set(self.widths), reverse=True):
             plan.consider([min(cap, width) for width in full], self.roots, load)

@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass, field
 
 from draftwood.core.forest import Forest
-from draftwood.depth.stopping import WEIGHT, Rates, bin_of
+from draftwood.depth.stopping import BINS, WEIGHT, Rates, bin_of
 
 ESCAPE = 2.0  # how often the next token is held to be another one after a match of one token; n tokens: 1/n of that
 FAINT = 0.02  # least chance that all of a draft is accepted
@@ -178,11 +178,11 @@ class SuffixLookup:
                 for match in matches:
                     match.step(forest.token[node])
         found: list[tuple[int, float]] = []
-        reach = 1.0
+        reach, tried, right = 1.0, self._right.tried, self._right.accepted
         while len(found) < most:
             guess, token = self._guess(matches)
-            tried, right = (part[bin_of([guess])] for part in (self._right.tried, self._right.accepted))
-            chance = (right + WEIGHT * guess) / (tried + WEIGHT)
+            bin_ = min(BINS - 1, int(guess * BINS))
+            chance = (right[bin_] + WEIGHT * guess) / (tried[bin_] + WEIGHT)
             reach *= chance
             if reach < FAINT or token < 0:
                 break
