@@ -156,7 +156,7 @@ def test_auto_copies_what_is_worth_more_than_a_models_drafts() -> None:
     auto = Auto(8, lookup=True)
     load = Load(draft=lambda rows: 0.2, verify=lambda rows: 1.0)
     auto.start(Streams(0), load)
-    assert auto.copies([0.5, 0.5, 0.5]) == 0 and auto.copies([0.8, 0.8, 0.8]) == 3
+    assert auto.copies([0.5, 0.5, 0.5]) == 0 and auto.copies([0.9, 0.9, 0.9]) == 3
     auto.own.drafted = 50
     auto.start(Streams(0), load)
     assert auto.copies([0.3, 0.3, 0.3]) == 0 and auto.copies([0.5, 0.5, 0.5]) == 3
@@ -179,8 +179,8 @@ def test_copies_that_go_wrong_must_promise_more() -> None:
         return found
 
     assert copied(auto, 0) == 2
-    copied(auto, 0)
-    copied(auto, 0)
+    for _ in range(5):
+        copied(auto, 0)
     assert copied(auto) == 0
     assert copied(auto.for_request()) == 2
     lucky = auto.for_request()
