@@ -24,6 +24,7 @@ from draftwood.eval.experiments.learned import Exit, Places, resolved
 from draftwood.eval.experiments.methods import Entry, Methods, compared, expanded, speed
 from draftwood.eval.experiments.pages import Overview, overview
 from draftwood.eval.experiments.pairs import PAIRS, Pair, pair
+from draftwood.eval.experiments.serving import Serving
 from draftwood.eval.experiments.tables import CELLS, concluded, documents, drawn, experiments, markdown
 from draftwood.eval.summary import decode_seconds
 from draftwood.methods import Method
@@ -381,3 +382,10 @@ def test_recorded_simulations_agree_with_the_specification_and_printed_updates_f
             for controller in ("beta-ts", "optimal-stopping"):
                 found = kind.speeds(controllers.CONTROLLERS[controller], text, c)["speed"]
                 assert found == pytest.approx(rows[name, controller]["speed"], rel=0.15)
+
+
+def test_small_loads_decode_as_many_requests_as_large_ones() -> None:
+    """One load after the other, each with the next prompts; a large load comes once."""
+    serving = Serving(methods={"plain": {"name": "autoregressive"}}, requests=5)
+    assert serving.batches([[1], [2], [3], [4]], 2) == [[[1], [2]], [[3], [4]], [[1], [2]]]
+    assert serving.batches([[1], [2], [3], [4], [5], [6]], 6) == [[[1], [2], [3], [4], [5], [6]]]
