@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, variance
+from statistics import fmean
 
 from torch import Tensor
 
@@ -23,7 +23,8 @@ TRIED = 0.01  # share of the time that drafting is tried with where it does not 
 EAGER = 0.3  # the same before any trial
 HOPELESS = 8  # times as seldom where drafts would not pay if all were accepted, unless costs were measured badly
 OFTEN, PACES = 4, 16  # rounds with drafts that tell a request's pace; requests whose paces are remembered
-AGE, STEPS = 64, 16  # rounds that a plan is good for at least, and rounds of each request: those at once draft alike
+AGE = 64  # rounds of each request that a plan is good for: those at once draft alike
+PLANS = 64  # that are kept
 COPIES = 1.5, 2.0  # copies that begin rightly, and those that lookup expects to, before any was tried
 UNTRIED = 1.0  # tokens that models' drafts are held to be worth more before any was seen, beside what lookup finds
 JOIN = 2  # times what a request saves that it may take to begin, where others draft with it
@@ -74,7 +75,7 @@ class Plan:
     accepted as they were before.
     """
 
-    load: tuple[int, int, int]  # counts that it was made for
+    until: int  # number of the last round that it is good for
     own: list[float]  # chances of layers, see `Path`
     next: list[float]
     chances: list[float]  # of a layer, by its width
@@ -88,7 +89,6 @@ class Plan:
     rate: float = field(init=False, default=0.0)  # lambda, tokens per second
     saves: float = field(init=False, default=0.0)  # seconds per token, where it drafts
     worth: float = field(init=False, default=0.0)  # tokens that a round with drafts yields beyond what its time would
-    rounds: int = field(init=False, default=0)  # that began by it
     spent: dict[tuple[int, ...], list[float]] = field(init=False, default_factory=dict)  # what `of` found
     together: bool = field(init=False, default=True)  # see `Auto`
     least: dict[int, float] = field(init=False, default_factory=dict)  # depth -> reach of its layer that pays
@@ -178,8 +178,9 @@ def deviation(paces: Sequence[Pace], left: float = math.inf) -> float:
     if len(paces) < 2:
         return 0.0
     means = [pace.mean for pace in paces]
-    spread, mean = variance(means) - fmean(pace.luck for pace in paces), fmean(means)
-    luck = fmean(pace.luck * pace.rounds for pace in paces) * mean / max(1.0, left)  # of left / mean rounds
+    mean, lucks = fmean(means), [pace.luck for pace in paces]
+    spread = sum((one - mean) ** 2 for one in means) / (len(means) - 1) - fmean(lucks)
+    luck = fmean(luck * pace.rounds for luck, pace in zip(lucks, paces, strict=True)) * mean / max(1.0, left)
     return math.sqrt(max(0.0, spread) + luck) / mean
 
 
@@ -192,7 +193,8 @@ class Known:
     paces: deque[Pace] = field(default_factory=lambda: deque(maxlen=PACES))
     drafted: int = 0  # rounds with drafts
     idle: int = 0  # rounds since one last drafted
-    plan: Plan | None = None
+    rounds: int = 0
+    plans: dict[tuple[int, int, int], Plan] = field(default_factory=dict)  # the latest ones, by the counts of the load
 
 
 @dataclass(slots=True)
@@ -231,6 +233,7 @@ class Auto(DepthController):
     _known: Known = field(init=False, default_factory=Known)  # the one of both that it decides by
     _path: Path = field(init=False, default_factory=Path)
     _plan: Plan = field(init=False, repr=False, compare=False)
+    _late: Plan | None = field(init=False, default=None)  # the one by which it is too late to begin
     _tries: bool = field(init=False, default=False)
     _draws: bool = field(init=False, default=True)  # whether models draft, as it seems when the round begins
     _begun: bool = field(init=False, default=False)  # whether models have drafted
@@ -247,24 +250,19 @@ class Auto(DepthController):
 
     def start(self, streams: Streams, load: Load = ALONE) -> None:
         self._known = known = self.own if load.drafting == 1 else self.known
-        plan = known.plan
-        if (
-            plan is None
-            or plan.load != load.counts
-            or plan.rounds > max(AGE, STEPS * load.drafting)
-            or known.drafted > 2 * plan.known  # much was learned since: at first all that is learned is much
-        ):
-            plan = known.plan = self._planned(load)
-        plan.rounds += 1
+        known.rounds += 1
+        plan = known.plans.get(load.counts)
+        if plan is None or known.rounds > plan.until or known.drafted > 2 * plan.known:  # all is much at first
+            plan = self._planned(load, plan)
         self._plan = plan
         self._tries = known.idle * plan.often >= plan.price
         if self._tries and (behind := self._behind(load)):
             self._tries = known.idle * plan.often >= plan.price + behind / plan.seconds[0]
         if self._tries:
             known.idle = 0  # others need not try now
-        share = JOIN if load.drafting > 1 else 1
-        pays = plan.together and plan.pays(0, plan.next[UNKNOWN], ())
-        pays = pays and self._behind(load) <= share * load.left() * plan.saves
+        pays = plan.together and plan is not self._late and plan.pays(0, plan.next[UNKNOWN], ())
+        if pays and self._behind(load) > (JOIN if load.drafting > 1 else 1) * load.left() * plan.saves:
+            pays, self._late = False, plan
         self._draws = self._tries or pays
         self.rests = not (self._draws or self.lookup)
         if not self.rests:
@@ -274,24 +272,26 @@ class Auto(DepthController):
         """Seconds before models can draft; where texts must repeat those of the prompt, which others may have saved."""
         return load.behind() if self.shared or not self._begun else 0.0
 
-    def _planned(self, load: Load) -> Plan:
+    def _planned(self, load: Load, last: Plan | None) -> Plan:
+        known = self._known
         prior = max(PRIOR, self.known.paths.next.rate) if self.shared else PRIOR
-        own, after = self._known.paths.own.chances(CONFIDENT), self._known.paths.next.chances(prior=prior)
-        uneven = deviation(self._known.paces, load.left()) if load.drafting > 1 else 0.0
-        chances = self._known.places.chances(max(self.widths), prior)
-        often = TRIED + EAGER / (1 + max(self._known.drafted, WEIGHT if self._known is self.own else 0)) ** 2
-        plan = Plan(load.counts, own, after, chances, uneven, self._known.drafted, often)
-        last = self._known.plan
-        if last is not None and not (
-            self.shared and (load.drafting > 1 or last.rounds > AGE or last.load != load.counts)
-        ):
+        own, after = known.paths.own.chances(CONFIDENT), known.paths.next.chances(prior=prior)
+        uneven = deviation(known.paces, load.left()) if load.drafting > 1 else 0.0
+        chances = known.places.chances(max(self.widths), prior)
+        often = TRIED + EAGER / (1 + max(known.drafted, WEIGHT if known is self.own else 0)) ** 2
+        until = known.rounds + AGE * load.drafting
+        plan = Plan(until, own, after, chances, uneven, known.drafted, often)
+        if last is not None and not (self.shared and (load.drafting > 1 or known.rounds > last.until)):
             plan.spent = last.spent  # what was learned since is not what passes cost
+        if len(known.plans) == PLANS:
+            known.plans.clear()
+        known.plans[load.counts] = plan
         full = [self.widths[min(layer, len(self.widths) - 1)] for layer in range(self.most)]
         for cap in sorted(set(self.widths), reverse=True):
             plan.consider([min(cap, width) for width in full], self.roots, load)
         if load.drafting > 1:
             behind, left = load.means()
-            least = SURE * plan.seconds[0] / (1 + load.tokens) if self._known.idle else 0.0  # or they flap about zero
+            least = SURE * plan.seconds[0] / (1 + load.tokens) if known.idle else 0.0  # or they flap about zero
             plan.together = plan.saves > least and behind <= left * plan.saves
         if self.lookup:
             plan.found = plan.of(replace(load, draft=lambda rows: 0.0), [1] * self.most, True)

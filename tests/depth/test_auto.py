@@ -7,7 +7,7 @@ import pytest
 
 from draftwood.core.records import Round
 from draftwood.depth import ALONE, LOAD, Auto, Fixed, Growth, Load
-from draftwood.depth.auto import OFTEN, Pace, Places, Plan, deviation
+from draftwood.depth.auto import AGE, OFTEN, Pace, Places, Plan, deviation
 from draftwood.sampling import Streams
 
 Cost = Callable[[int], float]
@@ -276,6 +276,25 @@ def test_requests_begin_to_draft_together_or_not_at_all(left: int) -> None:
         load = Load(*machine, 8, 0, 1, lambda behind=behind: behind, lambda: left, lambda: (4.5, left))
         drafted.append(asked(one, load) > 0)
     assert drafted == [left > 8] * 8
+
+
+def test_plans_are_made_again_when_they_are_old_not_when_requests_come_and_go() -> None:
+    controller, asked_for = Auto(MOST), 0
+
+    def verify(rows: int) -> float:
+        nonlocal asked_for
+        asked_for += 1
+        return 1.0
+
+    two, three = (Load(lambda rows: 0.9, verify, drafting, means=lambda: (0.0, 50.0)) for drafting in (2, 3))
+    made = []
+    for load in (two, three, *[two, three] * (AGE - 1), *[three] * 2 * AGE):
+        before = asked_for
+        asked(controller, load)
+        controller.observe(a_round(0, 0))
+        made.append(asked_for > before)
+    assert made[:2] == [True, True] and not any(made[2 : 2 * AGE])
+    assert sum(made[2 * AGE :]) == 1
 
 
 def test_many_begin_to_draft_for_more_than_they_go_on_for() -> None:
