@@ -22,9 +22,9 @@ PRIOR, WEIGHT = 0.7, 4.0  # rate before anything was seen, rather high, so that 
 CONFIDENT = [(1 + (bin_ + 0.5) / BINS) / 2 for bin_ in range(BINS)] + [PRIOR]  # the same by the draft's confidence
 
 
-def bin_of(confidences: Sequence[float]) -> int:
-    """The bin of a layer whose drafts have these confidences."""
-    return min(BINS - 1, int(max(confidences) * BINS)) if confidences else UNKNOWN
+def bin_of(confidence: float) -> int:
+    """The bin of a layer whose best draft has this confidence."""
+    return min(BINS - 1, int(confidence * BINS))
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class Path:
         last = UNKNOWN
         if growth.depth:
             if self.drawn[growth.depth - 1]:
-                last = bin_of(growth.confidences())
+                last = bin_of(max(confidences)) if (confidences := growth.confidences()) else UNKNOWN
                 self.reach *= self.own[last]
             else:
                 self.reach *= growth.chances[0]

@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass, field
 
 from draftwood.core.forest import Forest
-from draftwood.depth.stopping import BINS, WEIGHT, Rates, bin_of
+from draftwood.depth.stopping import WEIGHT, Rates, bin_of
 
 ESCAPE = 2.0  # how often the next token is held to be another one after a match of one token; n tokens: 1/n of that
 FAINT = 0.02  # least chance that all of a draft is accepted
@@ -40,13 +40,34 @@ class SuffixAutomaton:
     @property
     def match(self) -> Match:
         """The longest suffix that occurred before."""
+        return Match(self, *self.longest)
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """State and length of the longest suffix that occurred before."""
         state = max(0, self.shorter[self._last])
-        return Match(self, state, self.length[state])
+        return state, self.length[state]
+
+    def guess(self, state: int, length: int, least: int) -> tuple[float, int]:
+        """(chance, token) of what follows a match; (0, -1) where none of at least `least` tokens goes on.
+
+        A token that followed n of N times has the chance n / (N + ESCAPE / length).
+        """
+        while not self.following[state]:  # the end of the text: a copy may run into itself
+            state = self.shorter[state]
+            if state < 1:
+                return 0.0, -1
+            length = self.length[state]
+        if length < least or not length:
+            return 0.0, -1
+        token = self.best[state]
+        return self.counts[state].get(token, 1) / (self.total[state] + ESCAPE / length), token
 
     def append(self, token: int) -> None:
         """The text grows by a token."""
         following, counts, shorter, length = self.following, self.counts, self.shorter, self.length
-        state, new = self._last, self._state({}, {}, 0, 0, 0, length[self._last] + 1)
+        state, new = self._last, len(length)
+        self._state({}, {}, 0, 0, 0, length[state] + 1)
         self._last = new
         self.size += 1
         while state != -1 and token not in following[state]:
@@ -112,21 +133,9 @@ class Match:
         while self.state and self.length <= texts.length[texts.shorter[self.state]]:
             self.state = texts.shorter[self.state]
 
-    def guess(self, least: int) -> tuple[float, int] | None:
-        """(chance, token) of what follows; None where no match of at least `least` tokens goes on.
-
-        A token that followed n of N times has the chance n / (N + ESCAPE / length).
-        """
-        texts, state, length = self.texts, self.state, self.length
-        while not texts.following[state]:  # the end of the text: a copy may run into itself
-            state = texts.shorter[state]
-            if state < 1:
-                return None
-            length = texts.length[state]
-        if length < least or not length:
-            return None
-        token = texts.best[state]
-        return texts.counts[state].get(token, 1) / (texts.total[state] + ESCAPE / length), token
+    def guess(self, least: int) -> tuple[float, int]:
+        """As the automaton's."""
+        return self.texts.guess(self.state, self.length, least)
 
 
 @dataclass(slots=True)
@@ -181,7 +190,7 @@ class SuffixLookup:
         reach, tried, right = 1.0, self._right.tried, self._right.accepted
         while len(found) < most:
             guess, token = self._guess(matches)
-            bin_ = min(BINS - 1, int(guess * BINS))
+            bin_ = bin_of(guess)
             chance = (right[bin_] + WEIGHT * guess) / (tried[bin_] + WEIGHT)
             reach *= chance
             if reach < FAINT or token < 0:
@@ -194,19 +203,22 @@ class SuffixLookup:
     def _guess(self, matches: Sequence[Match]) -> tuple[float, int]:
         """The likeliest (chance, token) of what follows; the token is -1 where there is none."""
         if len(matches) == 1:  # the same for less
-            return matches[0].guess(self.least) or (0.0, -1)
-        guesses = [guess for match in matches if (guess := match.guess(self.least)) is not None]
-        return max(guesses, key=lambda guess: guess[0], default=(0.0, -1))
+            return matches[0].guess(self.least)
+        return max((match.guess(self.least) for match in matches), key=lambda guess: guess[0])
 
     def _read(self, tokens: Sequence[int]) -> None:
-        for match in self._others:
+        text, others, least = self._text, self._others, self.least
+        right, tried = self._right.accepted, self._right.tried
+        for match in others:
             match.settle()
         for token in tokens:
-            guess, best = self._guess([self._text.match, *self._others])
+            guess, best = self._guess([text.match, *others]) if others else text.guess(*text.longest, least)
             if best >= 0:
-                self._right.add(bin_of([guess]), best == token)
-            self._text.append(token)
-            for match in self._others:
+                bin_ = bin_of(guess)
+                tried[bin_] += 1
+                right[bin_] += best == token
+            text.append(token)
+            for match in others:
                 match.step(token)
 
     def finish(self, forest: Forest) -> None:

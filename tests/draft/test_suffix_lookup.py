@@ -73,7 +73,7 @@ def test_a_guess_is_the_token_that_followed_most_often() -> None:
     assert often.match.length == 1 and often.match.guess(1) == (2 / (3 + ESCAPE), 1)
     longer = automaton([5, 6, 7, 1, 7, 2, 7, 2, 5, 6, 7])
     assert longer.match.length == 3 and longer.match.guess(1) == (1 / (1 + ESCAPE / 3), 1)
-    assert longer.match.guess(4) is None and automaton([1, 2, 3]).match.guess(1) is None
+    assert longer.match.guess(4) == automaton([1, 2, 3]).match.guess(1) == (0.0, -1)
 
 
 def test_a_lookup_knows_how_often_such_guesses_were_right() -> None:

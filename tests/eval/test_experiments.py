@@ -384,6 +384,16 @@ def test_recorded_simulations_agree_with_the_specification_and_printed_updates_f
                 assert found == pytest.approx(rows[name, controller]["speed"], rel=0.15)
 
 
+def test_load_aware_drafting_is_compared_with_the_fastest_fixed_depth_of_each_load(tmp_path: Path) -> None:
+    rows = run("load-aware", tmp_path)["tables"]["serving"]
+    for load_ in (1, 2):
+        speeds = {row["method"]: row["tokens_per_second"]["value"] for row in rows if row["load"] == load_}
+        aware = speeds.pop("load-aware")
+        (row,) = (row for row in rows if row["load"] == load_ and row["method"] == "load-aware")
+        assert row["fastest"] == max(speeds, key=speeds.__getitem__)
+        assert row["to_fastest"]["value"] == pytest.approx(aware / max(speeds.values()))
+
+
 def test_small_loads_decode_as_many_requests_as_large_ones() -> None:
     """One load after the other, each with the next prompts; a large load comes once."""
     serving = Serving(methods={"plain": {"name": "autoregressive"}}, requests=5)

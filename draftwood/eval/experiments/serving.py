@@ -39,6 +39,7 @@ class Serving(Kind):
     neighbours: dict[str, dict[str, Any]] = Field(default_factory=dict)  # beside which a plain request is timed
     queued: tuple[int, ...] = ()  # requests that wait while others run
     baseline: str = "plain"  # the method that others are compared with
+    fixed: tuple[str, ...] = ()  # methods with the fastest of which, load by load, others are compared too
 
     def measure(self, bench: Bench) -> dict[str, Rows]:
         engine = bench.engine
@@ -62,14 +63,23 @@ class Serving(Kind):
 
         rows: Rows = [{"load": None, "method": name, "failure": reason} for name, reason in failures.items()]
         for load in self.loads:
+            rates = {
+                name: median(
+                    [s["tokens"] / s["seconds"] for s in (samples[r, load, name] for r in range(self.repeats))]
+                )
+                for name in names
+            }
+            fastest = max(self.fixed or (self.baseline,), key=lambda name: rates[name]["value"] or 0.0)
             for name in names:
                 mine = [samples[repeat, load, name] for repeat in range(self.repeats)]
                 row = {
                     "load": load,
                     "method": name,
-                    "tokens_per_second": median([s["tokens"] / s["seconds"] for s in mine]),
+                    "tokens_per_second": rates[name],
                     "to_baseline": ratio((load, name), (load, self.baseline)),
                     "to_alone": ratio((load, name), (self.loads[0], name)),
+                    "fastest": fastest,
+                    "to_fastest": ratio((load, name), (load, fastest)),
                 }
                 for measure in ("gap_ms", "slow_gap_ms", "target_passes", "memory"):
                     if measure in mine[0]:
