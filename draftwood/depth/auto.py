@@ -75,6 +75,8 @@ class Plan:
     accepted as they were before.
     """
 
+    load: Load
+    most: int  # layers
     until: int  # number of the last round that it is good for
     own: list[float]  # chances of layers, see `Path`
     next: list[float]
@@ -85,7 +87,6 @@ class Plan:
     price: float = math.inf  # of a trial, one draft by one request, in rounds without drafts
     widths: list[int] = field(init=False, default_factory=list)
     seconds: list[float] = field(init=False, default_factory=list)  # of a step with 0, 1, ... layers
-    found: list[float] = field(init=False, default_factory=list)  # the same where lookup drafts them, for nothing
     rate: float = field(init=False, default=0.0)  # lambda, tokens per second
     saves: float = field(init=False, default=0.0)  # seconds per token, where it drafts
     worth: float = field(init=False, default=0.0)  # tokens that a round with drafts yields beyond what its time would
@@ -93,15 +94,21 @@ class Plan:
     together: bool = field(init=False, default=True)  # see `Auto`
     least: dict[int, float] = field(init=False, default_factory=dict)  # depth -> reach of its layer that pays
 
-    def of(self, load: Load, layers: Sequence[int], alone: bool = False) -> list[float]:
+    @property
+    def found(self) -> list[float]:
+        """As `seconds` where lookup drafts the layers, for nothing."""
+        return self.of([1] * self.most, free=True)
+
+    def of(self, layers: Sequence[int], free: bool = False) -> list[float]:
         """`Load.seconds`, with what is lost at the end, where steps are shared by few, and what is to be saved.
 
         If a step of n requests takes A + n B, all take A (most rounds of one) + B (sum of their rounds): late ones cost
         A, not the whole step. Of n draws the largest is expected at most (n - 1) / sqrt(2 n - 1) deviations above the
         mean (Gumbel 1954; Hartley and David 1954), and A / n is (step of one - share of a step) / (n - 1).
         """
-        found = self.spent.get(key := (*layers, alone))
+        found = self.spent.get(key := (*layers, free))
         if found is None:
+            load = replace(self.load, draft=lambda rows: 0.0) if free else self.load
             plain, *drafted = load.seconds(layers)
             late = self.uneven / math.sqrt(2 * load.drafting - 1)
             last = load.last() if load.last is not None else replace(load, drafting=1)
@@ -110,13 +117,13 @@ class Plan:
             found = self.spent[key] = [plain, *found]
         return found
 
-    def consider(self, widths: list[int], roots: int, load: Load) -> None:
+    def consider(self, widths: list[int], roots: int) -> None:
         """Take a tree where one of its depths is faster than what was found before."""
-        layers, rows = [], roots
+        load, layers, rows = self.load, [], roots
         for width in widths:
             rows *= width
             layers.append(rows)
-        seconds, tokens, reach = self.of(load, layers), load.tokens + 1, 1.0
+        seconds, tokens, reach = self.of(layers), load.tokens + 1, 1.0
         for depth, spent in enumerate(seconds):
             if depth:
                 reach *= self.chances[widths[depth - 1]]
@@ -280,7 +287,7 @@ class Auto(DepthController):
         chances = known.places.chances(max(self.widths), prior)
         often = TRIED + EAGER / (1 + max(known.drafted, WEIGHT if known is self.own else 0)) ** 2
         until = known.rounds + AGE * load.drafting
-        plan = Plan(until, own, after, chances, uneven, known.drafted, often)
+        plan = Plan(load, self.most, until, own, after, chances, uneven, known.drafted, often)
         if last is not None and not (self.shared and (load.drafting > 1 or known.rounds > last.until)):
             plan.spent = last.spent  # what was learned since is not what passes cost
         if len(known.plans) == PLANS:
@@ -288,13 +295,11 @@ class Auto(DepthController):
         known.plans[load.counts] = plan
         full = [self.widths[min(layer, len(self.widths) - 1)] for layer in range(self.most)]
         for cap in sorted(set(self.widths), reverse=True):
-            plan.consider([min(cap, width) for width in full], self.roots, load)
+            plan.consider([min(cap, width) for width in full], self.roots)
         if load.drafting > 1:
             behind, left = load.means()
             least = SURE * plan.seconds[0] / (1 + load.tokens) if known.idle else 0.0  # or they flap about zero
             plan.together = plan.saves > least and behind <= left * plan.saves
-        if self.lookup:
-            plan.found = plan.of(replace(load, draft=lambda rows: 0.0), [1] * self.most, True)
         return plan
 
     def deeper(self, growth: Growth) -> bool:
@@ -316,11 +321,12 @@ class Auto(DepthController):
         """
         right, expected = self._copies
         plan, best, gain, reach = self._plan, 0, 0.0, right / expected
+        found = plan.found if chances else []
         most = plan.worth + UNTRIED / (1 + self._known.drafted) if self._draws else 0.0
         for i, chance in enumerate(() if self._tries else chances[: self.most], 1):
             reach = min(1.0, reach * chance)
             gain += reach
-            worth = gain - plan.rate * (plan.found[i] - plan.found[0])
+            worth = gain - plan.rate * (found[i] - found[0])
             if worth > most:
                 best, most = i, worth
         self._copy = chances[0] if best else 0.0

@@ -207,12 +207,12 @@ def test_drafts_of_requests_that_are_not_done_together_must_promise_more() -> No
 def test_late_requests_cost_what_a_step_takes_however_many_share_it() -> None:
     """Two requests: a step takes A + 2 B, and the late one's rounds take A for itself alone."""
     load = Load(lambda rows: 0.1 * rows, lambda rows: 1 + 0.2 * rows, 2)
-    even, uneven = (Plan((2, 0, 0), [], [], [0.0, 0.5], deviation).of(load, [1]) for deviation in (0.0, 0.6))
+    even, uneven = (Plan(load, 1, 0, [], [], [0.0, 0.5], deviation).of([1]) for deviation in (0.0, 0.6))
     assert uneven[0] == even[0]  # plain requests are done together
     assert uneven[1] - even[1] == pytest.approx(0.6 / 3**0.5 * 1.0 / 2)
     ended = Load(load.draft, lambda rows: 0.5 + 0.2 * rows)  # where fewer requests cost less than their rows
     told = Load(load.draft, load.verify, 2, last=lambda: ended)
-    assert Plan((2, 0, 0), [], [], [0.0, 0.5], 0.6).of(told, [1])[1] < uneven[1]
+    assert Plan(told, 1, 0, [], [], [0.0, 0.5], 0.6).of([1])[1] < uneven[1]
 
 
 def test_a_trial_waits_the_longer_the_more_the_draft_has_not_seen() -> None:
