@@ -65,21 +65,18 @@ class Beside:
         return self.count >= FEW
 
     def add(self, requests: int, rows: int, seconds: float) -> None:
-        """Follow a pass, no further than twice what was to be expected; to more than twice a pass nothing is held.
+        """Follow a pass: at most twice as much is expected then, and it counts as at most twice what was expected.
 
         What disturbs a pass makes it slower by any factor, as the first one of a process: of the first few the least
         counts.
         """
         self.count += 1
-        if self.count > 1:
-            expected = self.of(requests, rows)
-            if expected > seconds and self.count <= FEW:
-                self._nn = self._nm = self._mm = self._ny = self._my = 0.0
-            elif self.count <= FEW:
-                return
-            elif expected > 2 * seconds > 0:
-                self._ny, self._my = (2 * seconds / expected * sum_ for sum_ in (self._ny, self._my))
-            seconds = min(seconds, 2 * expected) if expected else seconds
+        most = 1 if self.count <= FEW else 2
+        expected = self.of(requests, rows)
+        if expected > most * seconds:
+            self._ny, self._my = (most * seconds / expected * sum_ for sum_ in (self._ny, self._my))
+        if expected:
+            seconds = min(seconds, most * expected)
         n, m = requests, max(0, rows - requests)
         self._nn = nn = KEPT * self._nn + n * n
         self._nm = KEPT * self._nm + n * m
