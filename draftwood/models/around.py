@@ -27,8 +27,8 @@ class AroundDecoder:
         return self.decoder.dtype
 
     @property
-    def native(self) -> bool:
-        return self.decoder.native
+    def kernels(self) -> str:
+        return self.decoder.kernels
 
     @property
     def weight_bytes(self) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from draftwood.errors import ModelError
 from draftwood.models.around import bytes_of
 from draftwood.models.backend.attention import FEWEST_ROWS, additive, folded, fused, ordered
-from draftwood.models.backend.native import NativeMatrix, Program
+from draftwood.models.backend.native import NativeMatrix, Program, kernels
 from draftwood.models.base import Batch
 from draftwood.models.cache import Budget, Cache, Plane
 from draftwood.models.flat import Group, Layered, Memory, View, index, packs, visible
@@ -191,6 +191,11 @@ class Decoder(nn.Module):
     def native(self) -> bool:
         """Whether forwards are computed by the native library: its matrices are packed for it."""
         return isinstance(self.head, NativeMatrix)
+
+    @property
+    def kernels(self) -> str:
+        """The native library's kernel set that forwards are computed with; empty: PyTorch's."""
+        return kernels()[0] if self.native else ""
 
     def parts(self) -> list[list[tuple[Block, bool]]]:
         """Of each layer the sublayers in order: (block, whether it is its attention)."""

@@ -17,6 +17,7 @@ from draftwood.models.base import CausalModel
 
 READ, COMPUTE = 3e-11, 1.8e-11  # guess of seconds: of a byte of weights, of a weight of any type for each row
 LAYER, NATIVE = 1e-4, 1e-5  # of a layer beside, and of one by native kernels
+KERNELS = {"avx2": 1e-11} | dict.fromkeys(("avx512", "avx512vnni", "avx512bf16", "amx"), 2.5e-12)  # `COMPUTE` by these
 HANDLED, ROW = 3e-4, 5e-5  # of a request and of each of its rows behind the first, beside forwards
 FEW, RATE, SURE = 3, 0.1, 20.0  # first passes whose least counts; weight of a later one; most that a point weighs
 SEEN, WARM = 2, 24  # passes that make a point known; that may be slow since the model was not used for long
@@ -126,8 +127,9 @@ class Curve:
         held = float(getattr(model, "weight_bytes", 0)) * layers / model.n_layers
         matrices = [part for part in getattr(model, "modules", tuple)() if hasattr(part, "in_features")]
         packed, weights = sum(map(bytes_of, matrices)), sum(part.in_features * part.out_features for part in matrices)
-        fixed = (NATIVE if getattr(model, "native", False) else LAYER) * layers + READ * held
-        each = COMPUTE * held * (weights / packed if packed else 1 / 4)
+        kernels = getattr(model, "kernels", "")
+        fixed = (NATIVE if kernels else LAYER) * layers + READ * held
+        each = KERNELS.get(kernels, COMPUTE) * held * (weights / packed if packed else 1 / 4)
         return cls(fixed, max(each, fixed / 100), scale, hasattr(model, "weight_bytes"))
 
     def guess(self, rows: float) -> float:

@@ -71,7 +71,7 @@ def test_rows_are_guessed_by_weights_whatever_their_type_is() -> None:
 
     def curve(dtype: torch.dtype) -> Curve:
         model: Any = nn.Linear(4000, 10_000, bias=False, device="meta", dtype=dtype)
-        model.n_layers, model.native, model.weight_bytes = 12, True, bytes_of(model)
+        model.n_layers, model.kernels, model.weight_bytes = 12, "avx2", bytes_of(model)
         return Curve.of(model, 6, Scale())
 
     whole, half = curve(torch.float32), curve(torch.bfloat16)
