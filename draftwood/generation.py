@@ -72,7 +72,7 @@ class Generation:
         return Forest.from_prompt(prompt, len(prompt) + self.request.max_new_tokens, ends, self.stop, least)
 
     def load(self, forest: Forest) -> Load:
-        """The load now; for controllers that do not ask for it that of a request alone, by the sizes of its models."""
+        """The load now; for controllers that do not ask for it the nominal one of a request alone."""
         self._forest = forest
         measured = self.depth.needs >= LOAD
         counts = self.running() if measured else ALONE.counts
@@ -96,7 +96,7 @@ class Generation:
         )
 
     def _nominal(self) -> Load:
-        """The load of a request alone, by the sizes of its models where they are known."""
+        """The load of a request alone, by the sizes and kernels of its models where they are known."""
         verify, *drafts = curves = self._costs(GUESSES)
         if not all(curve.sized for curve in curves):
             return ALONE

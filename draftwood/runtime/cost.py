@@ -229,4 +229,4 @@ class Costs:
         return curve
 
 
-GUESSES = Costs(_scale=Scale(beside=Beside(HANDLED, ROW)))  # by the sizes of models alone: nothing is ever added
+GUESSES = Costs(_scale=Scale(beside=Beside(HANDLED, ROW)))  # by sizes and kernels alone: nothing is ever added
