@@ -126,7 +126,8 @@ def compare(
     found = Comparison([Entry(method) for method in chosen], warmup)
 
     def decode(method: Method) -> GenerationResult:
-        return engine.generate(prompt, method, params, **options)
+        with engine.scheduler.prefixes.off():
+            return engine.generate(prompt, method, params, **options)
 
     try:
         interleave(found.entries, decode, repeat, warmup, advance)

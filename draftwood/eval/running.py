@@ -189,10 +189,12 @@ class Runner:
         """A result, and seconds from token ids to token ids."""
         tokens = self.engine.tokens(prompt)
         limit = min(limit, job.instance.max_new_tokens)
-        began = perf_counter()
-        result = self.engine.generate(tokens, job.method, self.plan.sampling, limit, job.seed, stop=job.instance.stop)
-        self._settle()
-        return result, perf_counter() - began
+        sampling, stop = self.plan.sampling, job.instance.stop
+        with self.engine.scheduler.prefixes.off():
+            began = perf_counter()
+            result = self.engine.generate(tokens, job.method, sampling, limit, job.seed, stop=stop)
+            self._settle()
+            return result, perf_counter() - began
 
     def _estimated(self, method: Method, results: Sequence[GenerationResult]) -> dict[str, float]:
         """Joules where no counter has them; empty where nothing is known of the models."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from operator import attrgetter
@@ -58,6 +59,15 @@ class PrefixCache:
     asked: int = 0
     _sorted: dict[Cache, list[Kept]] = field(init=False, default_factory=dict)  # by tokens
     _clock: Iterator[int] = field(init=False, default_factory=count)
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Nothing is taken or kept meanwhile: whoever measures has each request read its prompt."""
+        before, self.enabled = self.enabled, False
+        try:
+            yield
+        finally:
+            self.enabled = before
 
     def take(self, cache: Cache, tokens: Sequence[int], room: int) -> tuple[Extent, int]:
         """An extent for `room` slots that holds the first n of some tokens, and n."""

@@ -162,7 +162,8 @@ class Bench:
         return trial
 
     def _decode(self, prompt: Sequence[int], method: Method, seed: int, limit: int) -> GenerationResult:
-        return self.engine.generate(prompt, method, self.workload.sampling, limit, seed)
+        with self.engine.scheduler.prefixes.off():
+            return self.engine.generate(prompt, method, self.workload.sampling, limit, seed)
 
     def costs(self, rows: int) -> tuple[Cost, Cost]:
         """Seconds of forwards of up to `rows` rows of the target and of its (first) draft, behind a usual context."""

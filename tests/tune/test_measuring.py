@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from draftwood import Engine, SamplingParams, TabularModel
+from draftwood import Engine, SamplingParams, TabularModel, load
 from draftwood.errors import ConfigurationError, RequestError
+from draftwood.eval.interleaved import compare
 from draftwood.methods import Method
 from draftwood.tune.measuring import (
     Bench,
@@ -86,6 +87,25 @@ def test_runs_are_interleaved_on_the_same_prompts_and_seeds(monkeypatch: pytest.
     assert {call[3] for call in calls} == {8} and len(calls) == 4  # again: other draws, and no warming up
     with pytest.raises(RequestError, match="no prompts"):
         Bench(bench.engine, Workload([], SamplingParams()), method)
+
+
+def test_whatever_is_measured_reads_its_prompt() -> None:
+    """Else the first method reads it for all others; afterwards requests reuse it again."""
+    engine = load()
+    prefixes, prompt = (
+        engine.scheduler.prefixes,
+        engine.tokens("Once upon a time there was a little fox who lived in a wood. " * 3),
+    )
+    for _ in range(2):
+        engine.generate(prompt, max_new_tokens=2)
+    taken = prefixes.hits
+    assert taken > 0
+    compare(engine, prompt, "speculative", repeat=1, max_new_tokens=4)
+    Bench(engine, Workload([prompt], SamplingParams(), 4, seed=7), Method.parse("autoregressive", {})).run(
+        Method.parse("speculative", {})
+    )
+    assert prefixes.hits == taken
+    assert engine.generate(prompt, max_new_tokens=2).metrics.reused_tokens > 0
 
 
 def test_a_guided_search_on_an_engine() -> None:

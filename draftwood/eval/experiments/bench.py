@@ -55,7 +55,9 @@ class Bench:
         key = chosen.name, dtype, str(quantize), backend
         if key not in self._engines:
             self.told(f"loading {chosen.name}", 0, None)
-            self._engines[key] = load(chosen.target, chosen.draft, dtype=dtype, quantize=quantize, backend=backend)
+            self._engines[key] = load(
+                chosen.target, chosen.draft, dtype=dtype, quantize=quantize, backend=backend, reuse_prefixes=False
+            )
         return self._engines[key]
 
     def describe(self) -> dict[str, Any]:

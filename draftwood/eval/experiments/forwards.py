@@ -87,8 +87,6 @@ class Forwards(Kind):
                 engines[key] = bench.engine_of(bench.pair, **loading(key[0]), backend=key[1])
             except ConfigurationError as error:
                 failures[key] = str(error)
-            else:
-                engines[key].scheduler.prefixes.enabled = False  # each method reads the prompt
         if not engines:
             raise ConfigurationError("; ".join(failures.values()))
         return engines, failures

@@ -44,7 +44,6 @@ class Http(Kind):
 
     def measure(self, bench: Bench) -> dict[str, Rows]:
         engine = bench.engine
-        engine.scheduler.prefixes.enabled = False
         prompts = self.prompts(bench)
         rows: Rows = []
         with started(own_server(bench)) as address:

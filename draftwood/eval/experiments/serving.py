@@ -43,7 +43,6 @@ class Serving(Kind):
 
     def measure(self, bench: Bench) -> dict[str, Rows]:
         engine = bench.engine
-        engine.scheduler.prefixes.enabled = False  # the same prompts come again in each repeat
         prompts = list(islice(self.prompts(engine), max(self.loads)))
         others, failures = self.others(bench, prompts)
         for method in self.methods.values():
