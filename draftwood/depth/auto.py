@@ -75,8 +75,6 @@ class Plan:
     accepted as they were before.
     """
 
-    load: Load
-    most: int  # layers
     until: int  # number of the last round that it is good for
     own: list[float]  # chances of layers, see `Path`
     next: list[float]
@@ -94,12 +92,11 @@ class Plan:
     together: bool = field(init=False, default=True)  # see `Auto`
     least: dict[int, float] = field(init=False, default_factory=dict)  # depth -> reach of its layer that pays
 
-    @property
-    def found(self) -> list[float]:
+    def found(self, load: Load) -> list[float]:
         """As `seconds` where lookup drafts the layers, for nothing."""
-        return self.of([1] * self.most, free=True)
+        return self.of(load, [1] * len(self.widths), free=True)
 
-    def of(self, layers: Sequence[int], free: bool = False) -> list[float]:
+    def of(self, load: Load, layers: Sequence[int], free: bool = False) -> list[float]:
         """`Load.seconds`, with what is lost at the end, where steps are shared by few, and what is to be saved.
 
         If a step of n requests takes A + n B, all take A (most rounds of one) + B (sum of their rounds): late ones cost
@@ -108,7 +105,7 @@ class Plan:
         """
         found = self.spent.get(key := (*layers, free))
         if found is None:
-            load = replace(self.load, draft=lambda rows: 0.0) if free else self.load
+            load = replace(load, draft=lambda rows: 0.0) if free else load
             plain, *drafted = load.seconds(layers)
             late = self.uneven / math.sqrt(2 * load.drafting - 1)
             last = load.last() if load.last is not None else replace(load, drafting=1)
@@ -117,13 +114,13 @@ class Plan:
             found = self.spent[key] = [plain, *found]
         return found
 
-    def consider(self, widths: list[int], roots: int) -> None:
+    def consider(self, widths: list[int], roots: int, load: Load) -> None:
         """Take a tree where one of its depths is faster than what was found before."""
-        load, layers, rows = self.load, [], roots
+        layers, rows = [], roots
         for width in widths:
             rows *= width
             layers.append(rows)
-        seconds, tokens, reach = self.of(layers), load.tokens + 1, 1.0
+        seconds, tokens, reach = self.of(load, layers), load.tokens + 1, 1.0
         for depth, spent in enumerate(seconds):
             if depth:
                 reach *= self.chances[widths[depth - 1]]
@@ -137,13 +134,13 @@ class Plan:
         if layers:
             self.price = min(self.price, (1 if pays else HOPELESS) * load.one / seconds[0])
 
-    def pays(self, depth: int, reach: float, ahead: Sequence[float]) -> bool:
+    def pays(self, depth: int, reach: float, ahead: Sequence[float], load: Load) -> bool:
         """Whether some number of layers more is worth its time; `reach`: the chance that the next one is accepted.
 
         `ahead` are the chances of the layers that lookup has found from there on, if it drafts them alone.
         """
         if ahead:
-            return reach > self._least(self.found, depth, ahead)
+            return reach > self._least(self.found(load), depth, ahead)
         if depth not in self.least:
             self.least[depth] = self._least(self.seconds, depth, [self.chances[width] for width in self.widths[depth:]])
         return reach > self.least[depth]
@@ -187,6 +184,7 @@ def deviation(paces: Sequence[Pace], left: float = math.inf) -> float:
     means = [pace.mean for pace in paces]
     mean, lucks = fmean(means), [pace.luck for pace in paces]
     spread = sum((one - mean) ** 2 for one in means) / (len(means) - 1) - fmean(lucks)
+    # of left / mean rounds
     luck = fmean(luck * pace.rounds for luck, pace in zip(lucks, paces, strict=True)) * mean / max(1.0, left)
     return math.sqrt(max(0.0, spread) + luck) / mean
 
@@ -240,6 +238,7 @@ class Auto(DepthController):
     _known: Known = field(init=False, default_factory=Known)  # the one of both that it decides by
     _path: Path = field(init=False, default_factory=Path)
     _plan: Plan = field(init=False, repr=False, compare=False)
+    _load: Load = field(init=False, repr=False, compare=False)  # not the plan's, which outlives requests
     _late: Plan | None = field(init=False, default=None)  # the one by which it is too late to begin
     _tries: bool = field(init=False, default=False)
     _draws: bool = field(init=False, default=True)  # whether models draft, as it seems when the round begins
@@ -259,15 +258,15 @@ class Auto(DepthController):
         self._known = known = self.own if load.drafting == 1 else self.known
         known.rounds += 1
         plan = known.plans.get(load.counts)
-        if plan is None or known.rounds > plan.until or known.drafted > 2 * plan.known:  # all is much at first
+        if plan is None or known.rounds > plan.until or known.drafted > 2 * plan.known:  # much is new
             plan = self._planned(load, plan)
-        self._plan = plan
+        self._plan, self._load = plan, load
         self._tries = known.idle * plan.often >= plan.price
         if self._tries and (behind := self._behind(load)):
             self._tries = known.idle * plan.often >= plan.price + behind / plan.seconds[0]
         if self._tries:
             known.idle = 0  # others need not try now
-        pays = plan.together and plan is not self._late and plan.pays(0, plan.next[UNKNOWN], ())
+        pays = plan.together and plan is not self._late and plan.pays(0, plan.next[UNKNOWN], (), load)
         if pays and self._behind(load) > (JOIN if load.drafting > 1 else 1) * load.left() * plan.saves:
             pays, self._late = False, plan
         self._draws = self._tries or pays
@@ -287,7 +286,7 @@ class Auto(DepthController):
         chances = known.places.chances(max(self.widths), prior)
         often = TRIED + EAGER / (1 + max(known.drafted, WEIGHT if known is self.own else 0)) ** 2
         until = known.rounds + AGE * load.drafting
-        plan = Plan(load, self.most, until, own, after, chances, uneven, known.drafted, often)
+        plan = Plan(until, own, after, chances, uneven, known.drafted, often)
         if last is not None and not (self.shared and (load.drafting > 1 or known.rounds > last.until)):
             plan.spent = last.spent  # what was learned since is not what passes cost
         if len(known.plans) == PLANS:
@@ -295,7 +294,7 @@ class Auto(DepthController):
         known.plans[load.counts] = plan
         full = [self.widths[min(layer, len(self.widths) - 1)] for layer in range(self.most)]
         for cap in sorted(set(self.widths), reverse=True):
-            plan.consider([min(cap, width) for width in full], self.roots)
+            plan.consider([min(cap, width) for width in full], self.roots, load)
         if load.drafting > 1:
             behind, left = load.means()
             least = SURE * plan.seconds[0] / (1 + load.tokens) if known.idle else 0.0  # or they flap about zero
@@ -307,7 +306,9 @@ class Auto(DepthController):
             return False
         path, depth = self._path, growth.depth
         reach = path.follow(growth) * path.reach
-        if depth >= self.most or not ((self._tries and not depth) or self._plan.pays(depth, reach, growth.ahead)):
+        if depth >= self.most or not (
+            (self._tries and not depth) or self._plan.pays(depth, reach, growth.ahead, self._load)
+        ):
             return False
         path.ask(growth)
         self._begun |= path.drawn[-1]
@@ -321,7 +322,7 @@ class Auto(DepthController):
         """
         right, expected = self._copies
         plan, best, gain, reach = self._plan, 0, 0.0, right / expected
-        found = plan.found if chances else []
+        found = plan.found(self._load) if chances else []
         most = plan.worth + UNTRIED / (1 + self._known.drafted) if self._draws else 0.0
         for i, chance in enumerate(() if self._tries else chances[: self.most], 1):
             reach = min(1.0, reach * chance)

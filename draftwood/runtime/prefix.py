@@ -59,15 +59,17 @@ class PrefixCache:
     asked: int = 0
     _sorted: dict[Cache, list[Kept]] = field(init=False, default_factory=dict)  # by tokens
     _clock: Iterator[int] = field(init=False, default_factory=count)
+    _off: set[object] = field(init=False, default_factory=set)  # those for whom it is off: several threads may measure
 
     @contextmanager
     def off(self) -> Iterator[None]:
         """Nothing is taken or kept meanwhile: whoever measures has each request read its prompt."""
-        before, self.enabled = self.enabled, False
+        mark = object()
+        self._off.add(mark)
         try:
             yield
         finally:
-            self.enabled = before
+            self._off.discard(mark)
 
     def take(self, cache: Cache, tokens: Sequence[int], room: int) -> tuple[Extent, int]:
         """An extent for `room` slots that holds the first n of some tokens, and n."""
@@ -101,7 +103,7 @@ class PrefixCache:
 
     def _longest(self, cache: Cache, tokens: Sequence[int]) -> tuple[int, Kept | None, Extent | None]:
         """The length of the longest prefix that is there and worth a copy, who kept it unless it is live, and where."""
-        if not self.enabled or not cache.layout or len(tokens) < FEWEST:
+        if not self.enabled or self._off or not cache.layout or len(tokens) < FEWEST:
             return 0, None, None
         best, entry = self._closest(cache, list(tokens))
         source = None if entry is None else entry.extent
@@ -130,7 +132,7 @@ class PrefixCache:
         extent, tokens = holder.extent, list(holder.prefix)
         self.live = [other for other in self.live if other is not holder]
         assert extent is not None
-        if not self.enabled or len(tokens) < FEWEST or not holder.cache.layout:
+        if not self.enabled or self._off or len(tokens) < FEWEST or not holder.cache.layout:
             holder.cache.release(extent)
             return
         entry = Kept(holder.cache, extent, tokens)

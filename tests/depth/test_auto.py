@@ -1,6 +1,8 @@
 """The controller `auto` in simulation: many requests on a machine of known costs, no clock and no models."""
 
+import gc
 import random
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -207,12 +209,12 @@ def test_drafts_of_requests_that_are_not_done_together_must_promise_more() -> No
 def test_late_requests_cost_what_a_step_takes_however_many_share_it() -> None:
     """Two requests: a step takes A + 2 B, and the late one's rounds take A for itself alone."""
     load = Load(lambda rows: 0.1 * rows, lambda rows: 1 + 0.2 * rows, 2)
-    even, uneven = (Plan(load, 1, 0, [], [], [0.0, 0.5], deviation).of([1]) for deviation in (0.0, 0.6))
+    even, uneven = (Plan(0, [], [], [0.0, 0.5], deviation).of(load, [1]) for deviation in (0.0, 0.6))
     assert uneven[0] == even[0]  # plain requests are done together
     assert uneven[1] - even[1] == pytest.approx(0.6 / 3**0.5 * 1.0 / 2)
     ended = Load(load.draft, lambda rows: 0.5 + 0.2 * rows)  # where fewer requests cost less than their rows
     told = Load(load.draft, load.verify, 2, last=lambda: ended)
-    assert Plan(told, 1, 0, [], [], [0.0, 0.5], 0.6).of([1])[1] < uneven[1]
+    assert Plan(0, [], [], [0.0, 0.5], 0.6).of(told, [1])[1] < uneven[1]
 
 
 def test_a_trial_waits_the_longer_the_more_the_draft_has_not_seen() -> None:
@@ -295,6 +297,21 @@ def test_plans_are_made_again_when_they_are_old_not_when_requests_come_and_go() 
         made.append(asked_for > before)
     assert made[:2] == [True, True] and not any(made[2 : 2 * AGE])
     assert sum(made[2 * AGE :]) == 1
+
+
+def test_plans_outlive_requests_and_keep_nothing_of_them() -> None:
+    class Request:
+        def left(self) -> int:
+            return 50
+
+    engine, request = Auto(MOST, lookup=True), Request()
+    controllers, kept = requests_of(engine.for_request(), 2), weakref.ref(request)
+    for controller in controllers:
+        asked(controller, Load(lambda rows: 0.1, lambda rows: 1.0, 2, left=request.left))
+    assert engine.known.plans
+    del controller, controllers, request
+    gc.collect()
+    assert kept() is None
 
 
 def test_many_begin_to_draft_for_more_than_they_go_on_for() -> None:

@@ -24,7 +24,6 @@ from draftwood.eval.experiments.learned import Exit, Places, resolved
 from draftwood.eval.experiments.methods import Entry, Methods, compared, expanded, speed
 from draftwood.eval.experiments.pages import Overview, overview
 from draftwood.eval.experiments.pairs import PAIRS, Pair, pair
-from draftwood.eval.experiments.serving import Serving
 from draftwood.eval.experiments.tables import CELLS, concluded, documents, drawn, experiments, markdown
 from draftwood.eval.summary import decode_seconds
 from draftwood.methods import Method
@@ -392,10 +391,3 @@ def test_load_aware_drafting_is_compared_with_the_fastest_fixed_depth_of_each_lo
         (row,) = (row for row in rows if row["load"] == load_ and row["method"] == "load-aware")
         assert row["fastest"] == max(speeds, key=speeds.__getitem__)
         assert row["to_fastest"]["value"] == pytest.approx(aware / max(speeds.values()))
-
-
-def test_small_loads_decode_as_many_requests_as_large_ones() -> None:
-    """One load after the other, each with the next prompts; a large load comes once."""
-    serving = Serving(methods={"plain": {"name": "autoregressive"}}, requests=5)
-    assert serving.batches([[1], [2], [3], [4]], 2) == [[[1], [2]], [[3], [4]], [[1], [2]]]
-    assert serving.batches([[1], [2], [3], [4], [5], [6]], 6) == [[[1], [2], [3], [4], [5], [6]]]

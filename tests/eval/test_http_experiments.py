@@ -1,4 +1,4 @@
-"""bench/http.yaml, http-peers.yaml, load.yaml: what HTTP adds; stand-ins for another server and a load tool."""
+"""bench/serving.yaml, http.yaml, http-peers.yaml, load.yaml: many requests and HTTP; stand-ins for another server and a load tool."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from draftwood.eval.experiments.engines import Cell, Unavailable, llama_cpp_serv
 from draftwood.eval.experiments.execute import execute
 from draftwood.eval.experiments.experiment import Run, load
 from draftwood.eval.experiments.pairs import Pair
+from draftwood.eval.experiments.serving import Serving
 from draftwood.eval.experiments.tables import markdown
 
 BENCH = Path(__file__).parents[2] / "bench"
@@ -133,3 +134,10 @@ def test_other_servers(long_target: Path, draft: Path, tmp_path: Path, llama_ser
         llama_cpp_server.command(Cell("llama.cpp", "plain", "float32", "", "", ""), 1)
     tables["servers"].append({"server": "llama.cpp", "mode": "other", "failure": "why"})  # is not in the table
     assert markdown(experiment.tables[0], [{"models": {}, "environment": {}, "tables": tables}]).count("\n") == 5
+
+
+def test_small_loads_decode_as_many_requests_as_large_ones() -> None:
+    """One load after the other, each with the next prompts; a large load comes once."""
+    serving = Serving(methods={"plain": {"name": "autoregressive"}}, requests=5)
+    assert serving.batches([[1], [2], [3], [4]], 2) == [[[1], [2]], [[3], [4]], [[1], [2]]]
+    assert serving.batches([[1], [2], [3], [4], [5], [6]], 6) == [[[1], [2], [3], [4], [5], [6]]]

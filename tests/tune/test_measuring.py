@@ -104,7 +104,12 @@ def test_whatever_is_measured_reads_its_prompt() -> None:
     Bench(engine, Workload([prompt], SamplingParams(), 4, seed=7), Method.parse("autoregressive", {})).run(
         Method.parse("speculative", {})
     )
+    first, second = prefixes.off(), prefixes.off()  # of two threads, say
+    for step in (first.__enter__, second.__enter__, lambda: first.__exit__(None, None, None)):
+        step()
+    engine.generate(prompt, max_new_tokens=2)
     assert prefixes.hits == taken
+    second.__exit__(None, None, None)
     assert engine.generate(prompt, max_new_tokens=2).metrics.reused_tokens > 0
 
 
