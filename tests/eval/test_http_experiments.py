@@ -1,4 +1,4 @@
-"""bench/serving.yaml, http.yaml, http-peers.yaml, load.yaml: many requests and HTTP; stand-ins for another server and a load tool."""
+"""Experiments with many requests and on HTTP; stand-ins for another server and a load tool."""
 
 from __future__ import annotations
 
