@@ -221,6 +221,7 @@ def test_ctrl_c_leaves_the_engine_usable(moment: int, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("seed", range(3))
 def test_ctrl_c_at_any_call(seed: int) -> None:
     """Between any two calls of the scheduler's own code, wherever that may be."""
+    import gc
     import sys
 
     rng = random.Random(seed)
@@ -240,6 +241,7 @@ def test_ctrl_c_at_any_call(seed: int) -> None:
         made = [ours.generation([i], method=method, max_new_tokens=6) for i, method in enumerate(methods)]
         tasks = [(i, generation, ours.submit(generation)) for i, generation in enumerate(made)]
         left = rng.randrange(1, 3000)
+        gc.disable()  # else destructors of what other tests left are called here, which swallow an interrupt
         sys.setprofile(tracer)
         try:
             while ours.scheduler.busy:
@@ -248,6 +250,7 @@ def test_ctrl_c_at_any_call(seed: int) -> None:
             pass
         finally:
             sys.setprofile(None)
+            gc.enable()
         for i, generation, task in tasks:
             try:
                 for round_ in ours.scheduler.events(task):
