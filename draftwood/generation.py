@@ -83,9 +83,10 @@ class Generation:
     def _measured(self, drafting: int, others: int, rows: int) -> Load:
         """The load where so many requests run."""
         verify, *drafts = self._measures()
+        plain = drafting + rows
         return Load(
             lambda rows: sum(draft.seconds(rows, min(rows, drafting)) for draft in drafts),
-            lambda rows: verify.seconds(rows, drafting + others),
+            lambda rows: verify.seconds(rows, drafting + others, min(drafting, rows - plain)),
             drafting,
             others,
             rows,

@@ -19,7 +19,7 @@ from draftwood.depth.rules import LOAD, LOGITS, DepthController, Growth
 from draftwood.depth.stopping import CONFIDENT, PRIOR, UNKNOWN, WEIGHT, Experience, Path
 from draftwood.sampling import Streams
 
-TRIED = 0.01  # share of the time that drafting is tried with where it does not pay
+TRIED = 0.005  # share of the time that drafting is tried with where it does not pay
 EAGER = 0.3  # the same before any trial
 HOPELESS = 8  # times as seldom where drafts would not pay if all were accepted, unless costs were measured badly
 OFTEN, PACES = 4, 16  # rounds with drafts that tell a request's pace; requests whose paces are remembered
@@ -221,7 +221,7 @@ class Auto(DepthController):
     passes, learn together.
 
     Nothing depends on tokens that are not drawn yet, so the law of the output stays as it is at any load. Where
-    drafting does not pay it is tried now and then, with a hundredth of the time; more often while little is known,
+    drafting does not pay it is tried now and then, with a two-hundredth of the time; more often while little is known,
     but hardly so in requests that each begin anew: the first guess is as good as some rounds.
     """
 
@@ -306,9 +306,11 @@ class Auto(DepthController):
             return False
         path, depth = self._path, growth.depth
         reach = path.follow(growth) * path.reach
-        if depth >= self.most or not (
-            (self._tries and not depth) or self._plan.pays(depth, reach, growth.ahead, self._load)
-        ):
+        if self._tries:  # one layer: deeper ones were planned for requests that all draft
+            goes_on = depth == 0
+        else:
+            goes_on = depth < self.most and self._plan.pays(depth, reach, growth.ahead, self._load)
+        if not goes_on:
             return False
         path.ask(growth)
         self._begun |= path.drawn[-1]

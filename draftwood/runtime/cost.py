@@ -1,7 +1,7 @@
 """What passes over models cost, by rows and requests: measured while they run, guessed from the weights until then.
 
-What a pass takes beside its forwards, to make use of its answers, goes by requests and by their rows behind the first:
-by rows alone, many rows of few requests would tell the price of many requests, and drafts would seem to be free. It is
+What a pass takes beside its forwards, to make use of its answers, goes by requests and by those that have drafted: by
+rows alone, many rows of few requests would tell the price of many requests, and drafts would seem to be free. It is
 learned from requests that decide by it and from plain ones: beams take far longer.
 """
 
@@ -18,7 +18,8 @@ from draftwood.models.base import CausalModel
 READ, COMPUTE = 3e-11, 1.8e-11  # guess of seconds: of a byte of weights, of a weight of any type for each row
 LAYER, NATIVE = 1e-4, 1e-5  # of a layer beside, and of one by native kernels
 KERNELS = {"avx2": 1e-11} | dict.fromkeys(("avx512", "avx512vnni", "avx512bf16", "amx"), 2.5e-12)  # `COMPUTE` by these
-HANDLED, ROW = 3e-4, 5e-5  # of a request and of each of its rows behind the first, beside forwards
+HANDLED, DRAFTED = 3e-4, 7.5e-5  # of a request, and more of one that has drafted, beside forwards
+ROW = 1 / 6  # of `DRAFTED`: of each row behind the first
 FEW, RATE, SURE = 3, 0.1, 20.0  # first passes whose least counts; weight of a later one; most that a point weighs
 SEEN, WARM = 2, 24  # passes that make a point known; that may be slow since the model was not used for long
 KEPT = 0.975  # of what is known beside forwards, after another pass
@@ -45,27 +46,50 @@ class Point:
 
 
 @dataclass(slots=True)
-class Beside:
-    """Seconds of passes beside their forwards, so many for a request and for each of its rows behind the first.
+class Sums:
+    """Discounted sums over passes, of their requests n, drafts u, see `drafts_of`, and seconds y."""
 
-    Discounted least squares; until rows tell something of themselves they cost a tenth of a request each.
+    nn: float = 0.0
+    nu: float = 0.0
+    uu: float = 0.0
+    ny: float = 0.0
+    uy: float = 0.0
+
+    def add(self, n: float, u: float, y: float) -> None:
+        self.nn, self.nu, self.uu = KEPT * self.nn + n * n, KEPT * self.nu + n * u, KEPT * self.uu + u * u
+        self.ny, self.uy = KEPT * self.ny + n * y, KEPT * self.uy + u * y
+
+
+def drafts_of(requests: int, rows: int, drafting: int | None = None) -> float:
+    """Requests that have drafted, a sixth of one more for each of all rows behind the first.
+
+    To make use of drafts takes more than a plain answer does, and little more for many than for few. Unless told, as
+    many have `drafting` as can have.
+    """
+    behind = max(0, rows - requests)
+    return (min(requests, behind) if drafting is None else drafting) + behind * ROW
+
+
+@dataclass(slots=True)
+class Beside:
+    """Seconds of passes beside their forwards, so many for a request and more where it has drafted.
+
+    Least squares over the last passes without drafts and the last with some: neither make the others forgotten, so that
+    what drafts take is known after a long rest. Until it was seen it is half of what a request takes.
     """
 
     each: float = 0.0
-    row: float = 0.0
+    draft: float = 0.0
     count: int = 0  # passes
-    _nn: float = 0.0  # sums of requests^2,
-    _nm: float = 0.0  # requests x rows,
-    _mm: float = 0.0  # rows^2,
-    _ny: float = 0.0  # requests x seconds,
-    _my: float = 0.0  # rows x seconds
+    _plain: Sums = field(default_factory=Sums)
+    _drafted: Sums = field(default_factory=Sums)
 
     @property
     def known(self) -> bool:
         """Whether it is more than what a first pass took, which may be any time."""
         return self.count >= FEW
 
-    def add(self, requests: int, rows: int, seconds: float) -> None:
+    def add(self, requests: int, drafts: float, seconds: float) -> None:
         """Follow a pass: at most twice as much is expected then, and it counts as at most twice what was expected.
 
         What disturbs a pass makes it slower by any factor, as the first one of a process: of the first few the least
@@ -73,25 +97,22 @@ class Beside:
         """
         self.count += 1
         most = 1 if self.count <= FEW else 2
-        expected = self.of(requests, rows)
-        if expected > most * seconds:
-            self._ny, self._my = (most * seconds / expected * sum_ for sum_ in (self._ny, self._my))
+        a, b = self._plain, self._drafted
+        if (expected := self.of(requests, drafts)) > most * seconds:
+            for sums in (a, b):
+                sums.ny, sums.uy = (most * seconds / expected * sum_ for sum_ in (sums.ny, sums.uy))
         if expected:
             seconds = min(seconds, most * expected)
-        n, m = requests, max(0, rows - requests)
-        self._nn = nn = KEPT * self._nn + n * n
-        self._nm = KEPT * self._nm + n * m
-        self._mm = KEPT * self._mm + m * m
-        self._ny = ny = KEPT * self._ny + n * seconds
-        self._my = KEPT * self._my + m * seconds
-        mm, nm = self._mm + nn / 100, self._nm - nn / 1000  # a pull towards row = each / 10
-        nn += nn / 10000
-        self.row = max(0.0, (nn * self._my - nm * ny) / (nn * mm - nm * nm))
-        self.each = max(0.0, (ny - nm * self.row) / nn)
+        (b if drafts else a).add(requests, drafts, seconds)
+        nn, ny = a.nn + b.nn, a.ny + b.ny
+        pull = nn / 100  # towards draft = each / 2
+        nn, nu, uu = nn + pull / 4, b.nu - pull / 2, b.uu + pull
+        self.draft = max(0.0, (nn * b.uy - nu * ny) / (nn * uu - nu * nu))
+        self.each = max(0.0, (ny - nu * self.draft) / nn)
 
-    def of(self, requests: int, rows: int) -> float:
-        """Of a pass."""
-        return requests * self.each + max(0, rows - requests) * self.row
+    def of(self, requests: int, drafts: float) -> float:
+        """Of a pass; `drafts` as `drafts_of` has them."""
+        return requests * self.each + drafts * self.draft
 
 
 @dataclass(slots=True)
@@ -150,16 +171,18 @@ class Curve:
             point.told = point.seconds
             self._known.clear()
 
-    def took(self, requests: int, rows: int, seconds: float) -> None:
-        """Note what a pass took beside its forwards for so many requests with so many rows."""
-        self.beside.add(requests, rows, seconds)
+    def took(self, requests: int, rows: int, drafting: int, seconds: float) -> None:
+        """Note what a pass took beside its forwards for so many requests with so many rows, and drafts of some."""
+        self.beside.add(requests, drafts_of(requests, rows, drafting), seconds)
         if self.beside.known:
             self.scale.beside = self.beside
 
-    def seconds(self, rows: int, requests: int = 0) -> float:
-        """Of a pass over so many rows of so many requests; of the forward alone without them."""
+    def seconds(self, rows: int, requests: int = 0, drafting: int | None = None) -> float:
+        """Of a pass over so many rows of so many requests, some with drafts; of the forward alone without them."""
+        if not requests:
+            return self._forward(rows)
         beside = self.beside if self.beside.known else self.scale.beside
-        return self._forward(rows) + beside.of(requests, rows) if requests else self._forward(rows)
+        return self._forward(rows) + beside.of(requests, drafts_of(requests, rows, drafting))
 
     def _forward(self, rows: int) -> float:
         if not self.points:
@@ -229,4 +252,4 @@ class Costs:
         return curve
 
 
-GUESSES = Costs(_scale=Scale(beside=Beside(HANDLED, ROW)))  # by sizes and kernels alone: nothing is ever added
+GUESSES = Costs(_scale=Scale(beside=Beside(HANDLED, DRAFTED)))  # by sizes and kernels alone: nothing is ever added

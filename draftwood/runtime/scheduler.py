@@ -287,20 +287,20 @@ class Scheduler:
             chosen = [each for each in zip(held, limits, strict=True) if each[1] or not each[0][1].rows]
             seconds, full = self._sweep({task: limit for (task, _), limit in chosen})
             beside = perf_counter() - began - seconds
-            rows = asked = requests = alike = left = 0
+            rows = asked = requests = alike = drafting = left = 0
             for (task, pending), limit in chosen:
                 count = len(pending.run.nodes)
                 rows += limit
                 asked += count + CAUGHT_UP
                 left += len(pending.rows)
                 if task.adapts or (count == 1 and not pending.run.drafts):
-                    requests, alike = requests + 1, alike + limit
+                    requests, alike, drafting = requests + 1, alike + limit, drafting + (count > 1)
                 else:
                     beside -= task.took
             if rows <= asked and not left:  # else prompts, which cost something else
                 curve = self.costs.add(model, rows, full, seconds)
                 if curve is not None and requests:
-                    curve.took(requests, alike, beside)
+                    curve.took(requests, alike, drafting, beside)
 
     def _prepare(self, task: Task[Any]) -> bool:
         """Allot slots to a task's run; where memory is short, the youngest task is put back until there is enough."""
