@@ -241,7 +241,8 @@ class Auto(DepthController):
     _load: Load = field(init=False, repr=False, compare=False)  # not the plan's, which outlives requests
     _late: Plan | None = field(init=False, default=None)  # the one by which it is too late to begin
     _tries: bool = field(init=False, default=False)
-    _draws: bool = field(init=False, default=True)  # whether models draft, as it seems when the round begins
+    _price: float = field(init=False, default=0.0)  # of its next trial, with what models have to read first
+    _draws: bool = field(init=False, default=False)  # whether models draft, as it seems when the round begins
     _begun: bool = field(init=False, default=False)  # whether models have drafted
     _copies: list[float] = field(init=False, default_factory=lambda: list(COPIES))  # begun rightly, and as was expected
     _copy: float = field(init=False, default=0.0)  # chance that the round's copy begins rightly; 0: there is none
@@ -261,14 +262,16 @@ class Auto(DepthController):
         if plan is None or known.rounds > plan.until or known.drafted > 2 * plan.known:  # much is new
             plan = self._planned(load, plan)
         self._plan, self._load = plan, load
-        self._tries = known.idle * plan.often >= plan.price
-        if self._tries and (behind := self._behind(load)):
-            self._tries = known.idle * plan.often >= plan.price + behind / plan.seconds[0]
+        self._tries = False
+        if (idle := known.idle * plan.often) >= max(plan.price, self._price):
+            self._price = plan.price + self._behind(load) / plan.seconds[0]
+            self._tries = idle >= self._price
         if self._tries:
-            known.idle = 0  # others need not try now
+            known.idle, self._price = 0, 0.0  # others need not try now
         pays = plan.together and plan is not self._late and plan.pays(0, plan.next[UNKNOWN], (), load)
-        if pays and self._behind(load) > (JOIN if load.drafting > 1 else 1) * load.left() * plan.saves:
-            pays, self._late = False, plan
+        if pays and not self._draws:  # else models have read almost all
+            pays = self._behind(load) <= (JOIN if load.drafting > 1 else 1) * load.left() * plan.saves
+            self._late = None if pays else plan
         self._draws = self._tries or pays
         self.rests = not (self._draws or self.lookup)
         if not self.rests:

@@ -246,7 +246,7 @@ def test_what_the_draft_must_read_first_must_pay_in_the_tokens_that_may_come(
 ) -> None:
     controller, machine = Auto(MOST), MACHINES["weights are read"]
     simulated([controller], "weights are read", 0.8, 100)
-    load = Load(*machine, behind=lambda: behind, left=lambda: left)
+    controller, load = controller.for_request(), Load(*machine, behind=lambda: behind, left=lambda: left)
     assert (asked(controller, load) > 0) is drafts
     assert controller.rests is not drafts
 
