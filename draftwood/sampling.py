@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,15 +85,6 @@ def best(logits: Tensor) -> list[int]:
 def element(row: Tensor, place: int) -> float:
     """One number of a row [V]."""
     return float(row[place] if row.is_cuda else row.numpy()[place])  # NumPy takes a quarter
-
-
-def chance_of(logits: Tensor, token: int) -> float:
-    """The softmax of logits [V] at one token."""
-    if logits.is_cuda:
-        return float(torch.softmax(logits, -1)[token])
-    values = logits.numpy()
-    values = np.exp(values - values.max())  # NumPy takes a third
-    return float(values[token] / values.sum())
 
 
 def _nucleus(top: Tensor, mass: Tensor | float) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftwood.core.records import Round
 from draftwood.depth.load import ALONE, Load
-from draftwood.sampling import Streams, chance_of
+from draftwood.sampling import Streams
 
 NOTHING: frozenset[str] = frozenset()
 LOGITS = frozenset({"logits"})
@@ -53,7 +53,7 @@ class Growth:
             return []
         if len(self.picked) == 1:  # the same without lists as indices, which cost more than the sums
             ((row, token),) = self.picked
-            return [chance_of(self.logits[row], token)]
+            return [self.logits[row].softmax(-1)[token].item()]
         rows, tokens = (list(each) for each in zip(*self.picked, strict=True))
         chances: list[float] = torch.softmax(self.logits, -1)[rows, tokens].tolist()
         return chances
