@@ -259,7 +259,7 @@ class Auto(DepthController):
         self._known = known = self.own if load.drafting == 1 else self.known
         known.rounds += 1
         plan = known.plans.get(load.counts)
-        if plan is None or known.rounds > plan.until or known.drafted > 2 * plan.known:  # much is new
+        if plan is None or known.rounds > plan.until or known.drafted > 2 * plan.known + 2:  # much is new
             plan = self._planned(load, plan)
         self._plan, self._load = plan, load
         self._tries = False
