@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import RequestError
-from draftwood.reading import parse_json, read_text
+from draftwood.reading import lines_of, parse_json, read_text
 
 if TYPE_CHECKING:
     from draftwood.corpus import Split
@@ -21,7 +21,7 @@ def read_prompts(file: Path | str) -> list[str]:
     """The prompts of a file, one a line; of .jsonl, each a string or an object with `prompt`. Raises RequestError."""
     file = Path(file)
     try:
-        lines = read_text(file).splitlines()
+        lines = lines_of(read_text(file))
     except UnicodeDecodeError:
         raise RequestError(f"the prompt file {file} is not valid UTF-8; convert it first") from None
     except ValueError as error:

@@ -131,3 +131,8 @@ _Loader.add_implicit_resolver(
 
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
+
+
+def lines_of(text: str) -> list[str]:
+    """The lines of a file's text. Only `splitlines` ends lines at U+2028 and others too, which JSON may hold."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")

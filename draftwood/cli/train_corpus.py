@@ -35,7 +35,7 @@ def corpus(
         for written in write_texts(engine, writing, out, concurrency, engines):
             counts.append(written)
             update(completed=written)
-    lines = out.read_text("utf-8").splitlines()
-    by_target = sum('"source": "target"' in line for line in lines)
+    lines = out.read_bytes().splitlines()
+    by_target = sum(b'"source": "target"' in line for line in lines)
     document = {"out": str(out), "texts": len(lines), "by_target": by_target, "new": len(lines) - counts[0]}
     output.give(document, f"{out}: {len(lines)} texts, {by_target} by the target, {document['new']} of them new")

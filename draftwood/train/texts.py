@@ -15,7 +15,7 @@ from draftwood.corpus import Split
 from draftwood.errors import ConfigurationError
 from draftwood.models.tokenizer import Tokenizer
 from draftwood.prompts import CORPUS
-from draftwood.reading import parse_json
+from draftwood.reading import lines_of, parse_json
 from draftwood.train.packing import filled, mixed
 
 EVERY = 20  # one document of so many is held out
@@ -94,7 +94,7 @@ def texts_of(path: Path) -> Iterator[str | list[int]]:
         if content.strip():
             yield content
         return
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(lines_of(content), 1):
         if not line.strip():
             continue
         try:

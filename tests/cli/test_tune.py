@@ -13,6 +13,7 @@ from conftest import Command
 
 from draftwood.methods import Method
 from draftwood.prompts import read_prompts
+from draftwood.train.texts import texts_of
 from draftwood.tune.heatmap import Cell, HeatMap, lines, picture
 from draftwood.tune.measuring import Bench
 
@@ -165,6 +166,15 @@ def test_bad_prompt_files(command: Command, tmp_path: Path, name: str, text: str
 def test_prompts_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('"a"\n{"prompt": "b\\nc", "more": 1}\n', "utf-8")
     assert read_prompts(tmp_path / "p.jsonl") == ["a", "b\nc"]
+
+
+def test_a_line_of_json_may_hold_what_ends_lines_elsewhere(tmp_path: Path) -> None:
+    """Python's `splitlines` ends lines at U+2028 and U+0085; JSON has them in strings as they are."""
+    file = tmp_path / "p.jsonl"
+    file.write_bytes(
+        '{"prompt": "a\u2028b", "text": "a\u2028b"}\r\n{"prompt": "c\u0085", "text": "c\u0085"}\n'.encode()
+    )
+    assert read_prompts(file) == list(texts_of(file)) == ["a\u2028b", "c\u0085"]
 
 
 def test_help(command: Command) -> None:

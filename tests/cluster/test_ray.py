@@ -287,7 +287,7 @@ def test_a_batch_with_three_kills(engine: Engine, long_target: Path, tmp_path: P
         assert second.process.wait(120) == 0, second.said
     finally:
         second.close()
-    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    answers = [json.loads(line) for line in out.read_bytes().splitlines()]
     assert Counter(line["custom_id"] for line in answers) == Counter(str(i) for i in range(48))
     for line in answers:
         asked = lines[int(line["custom_id"])]

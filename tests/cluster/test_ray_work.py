@@ -65,7 +65,7 @@ def test_shared_work_gives_the_same_files(command: Command, pair: list[str], tmp
     kept = [
         [
             {key: value for key, value in json.loads(line).items() if key not in ("seconds", "rounds", "joules")}
-            for line in (tmp_path / name / "items.jsonl").read_text().splitlines()
+            for line in (tmp_path / name / "items.jsonl").read_bytes().splitlines()
         ]
         for name in ("one", "two")
     ]
@@ -150,7 +150,7 @@ def test_engines_of_two_processes_each(command: Command, long_target: Path, tmp_
         assert time.monotonic() < until
         time.sleep(0.05)
     engine = load(long_target, backend="pytorch")
-    answers = {line["custom_id"]: line["response"]["body"] for line in map(json.loads, out.read_text().splitlines())}
+    answers = {line["custom_id"]: line["response"]["body"] for line in map(json.loads, out.read_bytes().splitlines())}
     assert len(answers) == 8
     for line in asked:
         alone = engine.generate(line["prompt"], sampling={"temperature": 0}, max_new_tokens=60, ignore_eos=True)

@@ -74,7 +74,7 @@ def test_a_batch_into_a_directory(talker: Path, tmp_path: Path, kind: Kind) -> N
     assert (outcome.answered, outcome.failed) == (4, 1)
     (path,) = out.glob(f"part-*.{kind}")
     if kind == "jsonl":
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = [json.loads(line) for line in path.read_bytes().splitlines()]
         texts = {row["custom_id"]: row["response"]["body"].get("choices", [{}])[0].get("text") for row in rows}
     else:
         import pyarrow.parquet
@@ -109,7 +109,7 @@ def test_requests_in_parquet(talker: Path, tmp_path: Path) -> None:
     ]
     pyarrow.parquet.write_table(arrow.Table.from_pylist(rows), source)
     assert run(load(talker), source, out, defaults={"max_tokens": 5}).failed == 0
-    found = {line["custom_id"]: line for line in map(json.loads, out.read_text().splitlines())}
+    found = {line["custom_id"]: line for line in map(json.loads, out.read_bytes().splitlines())}
     assert set(found) == {"a", "b", "line-3"}
     assert len({line["response"]["body"]["choices"][0]["text"] for line in found.values()}) == 1
     source.write_text("nonsense")
