@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from threading import RLock
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
 from weakref import WeakKeyDictionary
 
 from draftwood import config
@@ -326,11 +326,11 @@ class Engine(Intake):
         drafts = [self._drafting(model, target) for model in models]
         drafter, verify, depth, ranking = request.method.build(drafts, target)
         drafter.share(self._earlier)
+        if getattr(depth, "shared", False):
+            learner = cast(Learner, depth)
+            depth = _kept(self._learners, request.method, lambda: learner).for_request()
         if isinstance(depth, Auto) and not (self.load_aware or request.method.repeats(request.params.greedy)):
             depth = depth.repeatable()
-        if isinstance(depth, Learner) and depth.shared:
-            learner = depth
-            depth = _kept(self._learners, request.method, lambda: learner).for_request()
         return Generation(
             request=request,
             target=target,

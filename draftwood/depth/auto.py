@@ -200,6 +200,7 @@ class Known:
     idle: int = 0  # rounds since one last drafted
     rounds: int = 0
     plans: dict[tuple[int, int, int], Plan] = field(default_factory=dict)  # the latest ones, by the counts of the load
+    first: Plan | None = None  # that requests begin with whose texts must repeat: the same for all
 
 
 @dataclass(slots=True)
@@ -258,9 +259,11 @@ class Auto(DepthController):
     def start(self, streams: Streams, load: Load = ALONE) -> None:
         self._known = known = self.own if load.drafting == 1 else self.known
         known.rounds += 1
-        plan = known.plans.get(load.counts)
+        plan = known.plans.get(load.counts) or (None if self.shared else self.known.first)
         if plan is None or known.rounds > plan.until or known.drafted > 2 * plan.known + 2:  # much is new
             plan = self._planned(load, plan)
+            if not self.shared and self.known.first is None:
+                self.known.first = plan
         self._plan, self._load = plan, load
         self._tries = False
         if (idle := known.idle * plan.often) >= max(plan.price, self._price):

@@ -159,9 +159,9 @@ TOKENS, SECONDS, NATS = field("tokens"), field("seconds"), field("nats")
 def decode_seconds(record: Record) -> float:
     """Seconds as if the prompt had been in the cache: the first round counts as the mean of the others."""
     rounds = record["rounds"]
-    later = rounds["rounds"] - 1
-    rest = record["seconds"] - rounds["first_round_seconds"]
-    return float(rest + rest / later if later else record["seconds"])
+    first, later = rounds["first_round_seconds"], rounds["rounds"] - 1
+    usual = (sum(rounds[f"{part}_seconds"] for part in PARTS) - first) / later if later else first
+    return float(record["seconds"] - first + usual)
 
 
 def per_item(group: Sequence[Record], value: Callable[[Record], float]) -> list[float]:

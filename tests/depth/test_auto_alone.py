@@ -130,12 +130,15 @@ def test_a_request_alone_begins_no_worse_than_what_the_engine_has_seen() -> None
 
     def drafts(accepted: int, shared: bool = True) -> list[int]:
         """Layers of the first round after 30 rounds of another request, of which so many of 4 layers were accepted."""
-        engine = Auto(4)
-        first = engine.for_request() if shared else engine.repeatable()
-        for _ in range(30):
-            asked(first, cheap)
-            first.observe(a_round(accepted, 4))
-        return [asked(engine.for_request() if shared else engine.repeatable(), load) for load in (cheap, dear)]
+        found = []
+        for load in (cheap, dear):
+            engine = Auto(4)
+            first = engine.for_request() if shared else engine.repeatable()
+            for _ in range(30):
+                asked(first, cheap if shared else load)  # nominal costs are always the same
+                first.observe(a_round(accepted, 4))
+            found.append(asked(engine.for_request() if shared else engine.repeatable(), load))
+        return found
 
     cheap, dear = (Load(lambda rows, layer=layer: layer, lambda rows: 1.0) for layer in (0.05, 0.82))
     assert drafts(4) == [4, 1]

@@ -225,9 +225,12 @@ def test_a_method_that_fails_has_its_error_and_the_others_their_rows(tmp_path: P
     assert len(tables["p"]) == 4 * 2 + 1 and tables["p.compared"][0]["of"] != "chain broken" and tables["p.front"]
 
 
-def record(place: int, tokens: int, seconds: float, first: float = 0.0, rounds: int = 2) -> dict[str, Any]:
+def record(
+    place: int, tokens: int, seconds: float, first: float = 0.0, rounds: int = 2, beside: float = 0.0
+) -> dict[str, Any]:
     sums = dict.fromkeys(("drafted", "accepted", "target_rows", "draft_forwards", "layers", "widths"), 0)
-    zero = dict.fromkeys(("draft_seconds", "verify_seconds", "sampling_seconds", "other_seconds"), 0.1)
+    parts = ("draft_seconds", "verify_seconds", "sampling_seconds", "other_seconds")
+    zero = dict.fromkeys(parts, (seconds - beside) / 4)
     names = {"depth_accepted": 0, "attempted": 0, "draft_rows": 0, "widths_accepted": 0, "emitted": tokens}
     names |= {"drafting_rounds": 0, "accepted_shares": 0.0, "bounded": 0, "bounded_accepted": 0, "bounds": 0.0}
     counts = {**sums, **zero, **names, "rounds": rounds, "first_round_seconds": first, "peak_slots": 4}
@@ -241,6 +244,8 @@ def record(place: int, tokens: int, seconds: float, first: float = 0.0, rounds: 
 def test_the_prompt_counts_as_one_more_round() -> None:
     assert decode_seconds(record(0, 9, 10.0, first=6.0, rounds=3)) == pytest.approx(6.0)  # 4 in 2 later rounds, and 2
     assert decode_seconds(record(0, 1, 6.0, first=6.0, rounds=1)) == 6.0  # nothing to tell it from
+    found = decode_seconds(record(0, 9, 11.0, first=6.0, rounds=3, beside=1.0))
+    assert found == pytest.approx(7.0)  # what comes before and after the rounds comes once
 
 
 def test_speed_is_of_the_same_items_and_the_best_of_a_pattern_is_found() -> None:
