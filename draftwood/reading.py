@@ -1,6 +1,6 @@
 """JSON and YAML that others may have written, read with bounds: bytes, depth, digits, no aliases, finite numbers.
 
-Every such text goes through here. All functions raise ValueError with a short reason (OSError where a file cannot be
+Every such text goes through here. What parses raises ValueError with a short reason (OSError where a file cannot be
 read), whatever the text holds; callers say which file it is and what to do.
 """
 
