@@ -200,7 +200,7 @@ class Known:
     idle: int = 0  # rounds since one last drafted
     rounds: int = 0
     plans: dict[tuple[int, int, int], Plan] = field(default_factory=dict)  # the latest ones, by the counts of the load
-    first: Plan | None = None  # that requests begin with whose texts must repeat: the same for all
+    first: Plan | None = None  # the same for all requests that decide by nominal costs: before anything was learned
 
 
 @dataclass(slots=True)

@@ -143,4 +143,4 @@ def test_a_request_alone_begins_no_worse_than_what_the_engine_has_seen() -> None
     cheap, dear = (Load(lambda rows, layer=layer: layer, lambda rows: 1.0) for layer in (0.05, 0.82))
     assert drafts(4) == [4, 1]
     assert drafts(0) == [4, 0]
-    assert drafts(4, shared=False) == [4, 0]
+    assert drafts(4, shared=False) == drafts(0, shared=False) == [4, 0]
