@@ -17,7 +17,7 @@ from draftwood.penalties import Penalties
 from draftwood.recording import Recorder
 from draftwood.request import Request
 from draftwood.results import GenerationResult, Ranking
-from draftwood.runtime.cost import GUESSES, Costs, Curve
+from draftwood.runtime.cost import DRAFTS, GUESSES, Costs, Curve
 from draftwood.runtime.session import Answer, Session
 from draftwood.sampling import Distributions, Edit, Streams, chained
 from draftwood.text import Ending
@@ -98,7 +98,7 @@ class Generation:
 
     def _nominal(self) -> Load:
         """The load of a request alone, by the sizes and kernels of its models where they are known."""
-        verify, *drafts = curves = self._costs(GUESSES)
+        verify, *drafts = curves = self._costs(GUESSES, DRAFTS)
         if not all(curve.sized for curve in curves):
             return ALONE
         return Load(
@@ -108,18 +108,18 @@ class Generation:
             left=self.left,
         )
 
-    def _costs(self, costs: Costs) -> tuple[Curve, ...]:
-        """The curves of the target and of what drafts."""
+    def _costs(self, costs: Costs, drafts: Costs) -> tuple[Curve, ...]:
+        """The curves of the target, in `costs`, and of what drafts."""
         target = self.target.model
         models = [(session.model, session.model.n_layers) for session in self.drafts]
         exits = [getattr(model, "layers", None) for model, _ in models]
         models += [(target, layers) for layers in exits if isinstance(layers, int)]
-        return costs.curve(target), *(costs.curve(*model) for model in models)
+        return costs.curve(target), *(drafts.curve(*model) for model in models)
 
     def _measures(self) -> tuple[Curve, ...]:
         """The curves of what was measured."""
         if self._curves is None:
-            self._curves = self._costs(self.costs)
+            self._curves = self._costs(self.costs, self.costs)
         return self._curves
 
     def behind(self) -> float:

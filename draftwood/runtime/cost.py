@@ -16,9 +16,11 @@ from draftwood.models.around import bytes_of
 from draftwood.models.base import CausalModel
 
 READ, COMPUTE = 3e-11, 1.8e-11  # guess of seconds: of a byte of weights, of a weight of any type for each row
-LAYER, NATIVE = 1e-4, 1e-5  # of a layer beside, and of one by native kernels
-KERNELS = {"avx2": 1e-11} | dict.fromkeys(("avx512", "avx512vnni", "avx512bf16", "amx"), 2.5e-12)  # `COMPUTE` by these
-HANDLED, DRAFTED = 3e-4, 7.5e-5  # of a request, and more of one that has drafted, beside forwards
+CACHED, NEAR = 16e6, 8e-12  # bytes of weights that a processor's caches keep, and seconds of one
+LAYER, NATIVE, EACH = 1e-4, 5e-6, 2e-6  # of a layer beside, of one by native kernels, and of it for each row
+KERNELS = {"avx2": 1e-11} | dict.fromkeys(("avx512", "avx512vnni", "avx512bf16", "amx"), 1.2e-12)  # `COMPUTE` by these
+HANDLED, DRAWN = 1.5e-4, 6.5e-5  # of a request beside the forwards of the target, of draft models
+DRAFTED = 6e-5  # more of one that has drafted
 ROW = 1 / 6  # of `DRAFTED`: of each row behind the first
 FEW, RATE, SURE = 3, 0.1, 20.0  # first passes whose least counts; weight of a later one; most that a point weighs
 SEEN, WARM = 2, 24  # passes that make a point known; that may be slow since the model was not used for long
@@ -149,8 +151,10 @@ class Curve:
         matrices = [part for part in getattr(model, "modules", tuple)() if hasattr(part, "in_features")]
         packed, weights = sum(map(bytes_of, matrices)), sum(part.in_features * part.out_features for part in matrices)
         kernels = getattr(model, "kernels", "")
-        fixed = (NATIVE if kernels else LAYER) * layers + READ * held
+        near = min(held, CACHED)
+        fixed = (NATIVE if kernels else LAYER) * layers + NEAR * near + READ * (held - near)
         each = KERNELS.get(kernels, COMPUTE) * held * (weights / packed if packed else 1 / 4)
+        each += EACH * layers if kernels else 0.0
         return cls(fixed, max(each, fixed / 100), scale, hasattr(model, "weight_bytes"))
 
     def guess(self, rows: float) -> float:
@@ -252,4 +256,5 @@ class Costs:
         return curve
 
 
-GUESSES = Costs(_scale=Scale(beside=Beside(HANDLED, DRAFTED)))  # by sizes and kernels alone: nothing is ever added
+# by sizes and kernels alone, of targets and of what drafts for them: nothing is ever added
+GUESSES, DRAFTS = (Costs(_scale=Scale(beside=Beside(each, DRAFTED))) for each in (HANDLED, DRAWN))

@@ -12,7 +12,7 @@ from torch import nn
 
 from draftwood.depth import Auto, Growth, Load
 from draftwood.models.around import bytes_of
-from draftwood.runtime.cost import GUESSES, Curve
+from draftwood.runtime.cost import DRAFTS, GUESSES, Costs, Curve
 
 
 @dataclass
@@ -24,41 +24,60 @@ class Pair:
     kernels: str
     layer: float
     passes: Sequence[float]  # over 1, 2, ... rows
+    near: float = 1.0  # least speed over that of the best chain
 
     def nominal(self) -> Load:
-        verify, draft = (self._curve(*model) for model in zip(self.weights, (12, 2), strict=True))
+        costs = ((GUESSES, 12), (DRAFTS, 2))
+        verify, draft = (self._curve(weights, *each) for weights, each in zip(self.weights, costs, strict=True))
         return Load(lambda rows: draft.seconds(rows, 1), lambda rows: verify.seconds(rows, 1))
 
-    def _curve(self, weights: int, layers: int) -> Curve:
+    def _curve(self, weights: int, costs: Costs, layers: int) -> Curve:
         model: Any = nn.Linear(1000, weights // 1000, bias=False, device="meta", dtype=self.dtype)
         model.n_layers, model.kernels, model.weight_bytes = layers, self.kernels, bytes_of(model)
-        return GUESSES.curve(model)
+        return costs.curve(model)
 
     def seconds(self, depth: int) -> float:
         return depth * self.layer + self.passes[depth]
 
 
-PAIRS = {  # as measured on two cores; the kernels take more rows than fit their registers in two parts
+PAIRS = {  # as measured on two cores; AVX2 takes more rows than fit its registers in two parts: a jump untold
     "12x768": Pair(
         (116_000_000, 2_500_000),
         torch.bfloat16,
         "avx2",
-        0.8,
-        [10, 11, 12, 12.7, 13.5, *(17 + row for row in range(12))],
+        0.16,
+        [6.7, 6.8, 6.8, 6.9, 7.2, *(9.5 + row for row in range(12))],
+        near=0.9,
     ),
     "12x768, AVX-512": Pair(
         (116_000_000, 2_500_000),
         torch.bfloat16,
         "avx512bf16",
-        0.3,
-        [5.7, 5.8, 6.5, *(6.7 + row / 5 for row in range(14))],
+        0.14,
+        [6.5, 6.8, *(7.1 + row / 9 for row in range(15))],
     ),
     "embedded": Pair(
         (5_100_000, 700_000),
         torch.float32,
         "avx2",
-        0.46,
-        [1.2, 1.4, 1.5, 1.7, 1.8, 1.9, *(2.3 + row / 7 for row in range(11))],
+        0.125,
+        [0.55, 0.68, 0.75, 0.82, 0.91, *(1.2 + row / 9 for row in range(12))],
+        near=0.93,
+    ),
+    "embedded, AVX-512": Pair(
+        (5_100_000, 700_000),
+        torch.float32,
+        "avx512bf16",
+        0.12,
+        [0.6, *(0.67 + row / 20 for row in range(16))],
+    ),
+    "embedded, AVX-512, bfloat16": Pair(
+        (5_100_000, 700_000),
+        torch.bfloat16,
+        "avx512bf16",
+        0.105,
+        [0.25, *(0.3 + row / 29 for row in range(16))],
+        near=0.97,
     ),
 }
 
@@ -95,7 +114,7 @@ def test_a_request_alone_is_near_the_best_chain_from_its_few_rounds_and_nominal_
             made += place
         return made / spent
 
-    assert speed(None) >= max(speed(depth) for depth in range(17))
+    assert speed(None) >= machine.near * max(speed(depth) for depth in range(17))
 
 
 @pytest.mark.parametrize("pair", PAIRS)
