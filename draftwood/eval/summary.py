@@ -157,11 +157,27 @@ TOKENS, SECONDS, NATS = field("tokens"), field("seconds"), field("nats")
 
 
 def decode_seconds(record: Record) -> float:
-    """Seconds as if the prompt had been in the cache: the first round counts as the mean of the others."""
-    rounds = record["rounds"]
-    first, later = rounds["first_round_seconds"], rounds["rounds"] - 1
-    usual = (sum(rounds[f"{part}_seconds"] for part in PARTS) - first) / later if later else first
+    """Seconds as if the prompt had been in the cache: the first round counts as the mean of the others.
+
+    Where it is the only one, as the mean that `with_usual_rounds` has told, if it has.
+    """
+    seconds, later = _later(record)
+    first = record["rounds"]["first_round_seconds"]
+    usual = seconds / later if later else record.get("usual_round_seconds", first)
     return float(record["seconds"] - first + usual)
+
+
+def _later(record: Record) -> tuple[float, int]:
+    """Seconds and number of the rounds behind the first."""
+    rounds = record["rounds"]
+    return sum(rounds[f"{part}_seconds"] for part in PARTS) - rounds["first_round_seconds"], rounds["rounds"] - 1
+
+
+def with_usual_rounds(group: Sequence[Record]) -> list[Record]:
+    """Runs of one method and task; each is told what a round behind the first took, on average over all of them."""
+    later = [_later(record) for record in group if not _failed(record)]
+    seconds, rounds = (math.fsum(column) for column in zip(*later, strict=True)) if later else (0.0, 0.0)
+    return [{**record, "usual_round_seconds": seconds / rounds} for record in group] if rounds else list(group)
 
 
 def per_item(group: Sequence[Record], value: Callable[[Record], float]) -> list[float]:

@@ -25,7 +25,7 @@ from draftwood.eval.experiments.methods import Entry, Methods, compared, expande
 from draftwood.eval.experiments.pages import Overview, overview
 from draftwood.eval.experiments.pairs import PAIRS, Pair, pair
 from draftwood.eval.experiments.tables import CELLS, concluded, documents, drawn, experiments, markdown
-from draftwood.eval.summary import decode_seconds
+from draftwood.eval.summary import decode_seconds, with_usual_rounds
 from draftwood.methods import Method
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.params import SamplingParams
@@ -246,6 +246,16 @@ def test_the_prompt_counts_as_one_more_round() -> None:
     assert decode_seconds(record(0, 1, 6.0, first=6.0, rounds=1)) == 6.0  # nothing to tell it from
     found = decode_seconds(record(0, 9, 11.0, first=6.0, rounds=3, beside=1.0))
     assert found == pytest.approx(7.0)  # what comes before and after the rounds comes once
+
+
+def test_the_prompt_of_a_text_of_one_round_counts_as_the_others_rounds() -> None:
+    """Else a method that drafts all of an answer at once pays for the prompt, which others do not."""
+    several = [record(0, 9, 10.0, first=6.0, rounds=3), record(1, 9, 9.0, first=6.0, rounds=2)]
+    only = record(2, 9, 8.0, first=7.0, rounds=1, beside=1.0)
+    failed = {"status": "failed"}
+    *_, told, untold = with_usual_rounds([*several, only, failed])
+    assert decode_seconds(told) == pytest.approx(1 + (4 + 3) / (2 + 1)) and untold["status"] == "failed"
+    assert decode_seconds(only) == decode_seconds(*with_usual_rounds([only])) == 8.0
 
 
 def test_speed_is_of_the_same_items_and_the_best_of_a_pattern_is_found() -> None:

@@ -36,6 +36,7 @@ from draftwood.eval.summary import (
     quality,
     scored,
     versus,
+    with_usual_rounds,
 )
 from draftwood.eval.tasks import parse
 from draftwood.journal import Record
@@ -249,7 +250,7 @@ class Made:
                 for i in range(len(methods))
             ]
             whole = sorted(set.intersection(*(set(each) for each in made)))
-            groups[name] = [[each[key] for key in whole] for each in made]
+            groups[name] = [with_usual_rounds([each[key] for key in whole]) for each in made]
         return groups
 
 
