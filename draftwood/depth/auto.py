@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import add
 from statistics import fmean
 
 from torch import Tensor
@@ -88,31 +89,25 @@ class Plan:
     rate: float = field(init=False, default=0.0)  # lambda, tokens per second
     saves: float = field(init=False, default=0.0)  # seconds per token, where it drafts
     worth: float = field(init=False, default=0.0)  # tokens that a round with drafts yields beyond what its time would
-    spent: dict[tuple[int, ...], list[float]] = field(init=False, default_factory=dict)  # what `of` found
+    spent: dict[tuple[int, ...], tuple[list[float], list[float]]] = field(init=False, default_factory=dict)  # by `of`
     together: bool = field(init=False, default=True)  # see `Auto`
     least: dict[int, float] = field(init=False, default_factory=dict)  # depth -> reach of its layer that pays
 
-    def found(self, load: Load) -> list[float]:
-        """As `seconds` where lookup drafts the layers, for nothing."""
-        return self.of(load, [1] * len(self.widths), free=True)
-
     def of(self, load: Load, layers: Sequence[int], free: bool = False) -> list[float]:
-        """`Load.seconds`, with what is lost at the end, where steps are shared by few, and what is to be saved.
+        """Seconds of `Load.steps`, with what is lost at the end, where they are shared by few, and what is to be saved.
 
-        If a step of n requests takes A + n B, all take A (most rounds of one) + B (sum of their rounds): late ones cost
-        A, not the whole step. Of n draws the largest is expected at most (n - 1) / sqrt(2 n - 1) deviations above the
-        mean (Gumbel 1954; Hartley and David 1954), and A / n is (step of one - share of a step) / (n - 1).
+        Drafts are `free` where lookup makes them. If a step of n requests takes A + n B, all take A (most rounds of
+        one) + B (sum of their rounds): late ones cost A, not the whole step. Of n draws the largest is expected at most
+        (n - 1) / sqrt(2 n - 1) deviations above the mean (Gumbel 1954; Hartley and David 1954), and A / n is (step of
+        one - share of a step) / (n - 1).
         """
-        found = self.spent.get(key := (*layers, free))
-        if found is None:
-            load = replace(load, draft=lambda rows: 0.0) if free else load
-            plain, *drafted = load.seconds(layers)
+        both = self.spent.get(key := tuple(layers))
+        if both is None:
             late = self.uneven / math.sqrt(2 * load.drafting - 1)
-            last = load.last() if load.last is not None else replace(load, drafting=1)
-            ones = last.seconds(layers)[1:] if late else drafted
-            found = [s * (1 + SURE) + late * max(0.0, one - s) for s, one in zip(drafted, ones, strict=True)]
-            found = self.spent[key] = [plain, *found]
-        return found
+            last = load if not late else load.last() if load.last is not None else replace(load, drafting=1)
+            steps = [each.steps(layers) for each in ((load, last) if late else (load,))]
+            both = self.spent[key] = (_stretched(steps, late, False), _stretched(steps, late, True))
+        return both[free]
 
     def consider(self, widths: list[int], roots: int, load: Load) -> None:
         """Take a tree where one of its depths is faster than what was found before."""
@@ -140,7 +135,7 @@ class Plan:
         `ahead` are the chances of the layers that lookup has found from there on, if it drafts them alone.
         """
         if ahead:
-            return reach > self._least(self.found(load), depth, ahead)
+            return reach > self._least(self.of(load, [1] * len(self.widths), free=True), depth, ahead)
         if depth not in self.least:
             self.least[depth] = self._least(self.seconds, depth, [self.chances[width] for width in self.widths[depth:]])
         return reach > self.least[depth]
@@ -154,6 +149,13 @@ class Plan:
             gain += reach
             least = min(least, self.rate * (seconds[layer + 1] - seconds[depth]) / gain) if gain else least
         return least
+
+
+def _stretched(steps: Sequence[tuple[list[float], list[float]]], late: float, free: bool) -> list[float]:
+    """Seconds without layers, with the first, ... by the `steps` of all requests and, where some are late, of one."""
+    plain, *mine = steps[0][1] if free else map(add, *steps[0])
+    _, *ones = steps[-1][1] if free else map(add, *steps[-1])
+    return [plain, *(s * (1 + SURE) + late * max(0.0, one - s) for s, one in zip(mine, ones, strict=True))]
 
 
 @dataclass(slots=True)
@@ -315,7 +317,8 @@ class Auto(DepthController):
         if self._tries:  # one layer: deeper ones were planned for requests that all draft
             goes_on = depth == 0
         else:
-            goes_on = depth < self.most and self._plan.pays(depth, reach, growth.ahead, self._load)
+            chosen = growth.ahead and self._copy  # by `copies`
+            goes_on = depth < self.most and bool(chosen or self._plan.pays(depth, reach, growth.ahead, self._load))
         if not goes_on:
             return False
         path.ask(growth)
@@ -330,7 +333,7 @@ class Auto(DepthController):
         """
         right, expected = self._copies
         plan, best, gain, reach = self._plan, 0, 0.0, right / expected
-        found = plan.found(self._load) if chances else []
+        found = plan.of(self._load, [1] * len(plan.widths), free=True) if chances else []
         most = plan.worth + UNTRIED / (1 + self._known.drafted) if self._draws else 0.0
         for i, chance in enumerate(() if self._tries else chances[: self.most], 1):
             reach = min(1.0, reach * chance)

@@ -46,20 +46,27 @@ class Load:
         """Tokens that a target pass yields for others, per request that drafts: at least one each."""
         return self.others / self.drafting
 
-    def seconds(self, layers: Sequence[int]) -> list[float]:
-        """Of a step, per request that drafts, if each drafts no layer, the first, the first two, ...; `layers`: rows.
+    def steps(self, layers: Sequence[int]) -> tuple[list[float], list[float]]:
+        """Seconds of drafts, and of verification, in a step, per request that drafts: if each drafts no layer, the
+        first, the first two, ...; `layers`: rows.
 
         A drafted layer takes a forward over the one before it, the first over the root.
         """
-        n = self.drafting
-        verified, drafted, before = n + self.rows, 0.0, n
-        found = [self.verify(verified) / n]
-        for rows in layers:
-            drafted += self.draft(before)
-            before = n * rows
-            verified += before
-            found.append((drafted + self.verify(verified)) / n)
-        return found
+        n, before = self.drafting, 1
+        layer, verified = self.draft(n), n + self.rows
+        drafts, passes = [0.0], [self.verify(verified) / n]
+        for i, rows in enumerate(layers):
+            above = layers[i - 1] if i else 1
+            if above != before:
+                layer, before = self.draft(n * above), above
+            verified += n * rows
+            drafts.append(drafts[-1] + layer / n)
+            passes.append(self.verify(verified) / n)
+        return drafts, passes
+
+    def seconds(self, layers: Sequence[int]) -> list[float]:
+        """Of a step, all told; see `steps`."""
+        return [sum(both) for both in zip(*self.steps(layers), strict=True)]
 
     @property
     def one(self) -> float:
