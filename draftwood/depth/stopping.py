@@ -19,7 +19,9 @@ from draftwood.sampling import Streams
 BINS = 8  # of confidence; one more stands for 'not known'
 UNKNOWN = BINS
 PRIOR, WEIGHT = 0.7, 4.0  # rate before anything was seen, rather high, so that drafting is tried; trials it counts for
-CONFIDENT = [(1 + (bin_ + 0.5) / BINS) / 2 for bin_ in range(BINS)] + [PRIOR]  # the same by the draft's confidence
+SUREST, SURER = 0.985, 0.1  # most that is expected of a draft, and how much more than its confidence
+# the same by the draft's confidence: acceptance is near it (EAGLE-2, Li et al. 2024)
+CONFIDENT = [min(SUREST, SURER + (bin_ + 0.5) / BINS) for bin_ in range(BINS)] + [PRIOR]
 
 
 def bin_of(confidence: float) -> int:
