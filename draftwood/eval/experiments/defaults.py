@@ -20,6 +20,7 @@ from draftwood.tune.tuning import Tuning
 
 SEARCH_SEED = 11  # of documents that are searched with; others are measured on
 PLAIN = {"name": "autoregressive"}
+WHOLE = "speed_up_with_prompt"  # of whole requests, as searches judge
 
 
 class Defaults(Kind):
@@ -70,9 +71,10 @@ class Defaults(Kind):
             {
                 "default": method_label(usual),
                 "tuned": method_label(best),
-                "default_speed": speed(default, plain)["speed_up"],
-                "tuned_speed": speed(tuned, plain)["speed_up"],
-                "ratio": over["speed_up"],
-                "reached": "yes" if over["speed_up"]["value"] >= self.wanted else "no",
+                "default_speed": speed(default, plain)[WHOLE],
+                "tuned_speed": speed(tuned, plain)[WHOLE],
+                "ratio": over[WHOLE],
+                "ratio_of_decoding": over["speed_up"],
+                "reached": "yes" if over[WHOLE]["value"] >= self.wanted else "no",
             }
         ]
