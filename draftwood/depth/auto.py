@@ -17,7 +17,7 @@ from torch import Tensor
 from draftwood.core.records import Round
 from draftwood.depth.load import ALONE, Load
 from draftwood.depth.rules import LOAD, LOGITS, DepthController, Growth
-from draftwood.depth.stopping import CONFIDENT, PRIOR, UNKNOWN, WEIGHT, Experience, Path
+from draftwood.depth.stopping import CONFIDENT, LARGEST, PRIOR, UNKNOWN, WEIGHT, Experience, Path
 from draftwood.sampling import Streams
 
 TRIED = 0.005  # share of the time that drafting is tried with where it does not pay
@@ -34,34 +34,38 @@ SURE = 0.02  # share of time that drafting must promise to save
 
 @dataclass(slots=True)
 class Places:
-    """Discounted acceptance by place among siblings, of draws whose earlier siblings were rejected."""
+    """Discounted acceptance by place among siblings, of draws whose earlier siblings were rejected; as `Rates`."""
 
     taken: list[float] = field(default_factory=list)
     met: list[float] = field(default_factory=list)
+    unit: float = 1.0  # what a draw counts for now
 
     def add(self, round_: Round, discount: float, drawn: Sequence[bool] = ()) -> None:
         """Add a round's layers, those of beams, whose siblings are not told, as one draw each.
 
         Without layers that are not `drawn` by a model.
         """
-        self.taken, self.met = [discount * n for n in self.taken], [discount * n for n in self.met]
+        self.unit /= discount
+        if self.unit > LARGEST:
+            self.taken, self.met = ([n / self.unit for n in each] for each in (self.taken, self.met))
+            self.unit = 1.0
         layers = round_.siblings or [(int(i >= round_.depth_accepted), 1) for i in range(round_.attempted)]
         for layer, (place, draws) in enumerate(layers):
             if layer < len(drawn) and not drawn[layer]:
                 continue
-            more = [0.0] * (draws - len(self.met))
-            self.taken, self.met = self.taken + more, self.met + more
+            for counts in (self.taken, self.met):
+                counts += [0.0] * (draws - len(counts))
             for i in range(min(place + 1, draws)):
-                self.met[i] += 1
+                self.met[i] += self.unit
             if place < draws:
-                self.taken[place] += 1
+                self.taken[place] += self.unit
 
     def chances(self, most: int, prior: float = PRIOR) -> list[float]:
         """That one of 0, 1, ... `most` siblings is accepted; a later place is half as likely until it was met."""
-        found, rest, guess = [0.0], 1.0, prior
+        found, rest, guess, weight = [0.0], 1.0, prior, WEIGHT * self.unit
         for i in range(most):
             taken, met = (self.taken[i], self.met[i]) if i < len(self.met) else (0.0, 0.0)
-            chance = (taken + WEIGHT * guess) / (met + WEIGHT)
+            chance = (taken + weight * guess) / (met + weight)
             rest *= 1 - chance
             found.append(1 - rest)
             guess = chance / 2

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftwood.core.records import Round
 from draftwood.depth.load import ALONE, Load
-from draftwood.sampling import Streams
+from draftwood.sampling import Streams, element
 
 NOTHING: frozenset[str] = frozenset()
 LOGITS = frozenset({"logits"})
@@ -30,7 +30,8 @@ class Growth:
 
     `logits` and `picked` are given when the controller needs anything of it, `hidden` when it needs 'hidden'; beams,
     which ask the draft of some nodes only, give no hidden states. The logits are the draft's before temperature and
-    truncation, so that they say something in greedy decoding too.
+    truncation, so that they say something in greedy decoding too. `drawn` has the probabilities that the picked tokens
+    were drawn with, where all were drawn.
 
     Where lookup drafts, `chances` are its own that the last layer's drafts are accepted, and `ahead` those of the
     layers to come that it drafts alone.
@@ -43,17 +44,18 @@ class Growth:
     hidden: Tensor | None = None  # [n, D] what the draft's head read for the same rows
     chances: Sequence[float] = ()
     ahead: Sequence[float] = ()
+    drawn: Sequence[float] = ()
 
     def confidences(self) -> list[float]:
-        """The draft's probability of each picked token, and lookup's of its own."""
-        return [*self._confidences(), *self.chances]
+        """The draft's probability of each picked token, as drawn or of its softmax, and lookup's of its own."""
+        return [*(self.drawn or self._confidences()), *self.chances]
 
     def _confidences(self) -> list[float]:
         if self.logits is None or not self.picked:
             return []
         if len(self.picked) == 1:  # the same without lists as indices, which cost more than the sums
             ((row, token),) = self.picked
-            return [self.logits[row].softmax(-1)[token].item()]
+            return [element(self.logits[row].softmax(-1), token)]
         rows, tokens = (list(each) for each in zip(*self.picked, strict=True))
         chances: list[float] = torch.softmax(self.logits, -1)[rows, tokens].tolist()
         return chances

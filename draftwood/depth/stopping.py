@@ -19,6 +19,7 @@ from draftwood.sampling import Streams
 BINS = 8  # of confidence; one more stands for 'not known'
 UNKNOWN = BINS
 PRIOR, WEIGHT = 0.7, 4.0  # rate before anything was seen, rather high, so that drafting is tried; trials it counts for
+LARGEST = 1e100  # unit of `Rates`
 SUREST, SURER = 0.985, 0.1  # most that is expected of a draft, and how much more than its confidence
 # the same by the draft's confidence: acceptance is near it (EAGLE-2, Li et al. 2024)
 CONFIDENT = [min(SUREST, SURER + (bin_ + 0.5) / BINS) for bin_ in range(BINS)] + [PRIOR]
@@ -31,30 +32,35 @@ def bin_of(confidence: float) -> int:
 
 @dataclass(slots=True)
 class Rates:
-    """Discounted acceptance rates by bin."""
+    """Discounted acceptance rates by bin: later trials count for more, so that nothing need be made anew."""
 
     accepted: list[float] = field(default_factory=lambda: [0.0] * (BINS + 1))
     tried: list[float] = field(default_factory=lambda: [0.0] * (BINS + 1))
+    unit: float = 1.0  # what a trial counts for now
 
     def add(self, bin_: int, accepted: bool) -> None:
-        self.tried[bin_] += 1
-        self.accepted[bin_] += accepted
+        self.tried[bin_] += self.unit
+        if accepted:
+            self.accepted[bin_] += self.unit
 
     def fade(self, discount: float) -> None:
-        self.accepted = [discount * n for n in self.accepted]
-        self.tried = [discount * n for n in self.tried]
+        self.unit /= discount
+        if self.unit > LARGEST:
+            self.accepted, self.tried = ([n / self.unit for n in each] for each in (self.accepted, self.tried))
+            self.unit = 1.0
 
     @property
     def rate(self) -> float:
         """Of all bins together."""
-        return (sum(self.accepted) + WEIGHT * PRIOR) / (sum(self.tried) + WEIGHT)
+        weight = WEIGHT * self.unit
+        return (sum(self.accepted) + weight * PRIOR) / (sum(self.tried) + weight)
 
     def chances(self, guesses: Sequence[float] = (), prior: float = PRIOR) -> list[float]:
         """Of each bin, pulled towards what is guessed of it: unless told, the rate of the other bins together."""
-        bins = list(zip(self.accepted, self.tried, strict=True))
-        accepted, tried = sum(self.accepted) + WEIGHT * prior, sum(self.tried) + WEIGHT
+        bins, weight = list(zip(self.accepted, self.tried, strict=True)), WEIGHT * self.unit
+        accepted, tried = sum(self.accepted) + weight * prior, sum(self.tried) + weight
         guesses = guesses or [(accepted - a) / (tried - n) for a, n in bins]
-        return [(a + WEIGHT * guess) / (n + WEIGHT) for (a, n), guess in zip(bins, guesses, strict=True)]
+        return [(a + weight * guess) / (n + weight) for (a, n), guess in zip(bins, guesses, strict=True)]
 
 
 @dataclass(slots=True)

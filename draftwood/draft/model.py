@@ -17,7 +17,7 @@ from draftwood.depth import LOAD, NOTHING, DepthController, Growth
 from draftwood.draft.base import Drafter, Proposer, Source
 from draftwood.draft.suffix import EarlierAnswers, SuffixLookup
 from draftwood.runtime.session import Answer, Run
-from draftwood.sampling import Distributions
+from draftwood.sampling import Distributions, element
 
 
 @dataclass(slots=True)
@@ -58,6 +58,7 @@ class ModelDrafter(Drafter):
         looked: list[Tensor] = []
         read: list[Tensor] = []
         picked: list[tuple[int, int]] = []
+        drawn: list[float] = []
         for layer in range(limit):
             if layer == len(found):
                 frontiers = [list(chain) for _ in self.sources]
@@ -70,11 +71,12 @@ class ModelDrafter(Drafter):
                 _joined(read),
                 [found[layer - 1][1]] if 0 < layer <= len(found) else (),
                 () if drawing else [chance for _, chance in found[layer:]],
+                drawn if len(drawn) == len(picked) else (),
             )
             if not (drawing or growth.ahead) or not depth.deeper(growth):
                 break
             width = depth.width(self.widths[min(layer, len(self.widths) - 1)])
-            shown, looked, read, picked = [], [], [], []
+            shown, looked, read, picked, drawn = [], [], [], [], []
             for i, source in enumerate(self.sources):
                 nodes = [node for node in frontiers[i] if forest.grows(node)]
                 children: list[int] = []
@@ -84,12 +86,13 @@ class ModelDrafter(Drafter):
                         forest, nodes, answer.logits, width, self.replacement, width - 1 if self.greedy else 0
                     )
                     if looks:
-                        rows = {node: sum(map(len, looked)) + row for row, node in enumerate(nodes)}
-                        picked += [
-                            (rows[forest.parent[node]], forest.token[node])
-                            for node in children
-                            if node not in forest.finished
-                        ]
+                        rows = {node: row for row, node in enumerate(nodes, sum(map(len, looked)))}
+                        for node in children:
+                            if node not in forest.finished:
+                                parent, token = forest.parent[node], forest.token[node]
+                                picked.append((rows[parent], token))
+                                if (q := forest.proposals[parent][-1].q) is not None:
+                                    drawn.append(element(q, token))
                         looked.append(propose.fit(answer.logits))
                         read += answer.hidden.values()
                 frontiers[i] = propose.certain(forest, children)

@@ -19,7 +19,9 @@ from draftwood.depth import (
     best_depth,
     improvement,
 )
+from draftwood.depth.auto import Places
 from draftwood.depth.load import GUESS
+from draftwood.depth.stopping import BINS, PRIOR, WEIGHT, Rates
 from draftwood.depth.thompson import draw_beta, draw_gamma, draw_normal
 from draftwood.sampling import Streams
 
@@ -217,6 +219,26 @@ def test_speedup_thompson_goes_by_the_load() -> None:
     assert depth(0.01) > depth(0.2) > depth(1.5)
 
 
+@pytest.mark.parametrize("discount", [0.97, 1e-30])  # by the smaller one counts must be made small again and again
+def test_rates_fade_as_if_all_earlier_trials_were_discounted(discount: float) -> None:
+    rng, rates, places = random.Random(1), Rates(), Places()
+    seen: list[tuple[int, bool]] = []
+    for _ in range(60):
+        rates.fade(discount)
+        seen.append((rng.randrange(BINS + 1), rng.random() < 0.6))
+        rates.add(*seen[-1])
+        places.add(a_round(int(seen[-1][1]), 1, 0.1), discount)
+        weights = [discount**age for age in reversed(range(len(seen)))]
+        told = sum(weights)
+        right = sum(weight for weight, (_, accepted) in zip(weights, seen, strict=True) if accepted)
+        assert rates.rate == pytest.approx((right + WEIGHT * PRIOR) / (told + WEIGHT))
+        assert places.chances(1)[1] == pytest.approx((right + WEIGHT * PRIOR) / (told + WEIGHT))
+        for bin_, chance in enumerate(rates.chances([0.3] * (BINS + 1))):
+            mine = [(weight, ok) for weight, (at, ok) in zip(weights, seen, strict=True) if at == bin_]
+            tried, accepted = sum(weight for weight, _ in mine), sum(weight for weight, ok in mine if ok)
+            assert chance == pytest.approx((accepted + WEIGHT * 0.3) / (tried + WEIGHT))
+
+
 def test_confidence_and_entropy_read_logits() -> None:
     import torch
 
@@ -225,6 +247,7 @@ def test_confidence_and_entropy_read_logits() -> None:
     unsure, sure = Growth(1, [5], logits, [(0, 2)]), Growth(1, [6], logits, [(1, 0)])
     assert unsure.confidences() == pytest.approx([0.25])
     assert sure.confidences()[0] > 0.99
+    assert Growth(1, [5], logits, [(0, 2)], drawn=[0.75]).confidences() == [0.75]  # as it was drawn
     assert unsure.entropies() == pytest.approx([1.3863], abs=1e-4)
     both = Growth(1, [5, 6], logits, [(0, 2), (1, 0)])
     for rule in (Confidence(8, 0.4), Entropy(8, 1.0)):

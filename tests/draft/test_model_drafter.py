@@ -5,7 +5,7 @@ import torch
 
 from draftwood import SamplingParams, TabularModel
 from draftwood.core.forest import Forest
-from draftwood.depth import Fixed
+from draftwood.depth import Confidence, DepthController, Fixed, Growth
 from draftwood.draft import ModelDrafter, Proposer
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Session
@@ -20,15 +20,16 @@ def grown(
     limit: int = 9,
     end: frozenset[int] = frozenset(),
     seed: int = 0,
+    rule: DepthController | None = None,
     **params: float,
 ) -> Forest:
-    """The forest after one drafting phase."""
+    """The forest after one drafting phase; a `rule` asked in place of a fixed depth."""
     sessions = [Session(model, model.new_cache(64), "draft") for model in models]
     drafter = ModelDrafter(sessions, widths, replacement=False)
     vocab = models[0].vocab_size
     propose = Proposer(SamplingParams(**params), Streams(seed), vocab)  # type: ignore[arg-type]
     forest = Forest.from_prompt(prompt, end=end)
-    drafting = drafter.draft(forest, Fixed(depth), limit, propose)
+    drafting = drafter.draft(forest, rule or Fixed(depth), limit, propose)
     try:
         run = next(drafting)
         while True:
@@ -101,3 +102,29 @@ def test_q_is_the_models_law_after_the_nodes_own_path() -> None:
 def test_a_seed_decides_the_drafts(seed: int) -> None:
     first, again, other = (grown([MODEL], (2, 2), [0], depth=4, seed=s).token for s in (seed, seed, seed + 100))
     assert first == again != other
+
+
+@pytest.mark.parametrize("widths", [(1,), (2, 1)])
+def test_controllers_are_told_what_tokens_were_drawn_with(widths: tuple[int, ...]) -> None:
+    """Else the softmax would be computed again for each layer."""
+    asked: list[Growth] = []
+
+    class Rule(Confidence):
+        def deeper(self, growth: Growth) -> bool:
+            asked.append(growth)
+            return growth.depth < 3
+
+    for params in ({}, {"temperature": 0.5}, {"temperature": 0.0}):
+        asked.clear()
+        forest = grown([MODEL], widths, [0], rule=Rule(3), **params)
+        assert [growth.depth for growth in asked] == [0, 1, 2, 3]
+        for growth in asked[1:]:
+            assert growth.logits is not None and len(growth.picked) == len(growth.nodes) == widths[0]
+            rows = [(forest.parent[node], forest.token[node]) for node in growth.nodes]
+            if params.get("temperature") == 0:
+                assert not growth.drawn
+                continue
+            expected = [forest.proposals[parent][0].q[token].item() for parent, token in rows]  # type: ignore[index]
+            assert growth.confidences() == list(growth.drawn) == expected
+            softmax = Growth(1, logits=growth.logits, picked=growth.picked).confidences()
+            assert (softmax == pytest.approx(expected)) == (not params)
