@@ -17,7 +17,7 @@ from torch import Tensor
 from draftwood.core.records import Round
 from draftwood.depth.load import ALONE, Load
 from draftwood.depth.rules import LOAD, LOGITS, DepthController, Growth
-from draftwood.depth.stopping import CONFIDENT, LARGEST, PRIOR, UNKNOWN, WEIGHT, Experience, Path
+from draftwood.depth.stopping import CONFIDENT, DRAWN, LARGEST, PRIOR, UNKNOWN, WEIGHT, Experience, Path
 from draftwood.sampling import Streams
 
 TRIED = 0.005  # share of the time that drafting is tried with where it does not pay
@@ -26,6 +26,7 @@ HOPELESS = 8  # times as seldom where drafts would not pay if all were accepted,
 OFTEN, PACES = 4, 16  # rounds with drafts that tell a request's pace; requests whose paces are remembered
 AGE = 64  # rounds of each request that a plan is good for: those at once draft alike
 PLANS = 64  # that are kept
+FEW, SAME = 8, 0.02  # requests that begin with another one's plan, if what they expect differs by no more
 COPIES = 1.5, 2.0  # copies that begin rightly, and those that lookup expects to, before any was tried
 UNTRIED = 1.0  # tokens that models' drafts are held to be worth more before any was seen, beside what lookup finds
 JOIN = 2  # times what a request saves that it may take to begin, where others draft with it
@@ -87,6 +88,9 @@ class Plan:
     uneven: float = 0.0  # relative deviation of the paces of requests, which are not done together then
     known: int = 0  # rounds with drafts that it was made after
     often: float = TRIED  # share of the time for trials
+    counts: tuple[int, int, int] = ALONE.counts  # of the load
+    prior: float = PRIOR
+    served: int = 0  # requests that have begun with another one's
     price: float = math.inf  # of a trial, one draft by one request, in rounds without drafts
     widths: list[int] = field(init=False, default_factory=list)
     seconds: list[float] = field(init=False, default_factory=list)  # of a step with 0, 1, ... layers
@@ -206,7 +210,7 @@ class Known:
     idle: int = 0  # rounds since one last drafted
     rounds: int = 0
     plans: dict[tuple[int, int, int], Plan] = field(default_factory=dict)  # the latest ones, by the counts of the load
-    first: Plan | None = None  # the same for all requests that decide by nominal costs: before anything was learned
+    first: dict[bool, Plan] = field(default_factory=dict)  # `shared` -> what the last one alone that planned began with
 
 
 @dataclass(slots=True)
@@ -240,6 +244,7 @@ class Auto(DepthController):
     shared: bool = True
     known: Known = field(default_factory=Known)  # what requests that run at once know together
     needs: frozenset[str] = LOGITS | LOAD
+    confident: Sequence[float] = tuple(CONFIDENT)  # chances of layers by their confidence before any was seen
     own: Known = field(init=False, default_factory=Known)  # what the request has learned while it ran alone
     rests: bool = field(init=False, default=False)
     _known: Known = field(init=False, default_factory=Known)  # the one of both that it decides by
@@ -260,16 +265,16 @@ class Auto(DepthController):
 
     def repeatable(self) -> Auto:
         """The same for a request whose text depends on its drafts: decided by its own rounds and nominal costs."""
-        return replace(self, shared=False, needs=self.needs - LOAD)
+        return replace(self, shared=False, needs=self.needs - LOAD, confident=DRAWN)
 
     def start(self, streams: Streams, load: Load = ALONE) -> None:
         self._known = known = self.own if load.drafting == 1 else self.known
         known.rounds += 1
-        plan = known.plans.get(load.counts) or (None if self.shared else self.known.first)
+        plan = known.plans.get(load.counts) or self._first(load)
         if plan is None or known.rounds > plan.until or known.drafted > 2 * plan.known + 2:  # much is new
             plan = self._planned(load, plan)
-            if not self.shared and self.known.first is None:
-                self.known.first = plan
+            if known is self.own and known.rounds == 1:
+                self.known.first[self.shared] = plan
         self._plan, self._load = plan, load
         self._tries = False
         if (idle := known.idle * plan.often) >= max(plan.price, self._price):
@@ -290,15 +295,30 @@ class Auto(DepthController):
         """Seconds before models can draft; where texts must repeat those of the prompt, which others may have saved."""
         return load.behind() if self.shared or not self._begun else 0.0
 
+    def _first(self, load: Load) -> Plan | None:
+        """What another request has begun with, where nothing is new; of costs that were measured for a while."""
+        plan = self.known.first.get(self.shared)  # costs of sampled requests are always the same
+        if plan is None or self._known is not self.own or self.own.rounds > 1:
+            return None
+        if self.shared and (plan.counts != load.counts or plan.served == FEW or abs(plan.prior - self._prior) > SAME):
+            return None
+        plan.served += 1
+        self.own.plans[load.counts] = plan
+        return plan
+
+    @property
+    def _prior(self) -> float:
+        """The rate of acceptance where nothing was seen."""
+        return max(PRIOR, self.known.paths.next.rate) if self.shared else PRIOR
+
     def _planned(self, load: Load, last: Plan | None) -> Plan:
-        known = self._known
-        prior = max(PRIOR, self.known.paths.next.rate) if self.shared else PRIOR
-        own, after = known.paths.own.chances(CONFIDENT), known.paths.next.chances(prior=prior)
+        known, prior = self._known, self._prior
+        own, after = known.paths.own.chances(self.confident), known.paths.next.chances(prior=prior)
         uneven = deviation(known.paces, load.left()) if load.drafting > 1 else 0.0
         chances = known.places.chances(max(self.widths), prior)
         often = TRIED + EAGER / (1 + max(known.drafted, WEIGHT if known is self.own else 0)) ** 2
         until = known.rounds + AGE * load.drafting
-        plan = Plan(until, own, after, chances, uneven, known.drafted, often)
+        plan = Plan(until, own, after, chances, uneven, known.drafted, often, load.counts, prior)
         if last is not None and not (self.shared and (load.drafting > 1 or known.rounds > last.until)):
             plan.spent = last.spent  # what was learned since is not what passes cost
         if len(known.plans) == PLANS:

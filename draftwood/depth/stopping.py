@@ -20,9 +20,16 @@ BINS = 8  # of confidence; one more stands for 'not known'
 UNKNOWN = BINS
 PRIOR, WEIGHT = 0.7, 4.0  # rate before anything was seen, rather high, so that drafting is tried; trials it counts for
 LARGEST = 1e100  # unit of `Rates`
-SUREST, SURER = 0.985, 0.1  # most that is expected of a draft, and how much more than its confidence
-# the same by the draft's confidence: acceptance is near it (EAGLE-2, Li et al. 2024)
-CONFIDENT = [min(SUREST, SURER + (bin_ + 0.5) / BINS) for bin_ in range(BINS)] + [PRIOR]
+SUREST = 0.985  # most that is expected of a draft
+
+
+def guessed(least: float, slope: float) -> list[float]:
+    """Acceptance by the draft's confidence before any was seen."""
+    return [min(SUREST, least + slope * (bin_ + 0.5) / BINS) for bin_ in range(BINS)] + [PRIOR]
+
+
+CONFIDENT = guessed(0.1, 1.0)  # of best tokens: near their confidence (EAGLE-2, Li et al. 2024)
+DRAWN = guessed(0.4, 0.6)  # of drawn ones, which the target may find as unlikely as the draft did
 
 
 def bin_of(confidence: float) -> int:
