@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from draftwood.core.records import Round
-from draftwood.depth import ALONE, LOAD, Auto, Fixed, Growth, Load
+from draftwood.depth import ALONE, LOAD, Auto, Growth, Load
 from draftwood.depth.auto import AGE, OFTEN, Pace, Places, Plan, deviation
 from draftwood.sampling import Streams
 
@@ -395,7 +395,3 @@ def test_nothing_is_drafted_with_gamma_zero() -> None:
     for _ in range(30):
         assert asked(controller, ALONE) == 0
         controller.observe(a_round(0, 0))
-
-
-def test_fixed_depths_do_not_ask_for_the_load() -> None:
-    assert not LOAD & Fixed(4).needs

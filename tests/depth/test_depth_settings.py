@@ -10,6 +10,7 @@ from draftwood import ConfigurationError, Method
 from draftwood.config import assignments
 from draftwood.depth import (
     CONTROLLERS,
+    LOAD,
     AdaptiveConfidence,
     Auto,
     BetaThompson,
@@ -119,3 +120,7 @@ def test_methods_without_drafts_have_no_depth() -> None:
     for name in ("autoregressive", "beam-sampling", "beam-search"):
         with pytest.raises(ConfigurationError, match="no option 'depth'"):
             Method.parse({"name": name, "depth": "beta-ts"})
+
+
+def test_fixed_depths_do_not_ask_for_the_load() -> None:
+    assert not LOAD & Fixed(4).needs
