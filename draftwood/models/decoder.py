@@ -103,6 +103,10 @@ class Block(nn.Module):
         self.rotate = rotate if c.rotary_dim is None else rotate_leading
         self.scale, self.softcap = c.attention_scale, c.attention_softcap
 
+    @property
+    def parts(self) -> list[tuple[Block, bool]]:
+        return [(self, True), (self, False)]
+
     def forward(self, x: Tensor, view: View, memory: Memory | None) -> Tensor:
         """x [B, N, D] -> [B, N, D]; B = 1 where keys and values are kept in `memory`."""
         return self.feed(self.attend(x, view, memory))
@@ -149,6 +153,20 @@ class Block(nn.Module):
         q = self.normalise(qk[:, :, : self.heads], self.q_norm, self.q_norm_bias, self.eps)
         k = self.normalise(qk[:, :, self.heads :], self.k_norm, self.k_norm_bias, self.eps)
         return torch.cat((q, k), 2)
+
+
+class Sublayers(nn.Module):
+    """Sublayers that stand for a layer: an attention and the MLPs around it, or none, and rows pass as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[tuple[Block, bool]] = []  # (layer, whether its attention); not registered: they are borrowed
+
+    def forward(self, x: Tensor, view: View, memory: Memory | None) -> Tensor:
+        """As `Block.forward`."""
+        for block, attention in self.parts:
+            x = block.attend(x, view, memory) if attention else block.feed(x)
+        return x
 
 
 class Decoder(nn.Module):
@@ -199,7 +217,7 @@ class Decoder(nn.Module):
 
     def parts(self) -> list[list[tuple[Block, bool]]]:
         """Of each layer the sublayers in order: (block, whether it is its attention)."""
-        return [[(layer, True), (layer, False)] for layer in self.layers]  # type: ignore[list-item]
+        return [layer.parts for layer in self.layers]  # type: ignore[misc]
 
     @property
     def skipped_parts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -215,7 +233,10 @@ class Decoder(nn.Module):
         """Raise a ModelError where matrices are held packed, quantised or in part, which cannot be turned back."""
         if self.parallel.size > 1:
             raise ModelError(f"a model that is split among processes cannot be {purpose}; leave out tensor_parallel")
-        if not all(isinstance(module, nn.Linear) for module in (self.head, *(layer.qkv for layer in self.layers))):
+        if not all(
+            isinstance(module, nn.Linear)
+            for module in (self.head, *(block.qkv for parts in self.parts() for block, _ in parts))
+        ):
             raise ModelError(f"a model whose matrices are packed cannot be {purpose}; load it with packed=False")
 
     @property

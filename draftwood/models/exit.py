@@ -18,7 +18,7 @@ from draftwood.models.backend.compiled import Compiled
 from draftwood.models.backend.matrix import held_alike, pack
 from draftwood.models.base import Batch, CausalModel
 from draftwood.models.cache import Cache
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.decoder import Decoder, DecoderConfig, Sublayers
 from draftwood.models.modules import Embedding
 
 KIND, FILE = "exit", "exit.safetensors"
@@ -44,9 +44,9 @@ class Exit(CausalModel, Protocol):
 class ExitLayer(AroundDecoder, nn.Module):
     """Layer, norm and head over the target's hidden states after its first `layers` layers, N of the paper.
 
-    One layer of its own is what the paper finds best (§5.5); it may have more. A `CausalModel` that reads
-    `Batch.hidden` [N, D] and keeps keys and values of its own layers only. `target` is the fingerprint of the
-    target that it was made for.
+    One layer of its own is what the paper finds best (§5.5); it may have more, or none: a trained head alone (§5.1). A
+    `CausalModel` that reads `Batch.hidden` [N, D] and keeps keys and values of its own layers only. `target` is the
+    fingerprint of the target that it was made for.
     """
 
     def __init__(self, decoder: Decoder, layers: int, target: str) -> None:
@@ -89,9 +89,13 @@ class ExitLayer(AroundDecoder, nn.Module):
 
 
 def _empty(config: DecoderConfig, depth: int) -> Decoder:
-    """A decoder without weights, embeddings and positions: what it reads has both in it."""
+    """A decoder without weights, embeddings and positions: what it reads has both in it. A head alone has one layer
+    of nothing.
+    """
     with torch.device("meta"):
-        decoder = Decoder(shape(config, depth))
+        decoder = Decoder(shape(config, max(1, depth)))
+    if not depth:
+        decoder.layers[0] = Sublayers()
     decoder.embed = Embedding(0, config.hidden_size).requires_grad_(False)
     decoder.position = None
     return decoder
@@ -119,7 +123,7 @@ def layered(target: CausalModel) -> Decoder:
 
 def check_depth(target: CausalModel, layers: int, depth: int = 1) -> None:
     """Raise ModelError where a target has no layers behind the first `layers`, or fewer than `depth` to begin with."""
-    if not 1 <= depth <= target.n_layers:
+    if not 0 <= depth <= target.n_layers:
         raise ModelError(f"an exit of {depth} layers cannot begin as the last of {target.n_layers}; give 1")
     if not 1 <= layers < target.n_layers:
         raise ModelError(
@@ -137,7 +141,7 @@ def save(
     **about: Any,
 ) -> None:
     """Write an exit layer for the target of a fingerprint into a directory; `about` says how it was made."""
-    depth = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("layers."))
+    depth = 1 + max((int(name.split(".")[1]) for name in weights if name.startswith("layers.")), default=-1)
     made = {name: part.to(dtype) for name, part in weights.items()}
     Artifact(KIND, {"target": target}, {"layers": layers, "depth": depth}, made, about).save(directory / FILE)
 

@@ -17,9 +17,8 @@ from draftwood.models.around import bytes_of
 from draftwood.models.artifact import Artifact, fingerprint
 from draftwood.models.base import Batch, CausalModel
 from draftwood.models.cache import Budget, Cache
-from draftwood.models.decoder import Block, Decoder, DecoderConfig
+from draftwood.models.decoder import Block, Decoder, DecoderConfig, Sublayers
 from draftwood.models.exit import layered
-from draftwood.models.flat import Memory, View
 
 KIND = "skip"
 
@@ -55,20 +54,6 @@ def every_other(layers: int) -> Skipped:
     return Skipped(middle, middle) if middle else Skipped((), (layers - 1,))
 
 
-class Rest(nn.Module):
-    """Sublayers that are left of neighbouring layers: one attention, and the MLPs around it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.parts: list[tuple[Block, bool]] = []  # (layer, whether its attention); not registered: they are borrowed
-
-    def forward(self, x: Tensor, view: View, memory: Memory | None) -> Tensor:
-        """As `Block.forward`."""
-        for block, attention in self.parts:
-            x = block.attend(x, view, memory) if attention else block.feed(x)
-        return x
-
-
 @dataclass(frozen=True)
 class SkippedConfig(DecoderConfig):
     """The target's configuration, and what is left out of it."""
@@ -87,14 +72,14 @@ class SkippedDecoder(Decoder):
     def __init__(self, target: Decoder, skipped: Skipped) -> None:
         nn.Module.__init__(self)
         skipped.check(target.n_layers)
-        rests: list[Rest] = []
+        rests: list[Sublayers] = []
         kinds: list[int] = []
         planes: list[int] = []  # of the target's cache
         ahead: list[tuple[Block, bool]] = []  # MLPs before the first attention
         for layer in range(target.n_layers):
             block: Any = target.layers[layer]
             if layer not in skipped.attention:
-                rests.append(Rest())
+                rests.append(Sublayers())
                 kinds.append(target.kinds[layer])
                 planes += [2 * layer, 2 * layer + 1]
                 rests[-1].parts, ahead = [*ahead, (block, True)], []
@@ -112,9 +97,6 @@ class SkippedDecoder(Decoder):
         values = {field.name: getattr(target.config, field.name) for field in fields(DecoderConfig)}
         self.config = SkippedConfig(**values, skipped=skipped)
 
-    def parts(self) -> list[list[tuple[Block, bool]]]:
-        return [rest.parts for rest in self.layers]  # type: ignore[misc]
-
     @property
     def skipped_parts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self.skipped.attention, self.skipped.mlp
@@ -130,7 +112,7 @@ class SkippedDecoder(Decoder):
         """As `Decoder.weight_bytes`, of what is left."""
         total = super().weight_bytes
         for rest in self.layers:
-            assert isinstance(rest, Rest)
+            assert isinstance(rest, Sublayers)
             total += sum(part_bytes(block)["attention" if attention else "mlp"] for block, attention in rest.parts)
         return total
 

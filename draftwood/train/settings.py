@@ -53,7 +53,9 @@ class ExitSettings(Settings):
         json_schema_extra={"usual": "a tenth of its depth"},
     )
     depth: int = Field(
-        default=1, description="Layers of the exit itself.", json_schema_extra={"names": ["--exit-layers"]}
+        default=1,
+        description="Layers of the exit itself; 0: a head alone.",
+        json_schema_extra={"names": ["--exit-layers"]},
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from beam_reference import BeamLaw
 from tabular import follows, frequencies
 from test_greedy import MARGIN, NEW, models, naive, prompt_of
@@ -185,6 +186,21 @@ def test_an_exit_of_two_layers_drafts_too(places: Any) -> None:
     result = Engine(target).generate(prompt_of(7), method, {"temperature": 0}, max_new_tokens=NEW)
     assert result.tokens == naive("float32", prompt_of(7))
     assert result.metrics.acceptance_rate == 1
+
+
+@pytest.mark.parametrize("depth", ["fixed", "auto", "beta-ts"])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_head_alone_drafts_too(name: str, depth: str, places: Any) -> None:
+    """An exit of no layers reads the state after the first ones as it is (EESD §5.1)."""
+    target = models("float64")[0]
+    method = {**METHODS[name], "exit": places(target, 2, 0), "depth": depth}
+    exit = exits.load(method["exit"], target, packed=False)
+    assert set(exit.weights()) == {"norm", "head.weight"}
+    hidden = torch.randn(1, 3, target.config.hidden_size, dtype=torch.float64)
+    assert torch.equal(exit.train_forward(hidden), target.logits(hidden))
+    result = Engine(target).generate(prompt_of(7), method, {"temperature": 0}, max_new_tokens=NEW)
+    assert result.tokens == naive("float64", prompt_of(7))
+    assert depth != "fixed" or name == "no-drafts" or result.metrics.drafted
 
 
 def test_drafting_requests_share_their_forwards(places: Any) -> None:

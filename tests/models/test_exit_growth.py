@@ -29,13 +29,15 @@ def target() -> Decoder:
     return model.eval().requires_grad_(False)
 
 
-@pytest.mark.parametrize(("layers", "behind", "width"), [(1, 1, 40), (2, 2, 32), (3, 5, 40)])
-def test_the_grown_exit_says_the_same(layers: int, behind: int, width: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("layers", "behind", "width", "depth"), [(1, 1, 40, 1), (2, 2, 32, 1), (3, 5, 40, 1), (2, 2, 40, 0)]
+)
+def test_the_grown_exit_says_the_same(layers: int, behind: int, width: int, depth: int, tmp_path: Path) -> None:
     """Two layers are added behind the second; a width that is no multiple has silent channels."""
     small = target()
     plan = Growth.plan(small, 6, width, keep_first=2)
     large = grow(small, 6, width, keep_first=2)
-    exit = exits.ExitLayer.of(small, layers).double()
+    exit = exits.ExitLayer.of(small, layers, depth).double()
     with torch.no_grad():
         for parameter in exit.parameters():
             parameter += 0.1 * torch.randn_like(parameter)

@@ -59,10 +59,11 @@ def with_(**changes: object) -> ExitSettings:
     return SETTINGS.model_copy(update=changes)
 
 
-def test_only_the_exit_learns_and_it_learns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("depth", [0, 1])
+def test_only_the_exit_learns_and_it_learns(depth: int, tmp_path: Path) -> None:
     target = decoder()
     before = {name: part.clone() for name, part in target.named_parameters()}
-    run = ExitRun(target, texts(), with_(steps=30), tmp_path)
+    run = ExitRun(target, texts(), with_(steps=30, depth=depth), tmp_path)
     start = {name: part.clone() for name, part in run.exit.weights().items()}
     figures = list(run.train(100, 10, torch.float32))
     assert all(torch.equal(part, before[name]) for name, part in target.named_parameters())

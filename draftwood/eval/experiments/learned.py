@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from draftwood.eval.experiments.bench import Bench
 
 SEED = 0
-CONTEXT, ROWS, HELD_OUT, RATE, WARMUP = 256, 2000, 32, 3e-3, 25  # of training exits
+CONTEXT, HELD_OUT, RATE, WARMUP = 256, 32, 3e-3, 25  # of training exits
 SECONDS = "seconds.json"
 Told = Callable[[str], None]
 HEADS = re.compile(r"\{([a-z]+)\}")
@@ -36,15 +36,21 @@ class Recorded(Strict):
     tokens: int = 64
 
 
-# The target's distributions on given text; given text alone; EESD's: text of the target, mixed with given text
-Taught = Literal["distributions", "text", "mixture"]
-HOW: dict[Taught, str] = {"distributions": "", "text": ", on text alone", "mixture": ", the paper's way"}
+# The target's distributions on given text; given text alone; EESD's: text of the target, mixed with given text; and
+# the target's distributions on that
+Taught = Literal["distributions", "text", "mixture", "mixture-distributions"]
+HOW: dict[Taught, str] = {
+    "distributions": "",
+    "text": ", on text alone",
+    "mixture": ", the paper's way",
+    "mixture-distributions": ", by distributions on the paper's texts",
+}
 
 
 class Exits(Strict):
     """Exits behind `layers` (numbers, or shares of all), of `depths` layers behind the first, taught by distributions.
 
-    Those of the first shape that are `taught` otherwise stand beside them.
+    Those of the first shape that are `taught` otherwise stand beside them, and for the paper's way a head alone (§5.1).
     """
 
     layers: tuple[float, ...] = (0.08, 0.17, 0.25, 0.33, 0.5)
@@ -52,6 +58,7 @@ class Exits(Strict):
     taught: tuple[Taught, ...] = ("text", "mixture")
     steps: int = 100
     batch: int = 8
+    rows: int = 2000  # to train on at most
     texts: int = 2000  # of the mixture, half of them the target's
 
 
@@ -84,12 +91,12 @@ class Exit:
 
     def folder(self, spec: Exits) -> str:
         """Of its files, named after its recipe."""
-        texts = f"-{spec.texts}" if self.taught == "mixture" else ""
-        return f"n{self.layers}-d{self.depth}-{self.taught}{texts}-{spec.steps}x{spec.batch}"
+        texts = f"-{spec.texts}" if self.taught.startswith("mixture") else ""
+        return f"n{self.layers}-d{self.depth}-{self.taught}{texts}-{spec.rows}-{spec.steps}x{spec.batch}"
 
     @property
     def label(self) -> str:
-        return f"exit, N={self.layers}, {self.depth} layer{'s' * (self.depth > 1)}{HOW[self.taught]}"
+        return f"exit, N={self.layers}, {self.depth} layer{'s' * (self.depth != 1)}{HOW[self.taught]}"
 
 
 @dataclass(slots=True)
@@ -248,7 +255,9 @@ def shapes(spec: Exits, layers: int) -> list[Exit]:
     behind = [max(1, round(n * layers)) if n < 1 else int(n) for n in spec.layers]
     behind = [n for n in dict.fromkeys(behind) if n < layers]
     found = [Exit(n, 1) for n in behind] + [Exit(behind[0], depth) for depth in spec.depths]
-    return list(dict.fromkeys([*found, *(Exit(behind[0], 1, how) for how in spec.taught)]))
+    found += [Exit(behind[0], 1, how) for how in spec.taught]
+    found += [Exit(behind[0], 0, "mixture")] * ("mixture" in spec.taught)
+    return list(dict.fromkeys(found))
 
 
 def _exits(engine: Engine, spec: Exits, folder: Path, told: Told, found: Places) -> None:
@@ -313,12 +322,12 @@ def _train(home: Path, shape: Exit, out: Path, spec: Exits, folder: Path, told: 
         batch=spec.batch,
         rate=RATE,
         warmup=min(WARMUP, spec.steps),
-        distill=float(shape.taught == "distributions"),
+        distill=float(shape.taught.endswith("distributions")),
         precision="float32",  # a processor without products of bfloat16 takes twice as long for them
         seed=SEED,
     )
-    source = TextSource(context=CONTEXT, rows=min(ROWS, spec.steps * spec.batch), held_out=HELD_OUT)
-    if shape.taught == "mixture":
+    source = TextSource(context=CONTEXT, rows=min(spec.rows, spec.steps * spec.batch), held_out=HELD_OUT)
+    if shape.taught.startswith("mixture"):
         source = source.model_copy(update={"data": str(_texts(home, spec, folder, told))})
     run = prepare(ExitRun, settings, out, source, home)
     for _ in run.train(50, spec.steps, torch.bfloat16):
