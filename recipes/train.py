@@ -165,6 +165,7 @@ def write_checkpoint(run: PairRun, tokenizer: Tokenizer, out: Path) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Train until the last step and write the checkpoint."""
     options = parser().parse_args(arguments)
+    torch.use_deterministic_algorithms(True)  # else threads add up an embedding's gradients in the order they come
     tokenizer = shared_tokenizer(options.work)
     decay_from = int(0.7 * options.steps) if options.decay_from is None else options.decay_from
     schedule = Schedule(options.rate, options.warmup, options.steps, decay_from)

@@ -32,7 +32,7 @@ from draftwood.plots import svg
 
 BENCH = Path(__file__).parents[2] / "bench"
 LEARNED = Places(
-    {"decision": "d.safetensors", "hidden": "h.safetensors", "calibration": "c.safetensors", "behind": [3, 4]},
+    {"decision": "d.safetensors", "hidden": "h.safetensors", "calibration": "c.safetensors"},
     [Exit(1, 1, "distributions", "e")],
 )
 MEASURED = [(path, each) for path, each in experiments(BENCH) if not each.made_by]
@@ -228,11 +228,10 @@ def test_methods_name_what_was_learned_and_are_left_out_where_it_is_missing() ->
     entries = [
         Entry.model_validate({"label": "{exit} + x", "name": "eesd", "exits": True}),
         Entry.model_validate({"label": "cali", "name": "eesd", "depth": "cali-ts:path={calibration},a=1"}),
-        Entry.model_validate({"label": "behind", "name": "self-spec", "attention": "{behind}"}),
     ]
     found = expanded(entries, LEARNED)
-    assert [setting.label for setting in found] == ["exit, N=1, 1 layer + x", "cali", "behind"]
-    assert found[1].method["depth"] == "cali-ts:path=c.safetensors,a=1" and found[2].method["attention"] == [3, 4]
+    assert [setting.label for setting in found] == ["exit, N=1, 1 layer + x", "cali"]
+    assert found[1].method["depth"] == "cali-ts:path=c.safetensors,a=1"
     assert expanded(entries, Places()) == []
     assert resolved({"name": "a", "n": 3}, {}) == {"name": "a", "n": 3}
 

@@ -33,11 +33,9 @@ TINY = Scale(items=1, seeds=1, tokens=4)
 @pytest.mark.parametrize("name", PAPERS)
 def test_every_exhibit_of_a_paper_says_how_it_follows_from_the_evaluations(name: str) -> None:
     """Whatever an exhibit names is there: measures, evaluations, methods at every scale, tasks, rows of the paper."""
-    said, made = (
-        paper(name),
-        Places({"calibration": "c", "decision": "d", "hidden": "h", "behind": [1]}, [Exit(1, 1, "distributions", "e")]),
-    )
-    made.exits += [Exit(1, 1, "text", "f"), Exit(1, 1, "mixture", "g")]
+    said = paper(name)
+    made = Places({"calibration": "c", "decision": "d", "hidden": "h"}, [Exit(1, 1, "distributions", "e")])
+    made.exits += [Exit(1, 1, "text", "f"), Exit(1, 1, "mixture", "g"), Exit(1, 0, "mixture", "h")]
     figures = [figure.name for each in said.exhibits for figure in each.figures()]
     assert len(set(figures)) == len(figures) and set(said.scales) == {"small", "full"}
     for scale in said.scales:
@@ -297,7 +295,7 @@ def test_histograms_of_rounds() -> None:
 
 def test_what_was_trained_is_among_the_methods(tmp_path: Path) -> None:
     exits = [Exit(1, 1, "distributions", str(tmp_path / "a")), Exit(1, 1, "mixture", str(tmp_path / "b"))]
-    made = Places({"calibration": str(tmp_path / "c"), "behind": [1, 2]}, exits, {"heads": "none"})
+    made = Places({"calibration": str(tmp_path / "c")}, exits, {"heads": "none"})
     found = reproducing.evaluations(paper("eesd"), "small", made)
     assert "medusa" not in found["methods"].settings
     assert found["methods"].settings["eesd + cali-ts"].method["depth"] == f"cali-ts:{tmp_path / 'c'}"

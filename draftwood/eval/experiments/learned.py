@@ -119,10 +119,7 @@ def resolved(method: Mapping[str, Any], places: Mapping[str, Any]) -> dict[str, 
         names = HEADS.findall(value) if isinstance(value, str) else []
         if any(name not in places for name in names):
             return None
-        if names and value == f"{{{names[0]}}}":
-            found[key] = places[names[0]]
-        else:
-            found[key] = value.format(**places) if names else value
+        found[key] = value.format(**places) if names else value
     return found
 
 
@@ -145,10 +142,8 @@ def learn_for(engine: Engine, wanted: Learned, folder: Path, told: Told) -> Plac
     found = Places(pair=of.name if of else "")
     kept = of.made / "learned" if of else folder
     try:
-        own, layers = exits.find(engine.target, None), exits.layered(engine.target).n_layers
-        found.places["behind"] = list(range(own.layers, layers))  # what an early exit does not compute
+        exits.find(engine.target, None)
     except ModelError:
-        layers = 0
         found.missing["exit"] = "The target has no exit, so drafts by it are left out."
     recorded: dict[str, tuple[Recorded | None, Callable[[Engine, Recorded, Path, Told], None]]] = {
         "decision": (wanted.decision, partial(_decision, "output")),
@@ -174,7 +169,7 @@ def learn_for(engine: Engine, wanted: Learned, folder: Path, told: Told) -> Plac
             found.costs = _costs(engine, wanted.costs, folder / "costs.json", told)
         except DraftwoodError as error:
             found.missing["costs"] = f"Training steps could not be timed: {error}."
-    if wanted.exits is not None and layers:
+    if wanted.exits is not None and "exit" not in found.missing:
         try:
             _exits(engine, wanted.exits, folder, told, found)
         except DraftwoodError as error:
