@@ -113,7 +113,7 @@ IN_THE_PAPERS = {
 
 
 @pytest.mark.parametrize("name", IN_THE_PAPERS)
-def test_every_table_figure_theorem_and_algorithm_of_a_paper_has_a_row(name: str) -> None:
+def test_every_table_figure_theorem_and_algorithm_of_a_paper_has_a_table(name: str) -> None:
     found: dict[str, set[float]] = {}
     for claim in (each for paper, each in CLAIMS if paper == name):
         for kind, first, joint, last in re.findall(r"([A-Z][a-z]+?)s? ([\d.]+)[ab]?(?: (and|to) (\d+))?", claim.of):

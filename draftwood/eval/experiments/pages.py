@@ -89,7 +89,6 @@ class Claim(Strict):
 
 
 Papers = dict[str, tuple[Claim, ...]]  # by the paper's name
-HEAD = ["of the paper", "claim", "code", "commands", "measured", "agreement with the paper"]
 
 
 def claims(folder: Path) -> Papers:
@@ -102,15 +101,20 @@ def claims(folder: Path) -> Papers:
 
 
 def claimed(name: str, found: Sequence[Claim], results_of: ResultsOf) -> str:
-    """A paper's claims as a table."""
-    known = paper(name)
-    rows = [HEAD]
+    """A paper's claims, a section and a table for each."""
+    known, made = paper(name), list[str]()
     for claim in found:
-        says = claim.says or known.exhibit(claim.exhibit).claim
         lines = list(_measured(name, known, claim, results_of)) or [claim.unmeasured or "not measured yet"]
         code, again = (", ".join(f"`{each}`" for each in some) for some in (claim.code, claim.again))
-        rows.append([claim.of, says, code, again, "<br>".join(lines), claim.beside])
-    return _table([[" ".join(cell.split()) for cell in row] for row in rows])
+        rows = {
+            "the paper": claim.says or known.exhibit(claim.exhibit).claim,
+            "agreement": claim.beside,
+            "measured": "<br>".join(lines),
+            "commands": again,
+            "code": code,
+        }
+        made.append(f"### {claim.of}\n\n" + _table([[key, " ".join(cell.split())] for key, cell in rows.items()]))
+    return "\n\n".join(made)
 
 
 def _measured(name: str, known: Paper, claim: Claim, results_of: ResultsOf) -> Iterator[str]:
