@@ -20,7 +20,10 @@ LEARNED = "{python} -m draftwood train {part} --target {out}/target --out {out}/
 
 @dataclass(frozen=True)
 class Part:
-    """A file of the pair, and the command that makes it; ``kind`` is the directory that it lies in."""
+    """A file of the pair, and the command that makes it; ``kind`` is the directory that it lies in.
+
+    Where no file is named the command is always run: it knows itself what is left to do.
+    """
 
     part: str
     made: str
@@ -42,9 +45,15 @@ PLAN = (
         "--long-rows 5000",
     ),
     Part(
+        "texts",  # of the target and given ones
+        "",
+        "{python} -m draftwood train corpus --target {out}/target --given corpus --count 13000 --out {work}/texts.jsonl",
+    ),
+    Part(
         "eesd",
         "target/exit/exit.safetensors",
-        f"{LEARNED} --layers 1 --steps 1500 --warmup 50 --distill 1 --rows 6000",
+        f"{LEARNED} --data {{work}}/texts.jsonl --layers 1 --steps 1500 --warmup 25 --distill 1 --rows 6000 "
+        "--precision float32",
         "exit",
     ),
     Part("medusa", "target/heads/heads.safetensors", f"{LEARNED} --steps 480 --warmup 48 --distill 1", "heads"),
@@ -77,8 +86,8 @@ def main(arguments: list[str] | None = None) -> int:
     options.add_argument("--work", type=Path, required=True, help="tokenised corpus and saved runs")
     given = options.parse_args(arguments)
     for number, part in enumerate(PLAN, 1):
-        done = (given.out / part.made).exists()
-        print(f"{number} of {len(PLAN)}, {part.part}: {'is there' if done else part.made}", flush=True)
+        done = bool(part.made) and (given.out / part.made).exists()
+        print(f"{number} of {len(PLAN)}, {part.part}: {'is there' if done else part.made or 'goes on'}", flush=True)
         if not done:
             (given.out / part.made).parent.mkdir(parents=True, exist_ok=True)
             status = subprocess.run(command(part, given.out, given.work), check=False).returncode
