@@ -15,7 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MODEL = "{python} -m recipes.train --role {part} --out {out}/{part} --work {work} --batch 4096"
-LEARNED = "{python} -m draftwood train {part} --target {out}/target --out {out}/target/{kind} --batch 8 --rate 3e-3"
+LEARNED = (
+    "{python} -m draftwood train {part} --target {out}/target --data {work}/texts.jsonl --out {out}/target/{kind} "
+    "--batch 8 --rate 3e-3 --distill 1"
+)
 
 
 @dataclass(frozen=True)
@@ -52,15 +55,14 @@ PLAN = (
     Part(
         "eesd",
         "target/exit/exit.safetensors",
-        f"{LEARNED} --data {{work}}/texts.jsonl --layers 1 --steps 1500 --warmup 25 --distill 1 --rows 6000 "
-        "--precision float32",
+        f"{LEARNED} --layers 1 --steps 1500 --warmup 25 --rows 6000 --precision float32",
         "exit",
     ),
-    Part("medusa", "target/heads/heads.safetensors", f"{LEARNED} --steps 480 --warmup 48 --distill 1", "heads"),
+    Part("medusa", "target/heads/heads.safetensors", f"{LEARNED} --steps 480 --warmup 48", "heads"),
     Part(
         "eagle",
         "target/eagle/eagle.safetensors",
-        f"{LEARNED} --steps 700 --warmup 50 --distill 1 --unroll 4 --rows 5600 --precision float32",
+        f"{LEARNED} --steps 700 --warmup 50 --unroll 4 --rows 5600 --precision float32",
         "eagle",
     ),
     Part(

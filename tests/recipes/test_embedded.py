@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -255,13 +256,21 @@ def test_the_bar_on_held_out_documents(engine: Engine, domain: str, bar: float, 
     assert sampled <= greedy - 0.04
 
 
-def test_the_card_says_of_heads_and_skip_set_what_their_files_say() -> None:
+def test_the_card_says_of_what_lies_beside_the_target_what_the_files_say() -> None:
     card = " ".join((PAIR / "README.md").read_text("utf-8").split())
-    heads, skip = (artifact.load(PAIR / "target" / kind / f"{kind}.safetensors", kind) for kind in ("heads", "skip"))
-    trained = heads.about["trained"]
-    sums = ", ".join(f"{trained[f'acceptance_{k}']:.3f}" for k in range(1, 5))
+    kinds = ("exit", "heads", "eagle", "skip")
+    exit, heads, eagle, skip = (artifact.load(PAIR / "target" / kind / f"{kind}.safetensors", kind) for kind in kinds)
+
+    def figures(trained: Mapping[str, float], name: str, cell: str) -> str:
+        return ", ".join(cell.format(trained[f"{name}_{k}"]) for k in range(1, 5))
+
+    trained, unrolled = heads.about["trained"], eagle.about["trained"]
     right = ", ".join(f"{ranks[0]:.0%}" for ranks in heads.settings["ranks"])
-    assert f"heads 1 to 4 is {sums}," in card and f"in {right} of positions" in card
-    assert f"on {trained['tokens']:,} tokens" in card and f"--steps {trained['steps']} " in card
+    assert f"heads 1 to 4 is {figures(trained, 'acceptance', '{:.3f}')}," in card and f"in {right} of positions" in card
+    assert f"draft in a row is {figures(unrolled, 'acceptance', '{:.3f}')}," in card
+    assert f"is the target's in {figures(unrolled, 'agreement', '{:.0%}')} of positions" in card
+    for made in (exit, heads, eagle):
+        assert f"on {made.about['trained']['tokens']:,} tokens" in card
+        assert f"--steps {made.about['trained']['steps']} " in card
     both = skip.about["speed_up"], skip.about["every_other_layer"]["speed_up"]
     assert "reach {:.3f}x, every other layer {:.3f}x.".format(*both) in card
