@@ -50,7 +50,8 @@ PLAN = (
     Part(
         "texts",  # of the target and given ones
         "",
-        "{python} -m draftwood train corpus --target {out}/target --given corpus --count 13000 --out {work}/texts.jsonl",
+        "{python} -m draftwood train corpus --target {out}/target --given corpus --count 13000 "
+        "--out {work}/texts.jsonl",
     ),
     Part(
         "eesd",
