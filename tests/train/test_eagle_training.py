@@ -5,16 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from own_texts import own_texts
 from test_session import VOCAB, decoder
 
 from draftwood import Engine
 from draftwood.loading import EMBEDDED
 from draftwood.models import artifact, eagle
 from draftwood.models.checkpoint import load
-from draftwood.models.tokenizer import Tokenizer
 from draftwood.train.eagle import EagleRun
 from draftwood.train.settings import EagleSettings
-from draftwood.train.texts import Texts, read_texts
+from draftwood.train.texts import Texts
 
 SETTINGS = EagleSettings(steps=12, batch=4, rate=3e-3, warmup=2, precision="float32", unroll=2, distill=0.5)
 
@@ -55,16 +55,13 @@ def test_a_run_learns_and_is_resumed(vocabulary: int | None, tmp_path: Path) -> 
     assert engine.generate([3, 4], "eagle", {"temperature": 0}, max_new_tokens=12).tokens == plain.tokens
 
 
-def test_the_shipped_head_is_as_good_as_its_card_says(tmp_path: Path) -> None:
-    """On other held-out rows; the card's figures are those of the file."""
+def test_the_shipped_head_is_as_good_as_its_file_says(tmp_path: Path) -> None:
     home = EMBEDDED / "target"
     target, path = load(home, packed=False), artifact.companion(home, "eagle")
     trained = artifact.load(path, "eagle").about["trained"]
-    corpus, settings = read_texts("corpus", Tokenizer.load(home), 0, 256, 2, 3), EagleSettings(precision="float32")
-    job = EagleRun(target, corpus, settings, tmp_path)
+    job = EagleRun(target, own_texts(tmp_path), EagleSettings(precision="float32"), tmp_path)
     job.exit.head = eagle.load(path.parent, target, packed=False)
-    found, card = job.measure(), " ".join((EMBEDDED / "README.md").read_text("utf-8").split())
+    found = job.measure()
     for k in range(1, 5):
         assert found[f"acceptance_{k}"] == pytest.approx(trained[f"acceptance_{k}"], abs=0.06)
-        assert f"{trained[f'acceptance_{k}']:.3f}" in card and f"{trained[f'agreement_{k}']:.0%}" in card
-    assert f"{trained['tokens']:,} tokens" in card and path.stat().st_size < 3_000_000
+    assert path.stat().st_size < 3_000_000

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from own_texts import own_texts
 
 import draftwood
 from draftwood import Engine
@@ -275,17 +276,15 @@ def test_reduced_precision_gives_plain_decodings_text_too(dtype: str) -> None:
         assert engine.generate(document.prompt, {"name": "eesd", "tree": [3, 2, 1]}, **asked).tokens == plain.tokens
 
 
-@pytest.mark.slow
 def test_the_shipped_exit_is_as_good_as_its_file_says(tmp_path: Path) -> None:
     target = load(EMBEDDED / "target", packed=False)
     path = artifact.companion(EMBEDDED / "target", "exit")
     known = artifact.load(path, "exit")
-    words = Tokenizer.load(EMBEDDED / "target")
-    corpus = read_texts("corpus", words, 0, 256, 2, 8)
-    assert corpus.train.shape == (2, 256) and corpus.held_out.shape == (8, 256)
-    run = ExitRun(target, corpus, ExitSettings(layers=known.settings["layers"]), tmp_path)
+    texts = own_texts(tmp_path)
+    assert texts.held_out.shape == (10, 256)
+    run = ExitRun(target, texts, ExitSettings(layers=known.settings["layers"]), tmp_path)
     untrained = run.measure()
     run.exit = exits.load(path.parent, target, packed=False)
     point = run.measure()
-    assert point["acceptance"] > 0.8 > untrained["acceptance"] + 0.3
+    assert point["acceptance"] > 0.75 > untrained["acceptance"] + 0.3
     assert point["acceptance"] == pytest.approx(known.about["trained"]["acceptance"], abs=0.04)

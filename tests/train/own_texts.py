@@ -1,0 +1,21 @@
+"""Texts of the kind that the shipped exit and heads learned from and were measured on, and that they have not seen."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from draftwood import load
+from draftwood.loading import EMBEDDED
+from draftwood.models.tokenizer import Tokenizer
+from draftwood.prompts import CORPUS
+from draftwood.train.settings import Writing
+from draftwood.train.texts import Texts, read_texts
+from draftwood.train.writing import write_texts
+
+
+def own_texts(place: Path, rows: int = 10) -> Texts:
+    """Rows of 256 tokens to measure on: half of the texts the embedded target wrote, half are its corpus's."""
+    plan, out = Writing(given=CORPUS, count=4 * rows, seed=5), place / "texts.jsonl"
+    for _ in write_texts(load(EMBEDDED / "target"), plan, out):
+        pass
+    found = read_texts(str(out), Tokenizer.load(EMBEDDED / "target"), 0, 256, rows, 1)
+    return replace(found, train=found.held_out, held_out=found.train)
