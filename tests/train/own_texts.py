@@ -1,4 +1,4 @@
-"""Texts of the kind that the shipped exit and heads learned from and were measured on, and that they have not seen."""
+"""Other texts of the kind that the shipped exit and heads learned from and were measured on."""
 
 from dataclasses import replace
 from pathlib import Path
