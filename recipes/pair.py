@@ -50,7 +50,7 @@ PLAN = (
     Part(
         "texts",  # of the target and given ones
         "",
-        "{python} -m draftwood train corpus --target {out}/target --given corpus --count 13000 "
+        "{python} -m draftwood train corpus --target {out}/target --given corpus --count 20000 "
         "--out {work}/texts.jsonl",
     ),
     Part(

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from draftwood.corpus import Split, documents
+from draftwood.corpus import Document, Split, documents
 
 # Shares of the tokens, not of the documents.
 SHARES = {
@@ -46,32 +46,35 @@ Encode = Callable[[list[str]], list[list[int]]]
 EOS = "<|eos|>"  # ends a document of the corpus
 
 
-def _encoded(encode: Encode, eos: int, domain: str, split: Split, seed: int, batch: int = 256) -> Iterator[list[int]]:
-    """Yield token lists of a domain without end; a domain that ends starts again."""
+def _encoded(
+    encode: Encode, domain: str, split: Split, seed: int, batch: int = 256
+) -> Iterator[tuple[Document, list[int]]]:
+    """Yield the documents of a domain and their tokens without end; a domain that ends starts again."""
     while True:
-        texts: list[str] = []
-        for document in documents(domain, split, seed):
-            texts.append(document.text)
-            if len(texts) == batch:
-                for ids in encode(texts):
-                    yield [*ids, eos]
-                texts = []
-        for ids in encode(texts):
-            yield [*ids, eos]
+        source = documents(domain, split, seed)
+        while some := list(itertools.islice(source, batch)):
+            yield from zip(some, encode([document.text for document in some]), strict=True)
         seed += 1_000_000
+
+
+def in_shares(
+    encode: Encode, split: Split, seed: int, shares: Mapping[str, float] = SHARES
+) -> Iterator[tuple[Document, list[int]]]:
+    """Yield documents of all domains and their tokens; each time of the one furthest behind its share."""
+    sources = {domain: _encoded(encode, domain, split, seed) for domain in shares}
+    given = dict.fromkeys(shares, 0.0)
+    while True:
+        domain = min(shares, key=lambda name: given[name] / shares[name])
+        document, tokens = next(sources[domain])
+        given[domain] += len(tokens) + 1  # with what ends it
+        yield document, tokens
 
 
 def mixed(
     encode: Encode, eos: int, split: Split, seed: int, shares: Mapping[str, float] = SHARES
 ) -> Iterator[list[int]]:
-    """Yield documents of all domains; each time of the one furthest behind its share."""
-    sources = {domain: _encoded(encode, eos, domain, split, seed) for domain in shares}
-    given = dict.fromkeys(shares, 0.0)
-    while True:
-        domain = min(shares, key=lambda name: given[name] / shares[name])
-        tokens = next(sources[domain])
-        given[domain] += len(tokens)
-        yield tokens
+    """Yield the tokens of documents in their shares, each with its end."""
+    return ([*tokens, eos] for _, tokens in in_shares(encode, split, seed, shares))
 
 
 def filled(source: Iterator[list[int]], context: int, eos: int) -> Iterator[list[int]]:

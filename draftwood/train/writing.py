@@ -14,12 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from draftwood.corpus import mixed
+from draftwood.corpus import Document
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError
+from draftwood.models.tokenizer import Tokenizer
 from draftwood.prompts import CORPUS, prompts_of
 from draftwood.reading import parse_json, read_text
 from draftwood.sharing import EngineMap, alone
+from draftwood.train.packing import in_shares
 from draftwood.train.settings import Writing
 from draftwood.train.texts import texts_of
 
@@ -46,8 +48,8 @@ def write_texts(
         if before != settings:
             raise ConfigurationError(f"{out} was begun with other settings; give the same to go on, or another file")
     number = _whole_lines(out)
-    prompts = prompts_of(plan.prompts, plan.count, plan.seed)
-    given = [] if plan.given is None or not plan.given_share else _given(plan)
+    prompts = _prompts(plan, engine.tokenizer)
+    given = [] if plan.given is None or not plan.given_share else _given(plan, engine.tokenizer)
     out.parent.mkdir(parents=True, exist_ok=True)
     noted.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
     yield number
@@ -128,14 +130,26 @@ def _continued(
     return made
 
 
-def _given(plan: Writing) -> list[str | list[int]]:
+def _prompts(plan: Writing, tokenizer: Tokenizer) -> list[str]:
+    wanted = plan.count - int(plan.count * plan.given_share)
+    if plan.prompts == CORPUS:
+        return [document.prompt for document, _ in _of_corpus(tokenizer, plan.seed, wanted)]
+    return prompts_of(plan.prompts, wanted)
+
+
+def _given(plan: Writing, tokenizer: Tokenizer) -> list[str | list[int]]:
     wanted = int(plan.count * plan.given_share)
     if plan.given == CORPUS:
-        return [document.text for document in itertools.islice(mixed("train", plan.seed + 1), wanted)]
+        return [tokens for _, tokens in _of_corpus(tokenizer, plan.seed + 1, wanted)]
     found = list(itertools.islice(texts_of(Path(str(plan.given))), wanted))
     if not found:
         raise ConfigurationError(f"{plan.given} holds no text; give a file with texts, or corpus")
     return found
+
+
+def _of_corpus(tokenizer: Tokenizer, seed: int, count: int) -> Iterator[tuple[Document, list[int]]]:
+    """As many documents and their tokens, the domains in the shares that the embedded pair was trained on."""
+    return itertools.islice(in_shares(lambda texts: [tokenizer.encode(text) for text in texts], "train", seed), count)
 
 
 def _whole_lines(out: Path) -> int:

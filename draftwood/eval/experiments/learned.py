@@ -59,7 +59,7 @@ class Exits(Strict):
     steps: int = 100
     batch: int = 8
     rows: int = 2000  # to train on at most
-    texts: int = 2000  # of the mixture, half of them the target's
+    texts: int = 3000  # of the mixture, half of them the target's
 
 
 class Steps(Strict):

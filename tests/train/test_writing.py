@@ -1,0 +1,47 @@
+"""What `train corpus` makes of the embedded pair's corpus."""
+
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from draftwood import load
+from draftwood.corpus import Document
+from draftwood.loading import EMBEDDED
+from draftwood.models.tokenizer import Tokenizer
+from draftwood.prompts import CORPUS
+from draftwood.reading import parse_json
+from draftwood.train.packing import SHARES, in_shares
+from draftwood.train.settings import Writing
+from draftwood.train.writing import write_texts
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(EMBEDDED / "target")
+
+
+def documents(tokenizer: Tokenizer, seed: int, count: int) -> list[tuple[Document, list[int]]]:
+    return list(islice(in_shares(lambda texts: [tokenizer.encode(text) for text in texts], "train", seed), count))
+
+
+def test_domains_have_their_shares_of_the_tokens(tokenizer: Tokenizer) -> None:
+    tokens: Counter[str] = Counter()
+    for document, ids in documents(tokenizer, 3, 1500):
+        assert tokenizer.decode(ids) == document.text
+        tokens[document.domain] += len(ids) + 1
+    assert {name: count / tokens.total() for name, count in tokens.items()} == pytest.approx(SHARES, abs=0.004)
+
+
+def test_texts_of_the_target_and_given_ones_have_the_domains_of_training(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Of both kinds, so that exits that learned from one or the other differ by who wrote the texts alone."""
+    out = tmp_path / "texts.jsonl"
+    for _ in write_texts(load(EMBEDDED / "target"), Writing(given=CORPUS, count=80, max_new_tokens=2, seed=7), out):
+        pass
+    lines = [parse_json(line) for line in out.read_text("utf-8").splitlines()]
+    given = [line["tokens"] for line in lines if line["source"] == "given"]
+    assert given == [ids for _, ids in documents(tokenizer, 8, 40)]
+    prompts = [line["tokens"][: line["prompt_tokens"]] for line in lines if line["source"] == "target"]
+    longest = load(EMBEDDED / "target").target.context // 2
+    assert prompts == [tokenizer.encode(document.prompt)[:longest] for document, _ in documents(tokenizer, 7, 40)]
