@@ -47,12 +47,13 @@ def machine(session: Mapping[str, Any]) -> str:
 
 
 def processor() -> str:
-    """The CPU's name."""
+    """The CPU's name, with its family and model where the system tells: those of virtual machines share a name."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text("utf-8", "replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    lines = cpuinfo.read_text("utf-8", "replace").partition("\n\n")[0].splitlines() if cpuinfo.is_file() else []
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if name := told.get("model name"):
+        kind = [f"{what} {told[key]}" for what, key in (("family", "cpu family"), ("model", "model")) if told.get(key)]
+        return f"{name} ({', '.join(kind)})" if kind else name
     return platform.processor() or platform.machine()
 
 

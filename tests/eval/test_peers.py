@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -160,9 +161,17 @@ def test_a_pair_is_whole_or_made_again(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(pairs, "grow_checkpoint", whole)
     make("draft", shape, out)
     assert is_made("draft", shape, out) and (out / "tokenizer.json").is_file()
-    assert not is_made("target", shape, out)  # what lies beside the embedded target would be lacking
+    assert not is_made("target", shape, out)  # it was grown from another model
     before = (out / "model.safetensors").stat().st_mtime_ns
     make("draft", shape, out)
     assert (out / "model.safetensors").stat().st_mtime_ns == before
     make("draft", shape | {"intermediate": 768}, out)
     assert json.loads((out / "config.json").read_text("utf-8"))["intermediate_size"] == 768
+    # retrained, what lies beside the embedded model is another: nothing that was grown or learned before is used
+    embedded, learned = tmp_path / "embedded", pair("embedded").learned
+    shutil.copytree(pairs.EMBEDDED, embedded)
+    monkeypatch.setattr(pairs, "EMBEDDED", embedded)
+    assert is_made("draft", shape | {"intermediate": 768}, out) and pair("embedded").learned == learned
+    (embedded / "draft" / "exit").mkdir()
+    (embedded / "draft" / "exit" / "exit.safetensors").write_bytes(b"retrained")
+    assert not is_made("draft", shape | {"intermediate": 768}, out) and pair("embedded").learned != learned

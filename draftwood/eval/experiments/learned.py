@@ -127,7 +127,7 @@ def learn(bench: Bench, wanted: Learned) -> Places:
     """For an experiment; what is trained lies beside the pair."""
     if wanted == Learned():
         return Places()
-    return learn_for(bench.engine, wanted, bench.pair.made / "learned", lambda what: bench.told(what, 0, None))
+    return learn_for(bench.engine, wanted, bench.pair.learned, lambda what: bench.told(what, 0, None))
 
 
 def learn_for(engine: Engine, wanted: Learned, folder: Path, told: Told) -> Places:
@@ -140,7 +140,7 @@ def learn_for(engine: Engine, wanted: Learned, folder: Path, told: Told) -> Plac
 
     of = known(engine)
     found = Places(pair=of.name if of else "")
-    kept = of.made / "learned" if of else folder
+    kept = of.learned if of else folder
     try:
         exits.find(engine.target, None)
     except ModelError:
@@ -268,7 +268,7 @@ def _exits(engine: Engine, spec: Exits, folder: Path, told: Told, found: Places)
     small = EMBEDDED / "target" if sizes else home
     model = checkpoint.load(small, packed=False)
     growth = Growth.plan(model, **sizes) if sizes else None
-    kept = pair("embedded").made / "learned" if small == EMBEDDED / "target" else folder
+    kept = pair("embedded").learned if small == EMBEDDED / "target" else folder
     for each in shapes(spec, model.n_layers):
         if growth is not None and grown_layers(each.layers, growth) != each.layers:
             continue  # it would lie behind all of the added layers
@@ -337,5 +337,5 @@ def sizes(chosen: Pair) -> dict[str, int]:
 
     found = {"target": weights(chosen.target), "draft": weights(chosen.draft)}
     found |= {kind: weights(companion(chosen.target, kind)) for kind in ("exit", "heads")}
-    learned: Sequence[Path] = sorted((chosen.made / "learned").glob("calibration-*.safetensors"))
+    learned: Sequence[Path] = sorted(chosen.learned.glob("calibration-*.safetensors"))
     return found | {"calibration": weights(learned[0]) if learned else 0}

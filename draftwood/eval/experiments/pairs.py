@@ -13,19 +13,21 @@ import shutil
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.loading import EMBEDDED
-from draftwood.models.artifact import companion
 from draftwood.models.checkpoint import read_config
-from draftwood.models.grown import LEARNED, SHAPE, grow_checkpoint
+from draftwood.models.grown import SHAPE, grow_checkpoint
+from draftwood.reading import read_text
 
 if TYPE_CHECKING:
     from draftwood.engine import Engine
 
 Shape = dict[str, int]
+ORIGIN = "grown-from.sha256"  # beside a grown model: of the files that it was grown from
 
 
 def _shape(layers: int, width: int, heads: int, kv_heads: int, intermediate: int) -> Shape:
@@ -47,6 +49,11 @@ class Pair:
     target: Path
     draft: Path
     made: Path
+
+    @property
+    def learned(self) -> Path:
+        """Of what experiments train for it: of other embedded models it would be another directory."""
+        return self.made / f"learned-{digest(EMBEDDED)[:8]}"
 
 
 def home() -> Path:
@@ -85,6 +92,7 @@ def make(role: str, shape: Shape, out: Path) -> None:
         )
         if out.exists() and not is_made(role, shape, out):
             shutil.rmtree(out)  # of an earlier recipe
+        (part / ORIGIN).write_text(digest(EMBEDDED / role), "utf-8")
         with suppress(OSError):  # another process was first: its files are the same
             part.rename(out)
 
@@ -115,12 +123,19 @@ def is_made(role: str, shape: Shape, directory: Path) -> bool:
     Its name alone says that it was finished.
     """
     try:
-        config = read_config(directory)
-    except ModelError:
+        config, origin = read_config(directory), read_text(directory / ORIGIN)
+    except (ModelError, OSError):
         return False
-    if not ("grown_from" in config and all(config[SHAPE[name]] == value for name, value in shape.items())):
-        return False
-    return all(companion(directory, name).is_file() for name in LEARNED if companion(EMBEDDED / role, name).is_file())
+    return origin == digest(EMBEDDED / role) and all(config[SHAPE[name]] == value for name, value in shape.items())
+
+
+def digest(directory: Path) -> str:
+    """Of all models below a directory, and what was learned for them."""
+    found = sha256()
+    for path in sorted(directory.rglob("*.safetensors")):
+        found.update(f"{path.relative_to(directory)}\n".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()
 
 
 def weights(path: Path) -> int:
