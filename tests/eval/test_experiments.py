@@ -286,9 +286,14 @@ def test_numbers_of_conclusions_are_those_of_their_files(tmp_path: Path) -> None
     rows = [{"method": f"chain {k}", "speed": {"value": k / 2, "low": 0, "high": 9}} for k in (3, 1, 2)]
     results = [{"run": "r", "models": {}, "environment": {}, "tables": {"t": [*rows, {"method": "plain", "speed": 7}]}}]
     fact = {"rows": "t", "of": "speed", "where": {"method": "chain *"}}
-    text = "From {chains[low]:.1f} to {chains[high]:.1f} in {chains[count]} runs."
+    text = "{chains:.1f} times, at least {chains[low]:.1f}, nearly {chains:.0e} in {chains[count]} runs."
     asked = Experiment(title="", kind="loop", runs={}, conclusions=text, facts={"chains": fact})
-    assert concluded(asked, results, Path("x.yaml")) == "From 0.5 to 1.5 in 3 runs."
+    assert (
+        concluded(asked, results, Path("x.yaml")) == "0.5 to 1.5 times, at least 0.5, nearly 5e-01 to 2e+00 in 3 runs."
+    )
+    alone = {"chains": fact | {"where": {"method": "chain 2"}}}
+    same = Experiment(title="", kind="loop", runs={}, conclusions="{chains:.1f}", facts=alone)
+    assert concluded(same, results, Path("x.yaml")) == "1.0"
     with pytest.raises(ConfigurationError, match=r"x.yaml: no row has .* 'chains'; correct facts.chains"):
         concluded(asked, [], Path("x.yaml"))
 

@@ -34,13 +34,15 @@ OVERVIEW, PAPERS = "overview.yaml", "papers.yaml"  # tables over several experim
 
 
 class Cells(Formatter):
-    """Formats values of rows: numbers, texts, and intervals {value, low, high}."""
+    """Formats values of rows: numbers, texts, intervals {value, low, high} and ranges {low, high}."""
 
     def format_field(self, value: Any, spec: str) -> str:
         interval, spec = spec.endswith("~"), spec.removesuffix("~")
         million, spec = spec.endswith("M"), spec.removesuffix("M")
         unit, spec = ("x", spec[:-1]) if spec.endswith("x") else ("", spec)
         ends: tuple[Any, Any] = (None, None)
+        if isinstance(value, Mapping) and "value" not in value:  # what a conclusion says of several rows
+            return " to ".join(dict.fromkeys(format(value[end], spec) for end in ("low", "high")))
         if isinstance(value, Mapping):
             value, ends = value["value"], (value["low"], value["high"])
         if value is None:
@@ -186,7 +188,7 @@ def section(experiment: Experiment, file: Path) -> Iterator[str]:
 
 
 def concluded(experiment: Experiment, results: Sequence[Mapping[str, Any]], file: Path) -> str:
-    """The conclusions with their numbers: `{name[low]}` is the least of a fact's values, `[high]` the greatest.
+    """The conclusions with their numbers: `{name}` is "least to greatest" of a fact's values, `[low]`, `[high]` one.
 
     Raises ConfigurationError where a fact has no rows.
     """
