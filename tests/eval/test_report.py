@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 from matplotlib.colors import to_hex
-from matplotlib.text import Annotation
+from matplotlib.text import Annotation, Text
 
 from draftwood import plots
 from draftwood.errors import ConfigurationError
@@ -338,6 +338,24 @@ def test_every_chart_is_well_formed_and_safe(number: int, tmp_path: Path) -> Non
         assert "a <b>: 1.00 [0.500, 2.00]" in words and "none: not measured" in "".join(root.itertext())
     plots.save(figure.drawn(), tmp_path / "f.png")
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_long_names_leave_room_for_what_is_drawn() -> None:
+    """They are cut in the middle, since methods often differ at their ends; hovering tells them whole."""
+    names = [f"eesd gamma=10 depth=cali-ts:{'calibration-' * 9},{part}_deviation=10" for part in ("sample", "model")]
+    one = [(name, [(Span(1.5, 1.0, 2.0), "#0072b2", "")]) for name in names]
+    lines = [Curve(name, [(1, Span(0.5)), (2, Span(0.25))], "#0072b2") for name in names]
+    for chart in (
+        bars("speed", one),
+        stacks("ms", [("a", "#0072b2")], [(name, [1.0]) for name in names]),
+        curves("x", "y", lines),
+    ):
+        made = Figure("long", "long", "", chart)
+        drawn = made.drawn()  # a figure that names fill has no room for its axes, of which matplotlib warns
+        drawn.draw_without_rendering()
+        assert drawn.axes[0].get_window_extent().width > drawn.bbox.width / 2
+        shown = "".join(text.get_text() for text in drawn.findobj(Text))
+        assert "…" in shown and all(name[-20:] in shown and name not in shown for name in names)
 
 
 def test_a_figure_follows_light_and_dark(tmp_path: Path) -> None:

@@ -157,7 +157,13 @@ def _rows(canvas: Any, axis: str) -> Any:
 
 
 def _label(axes: Any, line: float, text: str) -> None:
-    axes.text(0, line + 0.1, text, va="center", transform=axes.get_yaxis_transform(), **{**SMALL, "fontsize": 9})
+    style = {**SMALL, "fontsize": 9}
+    axes.text(0, line + 0.1, _shortened(text), va="center", transform=axes.get_yaxis_transform(), **style)
+
+
+def _shortened(text: str, most: int = 64) -> str:
+    """A name that a figure has room for; names of methods often differ at their ends, so it is cut in the middle."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - most + most // 2 + 1 :]}"
 
 
 def front(dots: Sequence[Dot], higher: bool = True) -> list[Dot]:
@@ -283,7 +289,7 @@ def histograms(axis: str, series: Sequence[tuple[str, Sequence[float], str]], fi
             axes.grid(visible=False, axis="x")
             for place, share in enumerate(shares, first):
                 axes.bar(place, share, 0.8, color=colour)[0].set_gid(f"tip-{label}, {place}: {share:.1%}")
-            axes.set_title(label if len(label) <= 36 else label[:35] + "…", fontsize=NUMBER)
+            axes.set_title(_shortened(label, 36), fontsize=NUMBER)
             axes.xaxis.get_major_locator().set_params(integer=True)
             axes.yaxis.set_major_formatter("{x:.0%}")
         canvas.supxlabel(axis, fontsize=9, color=FAINT)
@@ -310,7 +316,7 @@ def _legend(canvas: Any, entries: Sequence[tuple[str, str, str]]) -> None:
         return
     axes = canvas.axes[0]
     handles = [
-        axes.plot([], [], mark, color=colour, label=name, markeredgecolor=PAGE, markeredgewidth=0.6)[0]
+        axes.plot([], [], mark, color=colour, label=_shortened(name), markeredgecolor=PAGE, markeredgewidth=0.6)[0]
         for name, colour, mark in entries
     ]
     columns = _columns([name for name, _, _ in entries])

@@ -43,14 +43,15 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One evaluation: a directory's summary with the name it has on the page."""
+    """One evaluation: a directory's summary with the name it has on the page; its methods may have names, too."""
 
     name: str
     summary: Mapping[str, Any]
+    named: Sequence[str] = ()
 
     @property
     def labels(self) -> list[str]:
-        return method_names(self.summary["configuration"]["methods"])
+        return list(self.named) or method_names(self.summary["configuration"]["methods"])
 
     @property
     def tasks(self) -> list[Task]:

@@ -35,7 +35,7 @@ def write(
     told: Callable[[str], None] = lambda what: None,
 ) -> tuple[Path, list[Path]]:
     """The page, its figures and results.json: (page, figure files)."""
-    sections = [report.Section(each, found.summary) for each, found in results.items()]
+    sections = [report.Section(each, found.summary, list(found.settings)) for each, found in results.items()]
     figures = {(section.name, task.name): task.figures() for section in sections for task in section.tasks}
     stems = {figure.name: figure for each in exhibits for figure in (*each.paper.figures(), *each.figures)}
     stems |= {file_name(part, figure.name): figure for (part, _), drawn in figures.items() for figure in drawn}
