@@ -75,6 +75,7 @@ class HuggingFaceModel:
         ]
         self._windowed = any(kind.reach for kind in self._attention)
         self._selects = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._takes_cache = cache_name(model)
         self.n_layers = int(config.num_hidden_layers)
         self.context = _context(config)
         state = (config._attn_implementation, model.dtype, model.device)
@@ -173,7 +174,7 @@ class HuggingFaceModel:
             "input_ids": batch.tokens[rows].view(count, -1),
             "position_ids": batch.positions[rows].view(count, -1),  # left out, they would follow the order of slots
             "attention_mask": masks if len(masks) > 1 else next(iter(masks.values())),
-            "past_key_values": forward,
+            self._takes_cache: forward,
             "use_cache": True,
             "return_dict": True,
             **options,
@@ -201,9 +202,9 @@ class HuggingFaceModel:
             out = self.model(
                 input_ids=tokens,
                 position_ids=tokens,
-                past_key_values=recorder,
                 use_cache=True,
                 return_dict=True,
+                **{self._takes_cache: recorder},
             )
         if not recorder.tails:
             raise ModelError(
@@ -302,6 +303,11 @@ def _check_fit(model: PreTrainedModel, kind: str) -> None:
         )
     if len({parameter.device for parameter in model.parameters()}) > 1:
         raise ModelError("the transformers model is spread over several devices; load it on one")
+
+
+def cache_name(model: PreTrainedModel | type[PreTrainedModel]) -> str:
+    """What a model's forward and generate call the cache; transformers renamed it in 5.24."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def _layer_types(config: Any, kind: str) -> list[Reach]:

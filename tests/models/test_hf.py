@@ -21,7 +21,7 @@ from draftwood.errors import ConfigurationError, ModelError, RequestError
 from draftwood.integrations.transformers import custom_generate
 from draftwood.models import checkpoint
 from draftwood.models.base import Batch, CausalModel, Segment
-from draftwood.models.hf import HuggingFaceModel
+from draftwood.models.hf import HuggingFaceModel, cache_name
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
 
@@ -183,13 +183,29 @@ def test_the_attention_function_is_restored_after_an_error() -> None:
     torch.testing.assert_close(execute(runs)[1].logits[0], truth(model, PROMPT[:6])[-1], atol=1e-4, rtol=0)
 
 
+KEPT = cache_name(GPTNeoXForCausalLM)
+
+
 class SlotOrder(GPTNeoXForCausalLM):
     """Takes positions and does not use them, as a model does whose positions follow the order of slots."""
 
-    def forward(self, position_ids: Tensor | None = None, past_key_values: Any = None, **kwargs: Any) -> Any:
-        before = past_key_values.get_seq_length() if past_key_values is not None else 0
+    def forward(self, position_ids: Tensor | None = None, cache: Any = None, **kwargs: Any) -> Any:
+        before = cache.get_seq_length() if cache is not None else 0
         position_ids = torch.arange(before, before + kwargs["input_ids"].shape[1])[None]
-        return super().forward(position_ids=position_ids, past_key_values=past_key_values, **kwargs)
+        return super().forward(position_ids=position_ids, **{KEPT: cache}, **kwargs)
+
+
+def test_the_cache_has_the_name_that_the_model_gives_it() -> None:
+    """Models of one's own may use either, whatever transformers does."""
+
+    class Before(GPTNeoXForCausalLM):
+        def forward(self, position_ids: Tensor | None = None, past_key_values: Any = None, **kwargs: Any) -> Any:
+            return super().forward(position_ids=position_ids, **{KEPT: past_key_values}, **kwargs)
+
+    model = Before(transformers.GPTNeoXConfig(**SMALL)).eval().requires_grad_(False)
+    adapter = HuggingFaceModel(model)
+    run = Run(Session(adapter, adapter.new_cache()), Forest.from_prompt(PROMPT), [0])
+    torch.testing.assert_close(execute([run])[0].logits[0], truth(model, PROMPT)[-1], atol=1e-4, rtol=0)
 
 
 def test_models_that_cannot_see_trees_are_refused() -> None:

@@ -33,6 +33,8 @@ def load(cell: Cell) -> Generate:
     import torch
     from transformers import CompileConfig, StaticCache
 
+    from draftwood.models.hf import cache_name
+
     torch.set_grad_enabled(False)
     model = _model(cell.target, cell)
     options: dict[str, Any] = {"do_sample": False}
@@ -50,7 +52,7 @@ def load(cell: Cell) -> Generate:
         compiling._compile_all_devices = True  # type: ignore[assignment]  # generate() compiles for accelerators only unless told
         # one cache for all prompts, so that it is compiled for once; as long as these need, since all of it is read
         cache = StaticCache(config=model.config, max_cache_len=cell.context)
-        options |= {"past_key_values": cache, "compile_config": compiling}
+        options |= {cache_name(model): cache, "compile_config": compiling}
 
     def generate(prompt: list[int], count: int) -> Output:
         if cache is not None:
