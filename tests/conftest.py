@@ -23,6 +23,7 @@ from draftwood.cli.main import run
 from draftwood.methods import self_speculative
 from draftwood.models import eagle, heads
 from draftwood.models import exit as exits
+from recipes import real_models
 
 if TYPE_CHECKING:
     from servers import Running
@@ -63,6 +64,25 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pair(target: Path, draft: Path) -> list[str]:
     """The flags that load both."""
     return ["--target", str(target), "--draft", str(draft)]
+
+
+def _real(model: real_models.RealModel) -> Path:
+    try:
+        return real_models.fetch(model)
+    except real_models.Unavailable as missing:
+        pytest.skip(f"a real model cannot be fetched: {missing}")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """SmolLM2-135M-Instruct, a GGUF file of 98 MB; tests that load it are marked `real`."""
+    return _real(real_models.SMOLLM2)
+
+
+@pytest.fixture(scope="session")
+def gemma() -> Path:
+    """Gemma 3 270M, a GGUF file of 253 MB; tests that load it are marked `real`."""
+    return _real(real_models.GEMMA)
 
 
 @pytest.fixture
