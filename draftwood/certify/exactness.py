@@ -9,9 +9,11 @@ from typing import Any
 from draftwood.certify.checks import Check
 from draftwood.certify.distances import fit
 from draftwood.certify.enumeration import NotDiscrete, TooLarge, enumerated
+from draftwood.certify.forms import shrunk, variants, windows
 from draftwood.certify.laws import LayerLaws
 from draftwood.certify.references import slow_beam_search
-from draftwood.certify.small import END, PROMPT, Case, shrunk, variants, windows
+from draftwood.certify.small import END, Case
+from draftwood.certify.tables import PROMPT
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, PlainBeamSearch
 

@@ -13,7 +13,8 @@ from words import LETTERS, Language, masked
 from draftwood import Engine, GenerationResult, Method
 from draftwood.certify.enumeration import TooLarge, enumerated
 from draftwood.certify.references import slow_beam_search
-from draftwood.certify.small import END, PROMPT, Case
+from draftwood.certify.small import END, Case
+from draftwood.certify.tables import PROMPT
 from draftwood.draft import Proposer
 from draftwood.grammar import Grammars
 from draftwood.sampling import Distributions

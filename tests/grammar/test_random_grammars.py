@@ -13,7 +13,8 @@ from tokenizers import pre_tokenizers
 from words import words
 
 from draftwood import GenerationResult, Method
-from draftwood.certify.small import END, PROMPT, WARPS, Case
+from draftwood.certify.small import END, WARPS, Case
+from draftwood.certify.tables import PROMPT
 from draftwood.grammar import Grammars
 
 BYTES = words(sorted(pre_tokenizers.ByteLevel.alphabet()))

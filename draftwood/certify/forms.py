@@ -1,0 +1,139 @@
+"""The forms of a method that are enumerated: small ones, and the method as it is on tables with few choices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from draftwood.certify.small import Case
+from draftwood.certify.tables import VOCAB
+from draftwood.depth import parse_depth
+from draftwood.methods import Method
+from draftwood.methods.beams import BeamMethod, BeamSamplingMethod
+
+VARYING = 0.3  # a threshold at which dynamic widths are of several sizes
+COST = 0.1  # of a draft in target forwards, where a depth controller would measure it: clocks cannot be replayed
+DEEPEST, WIDEST = 6, 6  # layers and siblings of windows
+
+
+def windows(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]]:
+    """Cases of one round of the method as it is, each with smaller ones to take where there are too many choices.
+
+    One token after the other has several values, of chains and trees the token after it too. Beams are drafted up to
+    that token only, and once over two layers, so that some parents are not accepted.
+    """
+    values = _capped(method.as_dict(), WIDEST, DEEPEST)
+    beams = isinstance(method, BeamMethod)
+    tree = values.get("tree") or values.get("expansion") or ()
+    layers = len(tree) or (3 if "heads" in values else values.get("gamma", 1))
+    forms: list[tuple[str, list[tuple[dict[str, Any], tuple[int, ...]]]]] = []  # with the warp of the second case
+    for place in range(layers):
+        form = _capped(values, WIDEST, place + 1) if beams else values
+        certain = (1,) * (place + ("heads" in values))
+        sizes = [(count, after) for count in (5, 4, 3, 2) for after in ((1,) if beams else (2, 1))]
+        forms.append((("penalties", "top-k", "top-p")[place % 3], [(form, (*certain, *size)) for size in sizes]))
+    if layers > 1 and "draft_width" in values:
+        least = {"min_width": 2} if "min_width" in values else {}
+        wide, narrow = ({**_capped(values, draws, 2), **least} for draws in (3, 2))
+        two = [(wide, 3, 2), (wide, 2, 2), (narrow, 2, 2), (wide, 2, 1), (narrow, 2, 1)]
+        forms.append(("all", [(form, (first, second, 1)) for form, first, second in two]))
+    varying = {"threshold": min(values["threshold"], VARYING)} if "threshold" in values else {}
+    for number, (other, shapes) in enumerate(forms):
+        for warp in ("plain", other):
+            if warp != "plain":  # where widths vary; where the token after matters most
+                shapes = sorted(shapes, key=lambda one: -one[1][-1])
+                shapes = [({**form, **varying}, shape) for form, shape in shapes]
+            yield (
+                Case(
+                    Method.parse(form),
+                    VOCAB,
+                    len(shape) + (not beams),
+                    warp,
+                    seed + 10 * number,
+                    drafts,
+                    possible=shape,
+                )
+                for form, shape in shapes
+            )
+
+
+def _capped(values: Mapping[str, Any], widest: int, deepest: int) -> dict[str, Any]:
+    """A method's options, narrower and shallower where they were not already."""
+    values = dict(values)
+    if "gamma" in values:
+        values["gamma"] = min(values["gamma"], deepest)
+    for name in ("tree", "expansion"):
+        if values.get(name):
+            values[name] = [min(wide, widest) for wide in values[name][:deepest]]
+    for name in ("width", "min_width", "draft_width"):
+        if values.get(name):
+            values[name] = min(values[name], widest)
+    if "heads" in values:
+        values |= {"tree": values["tree"] or [3, 2, 1], "paths": None}
+    if "min_ngram" in values:
+        values["min_ngram"] = 1
+    if values.get("depth"):
+        values["depth"] = _repeatable(values["depth"])
+    if "n_best" in values:
+        values["n_best"] = 1
+    return values
+
+
+def variants(method: Method) -> list[Method]:
+    """`shrunk` in the forms that have different things to get wrong, and few enough choices.
+
+    Several rounds of one beam, and one of two; a dynamic width also with a threshold at which widths vary.
+    """
+    small = shrunk(method)
+    values = small.as_dict()
+    if not isinstance(method, BeamSamplingMethod) or "draft_width" not in values:
+        return [small]
+    if values["width"] is None:
+        return [small] if values["threshold"] <= VARYING else [small, _changed(values, threshold=VARYING)]
+    wide = _changed(values, gamma=1)
+    return [_changed(values, width=1, draft_width=2, n_best=1), *([wide] if values["width"] > 1 else [])]
+
+
+def shrunk(method: Method, beams_only: bool = False) -> Method:
+    """The same rule with few drafts, so that all of its choices can be enumerated; all beams are returned.
+
+    With `beams_only` just the number of beams becomes small, so that the law of their sets can be written down.
+    """
+    values = method.as_dict()
+    if not beams_only:
+        values = _capped(values, 2, 2)
+        if "heads" in values:
+            values["tree"] = [2, 1]
+        if values.get("initial", 1) > 1:
+            values |= {"initial": 2, "tree": [1]}
+    elif isinstance(method, BeamMethod):
+        few = {name: min(values[name], 2) for name in ("width", "min_width") if values.get(name)}
+        if values.get("draft_width"):
+            most = 4 if values.get("width") else 3
+            few["draft_width"] = max(min(values["draft_width"], most), few.get("width") or few.get("min_width", 2))
+        values |= few
+    if values.get("depth"):
+        values["depth"] = _repeatable(values["depth"])
+    if isinstance(method, BeamMethod):
+        values["n_best"] = 1
+        values["n_best"] = Method.parse(values).widest  # type: ignore[attr-defined]
+    return Method.parse(values)
+
+
+def _changed(values: Mapping[str, Any], **changes: Any) -> Method:
+    return Method.parse({**values, **changes})
+
+
+def _repeatable(depth: str) -> str:
+    """The depth controller without a clock, and without a model trained for one draft."""
+    try:
+        settings = parse_depth(depth)
+    except ValueError:
+        return "fixed"
+    if "cost" in type(settings).model_fields:
+        given = settings.model_dump(exclude_defaults=True)
+        rest = ",".join(f"{key}={value}" for key, value in {"cost": COST, **given}.items())
+        return f"{settings.name}:{rest}"
+    if any(isinstance(value, str) for value in settings.model_dump().values()):
+        return "fixed"  # a file of learned weights
+    return depth

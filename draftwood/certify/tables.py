@@ -1,0 +1,95 @@
+"""Tabular models for small cases: tables with few choices, and what stands for parts that draft from the target."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from draftwood.models.base import Batch
+from draftwood.models.cache import Cache
+from draftwood.models.heads import Heads
+from draftwood.models.tabular import TabularModel
+
+PROMPT = [1, 0, 1, 0, 1, 0, 1]  # a repetition, so that lookup finds something; the end token has no meaning in a prompt
+VOCAB = 5  # of windows
+DECAY = 0.4  # of a draft's chances there, from one token to the next
+
+
+class Exit(TabularModel):
+    """In the place of parts that a method makes or loads for its target: an unrelated model, read after one layer."""
+
+    layers = 1
+
+    def __init__(self, model: TabularModel, target: TabularModel) -> None:
+        super().__init__(model.law, model.vocab_size, n_layers=model.n_layers)
+
+
+class Part(Exit):
+    """In the place of the target without some sublayers: an unrelated model that reads the target's cache."""
+
+    def __init__(self, model: TabularModel, target: TabularModel) -> None:
+        super().__init__(model, target)
+        self.whole = target
+
+
+class StandInHeads(Heads):
+    """In the place of Medusa heads: head k answers as a table does behind so many tokens, whatever it reads."""
+
+    def __init__(self, model: TabularModel, count: int) -> None:
+        super().__init__(model.vocab_size, model.vocab_size, count, "")
+        self.double().requires_grad_(False)
+        rows = [model.law((*PROMPT, *(1,) * (1 + k))) for k in range(count)]  # a round's root follows the prompt
+        self.tables = torch.tensor(rows, dtype=torch.float64).log()
+
+    def train_forward(self, hidden: Tensor) -> Tensor:
+        return self.tables[:, None].expand(-1, len(hidden), -1)
+
+
+class StandInEagle(TabularModel):
+    """In the place of an EAGLE head: an unrelated model, which sees all tokens but the first."""
+
+    reads = (1,)
+    first = 1
+
+    def __init__(self, model: TabularModel, prompt: Sequence[int]) -> None:
+        super().__init__(lambda prefix: model.law((prompt[0], *prefix)), model.vocab_size, n_layers=model.n_layers)
+
+    def forward(self, batch: Batch, cache: Cache) -> Tensor:
+        return super().forward(replace(batch, hidden=None), cache)
+
+
+def window_table(seed: int, number: int, possible: Sequence[int], prompt: Sequence[int]) -> TabularModel:
+    """A random model of which the n-th token behind the prompt has `possible[n]` values, a certain one if 1.
+
+    What drafts (`number` above 0) find likely the target (0) does not, and it has a value more: many draws are rejected
+    one after the other, and something remains each time.
+    """
+
+    def law(prefix: tuple[int, ...]) -> list[float]:
+        place = len(prefix) - len(prompt)
+        count = possible[place] if 0 <= place < len(possible) else 1
+        weights = [0.0] * VOCAB
+        if count == 1:
+            weights[1 + place % (VOCAB - 1)] = 1.0
+            return weights
+        order = random.Random(f"{seed}:{prefix}").sample(range(VOCAB), VOCAB)
+        noise = random.Random(f"{seed}:{number}:{prefix}")
+        for rank, token in enumerate(order[: count + (not number)]):
+            weights[token] = noise.uniform(0.7, 1.3) * (DECAY**rank if number else 1 + rank)
+        return weights
+
+    return TabularModel(law, VOCAB, n_layers=2)
+
+
+def tied_table(seed: int, vocab: int, count: int) -> TabularModel:
+    """A random model that has `count` equally probable next tokens after every prefix."""
+
+    def law(prefix: tuple[int, ...]) -> list[float]:
+        tokens = random.Random(f"{seed}:{prefix}").sample(range(vocab), count)
+        return [float(token in tokens) for token in range(vocab)]
+
+    return TabularModel(law, vocab, n_layers=2)
