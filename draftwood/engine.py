@@ -24,7 +24,7 @@ from draftwood.methods import Method
 from draftwood.methods.usual import usual
 from draftwood.models.base import CausalModel
 from draftwood.models.cache import Budget, Cache, free_bytes
-from draftwood.models.tokenizer import INCOMPLETE, Tokenizer, TokenStream
+from draftwood.models.tokenizer import Tokenizer, TokenStream
 from draftwood.params import RuntimeParams, SamplingParams, Structured
 from draftwood.prompt_scores import PromptScores, scored
 from draftwood.request import Limits, MethodSpec, Options, Prompt, Request
@@ -366,9 +366,7 @@ class Engine(Intake):
         words = self.tokenizer
         if words is None or not request.stop:
             return None
-        before = list(request.prompt[-TokenStream.CONTEXT :])  # decides, as in a stream, whether a space comes first
-        shown = len(words.decode(before).rstrip(INCOMPLETE))
-        return StopStrings(request.stop, lambda tokens: words.decode([*before, *tokens])[shown:])
+        return StopStrings(request.stop, words.stream, TokenStream.CONTEXT)
 
     def _cache(self, model: CausalModel) -> Cache:
         """The cache of a model, made when it is first needed and shared by all requests."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from draftwood.core.records import Kind
@@ -15,20 +16,28 @@ class TextDecoder(Protocol):
     def step(self, token: int) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StopStrings:
     """Whether generated tokens end with a stop string, also those of hypotheses that are never emitted."""
 
     stop: Sequence[str]
-    decode: Callable[[list[int]], str]  # the text of tokens that follow the prompt
+    stream: Callable[[Sequence[int]], TextDecoder]  # a decoder of what follows some tokens
+    context: int  # tokens that such a decoder looks back at
 
-    @property
-    def reach(self) -> int:
+    @cached_property
+    def span(self) -> int:
         """Tokens that a stop string can span, and a few before them: a token has at least a byte."""
         return max(len(stop.encode()) for stop in self.stop) + 4
 
-    def __call__(self, tokens: Sequence[int]) -> bool:
-        tail = self.decode(list(tokens[-self.reach :]))
+    @property
+    def reach(self) -> int:
+        """Tokens that are looked at."""
+        return self.span + self.context
+
+    def __call__(self, tokens: Sequence[int], new: int) -> bool:
+        before = len(tokens) - min(new, self.span)
+        decoder = self.stream(tokens[:before])
+        tail = "".join(map(decoder.step, tokens[before:]))
         return any(stop in tail for stop in self.stop)
 
 

@@ -51,10 +51,10 @@ class Counting:
     reach = 3
 
     def __init__(self) -> None:
-        self.asked: list[int] = []
+        self.asked: list[tuple[int, int]] = []
 
-    def __call__(self, tokens: object) -> bool:
-        self.asked.append(len(tokens))  # type: ignore[arg-type]
+    def __call__(self, tokens: object, new: int) -> bool:
+        self.asked.append((len(tokens), new))  # type: ignore[arg-type]
         return tokens == [7, 8, 9]
 
 
@@ -66,9 +66,9 @@ def test_adding_a_node_asks_for_no_stop_string() -> None:
         node = forest.add(node, token)
     assert not stop.asked and node not in forest.finished
     outcome = forest.add_outcome(forest.add(forest.add(0, 7), 8), 9)
-    assert outcome in forest.finished and stop.asked == [3]
+    assert outcome in forest.finished and stop.asked == [(3, 3)]
     assert forest.add_outcome(outcome, FINISHED) == outcome
-    assert forest.tail(0, 9) == [] and forest.tail(1, 9) == [5] and forest.tail(node, 2) == [8, 9]
+    assert forest.tail(0, 2) == [1, 7] and forest.tail(1, 3) == [1, 7, 5] and forest.tail(node, 2) == [8, 9]
 
 
 def test_a_run_may_want_states_and_no_logits() -> None:

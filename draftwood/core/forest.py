@@ -19,12 +19,12 @@ FINISHED = -1  # the only 'token' of a finished sequence: it stays as it is
 
 
 class StopCheck(Protocol):
-    """Whether generated tokens end with a stop string; it needs the last `reach` of them."""
+    """Whether a sequence ends with a stop string: it needs the last `reach` tokens, `new` may be part of the string."""
 
     @property
     def reach(self) -> int: ...
 
-    def __call__(self, tokens: Sequence[int]) -> bool: ...
+    def __call__(self, tokens: Sequence[int], new: int) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -121,9 +121,8 @@ class Forest:
         """Whether `token` below `parent` ends the sequence: an end token, or the last one of a stop string."""
         if token in self.end:
             return True
-        if self.stop is None or self.length(parent) < self.least:
-            return False
-        return self.stop([*self.tail(parent, self.stop.reach - 1), token])
+        new = self.length(parent) + 1 - self.least
+        return self.stop is not None and new > 0 and self.stop([*self.tail(parent, self.stop.reach - 1), token], new)
 
     def add_outcome(self, parent: int, token: int) -> int:
         """`add`, where FINISHED is the finished node itself and stop strings end a sequence, too."""
@@ -163,9 +162,9 @@ class Forest:
         return self.trunk + [self.token[n] for n in self.path(node)]
 
     def tail(self, node: int, count: int) -> list[int]:
-        """The last tokens that may be part of a stop string, up to and with `node`: at most `count`."""
+        """The last tokens of a sequence, up to and with `node`: at most `count`."""
         path = [self.token[one] for one in self.path(node)]
-        before = max(self.prompt + self.least, len(self.trunk) + len(path) - count)
+        before = max(0, len(self.trunk) + len(path) - count)
         return [*self.trunk[before:], *path[max(0, before - len(self.trunk)) :]]
 
     def length(self, node: int) -> int:

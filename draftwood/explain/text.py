@@ -13,7 +13,6 @@ from draftwood.core.forest import FINISHED
 from draftwood.core.records import Layer
 from draftwood.explain.terminal import SEPARATOR, paint, percent, shortened
 from draftwood.explain.tree import FATES, RoundTree, TreeNode, completions, numbers
-from draftwood.models.tokenizer import INCOMPLETE
 
 if TYPE_CHECKING:
     from draftwood.models.tokenizer import Tokenizer
@@ -29,12 +28,13 @@ def spelling(tokenizer: Tokenizer | None) -> Words:
     """The text of tokens: as behind a letter, since some tokenizers drop a space at the start of a text."""
     if tokenizer is None:
         return lambda tokens: "".join(f"<{token}>" for token in tokens)
-    letter = tokenizer.encode("a", add_special=False)
-    start = len(tokenizer.decode(letter))
 
     def words(tokens: Sequence[int]) -> str:
-        text = tokenizer.decode([*letter, *tokens], skip_special=False)[start:]
-        return f"<{tokens[0]}>" if len(tokens) == 1 and (not text or INCOMPLETE in text) else text
+        if len(tokens) == 1:
+            known = tokenizer.known(tokens[0])
+            return f"<{tokens[0]}>" if known.part is not None or not known.text else known.text
+        stream = tokenizer.stream(tokenizer.letter, special=True)
+        return "".join([*map(stream.step, tokens), stream.rest()])
 
     return words
 

@@ -71,6 +71,7 @@ class SentencePiece:
         own = {"bos_token": prefixed.bos_id(), "eos_token": prefixed.eos_id(), "unk_token": prefixed.unk_id()}
         self.config = {**{name: prefixed.id_to_piece(i) for name, i in own.items() if i >= 0}, **config}
         self._declare(_declared(self.config), prefixed)
+        self._spelled = {i: piece for piece, i in self._vocabulary.items()}
         self._begin = self._named("bos_token") if config.get("add_bos_token", True) is not False else []
         self._end = self._named("eos_token") if config.get("add_eos_token", False) else []
 
@@ -127,6 +128,9 @@ class SentencePiece:
 
     def token_to_id(self, token: str) -> int | None:
         return self._vocabulary.get(token)
+
+    def id_to_token(self, id: int) -> str | None:
+        return self._spelled.get(id)
 
     def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
         return dict(self._vocabulary)

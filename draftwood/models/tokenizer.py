@@ -6,10 +6,12 @@ sentencepiece (extra sentencepiece).
 
 from __future__ import annotations
 
+import codecs
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tokenizers import Tokenizer as FastBackend
 
@@ -19,6 +21,12 @@ from draftwood.models.files import read_json
 from draftwood.models.gguf import SUFFIX
 
 INCOMPLETE = "\ufffd"  # what a decoder shows for bytes that are not a whole character (yet)
+
+UTF_8 = codecs.getincrementaldecoder("utf-8")
+BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # a byte, where vocabularies fall back to bytes
+PRINTED = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+OTHERS = [byte for byte in range(0x100) if byte not in PRINTED]
+BYTES = {chr(byte): byte for byte in PRINTED} | {chr(0x100 + i): byte for i, byte in enumerate(OTHERS)}  # byte-level
 
 
 class Backend(Protocol):
@@ -30,9 +38,19 @@ class Backend(Protocol):
 
     def token_to_id(self, token: str) -> int | None: ...
 
+    def id_to_token(self, id: int) -> str | None: ...
+
     def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]: ...
 
     def get_vocab_size(self, with_added_tokens: bool = True) -> int: ...
+
+
+class Known(NamedTuple):
+    """What an id stands for within a text, such as behind a letter."""
+
+    text: str  # special tokens as they are spelled
+    part: bytes | None  # where its bytes are not whole characters
+    ordinary: bool  # whether it has text where special tokens have none
 
 
 class Tokenizer:
@@ -86,6 +104,30 @@ class Tokenizer:
         return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
 
     @cached_property
+    def letter(self) -> tuple[int, ...]:
+        """Ids of a letter: behind it tokens have the text that they have within a text."""
+        return tuple(self.encode("a", add_special=False))
+
+    @cached_property
+    def known(self) -> Callable[[int], Known]:
+        """What an id stands for within a text."""
+        start = len(self.decode(self.letter))
+
+        def known(token: int) -> Known:
+            ids = [*self.letter, token]
+            text = self.decode(ids, skip_special=False)[start:]
+            ordinary = bool(self.decode(ids)[start:])
+            spelled = self.backend.id_to_token(token) if INCOMPLETE in text else None
+            return Known(text, _part(spelled) if spelled else None, ordinary)
+
+        return lru_cache(1 << 18)(known)
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """The bytes that an id stands for within a text, also where they are no whole character; None: it has none."""
+        known = self.known(token)
+        return known.part or known.text.encode() or None
+
+    @cached_property
     def remembered(self) -> Callable[[tuple[int, ...]], str]:
         """`decode` of few ids, as streams ask for them again and again."""
         return lru_cache(1 << 14)(self.decode)
@@ -134,9 +176,9 @@ class Tokenizer:
         """
         return self.backend.get_vocab(True) == other.backend.get_vocab(True)
 
-    def stream(self, context: Sequence[int] = ()) -> TokenStream:
+    def stream(self, context: Sequence[int] = (), special: bool = False) -> TokenStream:
         """A decoder that is fed one id at a time; its text continues that of the ids in `context`."""
-        return TokenStream(self, context)
+        return TokenStream(self, context, special)
 
 
 def _backend(directory: Path, config: Mapping[str, Any]) -> Backend:
@@ -156,6 +198,13 @@ def _backend(directory: Path, config: Mapping[str, Any]) -> Backend:
     return backend
 
 
+def _part(spelled: str) -> bytes | None:
+    """The bytes of a token that is no whole character, as byte fallback or byte-level vocabularies spell it."""
+    if byte := BYTE.fullmatch(spelled):
+        return bytes.fromhex(byte[1])
+    return bytes(BYTES[letter] for letter in spelled) if BYTES.keys() >= set(spelled) else None
+
+
 def _config(directory: Path) -> dict[str, Any]:
     """What tokenizer_config.json says; older checkpoints say a part of it in files of their own."""
 
@@ -171,36 +220,65 @@ def _config(directory: Path) -> dict[str, Any]:
 
 
 class TokenStream:
-    """Incremental detokenisation; text appears once its characters are complete.
+    """Incremental detokenisation: the text of ids behind a `context`. A character appears once it is complete.
 
-    An id's text depends on its neighbours (spaces at the start, characters of several ids), so a window of ids is
-    decoded: those of the last piece, then the new ones. The pieces join to the decoded whole; only bytes that turn out
-    to be no character at all may look different.
+    Ids that are parts of characters are decoded as bytes, whatever stands around them; one U+FFFD stands for bytes that
+    are no character. The text of all others depends on their neighbours (spaces at the start), so a window of ids is
+    decoded: those of the last piece, then the new ones. A character that begins in the context belongs to this text.
+    Special tokens have no text, or, where `special` is set, their own.
     """
 
-    LONGEST = 64  # new ids that may wait for the end of a character; more are no text
+    CONTEXT = 8  # ids that are looked back at, until a whole one; an unfinished character has 3 at most
 
-    CONTEXT = 8  # ids before the first that decide whether it begins with a space
-
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
-        self._tokenizer = tokenizer
-        self._window = list(context[-self.CONTEXT :])
-        self._old = len(self._window)  # ids of the window whose text was given out
-        self._shown = len(tokenizer.decode(self._window).rstrip(INCOMPLETE))  # its characters that were given out
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), special: bool = False) -> None:
+        self._tokenizer, self._special = tokenizer, special
+        self._window: tuple[int, ...] = ()
+        self._old = self._shown = 0  # ids of the window whose text was given out, and its characters
+        self._bytes = UTF_8("replace")
+        self._unfinished = self._foreign = False  # whether a character is, and whether it begins in the context
+        first, least = len(context), max(0, len(context) - self.CONTEXT)
+        whole = False
+        while first > least and not whole:
+            first -= 1
+            known = tokenizer.known(context[first])
+            whole = known.ordinary and known.part is None
+        for token in context[first:]:
+            self.step(token)
+        self._foreign = self._unfinished
 
     def step(self, token: int) -> str:
         """Text that this id completes; empty while a character is incomplete."""
-        self._window.append(token)
-        text = self._tokenizer.remembered(tuple(self._window))
-        if text.endswith(INCOMPLETE) and len(self._window) - self._old <= self.LONGEST:
-            text = text.rstrip(INCOMPLETE)
-            piece = text[self._shown :]
-            self._shown += len(piece)
-            return piece
+        known = self._tokenizer.known(token)
+        if known.part is not None:
+            self._window = self._tokenizer.letter
+            self._old, self._shown = len(self._window), len(self._tokenizer.remembered(self._window))
+            return self._decoded(known.part)
+        if not known.ordinary and not self._special:
+            return ""
+        before = self.rest() if self._unfinished else ""
+        return before + (self._beside(token) if known.ordinary else known.text)
+
+    def rest(self) -> str:
+        """U+FFFD for a character that stays unfinished, if there is one."""
+        return self._decoded(b"", True)
+
+    def _decoded(self, part: bytes, final: bool = False) -> str:
+        text = self._bytes.decode(part, final)
+        self._unfinished = bool(self._bytes.getstate()[0])
+        if text and self._foreign:
+            self._foreign = False
+            return text.removeprefix(INCOMPLETE)  # what the context itself broke off is none of this text
+        return text
+
+    def _beside(self, token: int) -> str:
+        """Text of an id beside those before it."""
+        remembered = self._tokenizer.remembered
+        window = self._window = (*self._window, token)
+        text = remembered(window)
         piece = text[self._shown :]
-        if piece:  # a special token without text is no context for the next one
-            latest = self._window[self._old :]
-            shown = self._tokenizer.remembered(tuple(latest))
+        if piece:
+            latest = window[self._old :]
+            shown = remembered(latest)
             if shown:  # a space may have no text on its own, and then does not show what the next one means
                 self._window, text = latest, shown
             self._old, self._shown = len(self._window), len(text)
