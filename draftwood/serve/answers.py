@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from draftwood.core.records import TopLogprobs
-from draftwood.models.tokenizer import INCOMPLETE
+from draftwood.models.tokenizer import Tokenizer, TokenStream
 from draftwood.prompt_scores import PromptScores
 from draftwood.results import GenerationResult
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "abort"}
 IMPOSSIBLE = -9999.0  # in place of -infinity, which JSON does not have
 Words = Callable[[Sequence[int]], str]
+Scored = tuple[int, float | None, TopLogprobs]
 
 
 @dataclass(slots=True)
@@ -27,13 +28,20 @@ class Piece:
     top: Sequence[TopLogprobs] = ()
     finish: str | None = None
     more: dict[str, Any] = field(default_factory=dict)  # of a hypothesis: its score
+    before: Sequence[int] = ()  # tokens that the whole text goes on from
+
+    @property
+    def scored(self) -> Iterator[Scored]:
+        """Each token with its log-probability and those of the most probable ones."""
+        return zip(self.tokens, self.logprobs, self.top or [[]] * len(self.tokens), strict=True)
 
 
 def pieces(result: GenerationResult) -> list[Piece]:
     """The texts of a result: its beams, best first, or the only one."""
     if not result.beams:
         finish = REASONS[result.finish_reason]
-        return [Piece(result.text, result.tokens, result.logprobs, result.top_logprobs, finish)]
+        before = result.prompt_tokens
+        return [Piece(result.text, result.tokens, result.logprobs, result.top_logprobs, finish, before=before)]
     return [
         Piece(
             beam.text,
@@ -42,6 +50,7 @@ def pieces(result: GenerationResult) -> list[Piece]:
             beam.top_logprobs,
             REASONS[beam.finish_reason],
             {"score": beam.score, "cumulative_logprob": beam.log_likelihood},
+            result.prompt_tokens,
         )
         for beam in result.beams
     ]
@@ -60,15 +69,39 @@ class Form(Protocol):
 
 
 @dataclass(slots=True)
-class CompletionForm:
-    """/v1/completions. `logprobs`: whether they were asked for; offsets in a text go on from chunk to chunk."""
+class Places:
+    """Where the tokens of one text begin in it: those of a character where it does, those without text where they are.
 
+    Tokens wait for the text before them, which a stop string may cut off.
+    """
+
+    stream: TokenStream
+    next: int = 0  # where the next token begins
+    shown: int = 0  # characters that were given out
+    waiting: list[tuple[int, Scored]] = field(default_factory=list)
+
+    def add(self, piece: Piece) -> list[tuple[int, Scored]]:
+        """(place, token) of all that are certain with the next part of the text."""
+        self.shown += len(piece.text)
+        for one in piece.scored:
+            self.waiting.append((self.next, one))
+            self.next += len(self.stream.step(one[0]))
+        certain = [(min(place, self.shown), one) for place, one in self.waiting if piece.finish or place <= self.shown]
+        del self.waiting[: len(certain)]
+        return certain
+
+
+@dataclass(slots=True)
+class CompletionForm:
+    """/v1/completions. `logprobs`: whether they were asked for; places in a text go on from chunk to chunk."""
+
+    tokenizer: Tokenizer
     words: Words
     logprobs: bool
     prefix: str = "cmpl-"
     object: str = "text_completion"
     chunk: str = "text_completion"
-    offsets: dict[int, int] = field(default_factory=dict)
+    places: dict[int, Places] = field(default_factory=dict)
 
     def choice(self, index: int, piece: Piece) -> dict[str, Any]:
         return {
@@ -84,15 +117,15 @@ class CompletionForm:
 
     def _logprobs(self, index: int, piece: Piece) -> dict[str, Any]:
         found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        tops = piece.top or [[]] * len(piece.tokens)
-        for token, logprob, top in zip(piece.tokens, piece.logprobs, tops, strict=True):
+        if index not in self.places:
+            self.places[index] = Places(self.tokenizer.stream(piece.before))
+        for place, (token, logprob, top) in self.places[index].add(piece):
             word = self.words([token])
             found["tokens"].append(word)
             found["token_logprobs"].append(finite(logprob))
-            found["text_offset"].append(self.offsets.setdefault(index, 0))
+            found["text_offset"].append(place)
             best = {self.words([other]): finite(value) for other, value in top}
             found["top_logprobs"].append(None if logprob is None else best | {word: finite(logprob)})
-            self.offsets[index] += len(word)
         return found
 
 
@@ -100,12 +133,13 @@ class CompletionForm:
 class ChatForm:
     """/v1/chat/completions."""
 
+    tokenizer: Tokenizer
     words: Words
     logprobs: bool
     prefix: str = "chatcmpl-"
     object: str = "chat.completion"
     chunk: str = "chat.completion.chunk"
-    unknown: list[int] | None = None  # bytes of a token that is a part of a letter; /v1/responses has no null there
+    unknown: list[int] | None = None  # bytes of a token that has none; /v1/responses has no null there
 
     def choice(self, index: int, piece: Piece) -> dict[str, Any]:
         message = {"role": "assistant", "content": piece.text, "refusal": None}
@@ -121,16 +155,15 @@ class ChatForm:
 
     def content(self, piece: Piece) -> list[dict[str, Any]]:
         """Log-probabilities of each token, as /v1/responses has them too."""
-        tops = piece.top or [[]] * len(piece.tokens)
         return [
             {**self._token(token, logprob), "top_logprobs": [self._token(*other) for other in top]}
-            for token, logprob, top in zip(piece.tokens, piece.logprobs, tops, strict=True)
+            for token, logprob, top in piece.scored
         ]
 
     def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
-        word = self.words([token])
-        known = self.unknown if INCOMPLETE in word or word == f"<{token}>" else list(word.encode())
-        return {"token": word, "logprob": finite(logprob), "bytes": known}
+        spelled = self.tokenizer.bytes_of(token)
+        known = self.unknown if spelled is None else list(spelled)
+        return {"token": self.words([token]), "logprob": finite(logprob), "bytes": known}
 
 
 def finite(value: float | None) -> float | None:
@@ -153,6 +186,7 @@ def joined(first: Piece, second: Piece) -> Piece:
         tops,
         second.finish,
         second.more,
+        first.before,
     )
 
 
@@ -161,14 +195,13 @@ def tokens(result: GenerationResult) -> int:
     return sum(len(beam.tokens) for beam in result.beams) or len(result.tokens)
 
 
-def usage(read: int, made: int, results: Sequence[GenerationResult]) -> dict[str, Any]:
-    """Tokens that were read and made, and how many of the former prefixes saved the finished texts."""
-    cached = sum(result.metrics.reused_tokens for result in results)
+def usage(read: int, made: int, cached: int) -> dict[str, Any]:
+    """Tokens that were read, made, and read but not computed, since earlier requests had begun alike."""
     return {
         "prompt_tokens": read,
         "completion_tokens": made,
         "total_tokens": read + made,
-        "prompt_tokens_details": {"cached_tokens": min(read, cached)},
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 

@@ -170,14 +170,14 @@ def _texts(app: FastAPI, service: Service) -> None:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a text, or several."""
         check_model(service, body.model)
-        form = CompletionForm(service.words, body.logprobs is not None)
+        form = CompletionForm(service.tokenizer, service.words, body.logprobs is not None)
         echoed: list[Piece] = []
         if body.max_tokens == 0 and (body.stream or not body.echo):
             raise ApiError(400, "max_tokens is 0, which is for echo, not streamed; ask for a token", "max_tokens")
         made = plan(service, body, body.prompts)
         if body.echo:
             scores = await unless_gone(request, service.scores(body.prompts, body.logprobs))
-            texts = [prompt if isinstance(prompt, str) else service.text(prompt) for prompt in body.prompts]
+            texts = [prompt if isinstance(prompt, str) else service.echoed(prompt) for prompt in body.prompts]
             echoed = [answers.prompt_piece(*pair) for pair in zip(scores, texts, strict=True)]
         if body.max_tokens == 0:
             return JSONResponse(_echo(_head(form.prefix, request, service), form, body, echoed))
@@ -189,7 +189,7 @@ def _texts(app: FastAPI, service: Service) -> None:
         check_model(service, body.model)
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs are for logprobs; set logprobs, or leave them out", "top_logprobs")
-        form = ChatForm(service.words, bool(body.logprobs))
+        form = ChatForm(service.tokenizer, service.words, bool(body.logprobs))
         return await _answer(service, request, body, form, plan(service, body, [_conversation(body.messages)]))
 
 

@@ -74,7 +74,7 @@ class Answer:
 
     def __init__(self, work: Work, body: ResponseRequest, request_id: str) -> None:
         self.work, self.item = work, f"msg_{request_id}"
-        self.form = ChatForm(work.service.words, bool(body.include), unknown=[])
+        self.form = ChatForm(work.service.tokenizer, work.service.words, bool(body.include), unknown=[])
         self.text, self.number = "", 0
         self.logprobs: list[dict[str, Any]] = []  # of the text so far, where they are asked for
         self.document: dict[str, Any] = {

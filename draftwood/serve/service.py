@@ -58,6 +58,10 @@ class Service:
         """The text of ids."""
         return self.tokenizer.decode(tokens)
 
+    def echoed(self, prompt: Sequence[int]) -> str:
+        """The text of a prompt as far as it is certain: an answer completes a character that ends inside."""
+        return "".join(map(self.tokenizer.stream().step, prompt))
+
     async def load(self) -> AsyncIterator[str]:
         """Server-sent events of the load, until the server is about to end."""
         while not self.draining.is_set():
@@ -106,7 +110,7 @@ class Work:
         self.service, self.plan, self.noted, self.prepare = service, plan, noted, prepare
         self.began = time.perf_counter()
         self.results: list[GenerationResult | None] = [None] * len(plan.requests)
-        self.prompts: list[int] = []  # tokens of each generation's prompt
+        self.generations: list[Generation] = []
         self.made = [0] * len(plan.requests)  # tokens of each generation so far; of beams those that all agree in
         self._batch: AsyncBatch = service.served.together(plan.requests, self._prepare)
         self._last: list[float] = [0.0] * len(plan.requests)
@@ -115,7 +119,7 @@ class Work:
 
     def _prepare(self, generation: Generation) -> None:
         self.service.check_length(generation.request.prompt)
-        self.prompts.append(len(generation.request.prompt))
+        self.generations.append(generation)
         if self.prepare is not None:
             self.prepare(generation)
 
@@ -169,7 +173,12 @@ class Work:
     @property
     def usage(self) -> dict[str, Any]:
         """Tokens so far: of the prompts, each counted once, and all that was generated for them."""
-        return answers.usage(sum(self.prompts[:: self.plan.each]), sum(self.made), self.done)
+        each, read, cached = self.plan.each, 0, 0
+        for first in range(0, len(self.generations), each):
+            siblings = self.generations[first : first + each]
+            read += len(siblings[0].request.prompt)
+            cached += min(one.target.reused for one in siblings)  # others have it from the one that computed it
+        return answers.usage(read, sum(self.made), cached)
 
     @property
     def closing(self) -> dict[str, Any]:
@@ -261,7 +270,10 @@ def _texts(work: Work) -> Deltas:
 
     def deltas(place: int, event: StreamEvent) -> list[tuple[int, Piece]]:
         finish = None if event.result is None else answers.REASONS[event.result.finish_reason]
-        return [(place, Piece(event.text, event.tokens, event.logprobs, event.round.top_logprobs, finish))]
+        before = work.generations[place].request.prompt
+        return [
+            (place, Piece(event.text, event.tokens, event.logprobs, event.round.top_logprobs, finish, before=before))
+        ]
 
     return deltas
 
@@ -274,7 +286,8 @@ def _beams(work: Work) -> Deltas:
         first, (characters, tokens) = place * work.plan.n, shown[place]
         if event.result is None:
             shown[place] = characters + len(event.text), tokens + len(event.tokens)
-            return [(first, Piece(event.text, event.tokens, event.logprobs, event.round.top_logprobs))]
+            before = work.generations[place].request.prompt
+            return [(first, Piece(event.text, event.tokens, event.logprobs, event.round.top_logprobs, before=before))]
         found = answers.pieces(event.result)
         best = found[0]
         found[0] = Piece(
@@ -284,6 +297,7 @@ def _beams(work: Work) -> Deltas:
             best.top[tokens:],
             best.finish,
             best.more,
+            best.before,
         )
         return [(first + i, piece) for i, piece in enumerate(found)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ from typing import Any
 import pieces
 import pytest
 from checkpoints import byte_level, llama_like
+from growing import certain, following
 
 import draftwood
-from draftwood import Engine, TabularModel
+from draftwood import Engine
 from draftwood.core.forest import Forest
 from draftwood.explain.text import spelling
 from draftwood.models.tokenizer import INCOMPLETE, Tokenizer, TokenStream
@@ -69,16 +69,6 @@ FOUR = pytest.mark.parametrize(
     ],
     indirect=True,
 )
-
-
-def certain(words: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """The beginning of the decoded text that is certain after 0, 1, ... of its tokens."""
-    whole, found = words.decode(ids), [""]
-    for end in range(1, len(ids) + 1):
-        text = words.decode(ids[:end])
-        text = text if whole.startswith(text) else text.rstrip(INCOMPLETE)
-        found.append(max(text if whole.startswith(text) else "", found[-1], key=len))
-    return found
 
 
 @FOUR
@@ -178,16 +168,6 @@ def test_tokens_are_spelled_from_the_middle_of_a_character_on(words: Tokenizer) 
         assert spell(ids[start:]).endswith("🙂")
 
 
-def fixed(words: Tokenizer, ids: Sequence[int], end: int) -> TabularModel:
-    """A model that continues each beginning of `ids` as they go on."""
-
-    def law(prefix: tuple[int, ...]) -> list[float]:
-        token = ids[len(prefix)] if len(prefix) < len(ids) else end
-        return [0.98 if other == token else 0.02 / words.size for other in range(words.size)]
-
-    return TabularModel(law, words.size)
-
-
 METHODS: list[Any] = [
     "autoregressive",
     {"name": "speculative", "gamma": 3},
@@ -203,7 +183,7 @@ def test_every_method_writes_what_the_tokens_say(method: Any) -> None:
     ids = words.encode(text)
     end = words.id_of("</s>")
     assert end is not None
-    engine = Engine(fixed(words, ids, end), [fixed(words, ids, end)], words, frozenset({end}))
+    engine = Engine(following(ids, end, words.size), [following(ids, end, words.size)], words, frozenset({end}))
     known = certain(words, ids)
     options: dict[str, Any] = {"method": method, "sampling": {"temperature": 0}}
     for cut in range(2, len(ids) - 4, 2):
