@@ -335,7 +335,7 @@ def sizes(chosen: Pair) -> dict[str, int]:
     """Weights of the target and of what was learned for it."""
     from draftwood.models.artifact import companion
 
-    found = {"target": weights(chosen.target), "draft": weights(chosen.draft)}
+    found = {"target": weights(chosen.target), "draft": weights(chosen.draft) if chosen.draft else 0}
     found |= {kind: weights(companion(chosen.target, kind)) for kind in ("exit", "heads")}
     learned: Sequence[Path] = sorted(chosen.learned.glob("calibration-*.safetensors"))
     return found | {"calibration": weights(learned[0]) if learned else 0}

@@ -3,6 +3,7 @@
 "embedded" is the pair that draftwood ships. The others are grown from it (`draftwood grow`): the same greedy text and
 acceptance at the cost per token of published models' shapes, those of Llama 160M and TinyLlama 1.1B. Heads stay 32
 wide and the vocabulary stays at 2048 tokens. They lie in DRAFTWOOD_PAIRS, by default ~/.cache/draftwood/pairs.
+Real models are GGUF files without a draft, which `python -m recipes.real_models` fetches.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.loading import EMBEDDED
 from draftwood.models.checkpoint import read_config
+from draftwood.models.gguf_weights import Weights
 from draftwood.models.grown import SHAPE, grow_checkpoint
 from draftwood.reading import read_text
 
@@ -39,15 +41,16 @@ PAIRS: dict[str, dict[str, Shape]] = {
     "grown-12x768": {"target": _shape(12, 768, 24, 24, 3072), "draft": _shape(2, 256, 8, 4, 704)},
     "grown-22x2048": {"target": _shape(22, 2048, 64, 8, 5632), "draft": _shape(4, 512, 16, 8, 1408)},
 }
+REAL = {"smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf", "gemma3-270m": "gemma-3-270m-q4_k_m.gguf"}
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two checkpoint directories, and a directory for what is made of them."""
+    """Two checkpoints, of which a real model has only the target, and a directory for what is made of them."""
 
     name: str
     target: Path
-    draft: Path
+    draft: Path | None
     made: Path
 
     @property
@@ -62,15 +65,25 @@ def home() -> Path:
 
 
 def pair(name: str) -> Pair:
-    """A pair by its name, grown first where it is not there yet."""
-    if name not in PAIRS:
-        raise ConfigurationError(f"there is no pair {name!r}" + did_you_mean(name, PAIRS))
+    """A pair by its name, grown first where it is not there yet; raises ConfigurationError where there is none."""
     place = home() / name
+    if name in REAL:
+        return Pair(name, _real(REAL[name]), None, place)
+    if name not in PAIRS:
+        raise ConfigurationError(f"there is no pair {name!r}" + did_you_mean(name, [*PAIRS, *REAL]))
     if not PAIRS[name]:
         return Pair(name, EMBEDDED / "target", EMBEDDED / "draft", place)
     for role, shape in PAIRS[name].items():
         make(role, shape, place / role)
     return Pair(name, place / "target", place / "draft", place)
+
+
+def _real(file: str) -> Path:
+    folder = os.environ.get("DRAFTWOOD_REAL_MODELS") or Path.home() / ".cache" / "draftwood-real-models"
+    path = Path(folder).expanduser() / file
+    if not path.is_file():
+        raise ConfigurationError(f"{path} is not there; `python -m recipes.real_models` fetches it")
+    return path
 
 
 def make(role: str, shape: Shape, out: Path) -> None:
@@ -153,9 +166,18 @@ def weights(path: Path) -> int:
 def describe(chosen: Pair) -> dict[str, Any]:
     """Names, shapes and sizes, as they head result files."""
     found: dict[str, Any] = {"pair": chosen.name}
-    for role in ("target", "draft"):
-        directory = getattr(chosen, role)
-        config = read_config(directory)
-        shape = {name: config[key] for name, key in SHAPE.items()}
-        found[role] = {"parameters": weights(directory), **shape, "grown": "grown_from" in config}
+    for role, place in (("target", chosen.target), ("draft", chosen.draft)):
+        if place is not None and place.is_file():
+            found[role] = _described(Weights(place))
+        elif place is not None:
+            config = read_config(place)
+            shape = {name: config[key] for name, key in SHAPE.items()}
+            found[role] = {"parameters": weights(place), **shape, "grown": "grown_from" in config}
     return found
+
+
+def _described(file: Weights) -> dict[str, Any]:
+    config = file.described()[2]
+    shape = {name: getattr(config, key) for name, key in SHAPE.items()}
+    count = sum(math.prod(entry.shape) for entry in file.file.tensors.values())
+    return {"parameters": count, **shape, "file": file.source.name, "types": ", ".join(file.types()), "grown": False}

@@ -1,4 +1,4 @@
-"""What types of weights change: perplexity and the most probable token on held-out text, against float32."""
+"""What types of weights change: perplexity, the most probable token and the distribution, against float32."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ TYPES = ("float32", "bfloat16", "int8", "int4", "int4, not calibrated", "int4, h
 
 
 class Quantisation(Kind):
-    """The target with each type of weights reads `documents` held-out documents of each kind."""
+    """The target with each of the `types` of weights reads `documents` held-out documents of each kind."""
 
+    types: tuple[str, ...] = TYPES
     documents: int = 24
     calibration: int = int4.ROWS  # rows of text
 
@@ -41,9 +42,13 @@ class Quantisation(Kind):
             for document in islice(documents(domain, "held-out", seed=1), self.documents)
         ]
         matrices = cache(partial(self.matrices, home, words))
+        exact_model = cache(partial(checkpoint.load, home, "float32"))
         found = {
-            name: bench.once(["type", name], lambda: read(self.model(home, name, matrices), texts))  # noqa: B023
-            for name in bench.track(TYPES, "types of weights")
+            name: bench.once(
+                ["type", name],
+                lambda: read(self.model(home, name, matrices), texts, exact_model()),  # noqa: B023
+            )
+            for name in bench.track(self.types, "types of weights")
         }
         exact, short = found["float32"], found["bfloat16"]
         rows: Rows = []
@@ -57,6 +62,7 @@ class Quantisation(Kind):
                     "perplexity": math.exp(sum(each["nats"]) / sum(counts)),
                     "to_bfloat16": perplexity_ratio(each["nats"], counts, short["nats"], counts),
                     "agreement": ratio(agreed, counts),
+                    "kl": ratio(each["divergence"], counts),
                 }
             )
         return {"quality": rows}
@@ -83,12 +89,21 @@ class Quantisation(Kind):
 
 
 @torch.inference_mode()
-def read(model: Decoder, texts: list[list[int]]) -> dict[str, list[Any]]:
-    """For each text the nats of its tokens behind the first, and the most probable token at each of their places."""
-    found: dict[str, list[Any]] = {"nats": [], "greedy": []}
+def read(model: Decoder, texts: list[list[int]], exact: Decoder | None = None) -> dict[str, list[Any]]:
+    """What a model says of texts, and how far that is from what an exact one says.
+
+    For each text the nats of its tokens behind the first, the most probable token at each of their places, and the sum
+    over these of the Kullback-Leibler divergence from the exact model's distribution, in nats.
+    """
+    found: dict[str, list[Any]] = {"nats": [], "greedy": [], "divergence": []}
     for text in texts:
         tokens = torch.tensor([text[: model.context]])
         logits = model.train_forward(tokens)[0, :-1].float()
         found["nats"].append(float(F.cross_entropy(logits, tokens[0, 1:], reduction="sum")))
         found["greedy"].append(logits.argmax(-1).tolist())
+        if exact is not None:
+            right = exact.train_forward(tokens)[0, :-1].double().log_softmax(-1)
+            found["divergence"].append(
+                float(F.kl_div(logits.double().log_softmax(-1), right, reduction="sum", log_target=True))
+            )
     return found

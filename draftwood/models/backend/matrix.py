@@ -1,27 +1,30 @@
-"""How a weight matrix is held for multiplication on a CPU: packed for oneDNN, or as int8 with a scale per row.
+"""How a weight matrix is held for multiplication on a CPU: by the native kernels, or packed for oneDNN.
 
 Both give each row of the input the same bits whatever other rows there are (single rows are doubled where oneDNN would
-take another kernel), which is what makes verified logits those of plain decoding. The one place that touches PyTorch's
-quantised tensors.
+take another kernel), which is what makes verified logits those of plain decoding.
 """
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Callable
-from functools import cache, partial
-from typing import Any
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.models.backend.native import NativeMatrix, unavailable
+from draftwood.models.quantise import GROUP
+
+log = logging.getLogger(__name__)
 
 Holder = Callable[[Tensor, Tensor | None], nn.Module]  # from a weight and a bias to the layer that holds them
 QUANTISATIONS = ("int8", "int4")
 BACKENDS = ("auto", "native", "pytorch")
 PACKABLE = (torch.float32, torch.bfloat16)
+TOP = 127  # steps of int8 on either side of 0
 _ROWS_IN_MIND = 8  # oneDNN chooses a layout for about so many rows
 _TILED_ROWS = 32  # with AMX, bfloat16 products of more rows sum in another order, which changes with their number
 
@@ -56,54 +59,29 @@ class Packed(nn.Module):
 
 
 class Int8(nn.Module):
-    """y = x W^T + b with a symmetric int8 scale per row of W, and one per row of x, made as it comes.
+    """y = x W^T + b with W and x as the native kernels hold them for int8, computed in float32: it saves no memory."""
 
-    PyTorch's own dynamic quantisation has one scale for all of x, so that a row's result would depend on the others.
-    """
-
-    fewest_rows = 1
+    fewest_rows = Packed.fewest_rows
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.weight_bytes = weight.numel() + 4 * self.out_features
-        scale = torch.linalg.vector_norm(weight, torch.inf, 1).float().clamp_min_(torch.finfo(torch.float32).tiny) / 127
-        whole = (weight / scale[:, None]).round_().to(torch.int8)
-        self.packed = _packed_bytes(whole, scale)
-        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self._multiply: Callable[..., Tensor] = (
-            torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
-        )
-
-        self._steps = activation_steps()
+        self.exact = Packed(in_groups(weight, torch.float16), None if bias is None else bias.float())
+        self.weight_bytes = self.exact.weight_bytes
 
     def forward(self, x: Tensor) -> Tensor:
-        largest = torch.linalg.vector_norm(x, torch.inf, -1, keepdim=True)
-        largest = largest.float().clamp_min_(torch.finfo(torch.float32).tiny)
-        out: Tensor = self._multiply(x / largest, 1 / self._steps, 1 + self._steps, self.packed)
-        out = out.mul_(largest).to(x.dtype)  # in place: the widest output is not there twice
-        return out if self.bias is None else out + self.bias
+        out: Tensor = self.exact(in_groups(x, torch.float32))
+        return out.to(x.dtype)
 
 
-@cache
-def activation_steps() -> int:
-    """How many steps an int8 activation has on either side of 0: 127, or 63 where sums of products would saturate.
-
-    Without VNNI two products of an unsigned and a signed byte are added in 16 bits: one byte must stay within 7 bits.
-    """
-    size = 64
-    packed = _packed_bytes(torch.full((size, size), 127, dtype=torch.int8), torch.full((size,), 1 / 127))
-    out = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(torch.ones(1, size), 1 / 127, 128, packed)
-    return 127 if float(out[0, 0]) > size - 0.5 else 63
-
-
-def _packed_bytes(whole: Tensor, scale: Tensor) -> Any:
-    """int8 rows [out, in] and a scale for each, in the layout of PyTorch's x86 kernels."""
-    zero = torch.zeros_like(scale, dtype=torch.int64)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*quantize_per_tensor.*")  # the constructors are to move
-        tensor = torch._make_per_channel_quantized_tensor(whole, scale, zero, 0)
-        return torch.ops.quantized.linear_prepack(tensor, None)
+def in_groups(x: Tensor, scales: torch.dtype) -> Tensor:
+    """x [..., K] rounded to 8 bits, -127 to 127 steps in each group of 32; float32. Steps have the dtype `scales`."""
+    count = x.shape[-1]
+    padded = F.pad(x.float(), (0, -count % GROUP))
+    groups = padded.view(*x.shape[:-1], -1, GROUP)
+    step = (groups.abs().amax(-1, keepdim=True) / TOP).to(scales).float()  # where it is not finite, the group is not
+    whole = (groups / step).nan_to_num_(0).round_().clamp_(-TOP, TOP)
+    return whole.mul_(step).view_as(padded)[..., :count].contiguous()
 
 
 def holder(dtype: torch.dtype, device: torch.device, quantize: str | None, backend: str = "auto") -> Holder | None:
@@ -136,10 +114,11 @@ def holder(dtype: torch.dtype, device: torch.device, quantize: str | None, backe
     if fits and not reason:
         return partial(NativeMatrix, kind=quantize and "int8")  # what has no four bits of its own has eight
     if quantize is not None:
-        if "x86" not in torch.backends.quantized.supported_engines:
+        if not torch._C._has_mkldnn:
             raise ConfigurationError(
-                "quantize int8 needs PyTorch's x86 kernels, which this build lacks; use dtype bfloat16"
+                "quantize int8 needs PyTorch with oneDNN, or the native kernels; use dtype bfloat16"
             )
+        log.warning("without the native kernels int8 takes float32's memory and time; dtype bfloat16 takes less")
         return Int8
     if not fits or not torch._C._has_mkldnn:
         return None

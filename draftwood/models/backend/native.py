@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from draftwood.models.decoder import Block, Decoder
 
 VERSION = 2  # of the interface
-TYPES = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
+TYPES = {"float32": 0, "bfloat16": 1, "int4": 3, "int8": 4}
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
 
 
