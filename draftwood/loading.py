@@ -34,7 +34,7 @@ EMBEDDED = Path(str(files("draftwood") / "models" / "embedded"))
 def load(
     target: ModelSource | None = None,
     draft: ModelSource | Sequence[ModelSource] | None = None,
-    dtype: str | torch.dtype = "float32",
+    dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
     quantize: str | None = None,
     compile: bool = False,
@@ -55,13 +55,16 @@ def load(
     EAGLE-3 head in the format of `speculators` or of its authors, or Medusa heads, trained for the target. `device`
     defaults to CUDA where there is one. Models may have differently padded vocabularies, but must share a tokenizer. A
     source that begins with "hf:", and a transformers model object, run through transformers (extra hf), whose fast
-    tokenizers are taken too. The quantised weights of a GGUF file (extra gguf) are dequantised. On a CPU `quantize`
-    holds weights in fewer bytes, which changes what the model says a little; methods stay exact to the model so
-    changed: "int8", a quarter of float32's, or "int4", about a sixth (backend native; made once, in minutes for large
-    models, and kept next to the checkpoint; `quantising` is told of the shares that are done). There `backend` is
-    "native" (one call of the package draftwood-native a forward, much faster), "pytorch", or "auto", the first where it
-    is installed. `compile` runs forwards of few cells through torch.compile (backend pytorch), which takes a C++
-    compiler, and tens of seconds the first time on a machine.
+    tokenizers are taken too.
+
+    `dtype` "auto" is the type that a checkpoint names, else the one that it is stored in: bfloat16 for the quantised
+    weights of a GGUF file (extra gguf), which are dequantised; what a CPU has no kernels for, such as float16, it
+    computes in float32, exactly. On a CPU `quantize` holds weights in fewer bytes, which changes what the model says a
+    little; methods stay exact to the model so changed: "int8", a quarter of float32's, or "int4", about a sixth
+    (backend native; made once, in minutes for large models, and kept next to the checkpoint; `quantising` is told of
+    the shares that are done). There `backend` is "native" (one call of the package draftwood-native a forward, much
+    faster), "pytorch", or "auto", the first where it is installed. `compile` runs forwards of few cells through
+    torch.compile (backend pytorch), which takes a C++ compiler, and tens of seconds the first time on a machine.
 
     `tensor_parallel` processes share the target's layers and head, on GPUs one each, by the backend pytorch; drafts,
     exits and heads are in this process alone. `draft_device` is where draft models are, if not where the target is.

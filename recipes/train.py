@@ -158,7 +158,9 @@ def parser() -> argparse.ArgumentParser:
 
 def write_checkpoint(run: PairRun, tokenizer: Tokenizer, out: Path) -> None:
     """Write the decoder as a Hugging Face directory in bfloat16."""
-    save(run.decoder, out, torch.bfloat16, eos_token_id=end_token(tokenizer))
+    save(
+        run.decoder, out, torch.bfloat16, eos_token_id=end_token(tokenizer), dtype="float32"
+    )  # what it was measured in
     save_tokenizer(tokenizer, out, CONTEXT)
 
 

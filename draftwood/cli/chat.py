@@ -15,7 +15,7 @@ from draftwood.cli.groups import ColorOptions, LimitOptions, MethodOptions, Mode
 from draftwood.cli.options import flag
 from draftwood.cli.running import hidden, interruptible
 from draftwood.errors import ConfigurationError, DraftwoodError, RequestError, did_you_mean
-from draftwood.explain.terminal import Painter, colourful, flow, method_label, option_text, summary, visible
+from draftwood.explain.terminal import Painter, colourful, flow, method_label, option_text, origins, summary, visible
 from draftwood.params import SamplingParams
 from draftwood.reading import parse_json
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from draftwood.methods import Method
     from draftwood.results import GenerationResult
 
+NO_REPLY = "there was no reply yet"
 HELP = """\
 /method NAME [KEY=VALUE ...]  use another method; without NAME: show the current one
 /set KEY=VALUE ...            set temperature, top_p, ..., seed, max_new_tokens; alone: show them
@@ -122,7 +123,7 @@ class Here(Partner):
         return self.engine.method(method)
 
     def stats(self) -> str:
-        return flow(summary(self.last), sys.stdout) if self.last else "there was no reply yet"
+        return flow([*summary(self.last), *origins(self.engine.names)], sys.stdout) if self.last else NO_REPLY
 
 
 @dataclass(slots=True)
@@ -187,7 +188,7 @@ class There(Partner):
         return method
 
     def stats(self) -> str:
-        return json.dumps(self.last, indent=1) if self.last else "there was no reply yet"
+        return json.dumps(self.last, indent=1) if self.last else NO_REPLY
 
 
 def _events(answer: Any) -> Iterator[dict[str, Any]]:

@@ -93,9 +93,10 @@ def _devices() -> list[torch.device]:
 
 
 def _device(device: torch.device) -> dict[str, Any]:
-    """A device's name, and the dtypes in which it multiplies matrices."""
+    """A device's name, the dtypes in which it multiplies matrices, and what `auto` computes in another one."""
     import torch
 
+    from draftwood.models.backend.matrix import computed
     from draftwood.models.checkpoint import DTYPES
 
     def works(dtype: torch.dtype) -> bool:
@@ -106,7 +107,13 @@ def _device(device: torch.device) -> dict[str, Any]:
             return False
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    return {"device": str(device), "name": name, "dtypes": [name for name, dtype in DTYPES.items() if works(dtype)]}
+    used = {stored: str(computed(dtype, device)).removeprefix("torch.") for stored, dtype in DTYPES.items()}
+    return {
+        "device": str(device),
+        "name": name,
+        "dtypes": [name for name, dtype in DTYPES.items() if works(dtype)],
+        "auto": {stored: name for stored, name in used.items() if stored != name},
+    }
 
 
 def _embedded() -> dict[str, Any]:
@@ -140,7 +147,8 @@ def _table(facts: dict[str, Any]) -> Table:
         rows["memory"] = f"{facts['memory_gib']:g} GiB"
     for device in facts["devices"]:
         name = f"{device['name']}: " if device["name"] else ""
-        rows[f"device {device['device']}"] = name + ", ".join(device["dtypes"])
+        instead = [f"auto computes {stored} in {used}" for stored, used in device["auto"].items()]
+        rows[f"device {device['device']}"] = name + "; ".join([", ".join(device["dtypes"]), *instead])
     for role, size in facts["embedded"].items():
         text = f"{size['parameters']:,} parameters, {size['bytes'] / 2**20:.1f} MiB" if size else "not there"
         rows[f"embedded {role}"] = text

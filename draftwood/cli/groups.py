@@ -46,7 +46,9 @@ class ThreadOptions(OptionGroup):
 
 class _Place(OptionGroup):
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = flag(
-        "float32", "Weights and arithmetic: float32, bfloat16, float16, float64, or auto, as in the checkpoint.", "TYPE"
+        "auto",
+        "Weights and arithmetic: float32, bfloat16, float16, float64, or auto: the checkpoint's own type.",
+        "TYPE",
     )
     device: str | None = flag(None, "cpu, cuda, cuda:1, ... Default: CUDA where there is one.", "DEVICE")
 

@@ -217,8 +217,9 @@ def terminal_width() -> int:
 
 
 def origins(names: Mapping[str, Any]) -> list[str]:
-    """'target grown from 12x192, draft from 2x128', 'target dequantised from Q4_K', where models were."""
-    notes = []
+    """'computed in int8 and bfloat16', 'target grown from 12x192, draft from 2x128', 'target dequantised from Q4_K'."""
+    types = " and ".join(filter(None, (names.get("quantize"), names.get("dtype"))))
+    notes = [f"computed in {types}"] if types else []
     for how in ("grown", "dequantised"):
         found = names.get(how, {})
         parts = [("target", found.get("target")), *(("draft", origin) for origin in found.get("draft", ()))]

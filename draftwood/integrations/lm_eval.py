@@ -48,7 +48,7 @@ class Draftwood(LM):  # type: ignore[misc]
         target: str | None = None,
         draft: str | None = None,
         method: str | None = None,
-        dtype: str = "float32",
+        dtype: str = "auto",
         device: str | None = None,
         quantize: str | None = None,
         compile: bool = False,

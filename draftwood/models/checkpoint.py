@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.models import gguf_tokenizer
-from draftwood.models.backend.matrix import Holder, holder
+from draftwood.models.backend.matrix import Holder, computed, holder
 from draftwood.models.backend.native import NativeMatrix
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.families import FAMILIES, Family, Raw
@@ -134,9 +134,10 @@ def load(
 ) -> Decoder:
     """A decoder from a directory, GGUF file or hub id, ready for inference, in the given dtype on the given device.
 
-    dtype "auto" is the one that config.json names, else the one that the weights are stored in. On a CPU matrices are
-    held packed for a backend ("native", "pytorch"; "auto": the first where it is there), or quantised ("int8");
-    `packed=False` keeps plain parameters, which can be trained, grown and saved. The quantised tensors of a GGUF file
+    dtype "auto" is the one that config.json names, else the one that the weights are stored in, or float32 where a CPU
+    has no kernels for it (`matrix.computed`). On a CPU matrices are held packed for a backend ("native", "pytorch";
+    "auto": the first where it is there), or quantised ("int8"); `packed=False` keeps plain parameters, which can be
+    trained, grown and saved. The quantised tensors of a GGUF file
     are dequantised. `grouped` matrices, by the names of their modules, take the places of those of the checkpoint. Of a
     model that several processes compute in `parallel` only the part of this one is read and held.
     """
@@ -154,11 +155,12 @@ def load(
         if not tensors.has(family.names["embed.weight"][0]) and tensors.has(bare.names["embed.weight"][0]):
             family = bare
         whole = _sketch(config, tensors, family)
-        if dtype == "auto":
-            dtype = str(raw.get("dtype") or raw.get("torch_dtype") or tensors.dtype())
-        wanted = DTYPES.get(str(dtype).removeprefix("torch."))
+        named = str(raw.get("dtype") or raw.get("torch_dtype") or tensors.dtype()) if dtype == "auto" else str(dtype)
+        wanted = DTYPES.get(named.removeprefix("torch."))
         if wanted is None:
-            raise ModelError(f"dtype {str(dtype)!r} is not supported" + did_you_mean(str(dtype), [*DTYPES, "auto"]))
+            raise ModelError(f"dtype {named!r} is not supported" + did_you_mean(named, [*DTYPES, "auto"]))
+        if dtype == "auto":
+            wanted = computed(wanted, place, backend)
         if raw.get("tie_word_embeddings") is None and not tensors.has(family.names["head.weight"][0]):
             whole.head.weight = whole.embed.weight  # no head of its own can only mean the embeddings
         hold = holder(wanted, place, quantize, backend) if packed or quantize else None

@@ -217,7 +217,9 @@ def weights(rows: Bytes, kind: str) -> Tensor:
     """Bytes of rows [N, bytes of a row] -> weights [N, K] in the stored dtype, float32 where they were quantised."""
     if kind in PLAIN:
         return torch.from_numpy(np.ascontiguousarray(rows)).view(PLAIN[kind])
-    return torch.from_numpy(library().quants.dequantize(rows, library().GGMLQuantizationType[kind]))
+    blocks = np.asarray(rows).reshape(1, -1)  # rows are dequantised sixteen at a time
+    made: np.ndarray[Any, Any] = library().quants.dequantize(blocks, library().GGMLQuantizationType[kind])
+    return torch.from_numpy(made.reshape(len(rows), -1))
 
 
 def groups(rows: Bytes, kind: str) -> tuple[Tensor, Tensor, Tensor]:

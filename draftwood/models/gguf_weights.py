@@ -24,7 +24,7 @@ FAMILY = {  # of each of the format's architectures
     "gemma3": "gemma3_text",
 }
 LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose attention has a scale of its own
-CHUNK = 1 << 22  # weights that are dequantised at once
+CHUNK = 1 << 18  # weights that are dequantised at once, in the caches
 
 
 class Weights:
@@ -138,8 +138,8 @@ class Weights:
         return name in self.file.tensors
 
     def dtype(self) -> str:
-        """The dtype, in PyTorch's words, that the embeddings are stored in; bfloat16 where they are quantised."""
-        return str(gguf.PLAIN.get(self.file.tensors["token_embd.weight"].kind, torch.bfloat16)).removeprefix("torch.")
+        """The dtype, in PyTorch's words, that most of the matrices are stored in; bfloat16 where that is quantised."""
+        return str(gguf.PLAIN.get(self.types()[0], torch.bfloat16)).removeprefix("torch.")
 
     def types(self) -> list[str]:
         """The types of the matrices, the one with the most bytes first."""

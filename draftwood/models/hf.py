@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from draftwood.errors import ModelError, did_you_mean
 from draftwood.models import checkpoint
+from draftwood.models.backend.matrix import computed
 from draftwood.models.base import Batch, Segment
 from draftwood.models.cache import Budget, Cache, Extent, Plane
 from draftwood.models.flat import index
@@ -353,9 +354,7 @@ def wrap_tokenizer(tokenizer: Any) -> Tokenizer:
     return Tokenizer(copy, str(getattr(tokenizer, "name_or_path", "")), settings)
 
 
-def load(
-    source: str | Path, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu"
-) -> HuggingFaceModel:
+def load(source: str | Path, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu") -> HuggingFaceModel:
     """Any causal model from a directory or hub id by AutoModelForCausalLM: safetensors only, no code of its own."""
     directory = checkpoint.locate(source)
     wanted = "auto" if dtype == "auto" else checkpoint.DTYPES.get(str(dtype).removeprefix("torch."))
@@ -371,4 +370,6 @@ def load(
         raise ModelError(
             f"{source}: transformers cannot load it as a causal model ({reason[0] if reason else type(error).__name__})"
         ) from error
+    if wanted == "auto":
+        model.to(computed(model.dtype, torch.device(device), "pytorch"))
     return HuggingFaceModel(model.to(device).eval().requires_grad_(False))

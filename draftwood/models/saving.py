@@ -27,10 +27,10 @@ SAME = [  # knobs that are called in config.json what they are called here
 Parameters: TypeAlias = Iterable[tuple[str, torch.Size, Callable[[torch.dtype], Tensor]]]  # name, shape, maker
 
 
-def save(model: Decoder, directory: Path, dtype: torch.dtype | None = None, **extra: Any) -> None:
+def save(model: Decoder, directory: Path, stored: torch.dtype | None = None, **extra: Any) -> None:
     """Write a decoder; `extra` goes into config.json. ModelError where the Llama family has no word for it."""
     model.must_be_plain("saved")
-    kept = dtype or model.dtype
+    kept = stored or model.dtype
     known = {"tie_word_embeddings": model.head.weight is model.embed.weight, "dtype": str(kept).removeprefix("torch.")}
     document = config_json(model.config) | known | extra
 

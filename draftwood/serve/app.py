@@ -119,6 +119,7 @@ def _status(app: FastAPI, service: Service) -> None:
     @app.get(f"/v1/models/{service.name}")
     async def model() -> dict[str, Any]:
         """What is known of it."""
+        names = service.engine.names
         return {
             "id": service.name,
             "object": "model",
@@ -127,6 +128,7 @@ def _status(app: FastAPI, service: Service) -> None:
             "max_model_len": service.engine.target.context,
             "chat": bool(service.tokenizer.templates),
             "method": service.method.name,
+            **{key: names[key] for key in ("dtype", "quantize") if key in names},
         }
 
     @app.get("/v1/methods")

@@ -44,7 +44,7 @@ def prepare(
     source: TextSource | None = None,
     target: str | Path | None = None,
     device: str | None = None,
-    dtype: str = "float32",
+    dtype: str = "auto",
 ) -> ExitRun:
     """A run of a `kind`, new or as it was saved in `out`. A process of several joins the others.
 

@@ -45,7 +45,8 @@ def test_the_summary_closes_on_stderr(command: Command, pair: list[str], engine:
     assert parts[2:4] == [f"tau {result.metrics.tau:.2f}", f"acceptance {100 * result.metrics.acceptance_rate:.0f}%"]
     names, shares = parts[4].split()[::2], [int(share.rstrip("%")) for share in parts[4].split()[1::2]]
     assert names == ["draft", "verify", "sampling", "other"] and 98 <= sum(shares) <= 102
-    assert parts[5:] == [f"finish {result.finish_reason}", "speculative gamma=3", "seed 5", "lossless"]
+    how = ["speculative gamma=3", "seed 5", "lossless", "computed in float32"]
+    assert parts[5:] == [f"finish {result.finish_reason}", *how]
 
 
 def test_the_summary_of_beams(command: Command, pair: list[str], engine: Engine) -> None:
@@ -95,7 +96,7 @@ def test_what_compiling_took(command: Command, pair: list[str], monkeypatch: pyt
 
     monkeypatch.setattr("draftwood.loading.load", as_if_compiled)
     monkeypatch.setattr(Engine, "compile_seconds", 4.26)
-    assert " · compiled in 4.3 s\n" in command("generate", PROMPT, *pair, "--max-new-tokens", 2).err
+    assert " · compiled in 4.3 s · computed in" in command("generate", PROMPT, *pair, "--max-new-tokens", 2).err
     assert command("generate", PROMPT, *pair, "--max-new-tokens", 2, "--json").document["compile_seconds"] == 4.26
 
 

@@ -81,12 +81,29 @@ def test_a_missing_head_is_tied_unless_the_config_forbids_it(tmp_path: Path) -> 
 def test_dtype_auto_is_the_checkpoints_own(tmp_path: Path) -> None:
     write(tmp_path).bfloat16().save_pretrained(tmp_path)
     assert checkpoint.load(tmp_path, "auto").dtype == torch.bfloat16
-    edit_json(tmp_path / "config.json", ("dtype",), torch_dtype="float16")
-    assert checkpoint.load(tmp_path, "auto").dtype == torch.float16
+    edit_json(tmp_path / "config.json", ("dtype",), torch_dtype="float64")
+    assert checkpoint.load(tmp_path, "auto").dtype == torch.float64
     edit_json(tmp_path / "config.json", ("torch_dtype",))
     assert checkpoint.load(tmp_path, "auto").dtype == torch.bfloat16  # as stored
     assert checkpoint.load(tmp_path).dtype == torch.float32
     assert checkpoint.load(tmp_path, torch.float64).dtype == torch.float64
+
+
+def test_dtype_auto_rounds_no_weight_that_a_cpu_has_no_kernels_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """float16 everywhere; bfloat16 on processors without instructions for it, where PyTorch computes."""
+    write(tmp_path).half().save_pretrained(tmp_path)
+    wide = checkpoint.load(tmp_path, "auto")
+    assert wide.dtype == torch.float32 and torch.equal(logits_of(wide), logits_of(checkpoint.load(tmp_path, "float32")))
+    assert checkpoint.load(tmp_path, "auto", quantize="int8").dtype == torch.float32
+    assert checkpoint.load(tmp_path, "float16").dtype == torch.float16  # asked for
+    write(tmp_path).bfloat16().save_pretrained(tmp_path)
+    short = checkpoint.load(tmp_path, "auto", backend="pytorch").dtype
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    assert checkpoint.load(tmp_path, "auto", backend="pytorch").dtype == torch.float32
+    assert short == (torch.bfloat16 if torch.backends.cpu.get_cpu_capability() >= "AVX512" else short)
+    assert checkpoint.load(tmp_path, "bfloat16", backend="pytorch").dtype == torch.bfloat16
 
 
 def test_end_tokens(tmp_path: Path) -> None:

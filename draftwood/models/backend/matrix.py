@@ -127,6 +127,15 @@ def holder(dtype: torch.dtype, device: torch.device, quantize: str | None, backe
     return Packed
 
 
+def computed(dtype: torch.dtype, device: torch.device, backend: str = "auto") -> torch.dtype:
+    """What weights stored in a dtype are computed in where nothing else is asked for: the same, if there are kernels.
+
+    A CPU has none for float16, and without the native kernels few have some for bfloat16: float32 holds both exactly.
+    """
+    short = dtype == torch.float16 or (dtype == torch.bfloat16 and holder(dtype, device, None, backend) is None)
+    return torch.float32 if device.type == "cpu" and short else dtype
+
+
 def held_alike(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Holder | None:
     """How the matrices of a part that goes with a model are held: by the backend of one of the model's."""
     return holder(dtype, device, None, "native" if isinstance(module, NativeMatrix) else "pytorch")
