@@ -319,6 +319,7 @@ def test_tokens(served: Running) -> None:
 def test_what_is_served(served: Running) -> None:
     (model,) = served.client.get("/v1/models").json()["data"]
     assert model["id"] == served.service.name and model["max_model_len"] == served.engine.target.context
+    assert model["dtype"] == "float32" and "quantize" not in model
     assert served.client.get("/health").json() == {"status": "ok"}
     assert served.client.get("/ready").status_code == 200
     methods = served.client.get("/v1/methods").json()
