@@ -23,7 +23,7 @@ from draftwood.eval.experiments.experiment import Experiment, Run, Table, load
 from draftwood.eval.experiments.learned import Exit, Places, resolved
 from draftwood.eval.experiments.methods import Entry, Methods, expanded
 from draftwood.eval.experiments.pages import Overview, overview
-from draftwood.eval.experiments.pairs import PAIRS, Pair, pair
+from draftwood.eval.experiments.pairs import PAIRS, REAL, Pair, pair
 from draftwood.eval.experiments.tables import CELLS, concluded, documents, drawn, experiments, markdown
 from draftwood.methods import Method
 from draftwood.models.decoder import Decoder, DecoderConfig
@@ -42,7 +42,7 @@ TABLED = [each for each in experiments(BENCH) if documents(each[0])]
 @pytest.mark.parametrize(("path", "experiment"), MEASURED, ids=lambda each: getattr(each, "stem", ""))
 def test_every_experiment_declares_what_can_be_run(path: Path, experiment: Experiment) -> None:
     for run in experiment.runs.values():
-        assert run.pair is None or run.pair in PAIRS
+        assert run.pair is None or run.pair in {*PAIRS, *REAL}
         for smoke in (False, True):
             kind = experiment.measure(run, smoke)
             if isinstance(kind, Methods):
