@@ -82,6 +82,17 @@ def best(logits: Tensor) -> list[int]:
     return found
 
 
+def largest(logits: Tensor, count: int) -> list[list[int]]:
+    """The `count` largest possible tokens of each row of logits [n, V], best first; of equals the first, as argmax."""
+    if count == 1:
+        return [[token] for token in best(logits)]
+    top = logits.topk(min(count, logits.shape[-1]), -1)
+    return [
+        [token for token, value in zip(tokens, values, strict=True) if value > -math.inf]
+        for tokens, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    ]
+
+
 def element(row: Tensor, place: int) -> float:
     """One number of a row [V]."""
     return float(row[place] if row.is_cuda else row.numpy()[place])  # NumPy takes a quarter

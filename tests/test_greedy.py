@@ -25,7 +25,7 @@ METHODS: dict[str, tuple[dict[str, Any], int]] = {
 }
 LOSSY: dict[str, dict[str, Any]] = {  # where tokens are drawn
     "mcsd-initial": {"name": "mcsd", "initial": 3, "tree": [4, 2, 1]},
-    "mcsd-fork-longest": {"name": "mcsd-fork", "verify": "longest", "depth": "fixed"},
+    "mcsd-fork-longest": {"name": "mcsd-fork", "verify": "longest-root", "depth": "fixed"},
 }
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 

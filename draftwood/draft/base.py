@@ -15,7 +15,7 @@ from draftwood.draft.suffix import EarlierAnswers
 from draftwood.grammar import Grammar
 from draftwood.params import SamplingParams
 from draftwood.runtime.session import Answer, Run
-from draftwood.sampling import Distributions, Edit, Streams, best, draw_distinct, draw_iid, row_by_row, warp
+from draftwood.sampling import Distributions, Edit, Streams, draw_distinct, draw_iid, largest, row_by_row, warp
 from draftwood.verify.coupled import perturb
 
 Counts: TypeAlias = Callable[[Sequence[int], Tensor], Sequence[int]]  # (nodes, q [n, V]) -> children of each node
@@ -88,7 +88,7 @@ class Proposer:
         """Children that are the largest of logits [len(nodes), V], as point masses."""
         most = counts if isinstance(counts, int) else max(counts)
         children: list[int] = []
-        for node, tokens in zip(nodes, _cut(self._best(logits, most) if most else [], counts), strict=False):
+        for node, tokens in zip(nodes, _cut(largest(logits, most) if most else [], counts), strict=False):
             if tokens:
                 children += forest.propose(node, tokens, None)
         return children
@@ -97,7 +97,7 @@ class Proposer:
         """Children drawn from q [len(nodes), V] without its `best` most probable tokens, then those: point masses."""
         children: list[int] = []
         for row, node in zip(q, nodes, strict=True):
-            top = [token for token in self._best(row[None], best)[0] if row[token] > 0]
+            top = [token for token in largest(row[None], best)[0] if row[token] > 0]
             rest = row.index_fill(0, torch.tensor(top, device=row.device), 0.0)
             total = float(rest.sum())
             if total > 0:
@@ -167,17 +167,6 @@ class Proposer:
         if extra < 0:
             return logits[..., : self.vocab_size]
         return torch.nn.functional.pad(logits, (0, extra), value=-torch.inf)
-
-    @staticmethod
-    def _best(logits: Tensor, count: int) -> list[list[int]]:
-        """The `count` largest possible tokens of each row, best first; of equals the first, as argmax has it."""
-        if count == 1:
-            return [[token] for token in best(logits)]
-        top = logits.topk(min(count, logits.shape[-1]), -1)
-        return [
-            [token for token, value in zip(tokens, values, strict=True) if value > float("-inf")]
-            for tokens, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        ]
 
 
 def _cut(rows: Sequence[list[int]], counts: int | Sequence[int]) -> Sequence[list[int]]:

@@ -16,8 +16,9 @@ from torch import Tensor
 from draftwood.core.forest import FINISHED, Forest, Verdict
 from draftwood.core.records import Judged, Outcome
 from draftwood.sampling import Distributions, Streams
-from draftwood.verify import Initialised, Rejection, Traversal, Watching
+from draftwood.verify import Initialised, LongestPath, Rejection, Traversal, Watching
 from draftwood.verify.bound import bounds
+from draftwood.verify.longest import judge_alone
 from draftwood.verify.traversal import traverse
 from draftwood.verify.tree import Resolve, acceptance, resolve
 
@@ -58,6 +59,8 @@ class Recorder(Watching):
         rule: Resolve | None = None  # where drafts were judged one by one
         if isinstance(self.verify, Rejection | Initialised) and not found.greedy:
             rule = self.verify.rule if isinstance(self.verify, Rejection) else resolve
+        if isinstance(self.verify, LongestPath) and not found.greedy:
+            rule = judge_alone
         for place, node in enumerate(path):
             if node < forest.fresh:
                 continue  # answered in an earlier round
@@ -72,6 +75,8 @@ class Recorder(Watching):
             if not isinstance(self.verify, Traversal) or found.greedy:
                 rest = siblings(found, forest, node, following, p, rule)
                 if following is None:
+                    if isinstance(self.verify, LongestPath):
+                        rest = self.verify.behind(forest, path, target)
                     found.chosen = (node, verdict.token[0]), float(rest[verdict.token[0]])
         if isinstance(self.verify, Traversal) and not found.greedy:
             rest = paths(found, forest, path, target)

@@ -15,7 +15,7 @@ from draftwood.methods.base import Method, Parts
 from draftwood.methods.options import DEEPEST, Depth, Gamma, Initial, Mixed, Widths, check_rows, controller, sized
 from draftwood.methods.sources import Sourced
 from draftwood.runtime.session import Session
-from draftwood.verify import Coupled, Initialised, KSeq, Rejection, Traversal, Verifier
+from draftwood.verify import Coupled, Initialised, KSeq, LongestPath, Rejection, Traversal, Verifier
 
 
 def found(lookup: bool) -> SuffixLookup | None:
@@ -27,10 +27,23 @@ RULES: dict[str, type[Verifier]] = {one.name: one for one in (Traversal, Rejecti
 LOSSLESS = (
     "lossless: traversal judges whole paths, rejection single tokens; coupled: the sampled text of plain decoding"
 )
+LOSSY = (
+    "; lossy, for rounds that begin with several tokens of the target: longest, MCSD's released rule (drafts judged "
+    "alone, the longest of all paths), or longest-root, which loses less (the root below which rejection goes farthest)"
+)
 WITHOUT = {  # rule -> why a method does without it
     "traversal": "it judges paths of drawn drafts, and {name} draws none; use rejection, which accepts as much",
     "kseq": "it judges a node's independent draws, which specinfer and mcsd with replacement=true have; use one",
 }
+
+
+def of_target(verify: str, initial: int, replacement: bool) -> Verifier | None:
+    """The rule for rounds that begin with `initial` tokens of the target; None where it is another kind of rule."""
+    if verify == "longest":
+        if replacement:
+            raise ValueError("verify=longest is MCSD's released rule, whose draws are distinct; use replacement=false")
+        return LongestPath(initial)
+    return Initialised(initial, replacement) if verify == "longest-root" else None
 
 
 class OneHypothesis(Method):
@@ -94,6 +107,14 @@ class TreeMethod(SequenceMethod):
     )
 
 
+class InitialisedMethod(SequenceMethod):
+    """A tree method whose rounds may begin with several tokens of the target."""
+
+    verify: Literal["traversal", "rejection", "kseq", "coupled", "longest", "longest-root"] = Field(
+        default="traversal", description=LOSSLESS + "; kseq: K-SEQ for a node's independent draws" + LOSSY
+    )
+
+
 class Speculative(DrawnMethod):
     """Speculative decoding with a chain (Leviathan et al. 2023; Chen et al. 2023)."""
 
@@ -139,7 +160,7 @@ class SpecInfer(TreeMethod):
         return Parts(ModelDrafter(drafts, self.expansion, lookup=found(self.lookup)), self.verifier(), depth)
 
 
-class MultiCandidate(Sourced, TreeMethod):
+class MultiCandidate(Sourced, InitialisedMethod):
     """MCSD (Yang et al. 2024): a k-configuration tree, children drawn with or without replacement."""
 
     name = "mcsd"
@@ -160,17 +181,20 @@ class MultiCandidate(Sourced, TreeMethod):
     def _sized(cls, values: object) -> object:
         values = sized(values, "tree")
         several = isinstance(values, Mapping) and str(values.get("initial", 1)) != "1"
-        return {"verify": "rejection"} | dict(values) if several and isinstance(values, Mapping) else values
+        return {"verify": "longest-root"} | dict(values) if several and isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         tree = f"a tree {','.join(map(str, self.tree))} with initial {self.initial}"
         check_rows(Shape(self.tree, self.initial).rows, tree)
-        if self.initial > 1 and self.verify != "rejection":
-            why = "chooses one token at each place" if self.verify == "coupled" else "judges the paths of one root"
+        if self.initial > 1 and self.verify not in ("longest", "longest-root"):
             raise ValueError(
-                f"verify={self.verify} {why}, so rounds cannot begin with several; use initial 1, or verify=rejection"
+                f"verify={self.verify} judges the paths of one root, so rounds cannot begin with several; use "
+                "initial 1, or verify=longest-root or longest, which are lossy"
             )
+        if self.verify == "longest" and self.draws == "greedy":
+            raise ValueError("verify=longest is MCSD's released rule, whose siblings are all drawn; use draws=sampled")
+        of_target(self.verify, self.initial, self.replacement)
         if self.initial > 1 and self.lookup:
             raise ValueError("lookup goes on from one token, but a round begins with several; use initial 1")
         if self.verify == "kseq" and not (self.replacement and self.draws == "sampled"):
@@ -181,9 +205,7 @@ class MultiCandidate(Sourced, TreeMethod):
         return self
 
     def verifier(self) -> Verifier:
-        if self.initial > 1:
-            return Initialised(self.initial, self.replacement)
-        return super().verifier()
+        return of_target(self.verify, self.initial, self.replacement) or super().verifier()
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         def make(source: Source) -> ModelDrafter:
@@ -196,8 +218,8 @@ class MultiCandidate(Sourced, TreeMethod):
 class Fork(OneHypothesis):
     """The fork-shaped dynamic tree (MCSD §3.1, Figure 2): W candidates, each continued as a chain to depth D at most.
 
-    With a lossless rule the W candidates are drafts of one node. `longest` is the paper's form: the candidates are the
-    target's own draws and the longest accepted chain wins: lossy.
+    With a lossless rule the W candidates are drafts of one node. With `longest`, the paper's form, and `longest-root`
+    they are the target's own draws, and the longest accepted chain wins: lossy.
     """
 
     name = "mcsd-fork"
@@ -206,9 +228,8 @@ class Fork(OneHypothesis):
 
     width: int = Field(default=4, ge=1, le=256, description="chains, W")
     gamma: int = Field(default=4, ge=1, le=64, description="most drafted tokens per chain, D")
-    verify: Literal["traversal", "rejection", "coupled", "longest"] = Field(
-        default="traversal",
-        description=LOSSLESS + "; lossy: longest, the longest accepted chain below the target's draws",
+    verify: Literal["traversal", "rejection", "coupled", "longest", "longest-root"] = Field(
+        default="traversal", description=LOSSLESS + LOSSY
     )
     replacement: bool = Field(default=False, description="draw candidates independently; false: distinct candidates")
     depth: Depth = "auto"
@@ -222,15 +243,14 @@ class Fork(OneHypothesis):
     def _few_rows(self) -> Self:
         what = f"a tree of {self.width} chains of {self.gamma} tokens"
         check_rows(1 + self.width * self.gamma, what, "lower width or gamma")
+        of_target(self.verify, self.width, self.replacement)
         return self
 
     def verifier(self) -> Verifier:
-        if self.verify == "longest":
-            return Initialised(self.width, self.replacement)
-        return RULES[self.verify]()
+        return of_target(self.verify, self.width, self.replacement) or RULES[self.verify]()
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
-        first = 1 if self.verify == "longest" else self.width
+        first = 1 if self.verify in ("longest", "longest-root") else self.width
         widths = (first, *(1,) * (self.gamma - 1))
         depth = controller(self.depth, self.gamma, drafts, target, widths)
         return Parts(ModelDrafter(drafts, widths, self.replacement), self.verifier(), depth)

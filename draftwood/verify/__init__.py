@@ -11,6 +11,7 @@ from draftwood.verify.coupled import Coupled
 from draftwood.verify.initialised import Initialised
 from draftwood.verify.kseq import KSeq
 from draftwood.verify.layers import BeamSampling, BeamSearching
+from draftwood.verify.longest import LongestPath
 from draftwood.verify.traversal import Traversal
 from draftwood.verify.tree import Rejection
 from draftwood.verify.typical import GreedyText, Typical
@@ -22,6 +23,7 @@ __all__ = [
     "GreedyText",
     "Initialised",
     "KSeq",
+    "LongestPath",
     "Rejection",
     "Traversal",
     "Typical",

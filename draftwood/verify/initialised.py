@@ -34,6 +34,20 @@ def successive(rest: Tensor, count: int, replacement: bool, choose: Callable[[Te
     return list(dict.fromkeys(drawn))
 
 
+def several_roots(forest: Forest, path: Sequence[int], tokens: Sequence[int], target: Distributions) -> Verdict:
+    """The verdict that a path is accepted and each of `tokens` may come next: the roots of the next round."""
+    verdict = end_of_path(forest, path, tokens[0], target.log_prob)
+    count = len(tokens)
+    warped = {(path[-1], token): target.log_prob(path[-1], token) for token in tokens}
+    return replace(
+        verdict,
+        parent=verdict.parent * count,
+        token=list(tokens),
+        kind=verdict.kind * count,
+        warped={**verdict.warped, **warped},
+    )
+
+
 class Initialised:
     """Target-initialised verification (MCSD §3.1): roots are alternatives for one token, drawn from the target.
 
@@ -62,15 +76,5 @@ class Initialised:
         path, rest = walks[longest([len(path) for path, _ in walks])]
         if rest is None:
             return Verdict([path[-1]], [FINISHED], ["plain"], {})
-        first, *others = successive(
-            rest, self.initial, self.replacement, lambda left: draw(left, streams.uniform("accept"))
-        )
-        verdict = end_of_path(forest, path, first, target.log_prob)
-        more = {(path[-1], token): target.log_prob(path[-1], token) for token in others}
-        return replace(
-            verdict,
-            parent=verdict.parent * (1 + len(others)),
-            token=[first, *others],
-            kind=verdict.kind * (1 + len(others)),
-            warped={**verdict.warped, **more},
-        )
+        tokens = successive(rest, self.initial, self.replacement, lambda left: draw(left, streams.uniform("accept")))
+        return several_roots(forest, path, tokens, target)

@@ -44,7 +44,7 @@ METHOD_OPTIONS: list[dict[str, Any]] = [  # one of each kind of reference and of
     {"name": "dsbd", "draft_width": 3, "gamma": 2},
     {"name": "beam-search", "width": 3, "early_stopping": True, "length_penalty": 0.5},
     {"name": "speculative-beam-search", "width": 2},
-    {"name": "mcsd-fork", "width": 1, "verify": "longest"},
+    {"name": "mcsd-fork", "width": 1, "verify": "longest-root"},
     {"name": "medusa", "tree": [3]},
     {"name": "self-spec"},
     {"name": "eagle", "gamma": 2},

@@ -35,7 +35,10 @@ FLAGS = [  # (flags, what the sentence must say)
     (["--method", "mcsd", "--set", "tree=4,0"], "is 0, but input should be greater than or equal to 1"),
     (["--method", "mcsd", "--set", "tree=16,16,16"], "but at most 1024 are verified at once; make it narrower"),
     (["--method", "mcsd", "--set", "tree="], "give whole numbers with commas between"),
-    (["--method", "mcsd", "--set", "initial=2", "--set", "verify=coupled"], "use initial 1, or verify=rejection"),
+    (
+        ["--method", "mcsd", "--set", "initial=2", "--set", "verify=coupled"],
+        "use initial 1, or verify=longest-root or longest",
+    ),
     (["--method", "mcsd-fork", "--set", "width=200", "--set", "gamma=9"], "lower width or gamma"),
     (["--method", "mcsd", "--set", "tree=wide"], "give whole numbers with commas between"),
     (["--method", "dsbd", "--set", "draft_width=2", "--set", "width=3"], "must not be below width, 3"),

@@ -56,7 +56,7 @@ def test_types_of_options(command: Command) -> None:
         "initial": "integer 1..256",
         "replacement": "true or false",
         "depth": "text",
-        "verify": "traversal or rejection or kseq or coupled",
+        "verify": "traversal or rejection or kseq or coupled or longest or longest-root",
         "drafter": "model or exit",
     }
     assert wanted.items() <= types.items()

@@ -131,7 +131,7 @@ def test_greedy_drafts_accept_what_the_paper_says() -> None:
         ({"verify": "kseq", "replacement": True, "draws": "greedy"}, "and draws=sampled"),
         ({"draws": "greedy", "replacement": True}, "replacement=false"),
         ({"draws": "greedy", "verify": "coupled"}, "verify=traversal or rejection"),
-        ({"initial": 2, "verify": "traversal"}, "use initial 1, or verify=rejection"),
+        ({"initial": 2, "verify": "traversal"}, "use initial 1, or verify=longest-root or longest"),
     ],
 )
 def test_what_does_not_go_together(options: dict[str, Any], sentence: str) -> None:
