@@ -10,6 +10,7 @@ from draftwood.core.forest import Forest, StopCheck
 from draftwood.core.records import Round
 from draftwood.depth import ALONE, LOAD, DepthController, Load
 from draftwood.depth.load import nothing
+from draftwood.depth.rules import UNCAPPED
 from draftwood.draft import Drafter, Proposer
 from draftwood.grammar import Grammar
 from draftwood.metrics import Metrics
@@ -144,7 +145,8 @@ class Generation:
 
     def recorder(self) -> Recorder:
         """What turns verdicts into rounds."""
-        return Recorder(self.target, self.ending, self.ranking, self.depth.most, self.request.top_logprobs)
+        most = self.depth.most if self.depth.most < UNCAPPED else 0
+        return Recorder(self.target, self.ending, self.ranking, most, self.request.top_logprobs)
 
     def distributions(self, forest: Forest, answer: Answer) -> Distributions:
         """The target's distributions after a forest's nodes."""

@@ -66,7 +66,7 @@ class Recorder:
     target: Session
     ending: Ending
     ranking: Ranking
-    most: int  # layers that a round may draft
+    most: int  # layers that a round may draft; 0: no cap, so alpha says nothing
     top_logprobs: int = 0
     _clock: Clock = field(init=False, default_factory=Clock)
     _tokens: dict[int, EmittedToken] = field(init=False, default_factory=dict)  # node -> what to emit, once certain

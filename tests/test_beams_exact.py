@@ -174,6 +174,7 @@ DYNAMIC: list[Cell] = [
     ({"draft_width": 2, "gamma": 1, "threshold": 0.3}, {}, 2, 3, END),
     ({"draft_width": 3, "gamma": 1, "threshold": 0.3, "root_weights": "target"}, {"temperature": 1.5}, 2, 2, ENDLESS),
     ({"draft_width": 2, "gamma": 2, "threshold": 0.3, "replacement": False, "warp": "token"}, {}, 2, 2, END),
+    ({"draft_width": 2, "gamma": 2, "threshold": 0.3, "width_draws": "drafted"}, {}, 2, 2, END),
 ]
 MORE_DYNAMIC: list[Cell] = [
     ({"draft_width": 2, "gamma": 1, "threshold": 0.3}, {}, 2, 3, ENDLESS),

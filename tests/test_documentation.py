@@ -167,7 +167,7 @@ def test_every_method_and_command_is_on_its_page(monkeypatch: pytest.MonkeyPatch
         generated.fill((ROOT / "docs" / page).read_text()) for page in ("methods.md", "command-line.md")
     )
     assert all(f"### `{name}`\n" in methods for name in METHODS)
-    assert "| `gamma` | integer 0..64 | `4` | draft tokens per round |" in methods
+    assert "| `gamma` | integer 1..64 | `4` | most drafted tokens per chain, D |" in methods
     assert all(f"## `draftwood {name}`\n" in commands for name in COMMANDS)
     assert "* `--max-new-tokens N`: " in commands
 

@@ -21,6 +21,7 @@ from draftwood.sampling import Streams, element
 NOTHING: frozenset[str] = frozenset()
 LOGITS = frozenset({"logits"})
 LOAD = frozenset({"load"})
+UNCAPPED = 1023  # layers of a round that nothing but the controller bounds: what one forward can verify
 STATES = frozenset({"hidden", "target"})  # what the heads of draft and target read
 
 

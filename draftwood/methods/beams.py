@@ -92,6 +92,11 @@ class DynamicWidth(Sourced, BeamSamplingMethod):
         default=0.9, ge=0, le=1, description="t: keep as many beams as are accepted with this probability"
     )
     min_width: int = Field(default=1, ge=1, description="smallest dynamic width, W_min")
+    width_draws: Literal["surviving", "drafted"] | None = Field(
+        default=None,
+        description="draws that the dynamic width counts on (Eq. 7): those whose parents were accepted, or all W_S; "
+        "null: surviving with replacement, drafted without",
+    )
     root_weights: Literal["draft", "target"] = Field(
         default="draft", description="whose joint weights the beams that a round begins with"
     )
@@ -106,6 +111,10 @@ class DynamicWidth(Sourced, BeamSamplingMethod):
         if self.draft_width < least:
             what = "width" if self.width else "min_width"
             raise ValueError(f"draft_width is {self.draft_width}, but must not be below {what}, {least}")
+        if self.width_draws == "surviving" and not self.replacement and self.width is None:
+            raise ValueError(
+                "without replacement the width must not depend on how many draws survive; use width_draws=drafted"
+            )
         return self
 
     @property
@@ -113,7 +122,7 @@ class DynamicWidth(Sourced, BeamSamplingMethod):
         return self.width or self.draft_width
 
     def verifier(self) -> Verifier:
-        rule = WidthRule(self.width, self.threshold, self.min_width)
+        rule = WidthRule(self.width, self.threshold, self.min_width, self.width_draws)
         return BeamSampling(rule, self.warp, self.replacement, self.one_cache)
 
     def build(self, drafts: list[Session], target: Session) -> Parts:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from draftwood.draft import ConfidentDrafter, Drafter, EagleSource, ModelDrafter, StateDrafter
 from draftwood.methods.base import FILE, Parts
-from draftwood.methods.options import DEEPEST, MOST_ROWS, Depth, Mixed, controller, sized
+from draftwood.methods.options import DEEPEST, MOST_ROWS, Chain, Depth, Mixed, controller, sized
 from draftwood.methods.sequences import DrawnMethod, found
 from draftwood.models import eagle
 from draftwood.models.base import CausalModel
@@ -34,7 +34,7 @@ class Eagle(DrawnMethod):
         min_length=1,
         description="directory of the target's head; null: the one given as a draft, else the one next to its weights",
     )
-    gamma: int = Field(default=12, ge=0, le=64, description="most layers drafted per round")
+    gamma: Chain = 12
     width: int = Field(default=1, ge=1, le=256, description="most paths per layer; 1: a chain")
     nodes: int = Field(default=24, ge=1, lt=MOST_ROWS, description="of a tree: most drafts per round")
     least: float = Field(default=0.05, ge=0, le=1, description="of a tree: least confidence of a drafted path")

@@ -11,7 +11,7 @@ from draftwood.core.shape import Shape
 from draftwood.draft import ModelDrafter
 from draftwood.draft.base import Source
 from draftwood.methods.base import Parts
-from draftwood.methods.options import Depth, Gamma, Mixed, Widths, check_rows, controller
+from draftwood.methods.options import Chain, Depth, Mixed, Widths, check_rows, controller, uncapped
 from draftwood.methods.sequences import DrawnMethod, found
 from draftwood.methods.sources import Exit, from_exit
 from draftwood.models import exit as exits
@@ -23,14 +23,14 @@ class EarlyExit(DrawnMethod):
     """EESD (Liu et al. 2024): the target's first layers and a trained exit draft, its other layers verify.
 
     Verification reuses what drafting computed. The embedded target includes an exit layer; for another
-    target `draftwood train eesd` makes one. The paper ends drafting by Thompson sampling: depth=beta-ts, or speedup-ts,
-    which weighs what a draft costs.
+    target `draftwood train eesd` makes one. In the paper Thompson sampling alone ends drafts, depth=beta-ts or cali-ts;
+    speedup-ts weighs what a draft costs.
     """
 
     name = "eesd"
     summary = "a chain or tree from an early exit of the target; needs no draft model"
 
-    gamma: Gamma = 4
+    gamma: Chain = 4
     tree: Widths | None = Field(
         default=None, description="children per node, layer by layer, in place of a chain of gamma tokens"
     )
@@ -38,6 +38,11 @@ class EarlyExit(DrawnMethod):
     lookup: Mixed = False
     depth: Depth = "fixed"
     exit: Exit = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sized(cls, values: object) -> object:
+        return uncapped(values, "gamma", "tree")
 
     @model_validator(mode="after")
     def _few_rows(self) -> Self:

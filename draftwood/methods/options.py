@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from draftwood.depth import Auto, DepthController, depth_text, parse_depth
+from draftwood.depth.rules import UNCAPPED
 from draftwood.errors import ConfigurationError
 from draftwood.models.artifact import fingerprint, fingerprints
 from draftwood.runtime.session import Session
@@ -25,13 +26,17 @@ def listed(value: object) -> object:
     return value
 
 
-MOST_ROWS = 1024  # tokens that one forward verifies
+MOST_ROWS = UNCAPPED + 1  # tokens that one forward verifies
 DEEPEST = 32  # layers that lookup drafts unless told otherwise
 
 Initial = Annotated[
     int, Field(ge=1, le=256, description="tokens of the target that a round begins with; more than 1: lossy")
 ]
 Gamma = Annotated[int, Field(ge=0, le=64, description="draft tokens per round")]
+Chain = Annotated[
+    int | None,
+    Field(ge=0, le=64, description="draft tokens per round; null, as beta-ts and cali-ts have it: until they stop"),
+]
 Depth = Annotated[
     str,
     BeforeValidator(depth_text),
@@ -56,9 +61,30 @@ def sized(values: object, *sizes: str, **usual: int) -> object:
     """
     if not isinstance(values, Mapping):
         return values
+    values = uncapped(values, *sizes) if "gamma" in usual else values
+    assert isinstance(values, Mapping)
     named = any(size in values for size in sizes)
     found = {"depth": "fixed" if named else "auto"} | dict(values)
     return found if named or str(found["depth"]).partition(":")[0] == "auto" else usual | found
+
+
+def uncapped(values: object, *sizes: str) -> object:
+    """A method's options: Thompson sampling alone decides how deep a round goes where no size is named.
+
+    So it is in EESD's Algorithms 1 and 2, which have no greatest depth.
+    """
+    if not isinstance(values, Mapping) or any(size in values for size in sizes):
+        return values
+    thompson = str(values.get("depth", "")).partition(":")[0] in ("beta-ts", "cali-ts")
+    return {**values, "gamma": None} if thompson else values
+
+
+def check_ends(gamma: int | None, depth: str) -> None:
+    """Raise ValueError where nothing would end a round's drafts."""
+    if gamma is None and depth.partition(":")[0] in ("fixed", "auto"):
+        raise ValueError(
+            f"gamma=null leaves the end of drafts to depth=beta-ts or the like, but depth is {depth}; name gamma"
+        )
 
 
 def check_rows(rows: int, what: str, fix: str = "make it narrower or shallower") -> None:
@@ -69,7 +95,7 @@ def check_rows(rows: int, what: str, fix: str = "make it narrower or shallower")
 
 def controller(
     depth: str,
-    most: int,
+    most: int | None,
     drafts: Sequence[Session],
     target: Session,
     widths: Sequence[int] = (1,),
@@ -77,12 +103,15 @@ def controller(
     hidden: bool = True,
     lookup: bool = False,
 ) -> DepthController:
-    """Who decides whether to draft a layer more, at most `most` of them; `hidden`: whether hidden states are given.
+    """Who decides whether to draft a layer more, at most `most` of them; None is no cap.
+
+    `hidden`: whether hidden states are given.
 
     A layer has `widths` children per node of the one before, the last width again and again, the first one `roots`
     times as many. `lookup`: whether lookup drafts too, or alone.
     """
     settings = parse_depth(depth)
+    most = UNCAPPED if most is None else most
     if drafts:
         made = settings.build(
             most, lambda: fingerprints([session.model for session in drafts]), lambda: fingerprint(target.model)

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from draftwood.draft import ModelDrafter
 from draftwood.methods.base import FILE, Parts
-from draftwood.methods.options import Depth, Gamma, Mixed, controller, listed
+from draftwood.methods.options import Chain, Depth, Mixed, controller, listed, uncapped
 from draftwood.methods.sequences import DrawnMethod, found
 from draftwood.models.base import CausalModel
 from draftwood.models.skip import Skipped, load, skipping
@@ -43,9 +43,14 @@ class SelfSpeculative(DrawnMethod):
     )
     attention: Layers = Field(default=None, description="layers whose attention is skipped, from 0, such as 3,5,7")
     mlp: Layers = Field(default=None, description="layers whose MLP is skipped")
-    gamma: Gamma = 8
+    gamma: Chain = 8
     lookup: Mixed = False
     depth: Depth = "adaptive-confidence"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sized(cls, values: object) -> object:
+        return uncapped(values, "gamma")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -12,7 +12,19 @@ from draftwood.depth import Fixed
 from draftwood.draft import CertainDrafter, ModelDrafter, SuffixLookup
 from draftwood.draft.base import Source
 from draftwood.methods.base import Method, Parts
-from draftwood.methods.options import DEEPEST, Depth, Gamma, Initial, Mixed, Widths, check_rows, controller, sized
+from draftwood.methods.options import (
+    DEEPEST,
+    Chain,
+    Depth,
+    Gamma,
+    Initial,
+    Mixed,
+    Widths,
+    check_ends,
+    check_rows,
+    controller,
+    sized,
+)
 from draftwood.methods.sources import Sourced
 from draftwood.runtime.session import Session
 from draftwood.verify import Coupled, Initialised, KSeq, LongestPath, Rejection, Traversal, Verifier
@@ -66,6 +78,11 @@ class SequenceMethod(OneHypothesis):
     """One whose verification is lossless, by rejection or coupled."""
 
     verify: str = "rejection"
+
+    @model_validator(mode="after")
+    def _ends(self) -> Self:
+        check_ends(getattr(self, "gamma", 0), getattr(self, "depth", ""))
+        return self
 
     def verifier(self) -> Verifier:
         return RULES[self.verify]()
@@ -122,7 +139,7 @@ class Speculative(DrawnMethod):
     summary = "a chain of gamma tokens from a draft model"
     draft_models = (1, 1)
 
-    gamma: Gamma = 12
+    gamma: Chain = 12
     lookup: Mixed = False
     depth: Depth = "auto"
 
