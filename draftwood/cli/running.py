@@ -8,11 +8,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from types import FrameType
 from typing import Any
 
 from draftwood.cli.options import variable
 from draftwood.errors import ConfigurationError
+
+FIRST_LINE, NEXT_LINE = 15, 30  # seconds between lines that tell of progress in a pipe
 
 
 @contextmanager
@@ -21,7 +24,8 @@ def progress(
 ) -> Iterator[Callable[..., None]]:
     """A bar with a label; what is given takes changes of both: advance=, completed=, total=, description=.
 
-    Where not `live`, the bar is redrawn by changes only, so that it costs what is timed between them nothing.
+    Where not `live`, the bar is redrawn by changes only, so that it costs what is timed between them nothing. Where
+    standard error is no terminal, lines take the bar's place: the first after a quarter of a minute, then two a minute.
     """
     from rich import progress as rich
 
@@ -29,7 +33,7 @@ def progress(
 
     err = console(color, stderr=True)
     if not err.is_terminal:
-        yield lambda **changes: None
+        yield _lines(label, total, percent)
         return
     done: rich.ProgressColumn = rich.TaskProgressColumn() if percent else rich.MofNCompleteColumn()
     columns = (rich.BarColumn(24), done, rich.TimeRemainingColumn(), rich.TextColumn("{task.description}"))
@@ -40,6 +44,24 @@ def progress(
             bar.update(task, refresh=not live, **changes)
 
         yield update
+
+
+def _lines(label: str, total: float | None, percent: bool) -> Callable[..., None]:
+    """What stands for a bar in a pipe: it takes the same changes and prints a line now and then."""
+    shown: dict[str, Any] = {"description": label, "total": total, "completed": 0}
+    due = monotonic() + FIRST_LINE
+
+    def update(advance: float = 0, **changes: Any) -> None:
+        nonlocal due
+        shown.update(changes)
+        shown["completed"] += advance
+        if monotonic() >= due:
+            due = monotonic() + NEXT_LINE
+            done, of = shown["completed"], shown["total"]
+            part = f"{done / of:.0%}" if percent and of else f"{done:g} of {of:g}" if of else f"{done:g}"
+            print(f"{part}: {shown['description']}", file=sys.stderr, flush=True)
+
+    return update
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from draftwood.train.settings import EagleSettings, ExitSettings, HeadSettings, 
 
 if TYPE_CHECKING:
     from draftwood.train.exit_layer import ExitRun
+    from draftwood.train.runs import Told
 
 OUT: Path = flag(..., "Directory of the result.", "DIR", panel=OUTPUT)
 
@@ -109,22 +111,26 @@ def _train(
     report: Callable[[dict[str, Any]], tuple[str, str]],
 ) -> None:
     """Carry out a run with a bar, and a line for each measurement; `report` says what came out of it."""
+    from draftwood.train.exit_layer import STATE
     from draftwood.train.runs import prepare
 
     if out.exists() and not out.is_dir():
         raise ConfigurationError(f"--out is {out}, which is a file; name a directory")
     make = partial(prepare, kind, settings, out, source, model.target, model.device, model.dtype)
     document = None
-    with progress(output.color, "training", settings.steps) as update, scaling.trainer(model) as trained:
-        for now in trained(make, saving):
-            if (document := now.document) is not None:
-                continue
-            figures, last = now.figures, now.held_out
-            shown = f"loss {figures['loss']:.3f}, held-out acceptance {last['acceptance']:.3f}"
-            update(completed=now.step, description=shown)
-            if "held_out/loss" in figures:
-                held = f"held out: acceptance {last['acceptance']:.4f}, same best token {last['agreement']:.4f}"
-                output.say(f"step {now.step}: loss {figures['loss']:.4f}, {held}, loss {last['loss']:.4f}", stderr=True)
+    try:
+        with (
+            progress(output.color, "training", settings.steps) as update,
+            scaling.trainer(model) as trained,
+            closing(trained(make, saving)) as steps,
+        ):
+            for now in steps:
+                if (document := now.document) is None:
+                    _tell(now, update, output)
+    except KeyboardInterrupt:
+        if (out / STATE).exists():
+            output.say(f"what was trained is saved in {out}; the same command goes on from there", stderr=True)
+        raise
     if document is None:  # another process than the first one of torchrun
         return
     made, held = report(document)
@@ -135,3 +141,13 @@ def _train(
         f"{document['tokens']:,} tokens, {document['seconds']:.0f} s",
         f"held out: {held}{no_plot}",
     )
+
+
+def _tell(now: Told, update: Callable[..., None], output: OutputOptions) -> None:
+    """Show a step in the bar, and in a line of its own where something was measured."""
+    figures, last = now.figures, now.held_out
+    shown = f"loss {figures['loss']:.3f}, held-out acceptance {last['acceptance']:.3f}"
+    update(completed=now.step, description=shown)
+    if "held_out/loss" in figures:
+        held = f"held out: acceptance {last['acceptance']:.4f}, same best token {last['agreement']:.4f}"
+        output.say(f"step {now.step}: loss {figures['loss']:.4f}, {held}, loss {last['loss']:.4f}", stderr=True)

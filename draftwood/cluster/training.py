@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import ray
@@ -53,7 +53,7 @@ class Process:
 def on_ray(spec: EngineSpec, replicas: int) -> Trainer:
     """Processes in actors of the Ray that was started. Where one dies, all go on from the last save."""
 
-    def trained(make: Callable[[], ExitRun], saving: Saving) -> Iterator[Told]:
+    def trained(make: Callable[[], ExitRun], saving: Saving) -> Generator[Told, None, None]:
         left, reached = TRIES, -1
         while True:
             try:

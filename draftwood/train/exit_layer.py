@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from draftwood.train.settings import Settings
 from draftwood.train.texts import Texts, Tokens
 
 STATE = "run.safetensors"
+SAVE_SECONDS = 120  # after which a run is saved whatever its settings say
 FIGURES = ("loss", "acceptance", "agreement")
 Place = tuple[Tensor, Tensor, Tensor | None]
 
@@ -235,18 +236,29 @@ class ExitRun(Run):
         self.progress.curve.append(point)
         return point
 
-    def train(self, save_every: int, measure_every: int, stored: torch.dtype) -> Iterator[dict[str, float]]:
-        """Steps up to the last, each with its figures and, where there are any, the held-out ones; saves on the way."""
-        if not self.progress.curve:
+    def train(
+        self, save_every: int, measure_every: int, stored: torch.dtype
+    ) -> Generator[dict[str, float], None, None]:
+        """Steps up to the last, each with its figures and, where there are any, the held-out ones.
+
+        Saves every `save_every` steps, every two minutes, and when it is interrupted or given up.
+        """
+        progress, saved, due = self.progress, self.progress.step, time.monotonic() + SAVE_SECONDS
+        if not progress.curve:
             self.measure()
-        while not self.done:
-            figures = self.step()
-            step = self.progress.step
-            if step % measure_every == 0 or self.done:
-                figures |= {f"held_out/{name}": value for name, value in self.measure().items()}
-            if step % save_every == 0 or self.done:
+        try:
+            while not self.done:
+                figures = self.step()
+                if progress.step % measure_every == 0 or self.done:
+                    figures |= {f"held_out/{name}": value for name, value in self.measure().items()}
+                if progress.step % save_every == 0 or self.done or time.monotonic() > due:
+                    self.save(stored)
+                    saved, due = progress.step, time.monotonic() + SAVE_SECONDS
+                yield figures
+        except (KeyboardInterrupt, GeneratorExit):
+            if progress.step > saved:
                 self.save(stored)
-            yield figures
+            raise
 
 
 def plot(curve: list[dict[str, float]], path: Path) -> bool:

@@ -1,9 +1,15 @@
-"""A training run that can be killed at any time: weights, optimizers and progress in one file, replaced whole."""
+"""A training run that can be killed at any time: weights, optimizers and progress in one file, replaced whole.
+
+Ctrl-C leaves a run between two steps: never with half of its weights updated.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +22,23 @@ from draftwood.errors import ConfigurationError, ModelError
 from draftwood.models.files import write_tensors
 from draftwood.reading import parse_json
 from draftwood.train.optim import Optimizers
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C takes effect behind what is inside; where somebody else handles it, that stays as it is."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 @dataclass
@@ -46,10 +69,11 @@ class Run:
     def update(self, rate: float, tokens: int, seconds: float) -> float:
         """One optimizer step at a learning rate on the gradients, clipped to norm 1; the norm before."""
         norm = torch.nn.utils.clip_grad_norm_(self.weights.values(), 1.0)
-        self.optimizers.step(rate)
-        self.progress.step += 1
-        self.progress.tokens += tokens
-        self.progress.seconds += seconds
+        with uninterrupted():
+            self.optimizers.step(rate)
+            self.progress.step += 1
+            self.progress.tokens += tokens
+            self.progress.seconds += seconds
         return norm.item()
 
     def save_state(self) -> None:

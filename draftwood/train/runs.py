@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,9 @@ class Told:
     document: dict[str, Any] | None = None
 
 
-Trainer = Callable[[Callable[[], ExitRun], Saving], Iterator[Told]]  # carries out the run that it is shown how to make
+Trainer = Callable[
+    [Callable[[], ExitRun], Saving], Generator[Told, None, None]
+]  # carries out the run that it is shown how to make
 
 
 def prepare(
@@ -69,13 +72,14 @@ def prepare(
     return kind(model, texts, settings, out, rank)
 
 
-def train(make: Callable[[], ExitRun], saving: Saving) -> Iterator[Told]:
+def train(make: Callable[[], ExitRun], saving: Saving) -> Generator[Told, None, None]:
     """Make a run, train to its end and draw the curve. The first process of several tells, the others are silent."""
     run = make()
     rank, began, progress = run.rank, run.progress.step, run.progress
-    for figures in run.train(saving.save_every, saving.measure_every, getattr(torch, saving.store)):
-        if not rank.number:
-            yield Told(progress.step, figures, progress.curve[-1])
+    with closing(run.train(saving.save_every, saving.measure_every, getattr(torch, saving.store))) as steps:
+        for figures in steps:
+            if not rank.number:
+                yield Told(progress.step, figures, progress.curve[-1])
     if rank.count > 1:
         torch.distributed.destroy_process_group()
     if not rank.number:

@@ -11,14 +11,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Command
 from safetensors import safe_open
 
 import draftwood
+from draftwood.cli import running
 from draftwood.models import artifact, checkpoint
 from draftwood.models import exit as exits
+from draftwood.train import exit_layer
+from draftwood.train.exit_layer import ExitRun
+from draftwood.train.resumable import uninterrupted
 
 SMALL = ("--context", 32, "--batch", 4, "--held-out", 4, "--warmup", 2)
 
@@ -106,6 +111,66 @@ def test_a_killed_run_ends_with_the_weights_of_an_unbroken_one(
         assert set(one.keys()) == set(two.keys())
         assert all((one.get_tensor(name) == two.get_tensor(name)).all() for name in one.keys())  # noqa: SIM118
     assert [point["step"] for point in json.loads((out / "curve.json").read_text())] == [0, 40]
+
+
+def test_an_interrupted_run_loses_no_step(
+    command: Command, target: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C long before the first save, amid a step: what was trained is saved, and the result is the same."""
+    flags = ("train", "eesd", "--target", target, "--data", texts, *SMALL, "--steps", 9, "--save-every", 1000)
+    assert command(*flags, "--out", tmp_path / "whole").code == 0
+    steps = []
+    loss = ExitRun.loss
+
+    def interrupted(*given: Any) -> Any:
+        steps.append(None)
+        if len(steps) == 6:
+            raise KeyboardInterrupt
+        return loss(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ExitRun, "loss", interrupted)
+        shown = command(*flags, "--out", tmp_path / "exit")
+    assert shown.code == 130
+    told = f"what was trained is saved in {tmp_path / 'exit'}; the same command goes on from there"
+    assert told in " ".join(shown.err.split())
+    document = command(*flags, "--out", tmp_path / "exit", "--json").document
+    assert (document["steps"], document["new"]) == (9, 4)
+    assert weights(tmp_path / "exit") == weights(tmp_path / "whole")
+
+
+def test_ctrl_c_waits_for_the_optimizer() -> None:
+    """Half of the weights must not be updated when a run is saved."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    done = []
+    try:
+        with pytest.raises(KeyboardInterrupt), uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+            done.append("all")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert done == ["all"]
+
+
+def test_a_run_is_saved_every_few_minutes(
+    command: Command, target: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exit_layer, "SAVE_SECONDS", -1)
+    saves = []
+    monkeypatch.setattr(ExitRun, "save", lambda run, *given: saves.append(run.progress.step))
+    flags = ("train", "eesd", "--target", target, "--data", texts, *SMALL, "--steps", 3, "--save-every", 1000)
+    (tmp_path / "exit").mkdir()
+    assert command(*flags, "--out", tmp_path / "exit").code == 0
+    assert saves == [1, 2, 3]
+
+
+def test_a_pipe_is_told_of_progress(
+    command: Command, target: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "FIRST_LINE", -1)
+    flags = ("train", "eesd", "--target", target, "--data", texts, *SMALL, "--steps", 3)
+    first = command(*flags, "--out", tmp_path / "exit").err.splitlines()[0]
+    assert first.startswith("1 of 3: loss ") and "held-out acceptance" in first
 
 
 def test_a_full_disk_leaves_the_last_good_checkpoint(

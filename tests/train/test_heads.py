@@ -110,9 +110,9 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     steps = broken.train(2, 3, torch.float32)
     for _ in range(3):
         next(steps)
-    steps.close()  # killed after step 3, saved after step 2
+    steps.close()  # given up after step 3, and saved there
     again = run(tmp_path / "broken")
-    assert again.progress.step == 2
+    assert again.progress.step == 3
     list(again.train(2, 3, torch.float32))
     assert again.progress.step == whole.progress.step == 6
     one, other = (load_file(tmp_path / name / FILE) for name in ("whole", "broken"))
