@@ -9,13 +9,14 @@ import ctypes
 import logging
 import re
 import sys
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,21 +25,21 @@ from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.models import gguf_tokenizer
 from draftwood.models.backend.matrix import Holder, computed, holder
 from draftwood.models.backend.native import NativeMatrix
+from draftwood.models.config_keys import Raw
 from draftwood.models.decoder import Decoder, DecoderConfig
-from draftwood.models.families import FAMILIES, Family, Raw
+from draftwood.models.families import FAMILIES, Family
 from draftwood.models.files import read_json
 from draftwood.models.gguf import PLAIN, SUFFIX
 from draftwood.models.gguf_weights import Weights
 from draftwood.models.parallel.split import ALONE, Parallel, Piece
 from draftwood.models.quantise import Grouped
 from draftwood.models.safetensors_weights import Safetensors, part_of
+from draftwood.models.stored import Tensors, as_stored, check_unread
 from draftwood.reading import shown
 
 log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
-
-Tensors: TypeAlias = Safetensors | Weights
 
 
 def locate(source: str | Path) -> Path:
@@ -85,6 +86,10 @@ def read_config(directory: Path) -> dict[str, Any]:
     """config.json as a dictionary."""
     path = directory / "config.json"
     if not path.is_file():
+        if (directory / "adapter_config.json").is_file():
+            raise ModelError(
+                f"{directory} holds an adapter without its model; merge it into the model (merge_and_unload of peft)"
+            )
         inside = sorted(each.parent.name for each in directory.glob("*/config.json"))
         instead = f"one of the directories in it ({', '.join(inside[:3])})" if inside else "a checkpoint directory"
         raise ModelError(f"{directory} has no config.json; give {instead}")
@@ -151,9 +156,7 @@ def load(
         raise ModelError("device cuda is asked for, but PyTorch finds no CUDA device here; use device cpu")
     with ExitStack() as stack:
         tensors = file or Safetensors(home, stack)
-        bare = family.without_prefix()
-        if not tensors.has(family.names["embed.weight"][0]) and tensors.has(bare.names["embed.weight"][0]):
-            family = bare
+        family, config = as_stored(tensors, family, raw, config)
         whole = _sketch(config, tensors, family)
         named = str(raw.get("dtype") or raw.get("torch_dtype") or tensors.dtype()) if dtype == "auto" else str(dtype)
         wanted = DTYPES.get(named.removeprefix("torch."))
@@ -161,11 +164,10 @@ def load(
             raise ModelError(f"dtype {named!r} is not supported" + did_you_mean(named, [*DTYPES, "auto"]))
         if dtype == "auto":
             wanted = computed(wanted, place, backend)
-        if raw.get("tie_word_embeddings") is None and not tensors.has(family.names["head.weight"][0]):
-            whole.head.weight = whole.embed.weight  # no head of its own can only mean the embeddings
         hold = holder(wanted, place, quantize, backend) if packed or quantize else None
         tied = whole.head.weight is whole.embed.weight
         shapes = {name: parameter.shape for name, parameter in whole.named_parameters()}  # a tied head has none
+        check_unread(tensors, family, config.num_hidden_layers, shapes)
         model = whole
         if parallel.size > 1:
             with torch.device("meta"):
@@ -188,7 +190,6 @@ def load(
                 read = _assemble(tensors, family, "embed.weight", shape, rows, wanted, place, hold is not None)
                 table = nn.Parameter(read, requires_grad=False)
             _put(model, "head.weight", table, hold)
-        _check_leftovers(tensors, family, config.num_hidden_layers, shapes)
     model.home = home.parent if file else home
     if file:
         log.info("%s: weights of type %s are held as %s", home, ", ".join(file.types()), quantize or str(wanted)[6:])
@@ -203,10 +204,15 @@ def described(directory: Path) -> tuple[Raw, Family, DecoderConfig]:
     kind = str(raw.get("model_type") or "unnamed")
     if kind not in FAMILIES:
         raise ModelError(
-            f"{directory}: architecture {shown(kind)} is not supported{did_you_mean(kind, FAMILIES)}; "
-            f"with transformers installed, hf:{directory} may run it"
+            f"{directory}: architecture {shown(kind)} is not supported ({', '.join(sorted(FAMILIES))} are); "
+            f"{_elsewhere(raw, directory)}"
         )
-    if raw.get("quantization_config"):
+    if (directory / "adapter_config.json").is_file():
+        raise ModelError(
+            f"{directory} holds an adapter beside the model, whose answers would lack it; merge it into the weights "
+            "(merge_and_unload of peft), or give the model without it"
+        )
+    if _quantised(raw.get("quantization_config")):
         raise ModelError(
             f"{directory} holds quantised weights, which are not supported; give the checkpoint they came from"
         )
@@ -214,6 +220,25 @@ def described(directory: Path) -> tuple[Raw, Family, DecoderConfig]:
         return raw, FAMILIES[kind], FAMILIES[kind].config(raw)
     except ModelError as error:
         raise ModelError(f"{directory / 'config.json'}: {error}") from None
+
+
+def _quantised(settings: object) -> bool:
+    """Whether a quantization_config asks for anything: one of bitsandbytes may be left with all of it off."""
+    if not isinstance(settings, dict):
+        return bool(settings)
+    loads = [settings[key] for key in ("load_in_8bit", "load_in_4bit") if key in settings]
+    off = settings.get("quant_method") in (None, "bitsandbytes") and loads and not any(loads)
+    return bool(settings) and not off
+
+
+def _elsewhere(raw: Raw, directory: Path) -> str:
+    """What to do about a model of another architecture: `hf:` where transformers, as far as one sees, can run it."""
+    try:
+        runs = import_module("draftwood.models.hf").can_run(raw)
+    except ImportError:
+        runs = bool(re.search("CausalLM|LMHead", str(raw.get("architectures")))) and not raw.get("auto_map")
+        return f"with transformers installed, hf:{directory} may run it" if runs else "give a model of one of these"
+    return f"transformers may run it: give hf:{directory}" if runs else "give a model of one of these"
 
 
 def _sketch(config: DecoderConfig, tensors: Tensors, family: Family) -> Decoder:
@@ -229,7 +254,7 @@ def _sketch(config: DecoderConfig, tensors: Tensors, family: Family) -> Decoder:
     except (RuntimeError, TypeError, OverflowError) as error:  # sizes that no machine can count
         raise ModelError(f"{path} asks for a model larger than any memory; fetch or correct it") from error
     for name, parameter in first.named_parameters():
-        if name != "head.weight":
+        if name != "head.weight" or not config.tie_word_embeddings:
             _sources(tensors, family, name, parameter.shape)
     last = family.names["layers.{i}.o.weight"][0].format(i=config.num_hidden_layers - 1)
     if not tensors.has(last):
@@ -327,15 +352,3 @@ def _assemble(
                 tensors.fill(source, place.T if turned else place, *(inside[::-1] if turned else inside))
         offset += part[0]
     return made
-
-
-def _check_leftovers(tensors: Tensors, family: Family, layers: int, parameters: Container[str]) -> None:
-    """Parameters of the family that lie in the checkpoint unread: the config forgets them, so logits would be off."""
-    for pattern, sources in family.names.items():
-        for i in range(layers if "{i}" in pattern else 0):  # a head beside tied embeddings is no contradiction
-            for name in (source.format(i=i) for source in sources):
-                if pattern.format(i=i) not in parameters and tensors.has(name):
-                    raise ModelError(
-                        f"{tensors.source} does not ask for tensor {name}, which the checkpoint has; "
-                        "correct it (attention_bias, mlp_bias, enable_bias)"
-                    )

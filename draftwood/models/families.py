@@ -6,21 +6,18 @@ do is refused, never guessed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
-from draftwood.errors import ModelError, did_you_mean
+from draftwood.errors import ModelError
+from draftwood.models import config_keys as keys
+from draftwood.models.config_keys import Raw
 from draftwood.models.decoder import DecoderConfig
-from draftwood.models.functions import ACTIVATIONS
 from draftwood.models.names import GEMMA_2, GEMMA_3, GPT_2, LLAMA, OPT, PHI_3, QWEN_3, Names
-from draftwood.models.rotary import RopeScaling
 from draftwood.reading import shown
 
-Raw = dict[str, Any]  # config.json
-
 MOST_LAYERS = 100_000
+OF_ALL = {"is_causal": True, "is_encoder_decoder": False, "add_cross_attention": False}  # what every config must mean
 
 
 @dataclass(frozen=True)
@@ -31,92 +28,21 @@ class Family:
     stored [in, out].
     """
 
-    config: Callable[[Raw], DecoderConfig]
+    read: Callable[[Raw], DecoderConfig]
     names: Names
-    prefix: str = ""
+    prefix: str = "model."
     transposed: frozenset[str] = frozenset()
+
+    def config(self, raw: Raw) -> DecoderConfig:
+        """The decoder's shape of a config.json; ModelError where it asks for what the decoder cannot do."""
+        for key, value in OF_ALL.items():
+            keys.only(raw, key, value)
+        return self.read(raw)
 
     def without_prefix(self) -> Family:
         """The same family for checkpoints whose names lack the prefix."""
         bare = {key: tuple(name.removeprefix(self.prefix) for name in names) for key, names in self.names.items()}
         return replace(self, names=bare, prefix="")
-
-
-def _whole(raw: Raw, key: str, default: int, most: int = 2**31) -> int:
-    """A positive whole number of config.json, at most `most`; absent or null means the family's default."""
-    value = default if raw.get(key) is None else raw[key]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelError(f"{key} is {shown(value)}, but must be a positive whole number")
-    if value > most:
-        raise ModelError(f"{key} is {shown(value)}, but models have at most {most}")
-    return value
-
-
-def _number(raw: Raw, key: str, default: float | None) -> float:
-    """A positive number of config.json; with no default it must be there."""
-    value = default if raw.get(key) is None else raw[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ModelError(f"{key} is {'missing' if value is None else shown(value)}, but must be a positive number")
-    return float(value)
-
-
-def _flag(raw: Raw, key: str, default: bool) -> bool:
-    value = default if raw.get(key) is None else raw[key]
-    if not isinstance(value, bool):
-        raise ModelError(f"{key} is {shown(value)}, but must be true or false")
-    return value
-
-
-def _only(raw: Raw, key: str, *values: object) -> None:
-    """Refuse a setting that the decoder has no knob for, except some values, absence and null."""
-    if raw.get(key) is not None and raw[key] not in values:
-        instead = f"only {values[0]!r}" if values else "leave it out"
-        raise ModelError(f"{key} {shown(raw[key])} is not supported for this family; {instead}")
-
-
-def _activation(raw: Raw, key: str, default: str) -> str:
-    activation = default if raw.get(key) is None else raw[key]
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise ModelError(
-            f"activation {shown(activation)} is not supported" + did_you_mean(str(activation), ACTIVATIONS)
-        )
-    return activation
-
-
-def _rope_object(raw: Raw) -> Raw:
-    """The rotary settings in the spelling of transformers 5 (rope_parameters) or 4 (rope_scaling)."""
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if not isinstance(rope, dict):
-        raise ModelError(f"rope_parameters is {shown(rope)}, but must be an object")
-    return rope
-
-
-def _scaling(rope: Raw, context: int) -> RopeScaling:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "linear", "llama3"):
-        raise ModelError(f"rotary scaling {shown(kind)} is not supported; supported are default, linear and llama3")
-    if kind == "default":
-        return RopeScaling()
-    if kind == "linear":
-        return RopeScaling(kind, _number(rope, "factor", None))
-    return RopeScaling(
-        kind,
-        _number(rope, "factor", None),
-        _number(rope, "low_freq_factor", None),
-        _number(rope, "high_freq_factor", None),
-        _whole(rope, "original_max_position_embeddings", context),
-    )
-
-
-def _rope(raw: Raw, context: int) -> Raw:
-    """Base and scaling; rope_theta may lie beside the other rotary settings."""
-    rope = _rope_object(raw)
-    if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor")) not in (None, 1):
-        raise ModelError("partial_rotary_factor is not supported for this family")
-    return {
-        "rope_theta": _number(rope, "rope_theta", _number(raw, "rope_theta", 10000.0)),
-        "rope_scaling": _scaling(rope, context),
-    }
 
 
 def _shape(
@@ -127,21 +53,21 @@ def _shape(
     A null num_key_value_heads, or one whose default is None, means one for each attention head; a head_dim without
     default is hidden_size // num_attention_heads.
     """
-    heads = _whole(raw, "num_attention_heads", heads)
+    heads = keys.whole(raw, "num_attention_heads", heads)
     null = "num_key_value_heads" in raw and raw["num_key_value_heads"] is None
-    kv_heads = _whole(raw, "num_key_value_heads", heads if kv_heads is None or null else kv_heads)
-    hidden = _whole(raw, "hidden_size", hidden)
-    head_dim = _whole(raw, "head_dim", head_dim or max(1, hidden // heads))
+    kv_heads = keys.whole(raw, "num_key_value_heads", heads if kv_heads is None or null else kv_heads)
+    hidden = keys.whole(raw, "hidden_size", hidden)
+    head_dim = keys.whole(raw, "head_dim", head_dim or max(1, hidden // heads))
     if heads % kv_heads or head_dim % 2:
         raise ModelError(
             f"{heads} attention heads, {kv_heads} key/value heads and head_dim {head_dim} do not fit together; "
             "the first must be a multiple of the second, and the third even"
         )
     return {
-        "vocab_size": _whole(raw, "vocab_size", vocab),
+        "vocab_size": keys.whole(raw, "vocab_size", vocab),
         "hidden_size": hidden,
-        "intermediate_size": _whole(raw, "intermediate_size", inner),
-        "num_hidden_layers": _whole(raw, "num_hidden_layers", layers, MOST_LAYERS),
+        "intermediate_size": keys.whole(raw, "intermediate_size", inner),
+        "num_hidden_layers": keys.whole(raw, "num_hidden_layers", layers, MOST_LAYERS),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
@@ -152,19 +78,19 @@ def _llama_like(
     raw: Raw, shape: Raw, context: int, eps: float = 1e-6, activation: str = "silu", tied: bool = False
 ) -> Raw:
     """What the families that descend from Llama say alike, besides the shape."""
-    context = _whole(raw, "max_position_embeddings", context)
+    context = keys.whole(raw, "max_position_embeddings", context)
     return {
         **shape,
-        **_rope(raw, context),
+        **keys.rope(raw, context),
         "max_position_embeddings": context,
-        "rms_norm_eps": _number(raw, "rms_norm_eps", eps),
-        "hidden_act": _activation(raw, "hidden_act", activation),
-        "tie_word_embeddings": _flag(raw, "tie_word_embeddings", tied),
+        "rms_norm_eps": keys.number(raw, "rms_norm_eps", eps),
+        "hidden_act": keys.activation(raw, "hidden_act", activation),
+        "tie_word_embeddings": keys.flag(raw, "tie_word_embeddings", tied),
     }
 
 
 def _attention_bias(raw: Raw) -> Raw:
-    bias = _flag(raw, "attention_bias", False)
+    bias = keys.flag(raw, "attention_bias", False)
     return {"qkv_bias": bias, "o_bias": bias}
 
 
@@ -172,7 +98,7 @@ def _window(raw: Raw, default: int | None) -> int:
     """Width of the sliding window, 0 where there is none: null, unlike an absent key, switches it off."""
     if "sliding_window" in raw and raw["sliding_window"] is None:
         return 0
-    return 0 if "sliding_window" not in raw and default is None else _whole(raw, "sliding_window", default or 0)
+    return 0 if "sliding_window" not in raw and default is None else keys.whole(raw, "sliding_window", default or 0)
 
 
 def _windows(raw: Raw, layers: int, window: int, sliding: Callable[[int], bool]) -> tuple[int, ...]:
@@ -190,21 +116,29 @@ def _windows(raw: Raw, layers: int, window: int, sliding: Callable[[int], bool])
     return tuple(window if kind == "sliding_attention" else 0 for kind in types[:layers])
 
 
+def _without_windows(raw: Raw) -> None:
+    """Refuse layers of other types in a family whose layers all see all positions."""
+    types = raw.get("layer_types")
+    if types is not None and (not isinstance(types, list) or set(map(str, types)) - {"full_attention"}):
+        raise ModelError(f"layer_types is {shown(types)}, but this family has full_attention alone; leave it out")
+
+
 def _llama(raw: Raw) -> DecoderConfig:
+    _without_windows(raw)
     shape = _shape(raw, 32000, 4096, 11008, 32, 32, None, None)
-    mlp_bias = _flag(raw, "mlp_bias", False)
+    mlp_bias = keys.flag(raw, "mlp_bias", False)
     return DecoderConfig(**_llama_like(raw, shape, 2048), **_attention_bias(raw), mlp_bias=mlp_bias)
 
 
 def _mistral(raw: Raw) -> DecoderConfig:
     shape = _shape(raw, 32000, 4096, 14336, 32, 32, 8, None)
-    _only(raw, "layer_types")  # transformers ignores the key here and asks for another class
+    keys.only(raw, "layer_types")  # transformers ignores the key here and asks for another class
     windows = (_window(raw, 4096),) * shape["num_hidden_layers"]
     return DecoderConfig(**_llama_like(raw, shape, 4096 * 32), windows=windows)
 
 
 def _qwen_windows(raw: Raw, layers: int) -> tuple[int, ...]:
-    window = _window(raw, 4096) if _flag(raw, "use_sliding_window", False) else 0
+    window = _window(raw, 4096) if keys.flag(raw, "use_sliding_window", False) else 0
     first = raw.get("max_window_layers", 28)
     if isinstance(first, bool) or not isinstance(first, int):
         raise ModelError(f"max_window_layers is {shown(first)}, but must be a whole number")
@@ -225,8 +159,9 @@ def _qwen3(raw: Raw) -> DecoderConfig:
 
 def _phi3(raw: Raw) -> DecoderConfig:
     shape = _shape(raw, 32064, 3072, 8192, 32, 32, None, None)
-    rope = dict(_rope_object(raw))
-    factor = _number(rope, "partial_rotary_factor", _number(raw, "partial_rotary_factor", 1.0))
+    rope = dict(keys.rope_object(raw))
+    keys.only({"rope_type": keys.rope_type(rope)}, "rope_type", "default")
+    factor = keys.number(rope, "partial_rotary_factor", keys.number(raw, "partial_rotary_factor", 1.0))
     rotated = int(shape["head_dim"] * factor)
     if factor > 1 or rotated < 2 or rotated % 2:
         raise ModelError(
@@ -243,8 +178,9 @@ def _phi3(raw: Raw) -> DecoderConfig:
 
 
 def _gemma(raw: Raw) -> DecoderConfig:
+    _without_windows(raw)
     shape = _shape(raw, 256000, 3072, 24576, 28, 16, 16, 256)
-    _only(raw, "use_bidirectional_attention", False)
+    keys.only(raw, "use_bidirectional_attention", False)
     tanh = "gelu_pytorch_tanh"
     # the first releases say gelu and mean its tanh approximation
     act = {"hidden_act": tanh} if raw.get("hidden_act") == "gelu" else {}
@@ -258,21 +194,21 @@ def _gemma(raw: Raw) -> DecoderConfig:
 
 def _gemma_late(raw: Raw, shape: Raw, context: int) -> Raw:
     """What Gemma 2 and 3 say alike."""
-    _only(raw, "use_bidirectional_attention", False)
-    activation = _activation(raw, "hidden_activation", "gelu_pytorch_tanh")
+    keys.only(raw, "use_bidirectional_attention", False)
+    activation = keys.activation(raw, "hidden_activation", "gelu_pytorch_tanh")
     return {
         **_llama_like({**raw, "hidden_act": activation}, shape, context, tied=True),
         **_attention_bias(raw),
         "norm": "rms_offset",
         "sandwich": True,
         "embedding_scale": shape["hidden_size"] ** 0.5,
-        "attention_scale": _number(raw, "query_pre_attn_scalar", 256) ** -0.5,
+        "attention_scale": keys.number(raw, "query_pre_attn_scalar", 256) ** -0.5,
     }
 
 
 def _cap(raw: Raw, key: str, default: float | None) -> float | None:
     """A softcap: null, unlike an absent key, switches it off."""
-    return _number(raw, key, None) if raw.get(key) is not None else None if key in raw else default
+    return keys.number(raw, key, None) if raw.get(key) is not None else None if key in raw else default
 
 
 def _gemma2(raw: Raw) -> DecoderConfig:
@@ -288,9 +224,9 @@ def _gemma2(raw: Raw) -> DecoderConfig:
 def _gemma3(raw: Raw) -> DecoderConfig:
     """Rotary settings lie in one object per layer type, or in the flat keys of transformers 4."""
     shape = _shape(raw, 262208, 2304, 9216, 26, 8, 4, 256)
-    _only(raw, "attn_logit_softcapping")  # transformers reads the key and does not use it
-    pattern = _whole(raw, "sliding_window_pattern", 6)
-    rope = _rope_object({"rope_parameters": raw.get("rope_parameters")})
+    keys.only(raw, "attn_logit_softcapping")  # transformers reads the key and does not use it
+    pattern = keys.whole(raw, "sliding_window_pattern", 6)
+    rope = keys.rope_object({"rope_parameters": raw.get("rope_parameters")})
     kinds: list[Raw] = []
     for kind, key, base in (
         ("full_attention", "rope_theta", 1_000_000.0),
@@ -299,12 +235,13 @@ def _gemma3(raw: Raw) -> DecoderConfig:
         part = rope.get(kind) or {}
         if not isinstance(part, dict):
             raise ModelError(f"rope_parameters of {kind} is {shown(part)}, but must be an object")
-        kinds.append({**part, "rope_theta": _number(part, "rope_theta", _number(raw, key, base))})
+        kinds.append({**part, "rope_theta": keys.number(part, "rope_theta", keys.number(raw, key, base))})
     if rope and not rope.keys() <= {"full_attention", "sliding_attention"}:
         raise ModelError("rope_parameters must hold full_attention and sliding_attention, each with its own settings")
     whole, local = kinds
-    whole = {**whole, **_rope_object({"rope_scaling": raw.get("rope_scaling")})}
-    _only(local, "rope_type", "default")
+    both = {"rope_scaling": raw.get("rope_scaling"), "rope_theta": whole["rope_theta"]}
+    whole = keys.rope_object({**both, "rope_parameters": whole}) if rope else {**whole, **keys.rope_object(both)}
+    keys.only(local, "rope_type", "default")
     return DecoderConfig(
         **_gemma_late({**raw, "rope_parameters": whole}, shape, 131072),
         qk_norm=True,
@@ -316,44 +253,55 @@ def _gemma3(raw: Raw) -> DecoderConfig:
 
 def _opt(raw: Raw) -> DecoderConfig:
     """Pre-norm models with embeddings as wide as the layers; OPT-350m is neither."""
-    _only(raw, "do_layer_norm_before", True)
-    _only(raw, "_remove_final_layer_norm", False)
-    _only(raw, "layer_norm_elementwise_affine", True)
+    _without_windows(raw)
+    keys.only(raw, "do_layer_norm_before", True)
+    keys.only(raw, "_remove_final_layer_norm", False)
+    keys.only(raw, "layer_norm_elementwise_affine", True)
     shape = _shape({**raw, "num_key_value_heads": None, "head_dim": None}, 50272, 768, 3072, 12, 12, None, None)
-    _only(raw, "word_embed_proj_dim", shape["hidden_size"])
-    bias = _flag(raw, "enable_bias", True)
+    keys.only(raw, "word_embed_proj_dim", shape["hidden_size"])
+    bias = keys.flag(raw, "enable_bias", True)
     return DecoderConfig(
-        **{**shape, "intermediate_size": _whole(raw, "ffn_dim", 3072)},
-        max_position_embeddings=_whole(raw, "max_position_embeddings", 2048),
+        **{**shape, "intermediate_size": keys.whole(raw, "ffn_dim", 3072)},
+        max_position_embeddings=keys.whole(raw, "max_position_embeddings", 2048),
         rms_norm_eps=1e-5,
-        hidden_act=_activation(raw, "activation_function", "relu"),
+        hidden_act=keys.activation(raw, "activation_function", "relu"),
         qkv_bias=bias,
         o_bias=bias,
         mlp_bias=bias,
-        tie_word_embeddings=_flag(raw, "tie_word_embeddings", True),
+        tie_word_embeddings=keys.flag(raw, "tie_word_embeddings", True),
         norm="layer",
         gated=False,
         position_offset=2,  # the first two rows are of no position
     )
 
 
+def _renamed(raw: Raw, **names: str) -> Raw:
+    """A config with a family's own names for keys that may have the usual ones, too."""
+    for usual, own in names.items():
+        if usual in raw and raw.get(own, raw[usual]) != raw[usual]:
+            raise ModelError(f"{own} is {shown(raw[own])}, but {usual} is {shown(raw[usual])}; keep the right one")
+    return {**{own: raw[usual] for usual, own in names.items() if usual in raw}, **raw}
+
+
 def _gpt2(raw: Raw) -> DecoderConfig:
-    _only(raw, "scale_attn_weights", True)
-    _only(raw, "scale_attn_by_inverse_layer_idx", False)
-    _only(raw, "add_cross_attention", False)
-    hidden = _whole(raw, "n_embd", 768)
+    _without_windows(raw)
+    keys.only(raw, "scale_attn_weights", True)
+    keys.only(raw, "scale_attn_by_inverse_layer_idx", False)
+    raw = _renamed(raw, hidden_size="n_embd", num_attention_heads="n_head", num_hidden_layers="n_layer")
+    raw = _renamed(raw, max_position_embeddings="n_positions")
+    hidden = keys.whole(raw, "n_embd", 768)
     names = {"num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "vocab_size": "vocab_size"}
     spelled = {name: raw.get(key) for name, key in names.items()}
     shape = _shape({**spelled, "hidden_size": hidden}, 50257, 768, 3072, 12, 12, None, None)
     return DecoderConfig(
-        **{**shape, "intermediate_size": _whole(raw, "n_inner", 4 * hidden)},
-        max_position_embeddings=_whole(raw, "n_positions", 1024),
-        rms_norm_eps=_number(raw, "layer_norm_epsilon", 1e-5),
-        hidden_act=_activation(raw, "activation_function", "gelu_new"),
+        **{**shape, "intermediate_size": keys.whole(raw, "n_inner", 4 * hidden)},
+        max_position_embeddings=keys.whole(raw, "n_positions", 1024),
+        rms_norm_eps=keys.number(raw, "layer_norm_epsilon", 1e-5),
+        hidden_act=keys.activation(raw, "activation_function", "gelu_new"),
         qkv_bias=True,
         o_bias=True,
         mlp_bias=True,
-        tie_word_embeddings=_flag(raw, "tie_word_embeddings", True),
+        tie_word_embeddings=keys.flag(raw, "tie_word_embeddings", True),
         norm="layer",
         gated=False,
         position_offset=0,
@@ -369,7 +317,7 @@ FAMILIES: dict[str, Family] = {
     "gemma": Family(_gemma, LLAMA),
     "gemma2": Family(_gemma2, GEMMA_2),
     "gemma3_text": Family(_gemma3, GEMMA_3),
-    "opt": Family(_opt, OPT, "model."),
+    "opt": Family(_opt, OPT),
     "gpt2": Family(
         _gpt2, GPT_2, "transformer.", frozenset(f"layers.{{i}}.{x}.weight" for x in ("qkv", "o", "up", "down"))
     ),

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftwood.errors import ModelError, did_you_mean
+from draftwood.errors import ModelError
 from draftwood.models import gguf
+from draftwood.models.config_keys import Raw
 from draftwood.models.decoder import DecoderConfig
-from draftwood.models.families import FAMILIES, Family, Raw
+from draftwood.models.families import FAMILIES, Family
 from draftwood.models.rotary import RopeDivisors
 from draftwood.reading import shown
 
@@ -24,6 +25,10 @@ FAMILY = {  # of each of the format's architectures
     "gemma3": "gemma3_text",
 }
 LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose attention has a scale of its own
+HARMLESS = (  # keys that say nothing about the computation, or what other keys say
+    *("vocab_size", "tensor_data_layout", "rope.scaling.original_context_length", "rope.scaling.finetuned"),
+    *("attention.layer_norm_epsilon", "expert_used_count", "nextn_predict_layers"),
+)
 CHUNK = 1 << 18  # weights that are dequantised at once, in the caches
 
 
@@ -35,14 +40,18 @@ class Weights:
     def __init__(self, path: Path) -> None:
         self.source, self.file = path, gguf.opened(path)
         self.architecture = str(self.file.metadata.get("general.architecture"))
+        self._asked: set[str] = set()  # keys of the architecture that were read
 
     def described(self) -> tuple[Raw, Family, DecoderConfig]:
         """The metadata as config.json would say it, the family with the file's tensor names, the decoder's shape."""
+        purpose = self.file.metadata.get("general.type", "model")
+        if purpose != "model":
+            raise ModelError(f"{self.source} holds a part for a model ({shown(purpose)}), and no model; give the model")
         kind = FAMILY.get(self.architecture)
         if kind is None:
             raise ModelError(
-                f"{self.source}: architecture {shown(self.architecture)} is not supported"
-                f"{did_you_mean(self.architecture, FAMILY)}; give a model of one of these"
+                f"{self.source}: architecture {shown(self.architecture)} is not supported "
+                f"({', '.join(sorted(FAMILY))} are); give a model of one of these"
             )
         family = FAMILIES[kind]
         shape = self._shape()
@@ -51,6 +60,7 @@ class Weights:
             config = family.config(raw)
         except ModelError as error:
             raise ModelError(f"{self.source}: {error}") from None
+        self._check_unread()
         if self.has("rope_freqs.weight"):
             config = replace(config, rope_scaling=self._divisors((config.rotary_dim or config.head_dim) // 2))
         return raw, replace(family, names={key: self._names(names) for key, names in family.names.items()}), config
@@ -62,7 +72,38 @@ class Weights:
         return tuple(name.replace("blk.0.", "blk.{i}.") for name in found)
 
     def _value(self, key: str, default: Any = None) -> Any:
-        return self.file.metadata.get(f"{self.architecture}.{key}", default)
+        """A value of the metadata; an array of equal values, one for each layer, is one."""
+        name = self._asking(key)
+        value = self.file.metadata.get(name, default)
+        if isinstance(value, gguf.Array):
+            values = self.file.array(name)
+            if len(set(values)) > 1:
+                raise ModelError(
+                    f"{self.source}: {name} differs from layer to layer ({shown(values)}), which is not supported; "
+                    "give a model whose layers are alike"
+                )
+            return values[0] if values else default
+        return value
+
+    def _asking(self, key: str) -> str:
+        """A key with the name of the architecture; it is noted as read."""
+        self._asked.add(name := f"{self.architecture}.{key}")
+        return name
+
+    def _check_unread(self) -> None:
+        """Raise a ModelError for a key of the architecture that says something and that nobody has read."""
+        context = self._value("context_length")
+        for name, value in self.file.metadata.items():
+            if not name.startswith(f"{self.architecture}.") or name in self._asked:
+                continue
+            key = name.removeprefix(f"{self.architecture}.")
+            neutral = (0, "", "none", *((1,) if key.endswith(("factor", "scale", "alpha")) else ()))
+            wide = key == "attention.sliding_window" and type(value) is int and value >= context
+            if key not in HARMLESS and value not in neutral and not wide:
+                raise ModelError(
+                    f"{self.source}: {name} is {shown(value)}, which this architecture's decoder has no part for; give "
+                    "a file that llama.cpp's own converter made, or another model"
+                )
 
     def _whole(self, key: str, default: int | None = None) -> int:
         value = self._value(key, default)
@@ -79,6 +120,14 @@ class Weights:
             raise ModelError(
                 f"{self.source} asks for {layers} layers, but has {len(self.file.tensors)} tensors; fetch it again"
             )
+        head = self._whole("attention.key_length", max(1, width // heads))
+        if (values := self._whole("attention.value_length", head)) != head:
+            raise ModelError(
+                f"{self.source} has keys of {head} and values of {values} components (attention.key_length and "
+                "value_length), which is not supported; give a model where they are alike"
+            )
+        if self._value("attention.causal", True) is not True:
+            raise ModelError(f"{self.source}: attention.causal is false, so it cannot write; give a causal model")
         if self._value("expert_count"):
             raise ModelError(f"{self.source} is a mixture of experts, which is not supported; give a dense model")
         return {
@@ -88,13 +137,23 @@ class Weights:
             "num_hidden_layers": layers,
             "num_attention_heads": heads,
             "num_key_value_heads": self._whole("attention.head_count_kv", heads),
-            "head_dim": self._whole("attention.key_length", max(1, width // heads)),
+            "head_dim": head,
             "max_position_embeddings": self._whole("context_length"),
-            "rms_norm_eps": self._value("attention.layer_norm_rms_epsilon"),
+            "rms_norm_eps": self._epsilon(),
             "tie_word_embeddings": not self.has("output.weight"),
             "attention_bias": self.has("blk.0.attn_q.bias"),
             "mlp_bias": self.has("blk.0.ffn_down.bias"),
         }
+
+    def _epsilon(self) -> float:
+        """Of the norms; a family's default would be a guess."""
+        found = self._value("attention.layer_norm_rms_epsilon")
+        if found is None:
+            raise ModelError(
+                f"{self.source}: {self.architecture}.attention.layer_norm_rms_epsilon is missing; fetch the file, or "
+                "convert the model, again"
+            )
+        return found  # type: ignore[no-any-return]  # what it is, is checked with the others
 
     def _attention(self, kind: str, shape: Raw) -> Raw:
         """Rotary settings, windows, softcaps and scales; what the file leaves out is what llama.cpp takes it for."""
@@ -108,11 +167,16 @@ class Weights:
         rotated = self._whole("rope.dimension_count", shape["head_dim"])
         if rotated != shape["head_dim"]:
             rope["partial_rotary_factor"] = (rotated + 0.5) / shape["head_dim"]  # it is rounded down
-        if kind not in ("gemma2", "gemma3_text"):
+        if kind == "phi3":
             return {"rope_parameters": rope, "sliding_window": self._value("attention.sliding_window") or None}
+        if kind not in ("gemma2", "gemma3_text"):
+            return {"rope_parameters": rope}
         window = self._value("attention.sliding_window", 4096 if kind == "gemma2" else 0) or None
-        every = self._whole("attention.sliding_window_pattern", 2 if kind == "gemma2" else 6)
         layers = range(1, shape["num_hidden_layers"] + 1)
+        limited = self.file.array(self._asking("attention.sliding_window_pattern"))  # of each layer
+        if not limited:
+            every = self._whole("attention.sliding_window_pattern", 2 if kind == "gemma2" else 6)
+            limited = [i % every != 0 for i in layers]
         largest = len(layers) == LARGEST[self.architecture]
         heads = shape["num_attention_heads"]
         caps = {key: self._value(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")}
@@ -122,7 +186,7 @@ class Weights:
             "rope_parameters": rope if kind == "gemma2" else {"full_attention": rope, "sliding_attention": local},
             "query_pre_attn_scalar": shape["hidden_size"] // heads if largest else shape["head_dim"],
             "sliding_window": window,
-            "layer_types": ["sliding_attention" if window and i % every else "full_attention" for i in layers],
+            "layer_types": ["sliding_attention" if window and each else "full_attention" for each in limited],
         }
 
     def _divisors(self, count: int) -> RopeDivisors:
@@ -133,6 +197,9 @@ class Weights:
         divisors = torch.empty(count)
         self.fill("rope_freqs.weight", divisors, slice(0, count), slice(None))
         return RopeDivisors(divisors=tuple(divisors.tolist()))
+
+    def names(self) -> list[str]:
+        return list(self.file.tensors)
 
     def has(self, name: str) -> bool:
         return name in self.file.tensors

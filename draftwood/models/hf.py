@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from draftwood.errors import ModelError, did_you_mean
 from draftwood.models import checkpoint
@@ -304,6 +304,19 @@ def _check_fit(model: PreTrainedModel, kind: str) -> None:
         )
     if len({parameter.device for parameter in model.parameters()}) > 1:
         raise ModelError("the transformers model is spread over several devices; load it on one")
+
+
+def can_run(raw: Mapping[str, Any]) -> bool:
+    """Whether transformers has a causal model of a config.json, by what is known of it without its weights."""
+    named = str(raw.get("architectures") or "CausalLM")
+    try:
+        config = AutoConfig.for_model(**raw)
+        model: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        _layer_types(config.get_text_config(), config.model_type)
+    except Exception:  # an unknown type, or what its class refuses
+        return False
+    takes = inspect.signature(model.forward).parameters
+    return "position_ids" in takes and any(word in named for word in ("CausalLM", "LMHead", "ConditionalGeneration"))
 
 
 def cache_name(model: PreTrainedModel | type[PreTrainedModel]) -> str:

@@ -35,6 +35,9 @@ class Safetensors:
             for name in handle.keys():  # noqa: SIM118 - not a dictionary
                 self._place[name] = (handle, path)
 
+    def names(self) -> list[str]:
+        return list(self._place)
+
     def has(self, name: str) -> bool:
         return name in self._place
 

@@ -61,8 +61,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "bad JSON": (text("config.json", '{"model_type": '), r"config\.json is not valid JSON \(.*line 1"),
     "bad UTF-8": (text("config.json", b'{"model_type": "\xff"}'), r"config\.json is not valid JSON"),
     "JSON list": (text("config.json", "[]"), r"config\.json holds a JSON list, not an object"),
-    "unknown architecture": (config(model_type="lama"), r"architecture 'lama' is not supported \(did you mean 'llama'"),
-    "no architecture": (config("model_type"), r"architecture 'unnamed' is not supported \(known: "),
+    "unknown architecture": (
+        config(model_type="lama"),
+        r"architecture 'lama' is not supported \(gemma, .* are\); give a",
+    ),
+    "no architecture": (config("model_type"), r"architecture 'unnamed' is not supported \(gemma, "),
     "rope type": (
         config(rope_parameters={"rope_type": "yarn"}),
         r"config\.json: rotary scaling 'yarn'",
