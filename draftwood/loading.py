@@ -41,6 +41,7 @@ def load(
     backend: str = "auto",
     tensor_parallel: int = 1,
     draft_device: str | torch.device | None = None,
+    draft_dtype: str | torch.dtype | None = None,
     tokenizer: Tokenizer | str | Path | Any = None,
     kv_cache_bytes: int | None = None,
     max_running: int = 64,
@@ -67,7 +68,8 @@ def load(
     torch.compile (backend pytorch), which takes a C++ compiler, and tens of seconds the first time on a machine.
 
     `tensor_parallel` processes share the target's layers and head, on GPUs one each, by the backend pytorch; drafts,
-    exits and heads are in this process alone. `draft_device` is where draft models are, if not where the target is.
+    exits and heads are in this process alone. `draft_device` is where draft models are, if not where the target is,
+    and `draft_dtype` the type that they are computed in, if not `dtype`.
 
     Requests share `kv_cache_bytes` of memory for keys and values (default: half of what is free) and the forwards, at
     most `max_running` at once; of those that come then at most `max_queued` wait (None: any number). Where a prompt
@@ -96,6 +98,8 @@ def load(
     drafts, places, home = [], [directory], directory if tokenizer is None else None
     if draft_device is not None:
         how = replace(how, device=_place(draft_device, "draft_device"))
+    if draft_dtype is not None:
+        how = replace(how, dtype=draft_dtype)
     for source in sources:
         drafted, where = _head(source, model) or _model(source, how)
         if where is not None and words is not None and not _agree(words, home, where):
@@ -112,6 +116,7 @@ def load(
     names |= {"backend": "native" if getattr(model, "native", False) else "pytorch"}
     names |= {"tensor_parallel": tensor_parallel} if tensor_parallel > 1 else {}
     names |= {"draft_device": str(how.device)} if draft_device is not None else {}
+    names |= {"draft_dtype": str(draft_dtype).removeprefix("torch.")} if draft_dtype is not None else {}
     for key, origin in (("grown", checkpoint.grown_from), ("dequantised", checkpoint.dequantised_from)):
         found = [None if where is None else origin(where) for where in places]
         names |= {key: {"target": found[0], "draft": found[1:]}} if any(found) else {}

@@ -96,6 +96,9 @@ class _Apart(OptionGroup):
         1, "Processes that the target is split across; under torchrun as many as it starts.", ge=1
     )
     draft_device: str | None = flag(None, "Device of the draft models. Default: the target's.", "DEVICE")
+    draft_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] | None = flag(
+        None, "Type that the draft models are computed in. Default: as --dtype.", "TYPE"
+    )
 
 
 LOADING = {"dtype", "device", "quantize", "backend"}  # options of `load` that every loader takes
