@@ -95,6 +95,7 @@ def load(
     else:
         words = words or getattr(model, "tokenizer", None)
         end = getattr(model, "end_tokens", end)
+    end |= frozenset() if words is None else words.end_tokens
     drafts, places, home = [], [directory], directory if tokenizer is None else None
     if draft_device is not None:
         how = replace(how, device=_place(draft_device, "draft_device"))

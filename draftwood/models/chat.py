@@ -22,6 +22,7 @@ from draftwood.reading import read_text, shown
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, and what else the template reads
 
 DEFAULT, TOOLS = "default", "tool_use"  # names of templates
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field
 END = "END_OF_THE_UNFINISHED_MESSAGE "  # marks the place behind which nothing of a message to be continued may come
 LONGEST = 1 << 20  # bytes of a template
 MEMORY, SECONDS = 512 << 20, 10  # bytes of the process that renders, and how long it may take for a conversation
@@ -181,7 +182,11 @@ def render(
 
 
 def _conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """A copy of plain data; keys without a value are left out, since templates ask whether there is a key."""
+    """A copy of plain data; keys without a value are left out, since templates ask whether there is a key.
+
+    What a message's author thought has one of several names; as in transformers, templates find it under those that
+    they ask for.
+    """
     if not messages:
         raise RequestError("the conversation is empty; give at least one message")
     for message in messages:
@@ -191,6 +196,11 @@ def _conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
             )
     kept = [{key: value for key, value in message.items() if value is not None} for message in messages]
     plain: list[dict[str, Any]] = _plain(kept, "messages")
+    for message in plain:
+        thought = next((message[name] for name in REASONING if name in message), None)
+        if thought is not None:
+            message["reasoning_content"] = thought
+            message.setdefault("thinking", thought)
     return plain
 
 

@@ -70,7 +70,7 @@ class SentencePiece:
         self._places: dict[int, int] = {}  # the splitter's ids of added tokens to ours
         own = {"bos_token": prefixed.bos_id(), "eos_token": prefixed.eos_id(), "unk_token": prefixed.unk_id()}
         self.config = {**{name: prefixed.id_to_piece(i) for name, i in own.items() if i >= 0}, **config}
-        self._declare(_declared(self.config), prefixed)
+        self._declare(declared(self.config), prefixed)
         self._spelled = {i: piece for piece, i in self._vocabulary.items()}
         self._begin = self._named("bos_token") if config.get("add_bos_token", True) is not False else []
         self._end = self._named("eos_token") if config.get("add_eos_token", False) else []
@@ -138,13 +138,13 @@ class SentencePiece:
     def get_vocab_size(self, with_added_tokens: bool = True) -> int:
         return len(self._vocabulary)
 
-    def _declare(self, declared: Mapping[AddedToken, int | None], pieces: Any) -> None:
+    def _declare(self, tokens: Mapping[AddedToken, int | None], pieces: Any) -> None:
         """Make tokens known: the declared ones, and the pieces that the model itself sets apart from text."""
-        texts = {token.content for token in declared}
-        tokens = dict(declared)
+        texts, places = {token.content for token in tokens}, set(tokens.values())
+        tokens = dict(tokens)
         for piece, i in self._vocabulary.items():
             apart = pieces.is_control(i) or pieces.is_unknown(i)
-            if apart and piece not in texts and i not in declared.values():
+            if apart and piece not in texts and i not in places:
                 tokens[AddedToken(piece, normalized=False, special=True)] = i
         used = {i: piece for piece, i in self._vocabulary.items()}
         for token, place in tokens.items():
@@ -200,10 +200,14 @@ def content(token: object) -> str:
     return found
 
 
-def _declared(config: Mapping[str, Any]) -> dict[AddedToken, int | None]:
+def declared(config: Mapping[str, Any]) -> dict[AddedToken, int | None]:
     """Added and special tokens of the configuration, with their ids; None: the piece's own, else the next free one."""
     tokens: dict[AddedToken, int | None] = {}
-    listed: list[object] = [config[name] for name in NAMED if config.get(name)]
+    listed: list[object] = [
+        token
+        for name, token in config.items()
+        if name.endswith("_token") and isinstance(token, str | Mapping) and token
+    ]
     for name in LISTED:
         listed += values.values() if isinstance(values := config.get(name) or [], Mapping) else values
     special = {content(token) for token in listed}
@@ -222,4 +226,7 @@ def _declared(config: Mapping[str, Any]) -> dict[AddedToken, int | None]:
 def _added(token: object, special: bool) -> AddedToken:
     declared = token if isinstance(token, Mapping) else {}
     rules = {rule: bool(declared.get(rule)) for rule in ("lstrip", "rstrip", "single_word")}
-    return AddedToken(content(token), normalized=False, special=special or bool(declared.get("special")), **rules)
+    special = special or bool(declared.get("special"))
+    return AddedToken(
+        content(token), normalized=bool(declared.get("normalized", not special)), special=special, **rules
+    )

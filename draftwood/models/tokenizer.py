@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastBackend
 
 from draftwood.errors import ModelError, RequestError
@@ -97,6 +98,13 @@ class Tokenizer:
         """The id of a token's exact text, or None."""
         found = self.backend.token_to_id(token)
         return None if found is None else int(found)
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The id of its own end token, where it has one."""
+        named = self.config.get("eos_token")
+        found = self.id_of(sentencepiece.content(named)) if named else None
+        return frozenset() if found is None else frozenset((found,))
 
     @cached_property
     def longest(self) -> int:
@@ -195,7 +203,24 @@ def _backend(directory: Path, config: Mapping[str, Any]) -> Backend:
         raise ModelError(f"{path} is not a readable tokenizer file ({error}); fetch or save it again") from error
     backend.no_truncation()  # a file may carry the limits of the run that saved it
     backend.no_padding()
+    try:
+        _register(backend, sentencepiece.declared(config))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{directory}: tokenizer_config.json or its neighbours declare tokens that {path.name} cannot have "
+            f"({error}); save the tokenizer again"
+        ) from error
     return backend
+
+
+def _register(backend: FastBackend, declared: Mapping[AddedToken, int | None]) -> None:
+    """Add the tokens that stand in the configuration alone; ValueError where one would have another id than it says."""
+    there = {token.content for token in backend.get_added_tokens_decoder().values()}
+    missing = [(place, token) for token, place in declared.items() if token.content not in there]
+    for place, token in sorted(missing, key=lambda each: (each[0] is None, each[0] or 0)):
+        backend.add_tokens([token])
+        if place is not None and backend.token_to_id(token.content) != place:
+            raise ValueError(f"{token.content!r} would be {backend.token_to_id(token.content)}, not {place}")
 
 
 def _part(spelled: str) -> bytes | None:

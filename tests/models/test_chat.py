@@ -312,3 +312,15 @@ def test_a_message_that_cannot_be_continued(tmp_path: Path) -> None:
         tokenizer.chat([{"role": "user", "content": ["x"]}], continue_final_message=True)
     with pytest.raises(RequestError, match="set one of the two"):
         tokenizer.chat([USER], continue_final_message=True, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize("given", ["reasoning", "thinking", "reasoning_content"])
+@pytest.mark.parametrize("read", ["reasoning", "thinking", "reasoning_content"])
+def test_reasoning_is_one_field_whatever_its_name(given: str, read: str, tmp_path: Path) -> None:
+    template = "{% for m in messages %}[{{ m." + read + " | default('-') }}]{{ m.content }}{% endfor %}"
+    messages = [USER, {"role": "assistant", "content": "3", given: "hmm"}, {**ASSISTANT, "thinking": None}]
+    both = [{"role": "assistant", "content": "4", "thinking": "old", "reasoning_content": "new"}]
+    for each in (messages, both):
+        expected = fast(template).apply_chat_template(each, tokenize=False)
+        assert loaded(template, tmp_path).chat_text(each, add_generation_prompt=False) == expected
+        assert ("hmm" in expected) == (each is messages and (read != "reasoning" or given == read))
