@@ -8,12 +8,13 @@ every method follows p restricted and renormalised token by token. Grammars are 
 from __future__ import annotations
 
 import math
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from threading import Lock
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -24,7 +25,11 @@ from draftwood.errors import ConfigurationError, ModelError, RequestError
 from draftwood.models.tokenizer import Tokenizer
 from draftwood.params import Structured
 
+T = TypeVar("T")
+
 KEPT = 64  # compiled grammars of an engine
+STACK = 256 << 20  # bytes for the recursion of a compilation; rules that name each other need up to 128 MiB
+LONGEST_GBNF = 1 << 15  # characters; the library rewrites GBNF in a time that grows with the square of them
 MOST_KNOWN = 256  # paths whose masks a request keeps, and different masks that all requests keep
 MOST_BIASES = 32  # of those that are kept as numbers, each as large as a row of logits
 SEPARATORS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}  # as json.dumps writes
@@ -179,21 +184,28 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, end: frozenset[int], vocab_size: int, device: torch.device) -> None:
         self.tokenizer, self.end, self.vocab_size, self.device = tokenizer, end, vocab_size, device
-        self._lock = Lock()
+        self._lock, self._compiling = threading.Lock(), threading.Lock()
         self._words: Any = None
         self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()
 
     def compiled(self, structured: Structured) -> Callable[[], Grammar]:
         """What begins to follow a grammar in a request; RequestError where it is none, or too large."""
         key = structured.source
-        with self._lock:
-            matcher = self._compiled.get(key)
-            if matcher is None:
-                matcher = self._compiled[key] = self.compile(*key)
-                if len(self._compiled) > KEPT:
-                    self._compiled.popitem(last=False)
-            self._compiled.move_to_end(key)
+        matcher = self._known(key)
+        if matcher is None:
+            with self._compiling:  # those that are known wait for nothing
+                matcher = self._known(key) or deep(self.compile, *key)
+                with self._lock:
+                    self._compiled[key] = matcher
+                    if len(self._compiled) > KEPT:
+                        self._compiled.popitem(last=False)
         return lambda: Grammar(matcher, self.end, self.vocab_size, self.device)
+
+    def _known(self, key: tuple[str, str]) -> Any:
+        with self._lock:
+            if key in self._compiled:
+                self._compiled.move_to_end(key)
+            return self._compiled.get(key)
 
     def compile(self, kind: str, text: str) -> Any:
         """A matcher before the first token; RequestError where the text is none of its kind, or too large."""
@@ -204,6 +216,10 @@ class Grammars:
             if kind == "json_schema":
                 grammar = llguidance.LLMatcher.grammar_from_json_schema(text, SEPARATORS)
             else:
+                lines = text.split("\n")  # the library looks at each of several empty lines until their end
+                text = "\n".join(line for line, last in zip(lines, ["", *lines], strict=False) if (line + last).strip())
+                if len(text) > LONGEST_GBNF and not llguidance.gbnf_to_lark.is_lark_syntax(text):
+                    raise ValueError(f"a grammar in GBNF has {LONGEST_GBNF:,} characters at most; write it in Lark")
                 grammar = llguidance.grammar_from(kind, text)
         except ValueError as error:
             raise RequestError(f"structured: {_sentence(str(error))}") from None
@@ -214,6 +230,17 @@ class Grammars:
             place = "at 1(8): " if kind == "regex" else ""  # of the regex in a grammar that nobody wrote
             raise RequestError(f"structured: {_reason(matcher).removeprefix(place)}")
         return matcher
+
+
+def deep(work: Callable[..., T], *given: Any) -> T:
+    """What `work` returns, called where it has the stack for deep recursion; without, a grammar can end the process."""
+    with ThreadPoolExecutor(1) as pool:
+        usual = threading.stack_size(STACK)
+        try:
+            done = pool.submit(work, *given)
+        finally:
+            threading.stack_size(usual)
+        return done.result()
 
 
 def library() -> Any:
