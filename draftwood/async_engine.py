@@ -40,7 +40,7 @@ class AsyncEngine:
         self._live: set[Task[Any]] = set()
         self._thread: threading.Thread | None = None
         self._told: deque[_Waiter] = deque()  # of those that wait, whom to wake after the step
-        self._closed = False
+        self._closed: DraftwoodError | None = None  # what requests are told from then on
         self._broken: BaseException | None = None
 
     @property
@@ -99,15 +99,18 @@ class AsyncEngine:
         finally:
             self.engine.scheduler.cancel(made)
 
-    async def aclose(self) -> None:
-        """End all requests that came through here, wait until their memory is given back, and refuse others."""
+    async def aclose(self, error: DraftwoodError | None = None) -> None:
+        """End all requests that came through here, wait until their memory is given back, and refuse others.
+
+        `error` is what both are told.
+        """
         with self._lock:
-            self._closed = True
+            self._closed = error or DraftwoodError("the AsyncEngine is closed; make another one")
             self._lock.notify()
             live, thread = list(self._live), self._thread
         for task in live:
             self.engine.scheduler.cancel(
-                task, DraftwoodError("the AsyncEngine was closed before the request had ended")
+                task, error or DraftwoodError("the AsyncEngine was closed before the request had ended")
             )
         if thread is not None:
             await asyncio.to_thread(thread.join)
@@ -124,7 +127,7 @@ class AsyncEngine:
             raise DraftwoodError(f"the engine is broken: {self.broken}; start another process")
         with self._lock:
             if self._closed:
-                raise DraftwoodError("the AsyncEngine is closed; make another one")
+                raise self._closed
             self._live.add(task)
             try:
                 self.engine.scheduler.submit(task)

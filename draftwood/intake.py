@@ -123,7 +123,7 @@ class Intake:
             raise RequestError(f"stop_token_ids is {stop_ids!r}, but must be a list of token ids")
         ends |= {whole("stop_token_ids", token, 0) for token in stop_ids}
         self._check_tokens(sampling, ends, least)
-        structured = self._structured(options)
+        structured = self.structured(options)
         return Request(
             prompt=tuple(tokens),
             method=method,
@@ -139,7 +139,7 @@ class Intake:
             grammar=None if structured is None else self.grammar(structured),
         )
 
-    def _structured(self, options: Options) -> Structured | None:
+    def structured(self, options: Options) -> Structured | None:
         """What the text must be, checked: not whether the grammar is one."""
         given = options.get("structured")
         if given is None:

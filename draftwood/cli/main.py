@@ -17,6 +17,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
@@ -287,7 +288,7 @@ def _fail(sentence: str, code: int) -> NoReturn:
     """One line on stderr, then out."""
     from draftwood.explain.terminal import visible
 
-    if code == INTERRUPTED:
-        print(file=sys.stderr)  # after the terminal's ^C
-    print("error: " + visible(" ".join(sentence.split())), file=sys.stderr)
+    begin = "\n" if code == INTERRUPTED else ""  # after the terminal's ^C
+    with suppress(OSError):  # the exit code tells it too
+        print(begin + "error: " + visible(" ".join(sentence.split())), file=sys.stderr)
     sys.exit(code)

@@ -12,8 +12,9 @@ from ray.serve.handle import DeploymentHandle
 from starlette.responses import Response
 
 from draftwood.prefixes import blocks_of
+from draftwood.serve.asgi import Message, Receive, Send
 from draftwood.serve.errors import RETRY, ApiError
-from draftwood.serve.guard import Message, Receive, Send, response
+from draftwood.serve.guard import response
 
 log = logging.getLogger(__name__)
 

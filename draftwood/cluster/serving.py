@@ -26,9 +26,9 @@ from draftwood.cluster.relay import Call, Load, Relayed
 from draftwood.cluster.routing import PrefixRouter
 from draftwood.cluster.spec import ServeSpec
 from draftwood.serve.app import create_app
-from draftwood.serve.asgi import messages, scope_of, whole
+from draftwood.serve.asgi import Message, messages, scope_of, whole
 from draftwood.serve.errors import RETRY, ApiError
-from draftwood.serve.guard import Message, response
+from draftwood.serve.guard import response
 from draftwood.serve.service import Service
 
 log = logging.getLogger(__name__)

@@ -21,6 +21,7 @@ from draftwood.models import chat, gguf_tokenizer, sentencepiece
 from draftwood.models.files import read_json
 from draftwood.models.gguf import SUFFIX
 
+LONG = 1 << 14  # characters or ids, for which `tokenizers` is called so that it gives back the interpreter's lock
 INCOMPLETE = "\ufffd"  # what a decoder shows for bytes that are not a whole character (yet)
 
 UTF_8 = codecs.getincrementaldecoder("utf-8")
@@ -145,15 +146,23 @@ class Tokenizer:
 
         A text that cannot have as few as `most` tokens, by its length, is refused with a RequestError at once.
         """
-        if most is not None and len(text) > most * self.longest:
+        if most is not None:
+            self._check_length(len(text), most)
+        if len(text) > LONG and isinstance(self.backend, FastBackend):
+            return list(self.backend.encode_batch([text], add_special_tokens=add_special)[0].ids)
+        return list(self.backend.encode(text, add_special_tokens=add_special).ids)
+
+    def _check_length(self, characters: int, most: int) -> None:
+        if characters > most * self.longest:
             raise RequestError(
-                f"the prompt has {len(text):,} characters, more than {most:,} tokens, the model's context, can be; "
+                f"the prompt has {characters:,} characters, more than {most:,} tokens, the model's context, can be; "
                 "shorten it"
             )
-        return list(self.backend.encode(text, add_special_tokens=add_special).ids)
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
         """Text of ids; ids that only pad the model's vocabulary have none."""
+        if len(tokens) > LONG and isinstance(self.backend, FastBackend):
+            return str(self.backend.decode_batch([list(tokens)], skip_special_tokens=skip_special)[0])
         return str(self.backend.decode(list(tokens), skip_special_tokens=skip_special))
 
     def chat_text(self, messages: Sequence[chat.Message], **variables: Any) -> str:
@@ -174,7 +183,18 @@ class Tokenizer:
         return chat.render(self.templates, messages, **{**named, **variables})
 
     def chat(self, messages: Sequence[chat.Message], most: int | None = None, **variables: Any) -> list[int]:
-        """Ids of `chat_text`, whose template writes all special tokens itself; `most` as in `encode`."""
+        """Ids of `chat_text`, whose template writes all special tokens itself; `most` as in `encode`.
+
+        A conversation that cannot have as few tokens is refused before the template is asked.
+        """
+        if most is not None:
+            if len(messages) > most:
+                raise RequestError(
+                    f"the conversation has {len(messages):,} messages, more than the model's context of {most:,} "
+                    "tokens can hold; leave out the first ones"
+                )
+            contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+            self._check_length(sum(len(content) for content in contents if isinstance(content, str)), most)
         return self.encode(self.chat_text(messages, **variables), False, most)
 
     def agrees_with(self, other: Tokenizer) -> bool:

@@ -35,6 +35,11 @@ class Piece:
         """Each token with its log-probability and those of the most probable ones."""
         return zip(self.tokens, self.logprobs, self.top or [[]] * len(self.tokens), strict=True)
 
+    @property
+    def size(self) -> int:
+        """How many tokens an answer may name for it: its own, and others that are probable."""
+        return len(self.tokens) + sum(map(len, self.top))
+
 
 def pieces(result: GenerationResult) -> list[Piece]:
     """The texts of a result: its beams, best first, or the only one."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,14 +15,13 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from draftwood import __version__
-from draftwood.describing import describe
 from draftwood.engine import Engine
 from draftwood.errors import DraftwoodError
 from draftwood.methods import METHODS
 from draftwood.request import MethodSpec
 from draftwood.serve import answers, site
 from draftwood.serve.answers import ChatForm, CompletionForm, Form, Piece
-from draftwood.serve.errors import ApiError, api_error
+from draftwood.serve.errors import ApiError, invalid
 from draftwood.serve.forest import Telling, told
 from draftwood.serve.guard import Guard, response
 from draftwood.serve.plan import Plan, plan
@@ -34,6 +33,7 @@ from draftwood.serve.protocol import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from draftwood.serve.public import offered
 from draftwood.serve.responses import responses
 from draftwood.serve.service import Service, answered, check_model, streamed
 from draftwood.serve.settings import ServeSettings
@@ -53,7 +53,7 @@ def create_app(engine: Engine, settings: ServeSettings | None = None, method: Me
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await service.served.aclose()
+        await service.aclose()
 
     app = FastAPI(
         title="draftwood",
@@ -70,7 +70,7 @@ def create_app(engine: Engine, settings: ServeSettings | None = None, method: Me
     responses(app, service)
     _tokens(app, service)
     _insights(app, service)
-    site.about(app, service.engine)
+    site.about(app, service)
     api: dict[str, set[str]] = {}
     for route in app.routes:
         api.setdefault(str(getattr(route, "path", "")), set()).update(getattr(route, "methods", None) or ())
@@ -80,13 +80,21 @@ def create_app(engine: Engine, settings: ServeSettings | None = None, method: Me
         app.add_middleware(
             CORSMiddleware, allow_origins=service.settings.allowed_origin, allow_methods=["*"], allow_headers=["*"]
         )
-    for kind in (ApiError, DraftwoodError, RequestValidationError, HTTPException, TimeoutError):
+    for kind in (ApiError, DraftwoodError, HTTPException, TimeoutError):
         app.add_exception_handler(kind, _told)
+    app.add_exception_handler(RequestValidationError, _wrong)
     return app
 
 
+async def _wrong(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    body = request.scope["route"].body_field
+    return response(invalid(error, body and body.field_info.annotation))
+
+
 async def _told(request: Request, error: Exception) -> Response:
-    told = api_error(error)
+    service: Service = request.app.state.service
+    told = service.told(error)
     if told.status >= 500 and not isinstance(error, ApiError):
         raise error  # for the guard, which logs it
     return response(told)
@@ -134,7 +142,7 @@ def _status(app: FastAPI, service: Service) -> None:
     @app.get("/v1/methods")
     async def methods() -> dict[str, Any]:
         """What `speculation` may name, with options, their ranges and help; `usable` here and now."""
-        found = [describe(method) | {"usable": _usable(service, name)} for name, method in METHODS.items()]
+        found = [offered(method) | {"usable": _usable(service, name)} for name, method in METHODS.items()]
         return {"object": "list", "default": service.method.name, "data": found}
 
 
@@ -164,7 +172,7 @@ async def _answer(
     if body.stream:
         await begun(request, work)
         return EventStream(streamed(work, form, head, body.stream_options, echoed), work)
-    return JSONResponse(await unless_gone(request, answered(work, form, head, echoed)))
+    return await unless_gone(request, answered(work, form, head, echoed))
 
 
 def _texts(app: FastAPI, service: Service) -> None:
@@ -179,10 +187,14 @@ def _texts(app: FastAPI, service: Service) -> None:
         made = plan(service, body, body.prompts)
         if body.echo:
             scores = await unless_gone(request, service.scores(body.prompts, body.logprobs))
-            texts = [prompt if isinstance(prompt, str) else service.echoed(prompt) for prompt in body.prompts]
+            texts = [
+                prompt if isinstance(prompt, str) else await service.prompts.run(service.echoed, prompt)
+                for prompt in body.prompts
+            ]
             echoed = [answers.prompt_piece(*pair) for pair in zip(scores, texts, strict=True)]
         if body.max_tokens == 0:
-            return JSONResponse(_echo(_head(form.prefix, request, service), form, body, echoed))
+            head, size = _head(form.prefix, request, service), body.choices * sum(piece.size for piece in echoed)
+            return await service.answers.answer(lambda: _echo(head, form, body, echoed), size)
         return await _answer(service, request, body, form, made, echoed)
 
     @app.post("/v1/chat/completions", responses=STREAMED)
@@ -213,35 +225,49 @@ def _echo(
 
 
 def _tokens(app: FastAPI, service: Service) -> None:
+    context, vocab = service.engine.target.context, service.engine.target.vocab_size
+
+    async def ids(body: TokenizeRequest) -> list[int]:
+        if body.messages is not None:
+            opened, talk = body.add_generation_prompt is not False, _conversation(body.messages)
+            read = partial(service.tokenizer.chat, most=context, add_generation_prompt=opened)
+            return await service.conversations.run(read, talk)
+        return await service.texts.run(
+            service.tokenizer.encode, body.prompt or "", body.add_special_tokens is not False, context
+        )
+
+    async def tokenized(body: TokenizeRequest) -> Response:
+        tokens, strings = await ids(body), None
+        if body.return_token_strs:
+            if len(tokens) > context:
+                raise ApiError(
+                    400,
+                    f"the text has {len(tokens):,} tokens, more than the context of {context:,}, for which there are "
+                    "strings; leave out return_token_strs",
+                    "return_token_strs",
+                )
+            strings = await service.texts.run(lambda: [service.words([token]) for token in tokens])
+        document = {"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": strings}
+        return await service.answers.answer(lambda: document, len(tokens))
+
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """Ids of a text or a conversation."""
         check_model(service, body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give prompt, a text, or messages, a conversation", "prompt")
-        if body.messages is not None:
-            opened = body.add_generation_prompt is not False
-            tokens = await asyncio.to_thread(
-                service.tokenizer.chat, _conversation(body.messages), add_generation_prompt=opened
-            )
-        else:
-            tokens = await asyncio.to_thread(
-                service.tokenizer.encode, body.prompt or "", body.add_special_tokens is not False
-            )
-        strings = None
-        if body.return_token_strs:
-            strings = await asyncio.to_thread(lambda: [service.words([token]) for token in tokens])
-        context = service.engine.target.context
-        return {"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": strings}
+        return await unless_gone(request, tokenized(body))
 
     @app.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """The text of ids."""
         check_model(service, body.model)
-        most = service.engine.target.vocab_size
-        if (last := max(body.tokens, default=0)) >= most:
-            raise ApiError(400, f"there is no token {last}; ids go from 0 to {most - 1}", "tokens")
-        return {"prompt": await asyncio.to_thread(service.text, body.tokens)}
+        if len(body.tokens) > context:
+            told = f"there are {len(body.tokens):,} ids, more than the model's context of {context:,}; send fewer"
+            raise ApiError(400, told, "tokens")
+        if (last := max(body.tokens, default=0)) >= vocab:
+            raise ApiError(400, f"there is no token {last}; ids go from 0 to {vocab - 1}", "tokens")
+        return JSONResponse({"prompt": await unless_gone(request, service.texts.run(service.text, body.tokens))})
 
 
 def _insights(app: FastAPI, service: Service) -> None:
@@ -253,7 +279,7 @@ def _insights(app: FastAPI, service: Service) -> None:
     @app.post("/reset_prefix_cache")
     async def reset_prefix_cache() -> Response:
         """Give back the keys and values that finished requests left for others."""
-        await asyncio.to_thread(service.engine.reset_prefix_cache)
+        await service.texts.run(service.engine.reset_prefix_cache)
         return JSONResponse({"status": "ok"})
 
     @app.get("/v1/forest")
@@ -267,7 +293,7 @@ def _insights(app: FastAPI, service: Service) -> None:
         check_model(service, body.model)
         if not body.limit or body.echo:
             raise ApiError(400, "rounds are those of new tokens: leave out echo, and ask for a token", "max_tokens")
-        telling = Telling(service.engine)
+        telling = Telling(service)
         work = service.work(plan(service, body, body.prompts), request.state.noted, telling.prepare)
         await begun(request, work)
         return EventStream(told(work, telling), work)

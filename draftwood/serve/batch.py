@@ -186,7 +186,7 @@ async def answer_all(app: FastAPI, entries: Iterable[Entry], keep: Keep, concurr
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-        await app.state.service.served.aclose()
+        await app.state.service.aclose()
 
 
 Answerer = Callable[[Iterable[Entry], Keep], None]

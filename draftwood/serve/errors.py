@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
 
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from draftwood.errors import (
@@ -17,7 +18,6 @@ from draftwood.errors import (
     RequestError,
     did_you_mean,
 )
-from draftwood.serve import protocol
 
 RETRY = {"retry-after": "1"}
 KINDS = {
@@ -33,6 +33,13 @@ KINDS = {
 
 class Gone(Exception):
     """The client went away; nobody will read an answer."""
+
+
+class ServerEnded(DraftwoodError):
+    """The server ends, and with it what it works on."""
+
+    def __init__(self) -> None:
+        super().__init__("the server ended before this was finished; ask again")
 
 
 class ApiError(Exception):
@@ -61,8 +68,6 @@ def api_error(error: BaseException) -> ApiError:
     """What a client is told of any error; what is not its own fault is described in the log only."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, RequestValidationError):
-        return _invalid(error)
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, str(error.detail).lower(), headers=error.headers)
     if isinstance(error, Overloaded):
@@ -73,6 +78,8 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(422, str(error))
     if isinstance(error, OutOfMemory):
         return ApiError(503, str(error), headers=RETRY)
+    if isinstance(error, ServerEnded):
+        return ApiError(503, str(error), code="server_ended", headers=RETRY)
     if isinstance(error, TimeoutError):
         return ApiError(504, "the request took longer than the server allows; ask for less", code="timeout")
     if isinstance(error, DraftwoodError):
@@ -80,8 +87,20 @@ def api_error(error: BaseException) -> ApiError:
     return ApiError(500, "the request failed inside the server, whose log says why")
 
 
-def _invalid(error: RequestValidationError) -> ApiError:
-    """The first thing that is wrong with a body."""
+def fields_of(kind: Any, path: list[str]) -> Iterator[str]:
+    """Names of the fields that a body of some type has behind a path of fields."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        fields = {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
+        if path:
+            yield from fields_of(fields.get(path[0]), path[1:])
+        else:
+            yield from fields
+    for part in get_args(kind):  # of a union or a list
+        yield from fields_of(part, path)
+
+
+def invalid(error: RequestValidationError, kind: Any) -> ApiError:
+    """The first thing that is wrong with a body of some type."""
     first = error.errors()[0]
     where = [str(part) for part in first["loc"]]
     if (first["type"] in ("json_invalid", "model_attributes_type", "missing") and len(where) < 2) or where[0] != "body":
@@ -90,8 +109,8 @@ def _invalid(error: RequestValidationError) -> ApiError:
         return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', 'it cannot be read')}")
     param = where[1]
     if first["type"] == "extra_forbidden":
-        known = {name for kind in vars(protocol).values() for name in getattr(kind, "model_fields", ())}
-        hint = did_you_mean(where[-1], known)
+        path = [part for part in where[1:-1] if part.isidentifier()]  # not the places in lists
+        hint = did_you_mean(where[-1], set(fields_of(kind, path)))
         return ApiError(
             400, f"there is no field {'.'.join(where[1:])!r}{hint if 'mean' in hint else ''}", param, "unknown_field"
         )

@@ -9,14 +9,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any
 
-from draftwood.engine import Engine, StreamEvent
+from draftwood.engine import StreamEvent
 from draftwood.explain import page
 from draftwood.explain.explanation import Recording
 from draftwood.explain.tree import Grower
 from draftwood.foreign import hint
 from draftwood.generation import Generation
-from draftwood.serve.errors import api_error
-from draftwood.serve.service import Work
+from draftwood.serve.service import Service, Work
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +28,13 @@ class Telling:
     Their contents are those of `explain.page`. Being told changes no text.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, service: Service) -> None:
+        self.service = service
         self._told: list[_Told] = []
 
     def prepare(self, generation: Generation) -> None:
         """Have the next generation recorded, before it is queued."""
-        self._told.append(_Told(self.engine, generation))
+        self._told.append(_Told(self.service, generation))
 
     def starts(self) -> Iterator[Event]:
         """What is known before the first round."""
@@ -52,17 +51,17 @@ class Telling:
 class _Told:
     """One generation."""
 
-    def __init__(self, engine: Engine, generation: Generation) -> None:
-        models = {**engine.names, "device": str(engine.target.device)}
+    def __init__(self, service: Service, generation: Generation) -> None:
+        engine = self._engine = service.engine
+        models = {**service.public.value(engine.names), "device": str(engine.target.device)}
         self._recording = Recording.of(generation, engine.tokenizer, models)
         self._before = list(generation.request.prompt)  # all tokens so far
         self._grower = Grower([generation.request.prompt[-1:]])
-        self._hint = hint(engine, self._before)
         self._rounds = 0
 
     def start(self) -> dict[str, Any]:
         recording = self._recording
-        return {**page.start(recording.about, self._before, recording.words), "hint": self._hint}
+        return {**page.start(recording.about, self._before, recording.words), "hint": hint(self._engine, self._before)}
 
     def round(self, event: StreamEvent) -> dict[str, Any]:
         recording, round_ = self._recording, event.round
@@ -76,17 +75,22 @@ class _Told:
 
 async def told(work: Work, telling: Telling) -> AsyncIterator[str]:
     """Server-sent events of a request that has begun; an `error`, in OpenAI's form, is the last one."""
+    pool = work.service.answers
+
+    def sent(place: int, event: StreamEvent) -> str:
+        found = list(telling.events(place, event))
+        if event.result is not None:
+            found[-1][1]["joules"] = work.closing["metrics"].get("joules")
+        return "".join(map(_sent, found))
+
     try:
-        yield "".join(map(_sent, telling.starts()))
+        yield await pool.run(lambda: "".join(map(_sent, telling.starts())))
         async with asyncio.timeout(work.service.settings.request_seconds), aclosing(work.events()) as batches:
             async for batch in batches:
                 for place, event in batch:
-                    for name, data in telling.events(place, event):
-                        if name == "end":
-                            data |= {"joules": work.closing["metrics"].get("joules")}
-                        yield _sent((name, data))
+                    yield await pool.run(sent, place, event)
     except Exception as error:
-        failed = api_error(error)
+        failed = work.service.told(error)
         if failed.status == 500:
             log.exception("a request failed while it was told")
         yield _sent(("error", failed.document))

@@ -10,22 +10,19 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
-from typing import Any, TypeAlias
+from collections.abc import Collection, Mapping
+from typing import Any
 
-from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from draftwood.serve import tracing
-from draftwood.serve.errors import RETRY, ApiError, Gone, api_error
+from draftwood.serve.asgi import App, Message, Receive, Send
+from draftwood.serve.errors import RETRY, ApiError, Gone, ServerEnded
+from draftwood.serve.request_body import RequestBody
 from draftwood.serve.service import Service
 
 log = logging.getLogger("draftwood.serve.access")
 
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
 
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
 OPEN = {"/health", "/ready", "/version"}
@@ -59,6 +56,7 @@ class Guard:
         method, path = scope["method"], scope["path"]
         works = method == "POST" and path in self.api
         began, status, span = time.perf_counter(), 0, tracing.span()
+        body = RequestBody(receive, headers, self.service.settings)
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -67,19 +65,28 @@ class Guard:
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode()), *SECURE]
             elif not message.get("more_body"):
                 tracing.tell(span, {"request_id": request_id, **noted})
+                if body.unread and not self.service.ended:
+                    await send({**message, "more_body": True})
+                    await body.read_off()
+                    message = {"type": message["type"]}
             await send(message)
 
         try:
-            self._check(scope, headers)
+            self._check(scope, headers, body)
             self.service.busy += works
             try:
-                await self.app(scope, self._bounded(receive), answer)
+                await self.app(scope, body.receive, answer)
             finally:
                 self.service.busy -= works
         except Gone:
             status = 499
+        except asyncio.CancelledError:
+            if not self.service.ended:
+                raise
+            if not status:
+                await response(self.service.told(ServerEnded()))(scope, receive, answer)
         except Exception as error:
-            told = api_error(error)
+            told = self.service.told(error)
             if told.status == 500:
                 log.exception("request %s failed", request_id)
             if not status:
@@ -89,15 +96,15 @@ class Guard:
             facts |= {"ms": round(1000 * (time.perf_counter() - began), 1), **noted}
             self._log(facts)
 
-    def _check(self, scope: Message, headers: dict[str, str]) -> None:
+    def _check(self, scope: Message, headers: dict[str, str], body: RequestBody) -> None:
         settings, path = self.service.settings, scope["path"]
         host = headers.get("host", "").lower()
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if settings.hosts and name not in settings.hosts:
-            raise ApiError(400, f"this server does not answer for the host {name[:80]!r}; see --allowed-host")
+            raise ApiError(400, f"this server does not answer for the host {name[:80]!r}; its --allowed-host can")
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != host and not self._allowed(origin):
-            raise ApiError(403, f"pages of {origin[:80]} may not ask this server; see --allowed-origin")
+            raise ApiError(403, f"pages of {origin[:80]} may not ask this server; its --allowed-origin says who")
         if path in self.api and scope["method"] not in self.api[path]:
             allow = ", ".join(sorted(self.api[path]))
             raise ApiError(405, f"{path} takes {allow}, not {scope['method']}", headers={"allow": allow})
@@ -119,7 +126,7 @@ class Guard:
             raise ApiError(503, "the server is about to end and takes no more requests", headers=RETRY)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 20 or int(length) > settings.max_body:
-            raise self._too_large()
+            raise body.too_large()
 
     def _allowed(self, origin: str) -> bool:
         return bool({origin, "*"} & set(self.service.settings.allowed_origin))
@@ -130,36 +137,6 @@ class Guard:
         digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
         found = [hmac.compare_digest(digest, known) for known in self._keys]
         return scheme.lower() == "bearer" and any(found)
-
-    def _too_large(self) -> ApiError:
-        most = self.service.settings.max_body
-        return ApiError(
-            413, f"the body has more than {most:,} bytes, the most that are taken", headers={"connection": "close"}
-        )
-
-    def _bounded(self, receive: Receive) -> Receive:
-        """`receive` for a body that ends in time and is not too long; behind it only a disconnect comes."""
-        settings, size, over = self.service.settings, 0, False
-        until: float | None = None
-
-        async def bounded() -> Message:
-            nonlocal size, over, until
-            if over:
-                return await receive()
-            until = until or asyncio.get_running_loop().time() + settings.client_seconds
-            try:
-                async with asyncio.timeout_at(until):
-                    message = await receive()
-            except TimeoutError:
-                raise HTTPException(408, "the body did not arrive in time", {"connection": "close"}) from None
-            size += len(message.get("body", b""))
-            over = not message.get("more_body", False)
-            if size > settings.max_body:
-                large = self._too_large()
-                raise HTTPException(large.status, str(large), large.headers)
-            return message
-
-        return bounded
 
     def _log(self, facts: dict[str, Any]) -> None:
         if self.service.settings.log_json:

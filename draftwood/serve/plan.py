@@ -15,6 +15,7 @@ from draftwood.methods.beams import BeamMethod
 from draftwood.request import Prompt
 from draftwood.serve.errors import ApiError
 from draftwood.serve.protocol import MOST_CHOICES, Asked
+from draftwood.serve.public import check_options
 
 if TYPE_CHECKING:
     from draftwood.serve.service import Service
@@ -30,12 +31,21 @@ SAMPLING = (
 class Plan:
     """The generations of a request: `each` of every prompt, in order; `n` of them, or `n` beams of one, are choices."""
 
-    requests: Sequence[Mapping[str, Any]]  # as `AsyncEngine.together` takes them
+    options: Mapping[str, Any]  # of all of them, as `Engine.generation` takes them
     prompts: Sequence[Prompt]
     n: int
     each: int
     method: Method
     seed: int
+
+    @property
+    def generations(self) -> int:
+        """How many there are."""
+        return len(self.prompts) * self.each
+
+    def requests(self, prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+        """As `AsyncEngine.together` takes them, from the ids of each prompt."""
+        return [{"prompt": ids, "seed": self.seed + i, **self.options} for ids in prompts for i in range(self.each)]
 
     @property
     def beams(self) -> bool:
@@ -77,8 +87,7 @@ def plan(service: Service, body: Asked, prompts: Sequence[Prompt]) -> Plan:
         raise ApiError(400, "structured output is asked for more than once; give exactly one", "response_format")
     for structured in body.structured:
         options["structured"] = structured
-    requests = [{"prompt": prompt, "seed": seed + i, **options} for prompt in prompts for i in range(each)]
-    return Plan(requests, prompts, n, each, method, seed)
+    return Plan(options, prompts, n, each, method, seed)
 
 
 def sampling(body: Asked) -> dict[str, Any]:
@@ -112,6 +121,9 @@ def method_of(service: Service, body: Asked) -> Method:
             method = Method.parse(method, {} if body.n is None else {"n_best": body.n})
         elif body.use_beam_search:
             raise ApiError(400, f"{method.name} has no beams; leave out speculation or use_beam_search", "speculation")
+        if len(service.engine.drafts) < method.drafts_needed[0]:
+            told = f"{method.name} needs a draft model, and this server has none; /v1/methods lists what is usable"
+            raise ApiError(400, told, "speculation")
         return service.engine.method(method)
     except DraftwoodError as error:
         raise ApiError(400, str(error), "speculation") from None
@@ -135,6 +147,8 @@ def parsed(spec: str | Mapping[str, Any]) -> Method:
         raise ApiError(400, "method files are not read for clients; send the options", "speculation")
     if len(json.dumps(spec)) > LONGEST_METHOD:
         raise ApiError(400, f"speculation has more than {LONGEST_METHOD:,} characters", "speculation")
+    if not isinstance(spec, str):
+        check_options(spec)
     method = Method.parse(spec)
     if method.files:
         raise ApiError(400, "options that name files of the server are not for clients; leave them out", "speculation")

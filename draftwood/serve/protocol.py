@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 MOST_CHOICES = 128  # of a request, over all of its prompts
 MOST_TOP = 20  # log-probabilities at each place
+MOST_MESSAGES = 1 << 14
+MOST_PARTS = 1 << 10  # of a message
+
+
+def _few(most: int) -> BeforeValidator:
+    """Refuses a larger mapping before its entries are looked at, each of which may be wrong."""
+
+    def few(given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > most:
+            raise ValueError(f"it has {len(given):,} entries, but at most {most:,} are taken")
+        return given
+
+    return BeforeValidator(few)
+
+
+T = TypeVar("T")
+Every = Annotated[list[T], Field(fail_fast=True)]  # of a million wrong elements the first one is enough
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Token = Annotated[int, Field(ge=0, lt=1 << 31)]
-Tokens = list[Token]
+Tokens = Every[Token]
 
 
 def _whole(text: str) -> str:
@@ -30,6 +47,16 @@ class Body(BaseModel):
     """A JSON object without other fields than these."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_unknown(cls, given: Any) -> Any:
+        """Of many unknown fields one is enough."""
+        if not isinstance(given, dict) or len(given) <= len(cls.model_fields):
+            return given
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next(name for name in given if name not in known)
+        return {name: value for name, value in given.items() if name in known or name == unknown}
 
 
 class StreamOptions(Body):
@@ -60,7 +87,7 @@ class StructuredOutputs(Body):
     json_: Annotated[Schema | None, Field(alias="json")] = None
     json_object: bool | None = None
     regex: Text | None = None
-    choice: list[Text] | None = None
+    choice: Every[Text] | None = None
     grammar: Text | None = None
 
 
@@ -84,7 +111,7 @@ class Asked(Body):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024)] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], _few(1024)] | None = None
     use_beam_search: bool | None = None
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     early_stopping: bool | Literal["never"] | None = None
@@ -93,7 +120,7 @@ class Asked(Body):
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None  # these as older versions of vLLM
     guided_regex: Text | None = None
-    guided_choice: list[Text] | None = None
+    guided_choice: Every[Text] | None = None
     guided_grammar: Text | None = None
     user: str | None = None
 
@@ -129,8 +156,31 @@ class Asked(Body):
         return None
 
 
+def _kind(prompt: Any) -> str | None:
+    """Which kind of prompt it is meant to be, by its first element."""
+    if isinstance(prompt, str):
+        return "text"
+    if not isinstance(prompt, list):
+        return None
+    first = prompt[0] if prompt else 0
+    return "texts" if isinstance(first, str) else "lists" if isinstance(first, list) else "ids"
+
+
+Prompts = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[Tokens, Tag("ids")]
+    | Annotated[Every[Text], Field(max_length=MOST_CHOICES), Tag("texts")]
+    | Annotated[Every[Tokens], Field(max_length=MOST_CHOICES), Tag("lists")],
+    Discriminator(
+        _kind,
+        custom_error_type="prompt",
+        custom_error_message="a prompt is a text, a list of token ids, or a list of such texts or lists",
+    ),
+]
+
+
 class CompletionRequest(Asked):
-    prompt: Text | Tokens | list[Text] | list[Tokens]
+    prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     echo: bool | None = None
@@ -151,27 +201,43 @@ class CompletionRequest(Asked):
         return list(self.prompt)
 
 
+Nothing = Annotated[list[Any], Field(max_length=0)] | None  # fields of answers that are always empty here
+
+
 class TextPart(Body):
     type: Literal["text", "input_text", "output_text"]
     text: Text
+    annotations: Nothing = None
+    logprobs: list[Any] | None = None  # of an answer; it says nothing to the model
 
 
 class ChatMessage(Body):
+    """A message; answers may be sent back as they came, and as OpenAI's client writes them down."""
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart] | None = None
+    content: Text | Annotated[Every[TextPart], Field(max_length=MOST_PARTS)] | None = None
     name: Text | None = None
     type: Literal["text", "message"] | None = None
+    refusal: None = None
+    annotations: Nothing = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Nothing = None
+    id: Name | None = None  # this and the next one of what /v1/responses answered
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
 
     def plain(self) -> dict[str, Any]:
         """As templates know it."""
         content = self.content
         if isinstance(content, list):
             content = "".join(part.text for part in content)
+        if self.role == "assistant":
+            content = content or ""  # as in an answer without text
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": content, "name": self.name}
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1)]
+Messages = Annotated[Every[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
 
 
 class ChatRequest(Asked):
@@ -216,10 +282,10 @@ class ResponseRequest(Body):
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stream: bool | None = None
     text: TextSettings | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=16)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     store: Literal[False] | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], _few(64)] | None = None
     speculation: Name | dict[str, Any] | None = None
     user: str | None = None
 

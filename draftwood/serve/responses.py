@@ -6,17 +6,16 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from itertools import chain, starmap
 from typing import Any
 
 from fastapi import FastAPI, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from draftwood.request import Prompt
 from draftwood.serve.answers import ChatForm, Piece, pieces
-from draftwood.serve.errors import api_error
 from draftwood.serve.plan import plan
 from draftwood.serve.protocol import ChatMessage, ChatRequest, ResponseRequest
 from draftwood.serve.service import Service, Work, check_model, deltas_of
@@ -49,7 +48,7 @@ def responses(app: FastAPI, service: Service) -> None:
         await begun(request, work)
         if body.stream:
             return EventStream(answer.events(), work)
-        return JSONResponse(await unless_gone(request, answer.whole()))
+        return await unless_gone(request, answer.whole())
 
 
 def _schema(body: ResponseRequest) -> dict[str, Any] | None:
@@ -102,11 +101,15 @@ class Answer:
             "metadata": body.metadata or {},
         }
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> Response:
         """The finished document."""
-        async with asyncio.timeout(self.work.service.settings.request_seconds):
+        service = self.work.service
+        async with asyncio.timeout(service.settings.request_seconds):
             await self.work.finish()
-        return self._finished()
+        return await service.answers.answer(self._finished, self._size())
+
+    def _size(self) -> int:
+        return pieces(self.work.done[0])[0].size if self.form.logprobs else 0
 
     def _part(self) -> dict[str, Any]:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
@@ -136,6 +139,14 @@ class Answer:
         }
         return self.document
 
+    def _ends(self, place: dict[str, Any]) -> Iterator[str]:
+        """The last events, all of which have the whole text."""
+        document = self._finished()
+        yield self._event("response.output_text.done", **place, text=self.text, logprobs=self.logprobs)
+        yield self._event("response.content_part.done", **place, part=self._part())
+        yield self._event("response.output_item.done", output_index=0, item=document["output"][0])
+        yield self._event(f"response.{document['status']}", response=document)
+
     def _logprobs(self, piece: Piece) -> list[dict[str, Any]]:
         return self.form.content(piece) if self.form.logprobs else []
 
@@ -160,13 +171,9 @@ class Answer:
                         found = self._logprobs(piece)
                         if index == 0 and (piece.text or found):
                             yield self._event("response.output_text.delta", **place, delta=piece.text, logprobs=found)
-            document = self._finished()
-            yield self._event("response.output_text.done", **place, text=self.text, logprobs=self.logprobs)
-            yield self._event("response.content_part.done", **place, part=self._part())
-            yield self._event("response.output_item.done", output_index=0, item=document["output"][0])
-            yield self._event(f"response.{document['status']}", response=document)
+            yield await self.work.service.answers.write(lambda: "".join(self._ends(place)), self._size())
         except Exception as error:
-            told = api_error(error)
+            told = self.work.service.told(error)
             if told.status == 500:
                 log.exception("a response failed while it was streamed")
             self.document |= {"status": "failed", "error": {"code": "server_error", "message": str(told)}}

@@ -97,18 +97,19 @@ def listen(settings: ServeSettings) -> socket.socket:
 
 async def _serve(server: _Server, service: Service, listening: socket.socket) -> int | None:
     """Serve; which signal ended it."""
-    loop, asked = asyncio.get_running_loop(), None
+    loop, asked, hurry = asyncio.get_running_loop(), None, asyncio.Event()
 
     def end(number: int) -> None:
         nonlocal asked
+        server.should_exit |= hurry.is_set()
         if service.draining.is_set():
-            server.should_exit = True
+            hurry.set()
         asked = asked or number
         service.draining.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end, number)
-    ending = [asyncio.create_task(_drained(server, service)), asyncio.create_task(_watch(server, service))]
+    ending = [asyncio.create_task(_drained(server, service, hurry)), asyncio.create_task(_watch(server, service))]
     try:
         await server.serve(sockets=[listening])
     finally:
@@ -117,14 +118,23 @@ async def _serve(server: _Server, service: Service, listening: socket.socket) ->
     return asked
 
 
-async def _drained(server: _Server, service: Service) -> None:
-    """When the server is told to end: wait for what runs, then close."""
+async def _drained(server: _Server, service: Service, hurry: asyncio.Event) -> None:
+    """When the server is told to end: wait for what runs, unless in a hurry, tell what is left of it, then close."""
     await service.draining.wait()
     log.info("no more requests are taken; %d are being worked on", service.busy)
-    until = asyncio.get_running_loop().time() + service.settings.drain_seconds
-    while service.busy and asyncio.get_running_loop().time() < until:
-        await asyncio.sleep(POLL)
+    await _idle(service, service.settings.drain_seconds, hurry)
+    if service.busy:
+        log.warning("%d requests have not ended in time; their clients are told so", service.busy)
+        await service.aclose()
+        await _idle(service, LINGER)
     server.should_exit = True
+
+
+async def _idle(service: Service, seconds: float, hurry: asyncio.Event | None = None) -> None:
+    """Wait until no request is worked on, but not longer."""
+    until = asyncio.get_running_loop().time() + seconds
+    while service.busy and asyncio.get_running_loop().time() < until and not (hurry and hurry.is_set()):
+        await asyncio.sleep(POLL)
 
 
 async def _watch(server: _Server, service: Service) -> None:

@@ -6,11 +6,14 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import starmap
 from pathlib import Path
 from typing import Any
+
+from starlette.responses import Response
 
 from draftwood.async_engine import AsyncBatch, AsyncEngine, Prepare
 from draftwood.engine import Engine, StreamEvent
@@ -23,15 +26,18 @@ from draftwood.request import MethodSpec, Prompt
 from draftwood.results import GenerationResult
 from draftwood.serve import answers
 from draftwood.serve.answers import Form, Piece
-from draftwood.serve.errors import ApiError, api_error
+from draftwood.serve.errors import ApiError, ServerEnded, api_error
 from draftwood.serve.metrics import Meters
 from draftwood.serve.plan import Plan
+from draftwood.serve.pool import Pool
 from draftwood.serve.protocol import StreamOptions
+from draftwood.serve.public import Public
 from draftwood.serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)
 
 TICK = 1.0  # seconds between reports of the load
+THREADS = 2  # of a pool: the computer's cores are for the models
 
 
 class Service:
@@ -45,6 +51,7 @@ class Service:
         self.method: Method = engine.method(method)
         target = str(engine.names.get("target", "model"))
         self.name = settings.served_model_name or (Path(target).name if Path(target).exists() else target)
+        self.public = Public(engine, self.name, self.method)
         self.created = int(time.time())
         self.served = AsyncEngine(engine)
         self.meters = Meters(engine, self.name)
@@ -53,6 +60,25 @@ class Service:
         self.words: answers.Words = lambda tokens: cached(*tokens) if len(tokens) == 1 else spell(tokens)
         self.draining = asyncio.Event()
         self.busy = 0  # requests that are being worked on
+        self.ended = False  # whether they are no longer waited for
+        seconds = settings.request_seconds
+        self.prompts = Pool("prompts", THREADS, seconds)
+        self.texts = Pool("texts", THREADS, seconds)  # of those who ask for ids, or for the text of some
+        self.conversations = Pool("conversations", 1, seconds)  # by the one process that renders templates
+        self.grammars = Pool("grammars", 1, seconds)
+        self.answers = Pool("answers", THREADS, seconds)
+
+    async def aclose(self) -> None:
+        """End all requests, whose clients are told so, and the threads that work for them."""
+        self.ended = True
+        await self.served.aclose(ServerEnded())
+        for pool in (self.prompts, self.texts, self.conversations, self.grammars, self.answers):
+            pool.close()
+
+    def told(self, error: BaseException) -> ApiError:
+        """What a client is told of an error."""
+        found = api_error(error)
+        return ApiError(found.status, self.public.sentence(str(found)), found.param, found.code, found.headers)
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of ids."""
@@ -61,6 +87,23 @@ class Service:
     def echoed(self, prompt: Sequence[int]) -> str:
         """The text of a prompt as far as it is certain: an answer completes a character that ends inside."""
         return "".join(map(self.tokenizer.stream().step, prompt))
+
+    async def read(self, prompt: Prompt, most: int | None = None) -> list[int]:
+        """Ids of a prompt, as `Engine.tokens`, and as many as this server takes."""
+        spoken = not isinstance(prompt, str) and bool(prompt) and not isinstance(prompt[0], int)
+        tokens = await (self.conversations if spoken else self.prompts).run(self.engine.tokens, prompt, most)
+        self.check_length(tokens)
+        return tokens
+
+    async def compile(self, options: Mapping[str, Any]) -> None:
+        """Have the grammar of a request ready, if it has one; RequestError where it is none."""
+
+        def compile_() -> None:
+            if (structured := self.engine.structured(options)) is not None:  # type: ignore[arg-type]
+                self.engine.grammar(structured)
+
+        if options.get("structured") is not None:
+            await self.grammars.run(compile_)
 
     async def load(self) -> AsyncIterator[str]:
         """Server-sent events of the load, until the server is about to end."""
@@ -73,9 +116,7 @@ class Service:
         """Each prompt with its log-probabilities; without any where none are asked for."""
         most = self.engine.target.context + 1  # the last one is predicted only
         async with asyncio.timeout(self.settings.request_seconds):
-            tokens = [await asyncio.to_thread(self.engine.tokens, prompt, most) for prompt in prompts]
-            for one in tokens:
-                self.check_length(one)
+            tokens = [await self.read(prompt, most) for prompt in prompts]
             if top is None:
                 return [PromptScores(one, [None] * len(one), [[]] * len(one)) for one in tokens]
             return [await self.served.score(one, top) for one in tokens]
@@ -109,22 +150,26 @@ class Work:
     def __init__(self, service: Service, plan: Plan, noted: dict[str, Any], prepare: Prepare | None) -> None:
         self.service, self.plan, self.noted, self.prepare = service, plan, noted, prepare
         self.began = time.perf_counter()
-        self.results: list[GenerationResult | None] = [None] * len(plan.requests)
+        self.results: list[GenerationResult | None] = [None] * plan.generations
         self.generations: list[Generation] = []
-        self.made = [0] * len(plan.requests)  # tokens of each generation so far; of beams those that all agree in
-        self._batch: AsyncBatch = service.served.together(plan.requests, self._prepare)
-        self._last: list[float] = [0.0] * len(plan.requests)
+        self.made = [0] * plan.generations  # tokens of each generation so far; of beams those that all agree in
+        self._batch: AsyncBatch | None = None
+        self._last: list[float] = [0.0] * plan.generations
         self._joules = service.meters.joules()
         self._left = False  # whether it has begun, and its end is not counted yet
 
     def _prepare(self, generation: Generation) -> None:
-        self.service.check_length(generation.request.prompt)
         self.generations.append(generation)
         if self.prepare is not None:
             self.prepare(generation)
 
     async def begin(self) -> None:
         """Queue all of it; raises what is wrong with it."""
+        if self._batch is None:
+            service, plan = self.service, self.plan
+            read = [await service.read(prompt) for prompt in plan.prompts]  # once, however many texts go on from it
+            await service.compile(plan.options)
+            self._batch = service.served.together(plan.requests(read), self._prepare)
         await self._batch.begin()
         self._left = True
 
@@ -132,6 +177,7 @@ class Work:
         """(place of the generation, event), as many as have come; each counts when it is taken."""
         try:
             await self.begin()
+            assert self._batch is not None
             async for events in self._batch:
                 yield self._counted(events, time.perf_counter())
         finally:
@@ -152,7 +198,8 @@ class Work:
 
     async def aclose(self) -> None:
         """End what has not ended."""
-        await self._batch.aclose()
+        if self._batch is not None:
+            await self._batch.aclose()
         if self._left:
             self._left = False
             self.service.meters.left(len(self.results) - len(self.done))
@@ -202,15 +249,19 @@ def chosen(plan: Plan, results: Sequence[GenerationResult]) -> Iterator[tuple[in
         yield from enumerate((piece for result in mine for piece in answers.pieces(result)), place * plan.n)
 
 
-async def answered(work: Work, form: Form, head: dict[str, Any], echoed: Sequence[Piece] = ()) -> dict[str, Any]:
+async def answered(work: Work, form: Form, head: dict[str, Any], echoed: Sequence[Piece] = ()) -> Response:
     """The whole answer."""
     async with asyncio.timeout(work.service.settings.request_seconds):
         results = await work.finish()
-    choices = []
-    for index, piece in chosen(work.plan, results):
-        whole = answers.joined(echoed[index // work.plan.n], piece) if echoed else piece
-        choices.append(form.choice(index, whole))
-    return {**head, "object": form.object, "choices": choices, **work.closing}
+    closing, found = work.closing, list(chosen(work.plan, results))
+    if echoed:
+        found = [(index, answers.joined(echoed[index // work.plan.n], piece)) for index, piece in found]
+
+    def document() -> dict[str, Any]:
+        choices = [form.choice(index, piece) for index, piece in found]
+        return {**head, "object": form.object, "choices": choices, **closing}
+
+    return await work.service.answers.answer(document, sum(piece.size for _, piece in found))
 
 
 async def streamed(
@@ -221,7 +272,7 @@ async def streamed(
     continuous = usage and bool(options and options.continuous_usage_stats)
     start = "data: " + json.dumps({**head, "object": form.chunk})[:-1] + ', "choices": ['
     begun: set[int] = set()
-    left = len(work.plan.requests)
+    left = work.plan.generations
     deltas = deltas_of(work)
 
     def chunk(index: int, piece: Piece, more: str = "") -> str:
@@ -236,7 +287,7 @@ async def streamed(
     try:
         async with asyncio.timeout(work.service.settings.request_seconds), aclosing(work.events()) as batches:
             async for events in batches:
-                lines = []
+                new: list[tuple[int, Piece, str]] = []
                 for place, event in events:
                     left -= event.result is not None
                     found = deltas(place, event)
@@ -244,14 +295,17 @@ async def streamed(
                         last = not left and i == len(found) - 1 and not usage
                         more = f', "metrics": {json.dumps(work.closing["metrics"])}' if last else ""
                         if piece.text or piece.finish or piece.tokens:
-                            lines.append(chunk(index, piece, more))
+                            new.append((index, piece, more))
+                size = sum(piece.size for _, piece, _ in new)
+                size += sum(echo.size for echo in echoed) * (len(begun) < work.plan.generations)
+                lines = await work.service.answers.write(partial("".join, starmap(chunk, new)), size)
                 if lines:
-                    yield "".join(lines)
+                    yield lines
         if usage:
             yield f"{start}], {json.dumps(work.closing)[1:]}\n\n"
         yield "data: [DONE]\n\n"
     except Exception as error:
-        told = api_error(error)
+        told = work.service.told(error)
         if told.status == 500:
             log.exception("a request failed while it was streamed")
         yield f"data: {json.dumps(told.document)}\n\n"
@@ -280,7 +334,7 @@ def _texts(work: Work) -> Deltas:
 
 def _beams(work: Work) -> Deltas:
     """A generation's hypotheses are choices: what they agree in grows as the first one, the others come at the end."""
-    shown = [(0, 0)] * len(work.plan.requests)  # characters and tokens
+    shown = [(0, 0)] * work.plan.generations  # characters and tokens
 
     def deltas(place: int, event: StreamEvent) -> list[tuple[int, Piece]]:
         first, (characters, tokens) = place * work.plan.n, shown[place]

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from draftwood.serve.asgi import Message, Receive, Send
 from draftwood.serve.errors import Gone
-from draftwood.serve.guard import Message, Receive, Send
 from draftwood.serve.service import Work
 
 T = TypeVar("T")
