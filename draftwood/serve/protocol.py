@@ -208,7 +208,8 @@ class TextPart(Body):
     type: Literal["text", "input_text", "output_text"]
     text: Text
     annotations: Nothing = None
-    logprobs: list[Any] | None = None  # of an answer; it says nothing to the model
+    logprobs: list[Any] | None = None  # of an answer, as the next one; neither says anything to the model
+    parsed: Any = None
 
 
 class ChatMessage(Body):
@@ -223,6 +224,7 @@ class ChatMessage(Body):
     audio: None = None
     function_call: None = None
     tool_calls: Nothing = None
+    parsed: Any = None  # what the client read in the content
     id: Name | None = None  # this and the next one of what /v1/responses answered
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from draftwood.async_engine import AsyncBatch, AsyncEngine, Prepare
 from draftwood.engine import Engine, StreamEvent
-from draftwood.errors import ConfigurationError, RequestError
+from draftwood.errors import ConfigurationError, ModelError, RequestError
 from draftwood.explain.text import spelling
 from draftwood.generation import Generation
 from draftwood.methods import Method
@@ -77,8 +77,12 @@ class Service:
 
     def told(self, error: BaseException) -> ApiError:
         """What a client is told of an error."""
-        found = api_error(error)
-        return ApiError(found.status, self.public.sentence(str(found)), found.param, found.code, found.headers)
+        found, text = api_error(error), self.public.sentence(str(error))
+        if found is not error and str(found) != str(error):
+            text = str(found)
+        elif isinstance(error, ModelError):  # whose advice is not for clients
+            text = text.partition("; ")[0] + "; only who runs this server can mend that"
+        return ApiError(found.status, text, found.param, found.code, found.headers)
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of ids."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
+from typing import Any, Literal
 
 import openai
 import pydantic
@@ -61,6 +61,52 @@ def test_chat(client: openai.OpenAI, served: Running) -> None:
     chunks = list(stream)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == expected.text
     assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == len(expected.tokens)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dumped", [False, True])
+def test_answers_may_be_sent_back(client: openai.OpenAI, served: Running, stream: bool, dumped: bool) -> None:
+    """As conversations are carried on: the message as it came, or as the client writes it down, nulls included."""
+    talk: list[Any] = [{"role": "user", "content": "hi"}]
+    spoken = "u:hi|a:"
+    for _ in range(3):
+        given: Any = {"model": served.service.name, "messages": talk, "extra_body": {"guided_choice": ["ab"]}}
+        if stream:
+            with client.chat.completions.stream(**given, stream_options={"include_usage": True}) as events:
+                answer: Any = events.get_final_completion()
+        else:
+            answer = client.chat.completions.create(**given)
+        message = answer.choices[0].message
+        assert message.content == "ab" and answer.usage.prompt_tokens == len(served.engine.tokens(spoken))
+        talk += [message.model_dump() if dumped else message, {"role": "user", "content": "go"}]
+        spoken += "ab|u:go|a:"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_responses_may_be_sent_back(client: openai.OpenAI, served: Running, stream: bool) -> None:
+    talk: list[Any] = [{"role": "user", "content": "hi"}]
+    spoken = "u:hi|a:"
+    schema = {"format": {"type": "json_schema", "name": "word", "schema": {"enum": ["ab"]}}}
+    for _ in range(3):
+        given: Any = {"model": served.service.name, "input": talk, "text": schema, "top_logprobs": 1}
+        given |= {"include": ["message.output_text.logprobs"]}
+        if stream:
+            with client.responses.stream(**given) as events:
+                answer: Any = events.get_final_response()
+        else:
+            answer = client.responses.create(**given)
+        assert answer.output_text == '"ab"' and answer.usage.input_tokens == len(served.engine.tokens(spoken))
+        talk += [*answer.output, {"role": "user", "content": "go"}]
+        spoken += '"ab"|u:go|a:'
+
+
+def test_a_message_without_text_may_be_sent_back(client: openai.OpenAI, served: Running) -> None:
+    silent: Any = {"role": "assistant", "content": None, "refusal": None}
+    for message in (silent, {"role": "assistant", "content": ""}, {"role": "assistant"}):
+        talk: Any = [{"role": "user", "content": "hi"}, message, {"role": "user", "content": "go"}]
+        found = client.chat.completions.create(model=served.service.name, messages=talk, max_tokens=4, seed=3)
+        expected = served.engine.generate("u:hi|a:|u:go|a:", max_new_tokens=4, seed=3).text
+        assert found.choices[0].message.content == expected
 
 
 def test_responses(client: openai.OpenAI, served: Running) -> None:
