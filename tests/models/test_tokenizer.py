@@ -202,7 +202,12 @@ def test_a_prompt_that_cannot_fit_is_refused_before_it_is_read(monkeypatch: pyte
     longest = max(tokenizer.backend.get_vocab(True), key=len)
     assert tokenizer.longest == len(longest)
     monkeypatch.setattr(tokenizer, "backend", None)  # not asked
-    for ids in (tokenizer.encode, tokenizer.chat):
-        monkeypatch.setattr(tokenizer, "chat_text", lambda messages: "x" * 10**7)
+    monkeypatch.setattr(tokenizer, "chat_text", lambda messages: "x" * 10**7)
+    hi = {"role": "user", "content": "hi"}
+    for ids in (lambda: tokenizer.encode("x" * 10**7, most=512), lambda: tokenizer.chat([hi], most=512)):
         with pytest.raises(RequestError, match=r"the prompt has 10,000,000 characters, more than 512 tokens"):
-            ids("x" * 10**7, most=512)
+            ids()
+    monkeypatch.setattr(tokenizer, "chat_text", None)  # nor is the template, where the messages alone are too long
+    for messages, told in (([{**hi, "content": "x" * 10**7}], "10,000,000 characters"), ([hi] * 513, "513 messages")):
+        with pytest.raises(RequestError, match=told):
+            tokenizer.chat(messages, most=512)
