@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from draftwood.certify.checks import Check
+from draftwood.certify.checks import Check, Verdict
 from draftwood.certify.distances import fit
 from draftwood.certify.enumeration import NotDiscrete, TooLarge, enumerated
 from draftwood.certify.forms import shrunk, variants, windows
 from draftwood.certify.laws import LayerLaws
+from draftwood.certify.occasions import occasions
 from draftwood.certify.references import slow_beam_search
+from draftwood.certify.rules import required
 from draftwood.certify.small import END, Case
-from draftwood.certify.tables import PROMPT
+from draftwood.certify.tables import PROMPT, tied_table
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, PlainBeamSearch
 
@@ -38,6 +42,7 @@ class Enumerated:
     replays: int
     distance: float
     claimed: bool
+    counts: Counter[str]  # rounds, of all replays, that exercised a rule
     faults: tuple[str, ...] = ()
 
     @property
@@ -48,8 +53,8 @@ class Enumerated:
 def enumerate_cases(method: Method, seed: int, most: int, advance: Advance = lambda: None) -> Iterator[Enumerated]:
     """The law of the method in every case that has at most `most` sequences of random choices.
 
-    First rounds of the method as it is, then whole generations of its small forms. Raises NotDiscrete where it draws
-    continuous noise.
+    First rounds of the method as it is, then whole generations of its small forms. A case counts only where what it is
+    there for happened. Raises NotDiscrete where the method draws continuous noise.
     """
     for choices in cases(method, seed):
         for case in choices:
@@ -63,6 +68,7 @@ def enumerate_cases(method: Method, seed: int, most: int, advance: Advance = lam
             with enumerated() as randomness:
                 if not randomness.fits(case.found, most):
                     continue
+                case.counts.clear()
                 expected = case.reference
 
                 def run() -> Any:
@@ -74,9 +80,11 @@ def enumerate_cases(method: Method, seed: int, most: int, advance: Advance = lam
                     law = randomness.law_of(run, 2 * most, counted)
                 except TooLarge:
                     continue
+            if not case.aim <= case.counts.keys():
+                continue
             faults = sorted(expected.faults) if isinstance(expected, LayerLaws) else ()
-            claimed = method.lossless or bool(case.possible)
-            yield Enumerated(case.label, count, expected.distance(law), claimed, tuple(faults))
+            claimed = method.lossless or bool(case.rounds)
+            yield Enumerated(case.label, count, expected.distance(law), claimed, case.counts, tuple(faults))
             break
 
 
@@ -90,6 +98,7 @@ def cases(method: Method, seed: int) -> Iterator[Iterable[Case]]:
             yield from ([Case(small[0], 3, 6, warp, seed + i, drafts)] for warp in ("greedy", "greedy, penalties"))
     if method.lossless or isinstance(method, BeamSamplingMethod):
         yield from windows(method, seed, counts[-1])  # with several draft models, if they can be
+        yield from occasions(method, seed, counts[-1])
     for drafts in counts:
         for one in small:
             for number, warp in enumerate(("plain", *SHORT)):
@@ -113,7 +122,8 @@ def rule_check(method: Method, seed: int, most: int, identities: int, advance: A
     except NotDiscrete:
         return Check(name, "N/A", "draws continuous noise, whose values cannot be enumerated")
     if not found:
-        return Check(name, "N/A", f"no case had fewer than {most:,} outcomes; allow more, or make the method smaller")
+        text = f"no case had fewer than {most:,} outcomes; allow more, or make the method smaller"
+        return Check(name, "FAIL" if method.lossless else "N/A", text)
     worst = max(found, key=lambda one: (one.wrong, one.distance))
     replays = sum(one.replays for one in found)
     text = f"{len(found)} cases, {replays:,} replays: worst total variation {worst.distance:.1e}"
@@ -127,41 +137,58 @@ def rule_check(method: Method, seed: int, most: int, identities: int, advance: A
         "faults": sorted({fault for one in found for fault in one.faults}),
         "sizes": [one.label for one in found],
     }
-    return Check(name, "FAIL" if worst.wrong else "PASS" if method.lossless else "LOSSY", text, figures)
+    return _judged(name, method, not worst.wrong, text, figures, [one.counts for one in found])
 
 
-def _same(
-    name: str, what: str, sizes: Sequence[tuple[int, int, str]], runs: int, alike: Callable[[int, int], bool]
+def _judged(
+    name: str, method: Method, right: bool, reason: str, figures: dict[str, Any], counts: Iterable[Counter[str]]
 ) -> Check:
-    """Whether all of about `runs` outputs are those of a reference: `alike(which of the sizes, which run)`."""
-    found = [alike(number, i) for number in range(len(sizes)) for i in range(max(1, runs // len(sizes)))]
-    reason = f"{sum(found)} of {len(found)} {what}"
+    """The check, which fails where a rule of the method was not exercised: it says nothing of that."""
+    rules = sum(counts, Counter[str]())
+    missing = sorted(required(method) - rules.keys())
+    figures |= {"rules": dict(sorted(rules.items())), "rules_not_exercised": missing}
+    if missing:
+        reason += f"; not exercised, so not certified: {', '.join(missing)} (allow more --replays or --identities)"
+    elif needed := required(method):
+        rarest = min(needed, key=lambda rule: (rules[rule], rule))
+        reason += f"; {len(needed)} rules exercised, '{rarest}' {rules[rarest]:,} times, others more often"
+    verdict: Verdict = "FAIL" if missing or not right else "PASS" if method.lossless else "LOSSY"
+    return Check(name, verdict, reason, figures)
+
+
+def _same(name: str, method: Method, what: str, found: Sequence[bool], counts: Iterable[Counter[str]]) -> Check:
+    """Whether all outputs are those of a reference."""
     figures = {"outputs": len(found), "different": len(found) - sum(found)}
-    return Check(name, "PASS" if all(found) else "FAIL", reason, figures)
+    return _judged(name, method, all(found), f"{sum(found)} of {len(found)} {what}", figures, counts)
 
 
 def _repeats(method: Method, reference: Method, seed: int, seeds: int, advance: Advance) -> Check:
     """Every text is that of the method without drafts under the same seed."""
     sizes = ((3, 6, "plain"), (4, 8, "top-k"), (4, 6, "top-p"), (3, 8, "penalties"))
     cases = [Case(method, *size, seed + 10 * number, order=3) for number, size in enumerate(sizes)]
+    cases += [next(iter(choices)) for choices in occasions(method, seed, method.drafts_needed[0])]
 
-    def alike(number: int, i: int) -> bool:
+    def alike(case: Case, i: int) -> bool:
         advance()
-        return cases[number].run(seed=i).tokens == cases[number].run(reference, seed=i).tokens
+        return case.run(seed=i).tokens == case.run(reference, seed=i).tokens
 
+    found = [alike(case, i) for case in cases for i in range(max(1, seeds // len(cases)))]
     what = f"texts are those of {reference.name} under the same seed"
-    return _same("same text as without drafts", what, sizes, seeds, alike)
+    return _same("same text as without drafts", method, what, found, [case.counts for case in cases])
 
 
 def _searches(method: PlainBeamSearch, seed: int, runs: int, advance: Advance) -> Check:
     """All hypotheses, in order, are those of beam search written out, ties included."""
     every = Method.parse({**method.as_dict(), "n_best": method.width})
     sizes = ((3, 6, "plain"), (4, 5, "penalties"), (4, 5, "plain"), (5, 4, "plain"))
+    counts: Counter[str] = Counter()
 
     def alike(number: int, i: int) -> bool:
         advance()
-        tied = 2 if number > 1 else None  # so many values of every token, all as probable
-        case = Case(every, *sizes[number], seed + 10 * number + 100 * i, tied=tied)
+        vocab, tokens, warp = sizes[number]
+        other = seed + 10 * number + 100 * i
+        tied = partial(tied_table, 1000 * other, vocab, 2) if number > 1 else None  # two values, as probable
+        case = Case(every, vocab, tokens, warp, other, table=tied)
         wanted, _ = slow_beam_search(
             case.target,
             PROMPT,
@@ -172,10 +199,13 @@ def _searches(method: PlainBeamSearch, seed: int, runs: int, advance: Advance) -
             method.early_stopping,
             case.params,
         )
-        return [tuple(beam.tokens) for beam in case.run().beams] == [output for output, _, _ in wanted]
+        found = [tuple(beam.tokens) for beam in case.run().beams]
+        counts.update(case.counts)
+        return found == [output for output, _, _ in wanted]
 
+    found = [alike(number, i) for number in range(len(sizes)) for i in range(max(1, runs // len(sizes)))]
     what = "sets of hypotheses are those of beam search, written out"
-    return _same("same hypotheses as beam search", what, sizes, runs, alike)
+    return _same("same hypotheses as beam search", method, what, found, [counts])
 
 
 def sampled_check(method: Method, seed: int, runs: int, advance: Advance) -> Check:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from draftwood.certify.rules import DRAFTED, looks
 from draftwood.certify.small import Case
-from draftwood.certify.tables import VOCAB
+from draftwood.certify.tables import PROMPT, VOCAB, window_table
 from draftwood.depth import parse_depth
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamMethod, BeamSamplingMethod
 
+COPIED = [4, 1, 2, 3, 4]  # the prompt of windows where lookup drafts: what follows 4 in it is what is certain behind it
 VARYING = 0.3  # a threshold at which dynamic widths are of several sizes
 COST = 0.1  # of a draft in target forwards, where a depth controller would measure it: clocks cannot be replayed
 DEEPEST, WIDEST = 6, 6  # layers and siblings of windows
@@ -22,21 +25,22 @@ def windows(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]]:
     One token after the other has several values, of chains and trees the token after it too. Beams are drafted up to
     that token only, and once over two layers, so that some parents are not accepted.
     """
-    values = _capped(method.as_dict(), WIDEST, DEEPEST)
+    values = capped(method.as_dict(), WIDEST, DEEPEST)
     beams = isinstance(method, BeamMethod)
     tree = values.get("tree") or values.get("expansion") or ()
     layers = len(tree) or (3 if "heads" in values else values.get("gamma", 1))
     forms: list[tuple[str, list[tuple[dict[str, Any], tuple[int, ...]]]]] = []  # with the warp of the second case
     for place in range(layers):
-        form = _capped(values, WIDEST, place + 1) if beams else values
+        form = capped(values, WIDEST, place + 1) if beams else values
         certain = (1,) * (place + ("heads" in values))
         sizes = [(count, after) for count in (5, 4, 3, 2) for after in ((1,) if beams else (2, 1))]
         forms.append((("penalties", "top-k", "top-p")[place % 3], [(form, (*certain, *size)) for size in sizes]))
     if layers > 1 and "draft_width" in values:
         least = {"min_width": 2} if "min_width" in values else {}
-        wide, narrow = ({**_capped(values, draws, 2), **least} for draws in (3, 2))
+        wide, narrow = ({**capped(values, draws, 2), **least} for draws in (3, 2))
         two = [(wide, 3, 2), (wide, 2, 2), (narrow, 2, 2), (wide, 2, 1), (narrow, 2, 1)]
         forms.append(("all", [(form, (first, second, 1)) for form, first, second in two]))
+    prompt = COPIED if looks(method) else PROMPT
     varying = {"threshold": min(values["threshold"], VARYING)} if "threshold" in values else {}
     for number, (other, shapes) in enumerate(forms):
         for warp in ("plain", other):
@@ -44,20 +48,30 @@ def windows(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]]:
                 shapes = sorted(shapes, key=lambda one: -one[1][-1])
                 shapes = [({**form, **varying}, shape) for form, shape in shapes]
             yield (
-                Case(
-                    Method.parse(form),
-                    VOCAB,
-                    len(shape) + (not beams),
-                    warp,
-                    seed + 10 * number,
-                    drafts,
-                    possible=shape,
-                )
+                window(form, shape, warp, seed + 10 * number, drafts, len(shape) + (not beams), prompt)
                 for form, shape in shapes
             )
 
 
-def _capped(values: Mapping[str, Any], widest: int, deepest: int) -> dict[str, Any]:
+def window(
+    form: Mapping[str, Any],
+    shape: Sequence[int],
+    warp: str,
+    seed: int,
+    drafts: int,
+    tokens: int,
+    prompt: Sequence[int],
+    aim: frozenset[str] = DRAFTED,
+    rounds: int = 1,
+    **options: Any,
+) -> Case:
+    """A form where the draft's n-th token has `shape[n]` values, on `window_table` with its `options`; see `Case`."""
+    table = partial(window_table, seed, possible=shape, prompt=prompt, **options)
+    about = f"{','.join(map(str, shape))} values"
+    return Case(Method.parse(form), VOCAB, tokens, warp, seed, drafts, None, table, rounds, prompt, aim, about)
+
+
+def capped(values: Mapping[str, Any], widest: int, deepest: int) -> dict[str, Any]:
     """A method's options, narrower and shallower where they were not already."""
     values = dict(values)
     if "gamma" in values:
@@ -101,7 +115,7 @@ def shrunk(method: Method, beams_only: bool = False) -> Method:
     """
     values = method.as_dict()
     if not beams_only:
-        values = _capped(values, 2, 2)
+        values = capped(values, 2, 2)
         if "heads" in values:
             values["tree"] = [2, 1]
         if values.get("initial", 1) > 1:

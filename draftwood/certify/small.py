@@ -6,6 +6,7 @@ small on random tables, or as it is on tables where all but one or two tokens ar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -24,19 +25,23 @@ from draftwood.certify.laws import (
     set_of_beams,
 )
 from draftwood.certify.references import BeamLaw, exact_law
-from draftwood.certify.tables import PROMPT, Exit, Part, StandInEagle, StandInHeads, tied_table, window_table
+from draftwood.certify.rules import Tally
+from draftwood.certify.tables import PROMPT, Exit, Part, StandInEagle, StandInHeads
+from draftwood.core.records import Round
+from draftwood.depth import Auto
 from draftwood.engine import Engine
-from draftwood.methods import Lookup, Method
+from draftwood.generation import Generation
+from draftwood.methods import Method
 from draftwood.methods.beams import BeamSamplingMethod, DynamicWidth
 from draftwood.methods.eagle import Eagle
 from draftwood.methods.self_speculative import SelfSpeculative
 from draftwood.models.base import CausalModel
 from draftwood.models.tabular import TabularModel
 from draftwood.params import SamplingParams
+from draftwood.request import Request
 from draftwood.results import GenerationResult
 
 END = frozenset({0})
-COPIED = [4, 1, 2, 3, 4]  # the prompt of windows where lookup drafts: what follows 4 in it is what is certain behind it
 MEMORY = 1 << 30  # bytes, of which hardly any are used: nobody has to ask how much is free
 
 WARPS: dict[str, dict[str, Any]] = {
@@ -55,12 +60,27 @@ WARPS: dict[str, dict[str, Any]] = {
 }
 
 
+class _Engine(Engine):
+    """Counts what a method's rounds exercise. Drafts do not depend on the clock, which cannot be replayed."""
+
+    method_watched: Method
+    counts: Counter[str]
+
+    def _generation(self, request: Request) -> Generation:
+        generation = super()._generation(request)
+        if isinstance(generation.depth, Auto):
+            generation.depth = generation.depth.repeatable()
+        if request.method == self.method_watched:
+            generation.verify = Tally(generation.verify, self.counts)
+        return generation
+
+
 @dataclass(slots=True)
 class Case:
     """A method on tabular models with an end token: its engine, one request and the reference for it.
 
-    With `possible` (how many values the draft's n-th token has) the case is over after the first round with drafts.
-    With `tied` every token has so many values, all as probable.
+    The models, number 0 the target, are random ones, or those of a `table`. With `rounds` the case is over after so
+    many rounds with drafts. It counts only where what it is there for happened: the rules of `aim` (rules.py).
     """
 
     method: Method
@@ -70,13 +90,17 @@ class Case:
     seed: int = 0
     drafts: int | None = None
     order: int | None = None  # tokens that a distribution depends on; None: all
-    possible: tuple[int, ...] = ()
-    tied: int | None = None
+    table: Callable[[int], TabularModel] | None = None
+    rounds: int = 0  # with drafts, that are looked at; 0: a whole generation
+    prompt: list[int] = field(default_factory=PROMPT.copy)
+    aim: frozenset[str] = frozenset()
+    about: str = ""  # the table
     target: TabularModel = field(init=False)
     models: list[TabularModel] = field(init=False)
     stand_in: list[CausalModel] = field(init=False)  # for what drafts from the target
     engine: Engine = field(init=False)
     params: SamplingParams = field(init=False)
+    counts: Counter[str] = field(init=False, default_factory=Counter)  # rounds that exercised a rule
 
     def __post_init__(self) -> None:
         count = self.method.drafts_needed[0] if self.drafts is None else self.drafts
@@ -88,28 +112,19 @@ class Case:
         self.params = SamplingParams(**WARPS[self.warp])
 
     @property
-    def prompt(self) -> list[int]:
-        """A repetition, so that lookup finds something."""
-        looks = isinstance(self.method, Lookup) or getattr(self.method, "lookup", False)
-        return COPIED if looks and self.possible else PROMPT
-
-    @property
     def label(self) -> str:
-        values = f", {','.join(map(str, self.possible))} values" if self.possible else ""
-        return f"vocabulary {self.vocab}, {self.tokens} tokens{values}, {self.warp}"
+        return ", ".join(filter(None, (f"vocabulary {self.vocab}, {self.tokens} tokens", self.about, self.warp)))
 
     def _random(self, number: int) -> TabularModel:
         """A model of two layers, so that drafts may come from the first."""
-        if self.possible:
-            return window_table(self.seed, number, self.possible, self.prompt)
-        seed = 1000 * self.seed + number
-        if self.tied:
-            return tied_table(seed, self.vocab, self.tied)
-        return TabularModel.random(self.vocab, seed, self.order, n_layers=2)
+        if self.table is not None:
+            return self.table(number)
+        return TabularModel.random(self.vocab, 1000 * self.seed + number, self.order, n_layers=2)
 
     def _engine(self) -> Engine:
         """An engine of its own: nothing that was learned in other runs."""
-        engine = Engine(self.target, self.models, end_tokens=END, kv_cache_bytes=MEMORY)
+        engine = _Engine(self.target, self.models, end_tokens=END, kv_cache_bytes=MEMORY)
+        engine.method_watched, engine.counts = self.method, self.counts
         if self.stand_in:
             engine.draft_with(self.method, self.stand_in)
         return engine
@@ -128,13 +143,13 @@ class Case:
         method = self.method
         if not isinstance(method, BeamSamplingMethod):
             outputs = exact_law(self.target, self.prompt, self.params, self.tokens, END)
-            return (OpeningLaw if self.possible else WholeLaw)(output_of, outputs)
+            return (OpeningLaw if self.rounds else WholeLaw)(output_of, outputs)
         law = self._beams(self.target)
         width = getattr(method, "width", None)
-        if self.possible and isinstance(method, DynamicWidth):
+        if self.rounds and isinstance(method, DynamicWidth):
             draft = self._beams((self.models or [self._random(9)])[0])
             return LayerLaws(law, method.replacement, BeamRules(method, law, draft))
-        if self.possible or (method.lossless and width is None):
+        if self.rounds or (method.lossless and width is None):
             return LayerLaws(law, method.replacement)
         sets = law.law(width or method.widest, method.replacement, self.tokens)
         if method.lossless:
@@ -150,25 +165,28 @@ class Case:
         return self._engine().generate(self.prompt, method or self.method, self.params, self.tokens, seed)
 
     def found(self) -> Found:
-        """What an enumeration looks at: a generation, or its rounds up to the first with drafts."""
-        if not self.possible:
+        """What an enumeration looks at: a generation, or its first rounds."""
+        if not self.rounds:
             return self.run()
-        rounds = []
+        rounds: list[Round] = []
+        drafted = 0
         events = self._engine().stream(
             self.prompt, method=self.method, sampling=self.params, max_new_tokens=self.tokens, seed=0
         )
         with closing(events):  # type: ignore[type-var]
             for event in events:
                 rounds.append(event.round)
-                if event.round.draws:
+                drafted += event.round.draws > 0
+                if drafted == self.rounds:
                     break
-        return Opening(self.prompt, rounds)
+        return Opening(list(self.prompt), rounds)
 
     def closed(self, result: Found) -> bool:
         """Whether the last token ends what an enumeration looks at, whichever it is."""
         last = result.rounds[-1]
         drawn = len(last.roots) == 1 and last.kinds[-1:] != ["accepted"]
-        return drawn and (len(result.tokens) == self.tokens or bool(self.possible and last.draws))
+        drafted = sum(round_.draws > 0 for round_ in result.rounds)
+        return drawn and (len(result.tokens) == self.tokens or drafted == self.rounds > 0)
 
     def runs(self, count: int, concurrency: int, advance: Callable[[], None]) -> Iterator[GenerationResult]:
         """So many generations, each with its own seed, several at a time; `advance` is called as each ends."""

@@ -16,6 +16,7 @@ from draftwood.models.tabular import TabularModel
 
 PROMPT = [1, 0, 1, 0, 1, 0, 1]  # a repetition, so that lookup finds something; the end token has no meaning in a prompt
 VOCAB = 5  # of windows
+SURE = (1, 2, 3, 4)  # what is certain there, place by place
 DECAY = 0.4  # of a draft's chances there, from one token to the next
 
 
@@ -62,21 +63,33 @@ class StandInEagle(TabularModel):
         return super().forward(replace(batch, hidden=None), cache)
 
 
-def window_table(seed: int, number: int, possible: Sequence[int], prompt: Sequence[int]) -> TabularModel:
+def window_table(
+    seed: int,
+    number: int,
+    possible: Sequence[int],
+    prompt: Sequence[int],
+    sure: Sequence[int] = SURE,
+    copied: bool = False,
+) -> TabularModel:
     """A random model of which the n-th token behind the prompt has `possible[n]` values, a certain one if 1.
 
     What drafts (`number` above 0) find likely the target (0) does not, and it has a value more: many draws are rejected
-    one after the other, and something remains each time.
+    one after the other, and something remains each time. Certain tokens are `sure`, again and again; with `copied` they
+    are possible in the other places too, so that copies of them are accepted here and rejected there.
     """
 
     def law(prefix: tuple[int, ...]) -> list[float]:
         place = len(prefix) - len(prompt)
         count = possible[place] if 0 <= place < len(possible) else 1
+        usual = sure[place % len(sure)]
         weights = [0.0] * VOCAB
         if count == 1:
-            weights[1 + place % (VOCAB - 1)] = 1.0
+            weights[usual] = 1.0
             return weights
         order = random.Random(f"{seed}:{prefix}").sample(range(VOCAB), VOCAB)
+        if copied:
+            order.remove(usual)
+            order.insert(place % count, usual)
         noise = random.Random(f"{seed}:{number}:{prefix}")
         for rank, token in enumerate(order[: count + (not number)]):
             weights[token] = noise.uniform(0.7, 1.3) * (DECAY**rank if number else 1 + rank)
@@ -85,11 +98,24 @@ def window_table(seed: int, number: int, possible: Sequence[int], prompt: Sequen
     return TabularModel(law, VOCAB, n_layers=2)
 
 
-def tied_table(seed: int, vocab: int, count: int) -> TabularModel:
+def forked_table(seed: int, number: int) -> TabularModel:
+    """A random model with two next tokens after every prefix, of which drafts (`number` above 0) know one alone."""
+
+    def law(prefix: tuple[int, ...]) -> list[float]:
+        rng = random.Random(f"{seed}:{prefix}")
+        weights = [0.0] * VOCAB
+        for token in rng.sample(range(1, VOCAB), 1 if number else 2):
+            weights[token] = rng.uniform(0.7, 1.3)
+        return weights
+
+    return TabularModel(law, VOCAB, n_layers=2)
+
+
+def tied_table(seed: int, vocab: int, count: int, number: int) -> TabularModel:
     """A random model that has `count` equally probable next tokens after every prefix."""
 
     def law(prefix: tuple[int, ...]) -> list[float]:
-        tokens = random.Random(f"{seed}:{prefix}").sample(range(vocab), count)
+        tokens = random.Random(f"{seed + number}:{prefix}").sample(range(vocab), count)
         return [float(token in tokens) for token in range(vocab)]
 
     return TabularModel(law, vocab, n_layers=2)

@@ -81,6 +81,7 @@ class Forest:
     layers: list[DraftedLayer] = field(default_factory=list)  # drafts of beams, drawn layer by layer
     known: dict[int, Tensor] = field(default_factory=dict)  # node -> [V] logits of the target after it
     forced: set[int] = field(default_factory=set)  # drafts that a grammar leaves no choice about: they are certain
+    copied: set[int] = field(default_factory=set)  # drafts that lookup found
     fresh: int = 0
     child: dict[tuple[int, int], int] = field(default_factory=dict)
 

@@ -123,11 +123,15 @@ class Proposer:
         return self.grammar.allowed(forest, node).only
 
     def follow(self, forest: Forest, node: int, token: int) -> list[int]:
-        """Append a token below a node as a point mass, where the grammar lets it: the node for it, if there is one."""
+        """Append a copied token below a node, a point mass, where the grammar lets it: the node for it, if any."""
         if self.grammar is not None and not self.grammar.allowed(forest, node).has(token):
             return []
         forced = self.force(forest, node)
-        return forest.propose(node, [token], None) if forced is None else [forced]
+        if forced is not None:
+            return [forced]
+        children = forest.propose(node, [token], None)
+        forest.copied.update(children)
+        return children
 
     def force(self, forest: Forest, node: int) -> int | None:
         """The child for the token that must follow a node; None where there is a choice."""
