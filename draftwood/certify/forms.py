@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from draftwood.certify.rules import DRAFTED, looks
+from draftwood.certify.rules import DRAFTED, looks, required
 from draftwood.certify.small import Case
 from draftwood.certify.tables import PROMPT, VOCAB, window_table
 from draftwood.depth import parse_depth
@@ -40,7 +40,7 @@ def windows(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]]:
         wide, narrow = ({**capped(values, draws, 2), **least} for draws in (3, 2))
         two = [(wide, 3, 2), (wide, 2, 2), (narrow, 2, 2), (wide, 2, 1), (narrow, 2, 1)]
         forms.append(("all", [(form, (first, second, 1)) for form, first, second in two]))
-    prompt = COPIED if looks(method) else PROMPT
+    prompt, aim = COPIED if looks(method) else PROMPT, DRAFTED & required(method)
     varying = {"threshold": min(values["threshold"], VARYING)} if "threshold" in values else {}
     for number, (other, shapes) in enumerate(forms):
         for warp in ("plain", other):
@@ -48,7 +48,7 @@ def windows(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]]:
                 shapes = sorted(shapes, key=lambda one: -one[1][-1])
                 shapes = [({**form, **varying}, shape) for form, shape in shapes]
             yield (
-                window(form, shape, warp, seed + 10 * number, drafts, len(shape) + (not beams), prompt)
+                window(form, shape, warp, seed + 10 * number, drafts, len(shape) + (not beams), prompt, aim)
                 for form, shape in shapes
             )
 
@@ -60,8 +60,8 @@ def window(
     seed: int,
     drafts: int,
     tokens: int,
-    prompt: Sequence[int],
-    aim: frozenset[str] = DRAFTED,
+    prompt: list[int],
+    aim: frozenset[str] = frozenset(),
     rounds: int = 1,
     **options: Any,
 ) -> Case:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Any
 
 from draftwood.certify.forms import DEEPEST, WIDEST, capped, window
-from draftwood.certify.rules import BEHIND, COPIED, KEPT, looks
+from draftwood.certify.rules import BEHIND, COPIED, KEPT, ROOT, looks
 from draftwood.certify.small import Case
 from draftwood.certify.tables import VOCAB, forked_table
 from draftwood.methods import Lookup, Method
@@ -23,14 +24,14 @@ def occasions(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]
     """Cases, each with smaller ones to take where there are too many choices."""
     if looks(method):
         yield from copies(method, seed, drafts)
-    if isinstance(method, DynamicWidth) and method.gamma > 1 and method.widest > 1:
+    if isinstance(method, DynamicWidth) and method.lossless and method.gamma > 1 and method.widest > 1:
         yield from kept_rows(method, seed, drafts)
 
 
 def copies(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]]:
     """Rounds that copy what followed before, and a whole text; of mixed methods also with models behind a copy."""
     form = capped(method.as_dict(), WIDEST, DEEPEST)
-    more = {"sure": AFTER, "copied": True, "aim": COPIED}
+    more: dict[str, Any] = {"sure": AFTER, "copied": True, "aim": COPIED}
     for place, warp in ((0, "plain"), (1, "plain"), (2, "plain"), (0, "penalties"), (1, "top-k"), (2, "top-p")):
         shapes = [(*(1,) * place, count, *after) for count in (4, 3, 2) for after in ((3, 3), (3, 2), (2, 1), (1, 1))]
         yield (window(form, one, warp, seed + place, drafts, len(one) + TAIL, PERIOD, **more) for one in shapes)
@@ -54,7 +55,7 @@ def kept_rows(method: DynamicWidth, seed: int, drafts: int) -> Iterator[Iterable
     values["width" if method.width else "min_width"] = 2
     for number, warp in enumerate(("plain", "top-p")):
         table = partial(forked_table, seed + number)
-        for tokens in (2, 3):
+        for tokens, aim in ((2, ROOT), (3, KEPT)):
             yield [
                 Case(
                     Method.parse(values),
@@ -65,7 +66,7 @@ def kept_rows(method: DynamicWidth, seed: int, drafts: int) -> Iterator[Iterable
                     drafts,
                     table=table,
                     rounds=2,
-                    aim=KEPT,
+                    aim=aim,
                     about="a draft and another token everywhere",
                 )
             ]

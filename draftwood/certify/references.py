@@ -107,8 +107,11 @@ class BeamLaw:
         params: SamplingParams,
         end: frozenset[int] = frozenset(),
         warp: str = "joint",
+        scored: str | None = None,
     ) -> None:
+        """`scored` says under which softmax hypotheses are weighed: as `warp`, or "joint" for the untouched one."""
         self.model, self.prompt, self.params, self.end, self.warp = model, tuple(prompt), params, end, warp
+        self.scored = scored or warp
         self._score: dict[Output, float] = {(): 0.0}
         self._draws: dict[tuple[Beams, int, bool], dict[Beams, float]] = {}
         self._logits: dict[Output, list[float]] = {}
@@ -124,7 +127,7 @@ class BeamLaw:
         """Joint log-likelihood of a hypothesis: under the edited softmax, or under the warped one where tokens are."""
         if output not in self._score:
             before, token = output[:-1], output[-1]
-            if self.warp == "joint":
+            if self.scored == "joint":
                 gain = log_softmax(self.logits(before))[token]
             else:
                 chance = slow_warp(self.logits(before), self.params)[token]

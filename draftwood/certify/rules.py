@@ -19,7 +19,8 @@ from draftwood.verify import Verifier, Watching
 DRAFTED = frozenset({"round with drafts"})
 COPIED = frozenset({"copy accepted", "copy rejected"})
 BEHIND = frozenset({"draft behind a copy"})
-KEPT = frozenset({"target's row of a root used again", "target's row of a kept draft used again"})
+ROOT = frozenset({"target's row of a root used again"})
+KEPT = ROOT | {"target's row of a kept draft used again"}
 
 
 class Tally(Watching):

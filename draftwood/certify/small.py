@@ -147,7 +147,7 @@ class Case:
         law = self._beams(self.target)
         width = getattr(method, "width", None)
         if self.rounds and isinstance(method, DynamicWidth):
-            draft = self._beams((self.models or [self._random(9)])[0])
+            draft = self._beams((self.models or [self._random(9)])[0], "joint")
             return LayerLaws(law, method.replacement, BeamRules(method, law, draft))
         if self.rounds or (method.lossless and width is None):
             return LayerLaws(law, method.replacement)
@@ -156,9 +156,9 @@ class Case:
             return WholeLaw(set_of_beams, sets)
         return WholeLaw(output_of, best_beam(law, sets, method.length_penalty))
 
-    def _beams(self, model: TabularModel) -> BeamLaw:
+    def _beams(self, model: TabularModel, scored: str | None = None) -> BeamLaw:
         assert isinstance(self.method, BeamSamplingMethod)
-        return BeamLaw(model, self.prompt, self.params, END, self.method.warp)
+        return BeamLaw(model, self.prompt, self.params, END, self.method.warp, scored)
 
     def run(self, method: Method | None = None, seed: int = 0) -> GenerationResult:
         """One generation."""

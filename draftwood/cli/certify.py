@@ -92,6 +92,7 @@ def certify(
         document,
         table(report.certificates),
         "",
+        *([] if every else exercised(report.certificates)),
         "LOSSY: not exact by design, distances are measured; N/A: does not apply.",
         f"verdict: {report.verdict}{partial}{written}",
     )
@@ -117,3 +118,13 @@ def table(found: Sequence[Certificate]) -> Table:
             words = Text.assemble((check.name, "bold"), f": {check.reason}")
             made.add_row("", Text(check.verdict, STYLES[check.verdict]), words)
     return made
+
+
+def exercised(found: Sequence[Certificate]) -> list[Table | str]:
+    """How often each rule occurred in the exact checks, the rules that never did included."""
+    figures = [check.figures for one in found for check in one.checks if "rules" in check.figures]
+    if not figures:
+        return []
+    never = dict.fromkeys(figures[0]["rules_not_exercised"], 0)
+    rows = ((rule, f"{times:,}") for rule, times in {**never, **figures[0]["rules"]}.items())
+    return [simple_table("exercised", ">rounds", rows=rows), ""]

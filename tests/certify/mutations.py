@@ -20,6 +20,7 @@ from draftwood import Method
 from draftwood.certify import Budget
 from draftwood.certify.enumeration import NotDiscrete
 from draftwood.certify.exactness import EXACT, enumerate_cases, rule_check, sampled_check
+from draftwood.certify.rules import required
 
 BUDGET = Budget()
 
@@ -69,7 +70,8 @@ class Mutation:
         """Which check of the certificate fails with the wrong rule; nothing where all pass.
 
         law: an enumerated law is off; rule: a rule that no law shows (widths, predictions, the beam that one-cache
-        keeps); text, hypotheses, samples: see exactness.py; else the name of the error that fails the certificate.
+        keeps); unseen: a rule of the method does not occur any more; text, hypotheses, samples: see exactness.py; else
+        the name of the error that fails the certificate.
         """
         method = Method.parse(self.method)
         with self.applied():
@@ -80,9 +82,12 @@ class Mutation:
                     return (
                         self.check if rule_check(method, 1, BUDGET.replays, 100, lambda: None).verdict == "FAIL" else ""
                     )
-                cases = enumerate_cases(method, 1, BUDGET.replays)  # as `rule_check`
-                wrong = next((one for one in cases if one.wrong), None)
-                return "" if wrong is None else "law" if wrong.claimed and wrong.distance >= EXACT else "rule"
+                unseen = set(required(method))
+                for one in enumerate_cases(method, 1, BUDGET.replays):  # as `rule_check`
+                    if one.wrong:
+                        return "law" if one.claimed and one.distance >= EXACT else "rule"
+                    unseen -= one.counts.keys()
+                return "unseen" if unseen else ""
             except (NameError, TypeError, AttributeError, NotDiscrete):
                 raise  # the row's own fault
             except Exception as error:

@@ -28,6 +28,7 @@ from draftwood.sampling import Streams
 from draftwood.verify import tree
 
 SMALL = Budget(runs=4, replays=24, identities=8)
+ENOUGH = Budget(runs=4, replays=400, identities=120)  # where something seldom happens
 FULL = Budget(runs=1000, replays=1000, identities=400)
 
 METHOD_OPTIONS: list[dict[str, Any]] = [  # one of each kind of reference and of drafts
@@ -41,7 +42,6 @@ METHOD_OPTIONS: list[dict[str, Any]] = [  # one of each kind of reference and of
     {"name": "eesd", "gamma": 2, "lookup": True},
     {"name": "beam-sampling", "width": 2},
     {"name": "dsbd", "width": 1, "draft_width": 2},
-    {"name": "dsbd", "draft_width": 3, "gamma": 2},
     {"name": "beam-search", "width": 3, "early_stopping": True, "length_penalty": 0.5},
     {"name": "speculative-beam-search", "width": 2},
     {"name": "mcsd-fork", "width": 1, "verify": "longest-root"},
@@ -51,6 +51,7 @@ METHOD_OPTIONS: list[dict[str, Any]] = [  # one of each kind of reference and of
     {"name": "eagle", "width": 2, "gamma": 2},
 ]
 MORE_OPTIONS: list[dict[str, Any]] = [
+    {"name": "dsbd", "draft_width": 3, "gamma": 2},
     {"name": "speculative", "gamma": 3},
     {"name": "specinfer", "expansion": [2, 1]},
     {"name": "mcsd", "tree": [2, 2]},
@@ -72,9 +73,28 @@ def nothing() -> None:
     "options", [*METHOD_OPTIONS, *(pytest.param(each, marks=pytest.mark.slow) for each in MORE_OPTIONS)], ids=str
 )
 def test_lossless_methods_pass(options: dict[str, Any]) -> None:
-    found = certificate(options, SMALL)
+    seldom = options.get("verify") == "coupled" or (options["name"] == "dsbd" and "gamma" in options)
+    found = certificate(options, ENOUGH if seldom else SMALL)
     assert found.verdict == found.checks[0].verdict == "PASS", found.as_dict()
     assert all(check.reason for check in found.checks)
+
+
+def test_rules_that_were_not_exercised_fail_a_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However exact the cases were; the reason names the rule, and the figures have counts of the others."""
+    options = {"name": "lookup"}
+    whole = certificate(options, SMALL)
+    rules = whole.checks[0].figures["rules"]
+    assert rules["copy accepted"] > 50 and rules["copy rejected"] > 50
+    monkeypatch.setattr("draftwood.draft.suffix.FAINT", 2.0)  # lookup proposes nothing
+    blind = certificate(options, SMALL)
+    assert blind.verdict == "FAIL" and blind.checks[0].figures["worst_total_variation"] < 1e-12
+    assert "copy accepted" in blind.checks[0].reason
+    assert {"copy accepted", "copy rejected"} <= set(blind.checks[0].figures["rules_not_exercised"])
+
+
+def test_cases_without_enough_outcomes_certify_nothing() -> None:
+    found = certificate({"name": "speculative"}, SMALL.model_copy(update={"replays": 1}))
+    assert found.verdict == "FAIL"
 
 
 @pytest.mark.slow
@@ -342,6 +362,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert max(map(len, shown.splitlines())) <= 80 and "verdict: PASS" in shown
     assert document["certificates"][0]["method"]["gamma"] == 2
     assert document["certificates"][0]["label"] == "speculative gamma=2 verify=rejection"
+    counts = document["certificates"][0]["checks"][0]["figures"]["rules"]
+    assert counts["drawn draft rejected"] > 5 and f"{counts['drawn draft rejected']:,}" in shown
+    assert "drawn draft rejected" in shown
     monkeypatch.setattr(tree, "acceptance", wrong_way)
     code, shown, document = certified(out, capsys, *flags)
     assert code == 1 and document["verdict"] == "FAIL" and "verdict: FAIL" in shown
