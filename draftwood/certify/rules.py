@@ -72,10 +72,12 @@ def _at(forest: Forest, proposal: Proposal, child: int) -> Iterator[str]:
     if len(set(nodes)) < len(nodes):
         yield "equal draws"
     if child not in nodes:
+        yield "draft rejected"
         yield f"{what} rejected"
         if len(nodes) > 1:
             yield "several siblings rejected"
         return
+    yield "draft accepted"
     yield f"{what} accepted"
     if nodes[0] != child:
         yield "accepted behind a rejected sibling"
@@ -95,7 +97,7 @@ def _of_beams(forest: Forest, verdict: Verdict) -> Iterator[str]:
         if any(node in forest.known for node in alive):
             yield f"target's row of a {'kept draft' if number else 'root'} used again"
         fates = [one.fate for one in layer.judged]
-        yield from (f"draw {fate}" for fate in fates)
+        yield from (f"{what} {fate}" for fate in fates for what in ("draw", "draft"))
         if fates.count("rejected") > 1:
             yield "several draws rejected"
         if len({one.outcome for one in layer.judged}) < len(fates):
@@ -126,6 +128,9 @@ def required(method: Method) -> frozenset[str]:
     """What rounds of a method must have exercised before its laws say much; nothing of a lossy one."""
     if not method.lossless:
         return frozenset()
+    if not type(method).__module__.startswith("draftwood."):
+        drafts = "depth" in type(method).model_fields or method.drafts_needed[1]  # all that is known of others' methods
+        return DRAFTED | {"draft accepted", "draft rejected"} if drafts else frozenset()
     return _required_of_beams(method) if isinstance(method, BeamMethod) else _required_of_tokens(method)
 
 
