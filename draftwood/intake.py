@@ -39,16 +39,7 @@ class Intake:
     def method(self, spec: MethodSpec | None = None) -> Method:
         """The method that a specification means here; refuses one that needs other draft models than there are."""
         method = self.usual if spec is None else Method.parse(spec)
-        fewest, most = method.drafts_needed
-        if len(self.drafts) < fewest:
-            raise ConfigurationError(
-                f"method {method.name} needs a draft model; name one with --draft, or load(target, draft=...)"
-            )
-        if fewest and len(self.drafts) > most:
-            raise ConfigurationError(
-                f"method {method.name} works with {most} draft model, but {len(self.drafts)} were loaded; "
-                "load one, or use specinfer"
-            )
+        method.check_drafts(len(self.drafts))
         return method
 
     def tokens(self, prompt: Prompt, most: int | None = None) -> list[int]:

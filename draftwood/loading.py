@@ -28,6 +28,7 @@ ModelSource: TypeAlias = str | Path | CausalModel | Any  # Any: a transformers m
 log = logging.getLogger(__name__)
 
 THROUGH_TRANSFORMERS = "hf:"  # prefix of a source
+HEADS: dict[str, Any] = {"eagle": eagle, "medusa": heads}
 EMBEDDED = Path(str(files("draftwood") / "models" / "embedded"))
 
 
@@ -86,30 +87,35 @@ def load(
     words = Tokenizer.load(Path(tokenizer)) if isinstance(tokenizer, str | Path) else tokenizer
     if words is not None and not isinstance(words, Tokenizer):
         words = _adapter().wrap_tokenizer(words)
-    end: frozenset[int] = frozenset()
     how = _How(dtype, place, quantize, compile, backend, quantising)
-    model, directory = _model(target, replace(how, processes=whole("tensor_parallel", tensor_parallel, 1)))
-    if directory is not None:
-        words = words or Tokenizer.load(directory, _name(target))
-        end = checkpoint.end_tokens(directory)
-    else:
-        words = words or getattr(model, "tokenizer", None)
-        end = getattr(model, "end_tokens", end)
-    end |= frozenset() if words is None else words.end_tokens
-    drafts, places, home = [], [directory], directory if tokenizer is None else None
+    split = replace(how, processes=whole("tensor_parallel", tensor_parallel, 1))
     if draft_device is not None:
         how = replace(how, device=_place(draft_device, "draft_device"))
     if draft_dtype is not None:
         how = replace(how, dtype=draft_dtype)
-    for source in sources:
-        drafted, where = _head(source, model) or _model(source, how)
-        if where is not None and words is not None and not _agree(words, home, where):
+    home, known = _checked(target, split), tokenizer is None  # all that can be refused without weights is, first
+    made = _model(target, None, split) if home is None else None
+    words = words or (getattr(made, "tokenizer", None) if home is None else Tokenizer.load(home, _name(target)))
+    kinds = [_head_kind(source) for source in sources]
+    places = [
+        home,
+        *(_checked(source, how) if kind is None else None for source, kind in zip(sources, kinds, strict=True)),
+    ]
+    for source, where in zip(sources, places[1:], strict=True):
+        if where is not None and words is not None and not _agree(words, home if known else None, where):
             raise ModelError(
                 f"target {target} and draft {source} have different tokenizers, so their tokens mean different text; "
                 "use a draft of the same family"
             )
+    model = _model(target, home, split) if made is None else made
+    end = getattr(model, "end_tokens", frozenset()) if home is None else checkpoint.end_tokens(home)
+    end |= frozenset() if words is None else words.end_tokens
+    drafts = []
+    for source, kind, where in zip(sources, kinds, places[1:], strict=True):
+        drafted = (
+            _model(source, where, how) if kind is None else HEADS[kind].load(checkpoint.locate(str(source)), model)
+        )
         drafts.append(drafted if drafted.device == model.device else Placed(drafted, model.device))
-        places.append(where)
     used = str(getattr(model, "dtype", dtype)).removeprefix("torch.")
     names: dict[str, Any] = {"target": _name(target), "draft": [_name(source) for source in sources], "dtype": used}
     names |= {"quantize": quantize} if quantize else {}
@@ -159,8 +165,11 @@ class _How:
     processes: int = 1
 
 
-def _model(source: ModelSource, how: _How) -> tuple[CausalModel, Path | None]:
-    """A model and the directory or file that it came from (None for an object)."""
+def _checked(source: ModelSource, how: _How) -> Path | None:
+    """The directory or file that a model is to be loaded from, checked as far as that takes no weights; None: objects.
+
+    Raises ConfigurationError for options that do not go together, ModelError for what cannot be loaded.
+    """
     own = isinstance(source, str | Path) and not str(source).startswith(THROUGH_TRANSFORMERS)
     if not own and (how.quantize or how.compile or how.backend == "native" or how.processes > 1):
         asked = {"quantize": how.quantize, "compile": how.compile, "tensor_parallel": how.processes > 1}
@@ -177,38 +186,47 @@ def _model(source: ModelSource, how: _How) -> tuple[CausalModel, Path | None]:
     if how.processes > 1 and (how.compile or how.backend == "native"):
         option = "compile" if how.compile else "backend native"
         raise ConfigurationError(f"{option} is for one process; leave it, or tensor_parallel, out")
-    if isinstance(source, str) and not own:
-        directory = checkpoint.locate(source.removeprefix(THROUGH_TRANSFORMERS))
-        return _adapter().load(directory, how.dtype, how.device), directory
-    if isinstance(source, str | Path):
+    if not isinstance(source, str | Path):
+        return None
+    if own:
         directory = checkpoint.locate(source)
+        checkpoint.check(directory)
+        return directory
+    _adapter()
+    return checkpoint.locate(str(source).removeprefix(THROUGH_TRANSFORMERS))
+
+
+def _model(source: ModelSource, directory: Path | None, how: _How) -> CausalModel:
+    """A model from where `_checked` has found it, or of an object."""
+    if directory is not None and str(source).startswith(THROUGH_TRANSFORMERS):
+        loaded: CausalModel = _adapter().load(directory, how.dtype, how.device)
+        return loaded
+    if directory is not None:
         if how.processes > 1:
             from draftwood.models.parallel import launch  # slow to import
 
-            return launch.load(source, how.processes, how.dtype, how.device, how.quantize), directory
+            return launch.load(str(source), how.processes, how.dtype, how.device, how.quantize)
         grouped = None
         if how.quantize == "int4":
             holder(checkpoint.DTYPES["float32"], how.device, how.quantize, how.backend)  # or it is refused
             grouped = int4.cached(directory, Tokenizer.load(directory), how.quantising)
         options: tuple[Any, ...] = how.quantize, not how.compile, how.backend, grouped
         decoder = checkpoint.load(directory, how.dtype, how.device, *options)
-        return Compiled(decoder) if how.compile else decoder, directory
+        return Compiled(decoder) if how.compile else decoder
     if any(base.__name__ == "PreTrainedModel" for base in type(source).__mro__):  # without importing transformers
-        return _adapter().HuggingFaceModel(source), None
+        wrapped: CausalModel = _adapter().HuggingFaceModel(source)
+        return wrapped
     if not isinstance(source, CausalModel):
         raise ModelError(f"{type(source).__name__} is not a model: see draftwood.models.base.CausalModel")
-    return source, None
+    return source
 
 
-def _head(source: ModelSource, target: CausalModel) -> tuple[CausalModel, None] | None:
-    """A trained head of a directory or the hub, for a target; None: it is something else."""
+def _head_kind(source: ModelSource) -> str | None:
+    """Which trained heads a directory or hub id holds ('eagle', 'medusa'); None: it is something else."""
     if not isinstance(source, str | Path) or str(source).startswith(THROUGH_TRANSFORMERS):
         return None
     directory = checkpoint.locate(source)
-    if directory.is_file():
-        return None
-    kind = published.kind_of(directory)
-    return None if kind is None else ((eagle if kind == "eagle" else heads).load(directory, target), None)
+    return None if directory.is_file() else published.kind_of(directory)
 
 
 def _adapter() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -54,7 +55,7 @@ def batch(
         check_writable(out)
     method = decoding.chosen(models.drafts)
     answerer = _on_ray(models, method, scaling, concurrency) if scaling.wanted else None
-    answerer = answerer or by_engine(models.load, method, concurrency)
+    answerer = answerer or by_engine(partial(models.load, method), method, concurrency)
     outcome = Outcome(0, 0, 0, 0)
     interrupted = False
     with progress(output.color, "answering") as update:

@@ -72,7 +72,7 @@ def certify(
     texts = corpus_prompts(2) if prompts is None else read_prompts(prompts)
     if out is not None:
         check_writable(out)
-    engine = models.load() if pair else None
+    engine = models.load(*([] if every else [one])) if pair else None
     if engine is not None and not every:
         engine.method(chosen[0])  # refused before anything runs
     asked = [] if engine is None else fitted(engine, texts, checks.max_new_tokens)

@@ -231,7 +231,7 @@ def chat(
     if method is not None:
         method.check(sampling)
     talk = Talk(sampling, limits, seed, method)
-    partner: Partner = Here(models.load(), output.color) if url is None else There(url, api_key)
+    partner: Partner = Here(models.load(method), output.color) if url is None else There(url, api_key)
     if method is not None:
         partner.check(method)
     begin(talk, system)

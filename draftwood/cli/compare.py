@@ -75,7 +75,7 @@ def compare(
     for method in chosen:
         method.check(sampling)
     structured = structure.chosen()
-    engine = models.load()
+    engine = models.load(*chosen)
     warn_if_foreign(engine, text)
     with progress(output.color, total=len(chosen) * (warmup + repeat), live=False) as update:
         runs = count()

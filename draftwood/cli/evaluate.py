@@ -106,7 +106,7 @@ def evaluate(
     for method in chosen:
         method.check(sampling)
     check_writable(out)
-    engine = models.load()
+    engine = models.load(*chosen)
     chat = not plain and talks(engine)
     asked = [(task, task.instances(limit, chat)) for task in wanted]
     warn_if_foreign(engine, *(instances[0].turns[0] for _, instances in asked if instances))

@@ -80,7 +80,7 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts,
     if method is not None:
         method.check(sampling)
     structured = structure.chosen()
-    engine = models.load()
+    engine = models.load(method)
     warn_if_foreign(engine, asked)
     with interruptible() as wanted:
         events = engine.stream(
@@ -190,7 +190,7 @@ def explain(
     structured = structure.chosen()
     if html is not None:
         check_writable(html, "--html")
-    engine = models.load()
+    engine = models.load(method)
     warn_if_foreign(engine, asked)
     found = engine.explain(
         asked, method=method, sampling=sampling, seed=seed, structured=structured, **limits.model_dump()

@@ -153,8 +153,11 @@ class PairOptions(ThreadOptions, _Runtime, _Backend, _Place, _Drafts):
         """The arguments of `load`, with which another process makes the same engine."""
         return {"target": self.target, "draft": self.draft or None, **self.how}
 
-    def load(self) -> Engine:
-        """The engine."""
+    def load(self, *methods: Method | None) -> Engine:
+        """The engine; methods that need other draft models are refused before weights are read."""
+        for method in methods:
+            if method is not None:
+                method.check_drafts(self.drafts)
         return _loaded(self.target, self.draft or None, self.how)
 
 

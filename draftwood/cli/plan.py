@@ -38,11 +38,12 @@ def plan(
     what was found.
     """
     from draftwood.eval.provenance import session
-    from draftwood.tune.planner import plan
+    from draftwood.tune.planner import check, plan
 
     texts = work.texts()
     if out is not None:
         check_writable(out)
+    check(models.target, models.drafts)
     engine = models.load()
     prompts = work.fitted(engine, texts)
     with progress(output.color, "costs", 1.0, percent=True, live=False) as update:

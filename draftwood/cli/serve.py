@@ -70,11 +70,11 @@ def serve(
         from draftwood.models.parallel.launch import leads
 
         if not leads():
-            models.load()  # this process follows, and ends here
-    listening = listen(server)
-    if server.log_json:
-        _log_json()
-    run(models.load(), server, method, listening)
+            models.load(method)  # this process follows, and ends here
+    with listen(server) as listening:
+        if server.log_json:
+            _log_json()
+        run(models.load(method), server, method, listening)
 
 
 def _on_ray(server: ServerOptions, models: ModelOptions, method: Method | None, scaling: ServingOptions) -> None:

@@ -92,7 +92,7 @@ def decision(
 
     texts = recording.texts()
     check_writable(out)
-    engine = models.load()
+    engine = models.load(chosen)
     chosen = recordable(engine, chosen)
     temperatures = temperature or [1.0]
     limit, seed = recording.max_new_tokens, recording.seed
@@ -164,7 +164,7 @@ def calibration(
     chosen = MethodOptions(method=method, settings=settings).chosen(models.drafts)
     texts = recording.texts()
     check_writable(out)
-    engine = models.load()
+    engine = models.load(chosen)
     chosen, seed = engine.method(chosen), recording.seed
     limit = recording.max_new_tokens
     with progress(output.color, "recording", len(texts)) as update:

@@ -71,7 +71,7 @@ def tune(
             "the text no longer follows its distribution",
             file=sys.stderr,
         )
-    engine = models.load()
+    engine = models.load(found.usual)
     workload = Workload(work.fitted(engine, texts), sampling, work.max_new_tokens, seed)
     with progress(output.color, "costs of forwards", search.budget, live=False) as update:
 

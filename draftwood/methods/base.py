@@ -50,6 +50,18 @@ class Method(BaseModel):
         """Fewest and most draft models that it works with as its options stand."""
         return self.draft_models
 
+    def check_drafts(self, count: int) -> None:
+        """Raise ConfigurationError where it does not work with so many draft models."""
+        fewest, most = self.drafts_needed
+        if count < fewest:
+            raise ConfigurationError(
+                f"method {self.name} needs a draft model; name one with --draft, or load(target, draft=...)"
+            )
+        if fewest and count > most:
+            raise ConfigurationError(
+                f"method {self.name} works with {most} draft model, but {count} were loaded; load one, or use specinfer"
+            )
+
     @property
     def drafts_from(self) -> object:
         """What decides `models`: methods of one engine that agree in it share them, and load them once."""

@@ -156,8 +156,8 @@ def load(
         raise ModelError("device cuda is asked for, but PyTorch finds no CUDA device here; use device cpu")
     with ExitStack() as stack:
         tensors = file or Safetensors(home, stack)
-        family, config = as_stored(tensors, family, raw, config)
-        whole = _sketch(config, tensors, family)
+        family, whole = _outline(tensors, raw, family, config)
+        config = whole.config
         named = str(raw.get("dtype") or raw.get("torch_dtype") or tensors.dtype()) if dtype == "auto" else str(dtype)
         wanted = DTYPES.get(named.removeprefix("torch."))
         if wanted is None:
@@ -167,7 +167,6 @@ def load(
         hold = holder(wanted, place, quantize, backend) if packed or quantize else None
         tied = whole.head.weight is whole.embed.weight
         shapes = {name: parameter.shape for name, parameter in whole.named_parameters()}  # a tied head has none
-        check_unread(tensors, family, config.num_hidden_layers, shapes)
         model = whole
         if parallel.size > 1:
             with torch.device("meta"):
@@ -194,6 +193,23 @@ def load(
     if file:
         log.info("%s: weights of type %s are held as %s", home, ", ".join(file.types()), quantize or str(wanted)[6:])
     return model.eval()
+
+
+def check(source: str | Path) -> None:
+    """Raise a ModelError for what could not be loaded, as far as that takes no weights."""
+    home = locate(source)
+    file = Weights(home) if home.is_file() else None
+    raw, family, config = described(home) if file is None else file.described()
+    with ExitStack() as stack:
+        _outline(file or Safetensors(home, stack), raw, family, config)
+
+
+def _outline(tensors: Tensors, raw: Raw, family: Family, config: DecoderConfig) -> tuple[Family, Decoder]:
+    """The family as the tensors are called, and the decoder without weights; refuses tensors that do not fit it."""
+    family, config = as_stored(tensors, family, raw, config)
+    whole = _sketch(config, tensors, family)
+    check_unread(tensors, family, config.num_hidden_layers, dict(whole.named_parameters()))
+    return family, whole
 
 
 def described(directory: Path) -> tuple[Raw, Family, DecoderConfig]:

@@ -103,7 +103,7 @@ def test_interrupt_keeps_what_was_generated(tmp_path: Path) -> None:
 
 
 def test_interrupt_while_loading(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(self: object) -> None:
+    def interrupted(self: object, *methods: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("draftwood.cli.groups.ModelOptions.load", interrupted)

@@ -1,6 +1,6 @@
 """What a method will gain on a pair and prompts, from a minute of pilots, and whether it then does."""
 
-from draftwood.tune.planner.planning import Choice, Plan, plan
+from draftwood.tune.planner.planning import Choice, Plan, check, plan
 from draftwood.tune.planner.prediction import Predictor
 
-__all__ = ["Choice", "Plan", "Predictor", "plan"]
+__all__ = ["Choice", "Plan", "Predictor", "check", "plan"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, DraftwoodError, RequestError
 from draftwood.methods import METHODS, Method
+from draftwood.models import checkpoint
+from draftwood.models.artifact import companion
 from draftwood.params import SamplingParams
 from draftwood.tune.measuring import forward_seconds
 from draftwood.tune.observation import Observation, rate, total
@@ -31,6 +34,7 @@ CHAIN = Method.parse({"name": "speculative", "gamma": 5})
 TREE = Method.parse({"name": "mcsd", "tree": [4, 2, 1, 1]})
 BEAMS = Method.parse({"name": "dsbd", "gamma": 3})
 EXIT = "eesd"
+NOTHING = "there is nothing to plan: name a draft model with --draft, or train an exit layer"
 
 Told = Callable[[str, float], None]  # what is under way, and the share of the time that is gone
 
@@ -153,6 +157,17 @@ class _Runs:
         return [each[:complete] for each in found]
 
 
+def check(target: str | Path | None, drafts: int) -> None:
+    """Raise ConfigurationError where a target, not loaded yet, has neither drafts nor an exit layer; None: embedded."""
+    if target is None or drafts:
+        return
+    if not str(target).startswith("hf:"):
+        place = checkpoint.locate(target)
+        if companion(place if place.is_dir() else place.parent, "exit").is_file():
+            return
+    raise ConfigurationError(NOTHING)
+
+
 def plan(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
@@ -175,7 +190,7 @@ def plan(
     notes: list[str] = []
     exits = _exit(runs, notes)
     if not engine.drafts and exits is None:
-        raise ConfigurationError("there is nothing to plan: name a draft model with --draft, or train an exit layer")
+        raise ConfigurationError(NOTHING)
     target, draft = _costs(runs)
     pilots = [PLAIN]
     if engine.drafts:
