@@ -106,18 +106,20 @@ class Recorder:
         emitted = [self._tokens[node] for node in trunk if node in self._tokens]
         self._tokens = {new: self._tokens[node] for new, node in enumerate(kept) if node in self._tokens}
         self._tokens.update((root, token) for root, token in zip(grown.roots, roots, strict=True) if token is not None)
-        over = grown.room == 0 or self.ending.interrupted()
+        ends, cut = grown.room == 0, self.ending.interrupted()
         beams: list[Beam] = []
         best = grown.roots[0]
-        if over and self.ranking.n_best:
+        ranked = bool((ends or cut) and self.ranking.n_best)
+        if ranked:
             beams, best = self._ranked(grown, [*self._emitted, *emitted])
-        if over or len(grown.roots) == 1:
+        decided = ends or ranked or len(grown.roots) == 1  # else the roots are alternatives, of which none was chosen
+        if decided:
             emitted += [self._tokens.pop(node) for node in grown.path(best) if node in self._tokens]
         count = self.ending.feed([token.token for token in emitted])
         if self.ranking.n_best:
             self._emitted += emitted
-        if over and self.ending.reason is None:
-            self.ending.reason = "stop" if best in grown.finished else "cancelled"
+        if (ends or cut) and self.ending.reason is None:
+            self.ending.reason = "stop" if decided and best in grown.finished else "cancelled"
         shown, clock = emitted[:count], self._clock
         path = forest.path(verdict.parent[0])
         certain = sum(node in forest.forced for node in path)
