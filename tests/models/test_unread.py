@@ -116,9 +116,9 @@ MORE: dict[str, list[Any]] = {  # keys of any class, tried on all families
     **{key: [False] for key in ("is_causal", "enable_bias", "layer_norm_elementwise_affine", "scale_attn_weights")},
     **{key: [True] for key in ("attention_bias", "mlp_bias", "use_sliding_window", "is_decoder", "qk_layernorm")},
     **{key: [2] for key in ("sliding_window", "max_window_layers", "sliding_window_pattern", "hidden_size")},
-    **{key: [2] for key in ("num_attention_heads", "n_head", "num_hidden_layers", "head_dim")},
+    **{key: [2] for key in ("num_attention_heads", "n_head", "num_hidden_layers", "head_dim", "query_pre_attn_scalar")},
     **{key: [0.5] for key in ("partial_rotary_factor", "final_logit_softcapping", "attn_logit_softcapping")},
-    **{key: [33.0] for key in ("rope_theta", "rope_local_base_freq", "query_pre_attn_scalar", "logit_scale")},
+    **{key: [33.0] for key in ("rope_theta", "rope_local_base_freq", "logit_scale")},
     **{key: [0.5] for key in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "attention_dropout")},
     "tie_word_embeddings": [True, False],
 }
@@ -126,8 +126,10 @@ RUNS = {"return_dict", "num_hidden_layers"}  # transformers cannot run these; a 
 
 
 def _others(value: Any) -> list[Any]:
-    """Values in place of one of a config."""
-    return [not value] if isinstance(value, bool) else [value * 2 + 1] if isinstance(value, int | float) else []
+    """A value in place of one of a config; chances stay chances."""
+    if isinstance(value, float):
+        return [value / 2 + 0.25]
+    return [not value] if isinstance(value, bool) else [value * 2 + 1] if isinstance(value, int) else []
 
 
 def _cases(kind: str, raw: dict[str, Any]) -> Iterator[tuple[str, Any]]:
