@@ -49,6 +49,11 @@ class SamplingParams(BaseModel):
         return self.temperature == 0
 
     @property
+    def truncates(self) -> bool:
+        """Whether improbable tokens become impossible."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
     def edits_logits(self) -> bool:
         """Whether anything happens to logits before the temperature."""
         return (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ class Penalties:
     """Repetition, presence and frequency penalties and logit bias for one request, each node seeing its own path only.
 
     The tokens `late` are impossible among the first `least` generated ones. Keeps counts of the trunk's tokens and adds
-    those of a node's ancestors, so that the prefix is never re-counted.
+    those of a node's ancestors, so that the prefix is never re-counted; of a row only those tokens' logits are touched.
     """
 
     def __init__(
@@ -30,49 +32,58 @@ class Penalties:
         self.params = params
         self.least, self.late = least, [token for token in late if token < vocab_size]
         self.prompt_length = prompt_length
-        self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-        self._count = torch.zeros(vocab_size, dtype=torch.float32, device=device)
+        self._place: dict[int, int] = {}  # token of the trunk -> place in the two below
+        self._tokens = array("q")
+        self._made = array("f")  # how often it was generated
         self._length = 0
-        self._bias: Tensor | None = None
-        if params.logit_bias:
-            self._bias = torch.zeros(vocab_size, device=device)
-            for token, value in params.logit_bias.items():
-                self._bias[token] = value
+        biases = params.logit_bias
+        self._biased = torch.tensor(list(biases), dtype=torch.int64, device=device)
+        self._bias = torch.tensor(list(biases.values()), device=device)
 
     def __call__(self, logits: Tensor, forest: Forest, nodes: Sequence[int]) -> Tensor:
         """Edited copy of logits [len(nodes), V], whose rows predict the token after each node."""
-        self._count_trunk(forest.trunk)
-        p, width = self.params, len(self._seen)
-        places: list[int] = []  # of the ancestors' tokens among all elements of [len(nodes), V]
-        made: list[float] = []
-        for row, node in enumerate(nodes):
-            for ancestor in forest.path(node):
-                places.append(row * width + forest.token[ancestor])
-                made.append(float(forest.position(ancestor) >= self.prompt_length))
-        index = torch.tensor(places, dtype=torch.int64, device=logits.device)
-        if p.repetition_penalty != 1:
-            seen = self._seen.expand(len(nodes), -1).clone()
-            seen.view(-1).index_fill_(0, index, True)
-            pressed = torch.where(logits > 0, logits / p.repetition_penalty, logits * p.repetition_penalty)
-            logits = torch.where(seen, pressed, logits)
-        if p.frequency_penalty or p.presence_penalty:
-            count = self._count.expand(len(nodes), -1).clone()
-            count.view(-1).index_add_(0, index, torch.tensor(made, device=logits.device))
-            logits = logits - p.frequency_penalty * count - p.presence_penalty * (count > 0)
-        if self._bias is not None:
-            logits = logits + self._bias
+        logits = logits.clone()
+        if self.params.repetition_penalty != 1 or self.params.frequency_penalty or self.params.presence_penalty:
+            self._count_trunk(forest.trunk)
+            seen = torch.from_numpy(np.array(self._tokens)).to(logits.device)
+            made = torch.from_numpy(np.array(self._made)).to(logits.device)
+            for row, node in zip(logits, nodes, strict=True):
+                path, often = self._counted(forest, node)
+                here = torch.tensor(path, dtype=torch.int64, device=row.device)
+                below = self._pressed(row[here], torch.tensor(often, device=row.device))
+                row[seen] = self._pressed(row[seen], made)
+                row[here] = below
+        if len(self._bias):
+            logits[:, self._biased] += self._bias
         early = [row for row, node in enumerate(nodes) if forest.position(node) + 1 < self.prompt_length + self.least]
         if early and self.late:
-            logits = logits.clone()
             logits[torch.tensor(early, device=logits.device)[:, None], self.late] = -torch.inf
         return logits
 
+    def _counted(self, forest: Forest, node: int) -> tuple[list[int], list[float]]:
+        """The tokens from the trunk down to a node, and how often each was generated, in the trunk too."""
+        count: dict[int, float] = {}
+        for ancestor in forest.path(node):
+            token = forest.token[ancestor]
+            if token not in count:
+                count[token] = self._made[self._place[token]] if token in self._place else 0.0
+            count[token] += forest.position(ancestor) >= self.prompt_length
+        return list(count), list(count.values())
+
+    def _pressed(self, values: Tensor, made: Tensor) -> Tensor:
+        """Logits [m] of tokens that have come before and were generated `made` [m] times."""
+        params = self.params
+        if params.repetition_penalty != 1:
+            values = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+        if params.frequency_penalty or params.presence_penalty:
+            values = values - params.frequency_penalty * made - params.presence_penalty * (made > 0)
+        return values
+
     def _count_trunk(self, trunk: list[int]) -> None:
-        new = trunk[self._length :]
-        if new:
-            self._seen[new] = True
-            made = trunk[max(self._length, self.prompt_length) :]
-            if made:
-                index = torch.tensor(made, device=self._count.device)
-                self._count.index_put_((index,), torch.ones(len(made), device=index.device), accumulate=True)
-            self._length = len(trunk)
+        for position in range(self._length, len(trunk)):
+            place = self._place.setdefault(trunk[position], len(self._place))
+            if place == len(self._tokens):
+                self._tokens.append(trunk[position])
+                self._made.append(0.0)
+            self._made[place] += position >= self.prompt_length
+        self._length = len(trunk)

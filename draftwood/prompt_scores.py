@@ -11,9 +11,9 @@ from draftwood.core.records import TopLogprobs
 from draftwood.core.topology import trunk_node
 from draftwood.recording import likeliest
 from draftwood.runtime.session import Decoding, Run, Session
-from draftwood.sampling import row_by_row
 
 PIECE = 256  # tokens whose logits are held at once
+ROWS = 16  # of them, whose log-probabilities are
 
 
 @dataclass(slots=True)
@@ -33,8 +33,9 @@ def scored(session: Session, tokens: list[int], top: int, first: int = 1) -> Dec
         forest = Forest.from_prompt(tokens[: end + 1])
         answer = yield Run(session, forest, [trunk_node(place) for place in range(start, end)])
         assert answer is not None
-        raw = row_by_row(torch.log_softmax, answer.logits)  # [end - start, V]
-        following = torch.tensor(tokens[start + 1 : end + 1], device=raw.device)
-        found.logprobs += raw.gather(1, following[:, None])[:, 0].tolist()
-        found.top_logprobs += likeliest(raw, top) if top else [[]] * (end - start)
+        for place in range(start, end, ROWS):
+            raw = torch.log_softmax(answer.logits[place - start :][:ROWS], -1)
+            following = torch.tensor(tokens[place + 1 : place + 1 + len(raw)], device=raw.device)
+            found.logprobs += raw.gather(1, following[:, None])[:, 0].tolist()
+            found.top_logprobs += likeliest(raw, top) if top else [[]] * len(raw)
     yield found

@@ -16,7 +16,7 @@ from draftwood.core.records import Beam, EmittedToken, Round, TopLogprobs
 from draftwood.errors import NonFiniteError
 from draftwood.results import Ranking
 from draftwood.runtime.session import Answer, Run, Session
-from draftwood.sampling import Distributions, element, rows_of
+from draftwood.sampling import Distributions, element, largest
 from draftwood.text import Ending
 from draftwood.verify.bound import bounds
 
@@ -179,15 +179,19 @@ class Recorder:
         if not edges:
             return [None] * len(verdict.parent)
         row = {parent: i for i, parent in enumerate(dict.fromkeys(parent for parent, _ in edges))}
-        raw = rows_of(torch.log_softmax, target.logits(list(row)))
+        raw = torch.log_softmax(target.logits(list(row)), -1)
         logprobs = [element(raw[row[parent]], token) for parent, token in edges]
         if any(map(math.isnan, logprobs)):
             raise NonFiniteError("the target's logits contain NaN; check the checkpoint, or load it with dtype float32")
         top: list[TopLogprobs] = [[]] * len(row)
         warped_top = top
         if self.top_logprobs:
-            top = likeliest(torch.stack(list(raw)), self.top_logprobs)
-            warped_top = likeliest(torch.stack([target.probs(parent) for parent in row]).log(), self.top_logprobs)
+            top = likeliest(raw, self.top_logprobs)
+            warped_top = [
+                [(token, target.log_prob(parent, token)) for token in tokens]
+                for parent in row
+                for tokens in largest(target.probs(parent)[None], self.top_logprobs, 0.0)
+            ]
         kinds = dict(zip(zip(verdict.parent, verdict.token, strict=True), verdict.kind, strict=True))
         judged = {}
         for ((parent, token), node), logprob in zip(edges.items(), logprobs, strict=True):
@@ -233,6 +237,7 @@ def _siblings(forest: Forest, path: Sequence[int]) -> list[tuple[int, int]]:
 
 def likeliest(log_probs: Tensor, count: int) -> list[TopLogprobs]:
     """The `count` most probable tokens of each row [n, V] with their log-probabilities, impossible ones left out."""
-    best = log_probs.topk(min(count, log_probs.shape[-1]), -1)
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [[(i, value) for i, value in zip(ids, values, strict=True) if value > -math.inf] for ids, values in pairs]
+    return [
+        list(zip(tokens, row[tokens].tolist(), strict=True))
+        for row, tokens in zip(log_probs, largest(log_probs, count), strict=True)
+    ]

@@ -6,42 +6,20 @@ Knows sampling parameters, truncation and counter-based random streams. Knows no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from draftwood import truncation
 from draftwood.core.forest import Forest
-from draftwood.errors import NonFiniteError
+from draftwood.drawing import Weights
 from draftwood.params import SamplingParams
 
 COLDEST = 1e-30  # below it a temperature is 0 in float32, and nothing but ties is left
-
-
-SMALL = 1 << 15  # elements
-
-
-def rows_of(work: Callable[[Tensor, int], Tensor], logits: Tensor) -> Sequence[Tensor]:
-    """softmax or log_softmax of each row [V] of logits [n, V]; of few elements one row after the other."""
-    return work(logits, -1).unbind() if together(logits) else [work(row, -1) for row in logits.unbind()]
-
-
-def together(logits: Tensor) -> bool:
-    """Whether all rows are better computed in one call; the bits are the same.
-
-    PyTorch shares rows out among its threads however short they are, and those spin afterwards, while native forwards
-    need the cores.
-    """
-    return logits.numel() >= SMALL or logits.is_cuda or torch.get_num_threads() == 1
-
-
-def row_by_row(work: Callable[[Tensor, int], Tensor], logits: Tensor) -> Tensor:
-    """The same as one tensor, of logits [..., V]."""
-    if logits.dim() < 2 or logits.shape[0] < 2 or together(logits):
-        return work(logits, -1)
-    return torch.stack(list(rows_of(work, logits.flatten(0, -2)))).view(logits.shape)
 
 
 def warp(logits: Tensor, params: SamplingParams) -> Tensor:
@@ -52,10 +30,42 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
     """
     if params.greedy:
         return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    if params.temperature != 1:  # the largest becomes 0 first, so that no temperature overflows
-        logits = logits - logits.amax(-1, keepdim=True)
-        logits = logits / params.temperature if params.temperature > COLDEST else logits * (1 / COLDEST)
-    probs = row_by_row(torch.softmax, logits)
+    if not params.truncates:
+        return torch.softmax(_tempered(logits, params.temperature), -1)
+    if logits.is_cuda:
+        return _warp_on_device(logits, params)
+    if logits.dim() > 1:
+        return torch.stack(list(warped(logits.reshape(-1, logits.shape[-1]), params))).view(logits.shape)
+    count = params.top_k if params.top_k < len(logits) else 0
+    places = torch.from_numpy(truncation.leading(logits.numpy(), count)) if count else None
+    some = logits if places is None else logits[places]
+    probs = torch.softmax(_tempered(some, params.temperature), -1)
+    kept = truncation.kept(probs.numpy(), count, params.top_p, params.min_p)
+    if kept is not None:
+        within = torch.from_numpy(kept)
+        probs, places = probs[within], within if places is None else places[within]
+        probs = probs / probs.sum()
+    return probs if places is None else torch.zeros_like(logits).index_copy_(0, places, probs)
+
+
+def warped(logits: Tensor, params: SamplingParams) -> Sequence[Tensor]:
+    """The rows [V] of `warp` of logits [n, V], with the same bits as one after the other."""
+    if logits.is_cuda or params.greedy or (params.temperature == 1 and not params.truncates):
+        return warp(logits, params).unbind()
+    return [warp(row, params) for row in logits]  # what lies between is as large as one row, and stays in the caches
+
+
+def _tempered(logits: Tensor, temperature: float) -> Tensor:
+    """Logits [..., V] over the temperature. The largest becomes 0 first, so that no temperature overflows."""
+    if temperature == 1:
+        return logits
+    logits = logits - logits.amax(-1, keepdim=True)
+    return logits.div_(temperature) if temperature > COLDEST else logits.mul_(1 / COLDEST)
+
+
+def _warp_on_device(logits: Tensor, params: SamplingParams) -> Tensor:
+    """The same where the numbers do not lie in this machine's memory: few operations, whatever they read."""
+    probs = torch.softmax(_tempered(logits, params.temperature), -1)
     threshold = None
     if 0 < params.top_k < probs.shape[-1]:
         top = probs.topk(params.top_k, -1).values  # [..., k], descending
@@ -70,27 +80,25 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.min_p > 0:
         floor = probs.amax(-1, keepdim=True) * params.min_p
         threshold = floor if threshold is None else torch.maximum(threshold, floor)
-    if threshold is None:
-        return probs
-    probs = torch.where(probs >= threshold, probs, 0.0)
+    if threshold is not None:
+        probs = torch.where(probs >= threshold, probs, 0.0)
     return probs / probs.sum(-1, keepdim=True)
+
+
+def largest(logits: Tensor, count: int, above: float = -math.inf) -> list[list[int]]:
+    """The `count` largest possible tokens of each row of logits [n, V], best first; of equals the first, as argmax.
+
+    Those are possible whose logits are above a number.
+    """
+    if count == 1:
+        return [[token] for token in best(logits)]
+    return [truncation.ranked(row, count, above).tolist() for row in logits.cpu().numpy()]
 
 
 def best(logits: Tensor) -> list[int]:
     """The place of the largest in each row of logits [n, V], the first among ties."""
     found: list[int] = (logits if logits.is_cuda else logits.numpy()).argmax(-1).tolist()  # NumPy takes a tenth
     return found
-
-
-def largest(logits: Tensor, count: int) -> list[list[int]]:
-    """The `count` largest possible tokens of each row of logits [n, V], best first; of equals the first, as argmax."""
-    if count == 1:
-        return [[token] for token in best(logits)]
-    top = logits.topk(min(count, logits.shape[-1]), -1)
-    return [
-        [token for token, value in zip(tokens, values, strict=True) if value > -math.inf]
-        for tokens, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    ]
 
 
 def element(row: Tensor, place: int) -> float:
@@ -164,7 +172,7 @@ class Distributions:
         Where logits are edited each waits for its turn: a grammar has a word on what is asked for.
         """
         if self._edit is None:
-            self._probs.update(zip(nodes, warp(self.logits(nodes), self.params).unbind(), strict=True))
+            self._probs.update(zip(nodes, warped(self.logits(nodes), self.params), strict=True))
 
     def probs(self, node: int) -> Tensor:
         """T∘p after a node [V], the distribution that is decoded."""
@@ -224,15 +232,14 @@ class Streams:
         }
         self._position = 0
         self._counter: dict[str, int] = {}  # of the purposes that this round has used
-        self._generator: torch.Generator | None = None
-        self._gumbel: dict[int, Tensor] = {}
+        self._arrivals: dict[int, Tensor] = {}
 
     def at(self, position: int) -> None:
         """Begin the round whose root stands at `position`."""
         self._position = position
         self._counter.clear()
-        if self._gumbel:
-            self._gumbel = {at: noise for at, noise in self._gumbel.items() if at >= position}
+        if self._arrivals:
+            self._arrivals = {at: times for at, times in self._arrivals.items() if at >= position}
 
     def _next(self, purpose: str) -> int:
         before = self._counter.get(purpose)
@@ -245,55 +252,47 @@ class Streams:
         """The stream's next number in [0, 1), with 48 random bits so that u * total stays below total."""
         return (self._next(purpose) >> 16) * 2.0**-48
 
-    def exponential(self, purpose: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """Independent Exp(1) numbers of a shape, float32, made on `device`."""
-        return self._filled(self._next(purpose), shape, device)
+    def arrivals(self, position: int, size: int, device: torch.device) -> Tensor:
+        """Independent Exp(1) numbers [size], float32, of the tokens that may stand at `position`.
 
-    def gumbel(self, position: int, size: int, device: torch.device) -> Tensor:
-        """Gumbel noise [size] that belongs to the token at `position`, the same for target and every draft."""
-        noise = self._gumbel.get(position)
-        if noise is None or noise.shape[0] != size:
+        The same for target and every draft. The token whose p / arrival is largest follows p: it is the one of largest
+        log p + Gumbel noise, the noise being -log(arrival).
+        """
+        times = self._arrivals.get(position)
+        if times is None or times.shape[0] != size:
             key = _mix((self._keys["noise"] + position * 0xD1342543DE82EF95) & MASK64)
-            noise = self._gumbel[position] = -self._filled(key, (size,), device).log()
-        return noise
-
-    def _filled(self, key: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        if self._generator is None or self._generator.device != device:
-            self._generator = torch.Generator(device)
-        self._generator.manual_seed(key >> 1)
-        return torch.empty(shape, dtype=torch.float32, device=device).exponential_(generator=self._generator)
+            bits = np.random.SFC64(key).random_raw((size + 1) // 2).view(np.uint32)[:size]
+            u = torch.from_numpy(bits.astype(np.float32)).add_(0.5).mul_(2.0**-32)  # the small ones are the finest
+            times = self._arrivals[position] = u.clamp_(max=1 - 2.0**-24).neg_().log1p_().neg_().to(device)
+        return times
 
 
 def draw(probs: Tensor, u: float) -> int:
     """Inverse-CDF draw from weights [V] >= 0 of any sum, with u in [0, 1); a token of weight 0 is never drawn."""
-    return draws(probs, [u])[0]
+    return Weights(probs).draw(u)
 
 
 def draws(probs: Tensor, us: Sequence[float]) -> list[int]:
     """`draw` for several u, which share the sums."""
-    total = probs.cumsum(-1, dtype=torch.float64).cpu().numpy()  # NumPy sums slower, but finds places faster
-    mass = float(total[-1])
-    if not 0 < mass < math.inf:
-        raise NonFiniteError("a next-token distribution is not finite (NaN or infinite logits)")
-    return [int(total.searchsorted(u * mass, "right")) for u in us]
+    weights = Weights(probs)
+    return [weights.draw(u) for u in us]
 
 
-def draw_iid(probs: Tensor, count: int, streams: Streams) -> list[list[int]]:
+def draw_iid(probs: Iterable[Tensor], count: int, streams: Streams) -> list[list[int]]:
     """`count` independent draws from each row of probs [n, V], in drawn order."""
-    return [[draw(row, streams.uniform("draft")) for _ in range(count)] for row in probs.unbind()]
+    return [draws(row, [streams.uniform("draft") for _ in range(count)]) for row in probs]
 
 
-def draw_distinct(probs: Tensor, count: int, streams: Streams, purpose: str = "draft") -> list[list[int]]:
-    """Up to `count` draws without replacement from each row of probs [n, V], in drawn order (Gumbel-top-k).
+def draw_distinct(probs: Iterable[Tensor], count: int, streams: Streams, purpose: str = "draft") -> list[list[int]]:
+    """Up to `count` draws without replacement from each row of probs [n, V], in drawn order.
 
     A row with fewer than `count` tokens of positive probability gives them all.
     """
-    race = streams.exponential(purpose, tuple(probs.shape), probs.device)  # the smallest arrival time is drawn first
-    keys = probs / race
-    if not bool(torch.isfinite(keys).all()):
-        raise NonFiniteError("a next-token distribution is not finite (NaN or infinite logits)")
-    best = keys.topk(min(count, probs.shape[-1]), -1)
-    return [
-        [token for token, key in zip(tokens, values, strict=True) if key > 0]
-        for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
+    drawn: list[list[int]] = []
+    for row in probs:
+        weights, tokens = Weights(row), list[int]()
+        while len(tokens) < count and weights.mass > 0:
+            tokens.append(weights.draw(streams.uniform(purpose)))
+            weights.remove(tokens[-1])
+        drawn.append(tokens)
+    return drawn

@@ -71,15 +71,14 @@ def test_a_number_is_a_function_of_its_place() -> None:
     a.at(3)
     for _ in range(50):
         a.uniform("draft")
-        a.exponential("draft", (2, 3), CPU)
+        a.arrivals(40, 3, CPU)
     b.at(100)
     b.uniform("depth")
     for streams in (a, b):
         streams.at(12)
     a.uniform("depth")
     assert [a.uniform("accept") for _ in range(5)] == [b.uniform("accept") for _ in range(5)]
-    assert torch.equal(a.exponential("draft", (2, 3), CPU), b.exponential("draft", (2, 3), CPU))
-    assert torch.equal(a.gumbel(13, 7, CPU), b.gumbel(13, 7, CPU))
+    assert torch.equal(a.arrivals(13, 7, CPU), b.arrivals(13, 7, CPU))
     assert Streams(10).uniform("accept") != Streams(9).uniform("accept")
 
 
@@ -88,15 +87,34 @@ def test_any_whole_number_is_a_seed() -> None:
     assert len(values) == 6
 
 
-def test_exponential_and_gumbel_have_their_laws() -> None:
-    """Exp(1) and Gumbel mapped through their distribution functions are uniform; all are finite."""
+def test_arrivals_have_their_law() -> None:
+    """Exp(1), mapped through its distribution function, is uniform, over positions and over seeds; all are positive.
+
+    So are the small ones, which decide: their number below 1/1000 and 1/100,000, and the law of those below.
+    """
     streams = Streams(2)
-    exponential = streams.exponential("draft", (200, 100), CPU)
-    assert bool((exponential > 0).all())
-    assert chi_square(histogram((1 - (-exponential.double()).exp()).flatten().tolist(), 64)) < 5
-    noise = torch.stack([streams.gumbel(position, 100, CPU) for position in range(200)])
-    assert bool(torch.isfinite(noise).all())
-    assert chi_square(histogram((-(-noise.double()).exp()).exp().flatten().tolist(), 64)) < 5
+    for times in (
+        torch.stack([streams.arrivals(position, 101, CPU) for position in range(200)]),
+        torch.stack([Streams(seed).arrivals(7, 101, CPU) for seed in range(200)]),
+        streams.arrivals(3, 2_000_000, CPU),
+    ):
+        assert bool(((times > 0) & torch.isfinite(times)).all())
+        assert chi_square(histogram((1 - (-times.double()).exp()).flatten().tolist(), 64)) < 5
+    for least in (1e-3, 1e-5):
+        few = times[times < least].double()
+        assert abs(len(few) - 2_000_000 * least) < 5 * math.sqrt(2_000_000 * least)
+        if len(few) > 1000:
+            assert chi_square(histogram((few / least).tolist(), 16)) < 5
+
+
+def test_arrivals_of_neighbours_are_independent() -> None:
+    """Of neighbouring tokens, of one token at neighbouring positions, and under neighbouring seeds."""
+    size = 50_000
+    times = [Streams(seed).arrivals(position, size, CPU) for seed, position in ((1, 5), (1, 6), (2, 5))]
+    u = [(1 - (-row.double()).exp()) for row in times]
+    for a, b in ((u[0][:-1], u[0][1:]), (u[0], u[1]), (u[0], u[2]), (u[0][:-2], u[0][2:])):
+        joint = torch.bincount((a * 16).long() * 16 + (b * 16).long(), minlength=256)
+        assert chi_square(joint.tolist()) < 5
 
 
 def test_draws_follow_the_weights_and_avoid_zeros() -> None:

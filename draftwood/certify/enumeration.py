@@ -221,6 +221,9 @@ class EnumeratedRandomness:
         def scripted_draw(probs: Tensor, u: Any) -> int:
             return u.draw(probs.tolist()) if isinstance(u, _Coin) else draw(probs, u)
 
+        def scripted_draws(probs: Tensor, us: Sequence[Any]) -> list[int]:
+            return [scripted_draw(probs, u) for u in us]
+
         def scripted_distinct(probs: Tensor, count: int, streams: Streams) -> list[list[int]]:
             return [sequences(self.choices, row, count, False) for row in probs]
 
@@ -228,10 +231,10 @@ class EnumeratedRandomness:
             raise NotDiscrete
 
         replace(Streams, "uniform", scripted_uniform)
-        replace(Streams, "exponential", noise)
-        replace(Streams, "gumbel", noise)
+        replace(Streams, "arrivals", noise)
         for original, scripted in (
             (draw, scripted_draw),
+            (sampling.draws, scripted_draws),
             (sampling.draw_distinct, scripted_distinct),
             (joint.Seeded, lambda streams, purpose: Scripted(self.choices)),
         ):

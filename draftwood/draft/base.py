@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeAlias
@@ -15,7 +16,7 @@ from draftwood.draft.suffix import EarlierAnswers
 from draftwood.grammar import Grammar
 from draftwood.params import SamplingParams
 from draftwood.runtime.session import Answer, Run
-from draftwood.sampling import Distributions, Edit, Streams, draw_distinct, draw_iid, largest, row_by_row, warp
+from draftwood.sampling import Distributions, Edit, Streams, draw_distinct, draw_iid, largest, warped
 from draftwood.verify.coupled import perturb
 
 Counts: TypeAlias = Callable[[Sequence[int], Tensor], Sequence[int]]  # (nodes, q [n, V]) -> children of each node
@@ -63,14 +64,14 @@ class Proposer:
                 return children
         logits = self.edited(forest, nodes, self.fit(logits))
         if self.params.greedy:
-            each = count if isinstance(count, int) else count(nodes, row_by_row(torch.softmax, logits))
+            each = count if isinstance(count, int) else count(nodes, torch.softmax(logits, -1))
             return [*children, *self._propose_best(forest, nodes, logits, each)]
-        q = warp(logits, self.params)
-        each = count if isinstance(count, int) else count(nodes, q)
+        q = warped(logits, self.params)
+        each = count if isinstance(count, int) else count(nodes, torch.stack(list(q)))
         if self.coupled:
-            rows = zip(q.log(), nodes, strict=True)
+            rows = zip(q, nodes, strict=True)
             noisy = torch.stack([perturb(row, forest.position(node) + 1, self.streams) for row, node in rows])
-            return [*children, *self._propose_best(forest, nodes, noisy, each)]
+            return [*children, *self._propose_best(forest, nodes, noisy, each, 0.0)]
         count = each if isinstance(each, int) else max(each)
         if best:
             return self._beside_best(forest, nodes, q, count, best)
@@ -83,18 +84,25 @@ class Proposer:
         return list(dict.fromkeys(children))
 
     def _propose_best(
-        self, forest: Forest, nodes: Sequence[int], logits: Tensor, counts: int | Sequence[int]
+        self,
+        forest: Forest,
+        nodes: Sequence[int],
+        logits: Tensor,
+        counts: int | Sequence[int],
+        above: float = -math.inf,
     ) -> list[int]:
-        """Children that are the largest of logits [len(nodes), V], as point masses."""
+        """Children that are the largest of logits [len(nodes), V], as point masses; `above` as of `largest`."""
         most = counts if isinstance(counts, int) else max(counts)
         children: list[int] = []
-        for node, tokens in zip(nodes, _cut(largest(logits, most) if most else [], counts), strict=False):
+        for node, tokens in zip(nodes, _cut(largest(logits, most, above) if most else [], counts), strict=False):
             if tokens:
                 children += forest.propose(node, tokens, None)
         return children
 
-    def _beside_best(self, forest: Forest, nodes: Sequence[int], q: Tensor, count: int, best: int) -> list[int]:
-        """Children drawn from q [len(nodes), V] without its `best` most probable tokens, then those: point masses."""
+    def _beside_best(
+        self, forest: Forest, nodes: Sequence[int], q: Sequence[Tensor], count: int, best: int
+    ) -> list[int]:
+        """Children drawn from rows q [V] without its `best` most probable tokens, then those: point masses."""
         children: list[int] = []
         for row, node in zip(q, nodes, strict=True):
             top = [token for token in largest(row[None], best)[0] if row[token] > 0]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from draftwood.models.base import Batch, CausalModel
+from draftwood.runtime import threads
 from draftwood.runtime.session import Answer, Job, Row, Run, Session
 
 
@@ -192,7 +193,8 @@ def _timed(model: CausalModel, batch: Batch, session: Session) -> tuple[Tensor, 
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     began = perf_counter()
-    output = model.forward(batch, session.cache)
+    with threads.together():
+        output = model.forward(batch, session.cache)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return output, perf_counter() - began

@@ -18,6 +18,7 @@ import torch
 
 from draftwood.errors import DraftwoodError, OutOfMemory, Overloaded, RequestError
 from draftwood.models.base import CausalModel
+from draftwood.runtime import threads
 from draftwood.runtime.cost import Costs
 from draftwood.runtime.executor import Pending, sweep
 from draftwood.runtime.policy import SHORT, Policy
@@ -168,7 +169,7 @@ class Scheduler:
         try:
             self._end_cancelled()
             self._count()
-            with torch.inference_mode():
+            with torch.inference_mode(), threads.alone():
                 self._admit()
                 self.steps += 1
                 self._passes()

@@ -10,11 +10,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from draftwood.core.records import Outcome
 from draftwood.errors import ConfigurationError
+from draftwood.truncation import leading
 
 Handle = TypeVar("Handle")
 
@@ -55,16 +56,12 @@ class BeamSearch:
         continuation counts if it is among the best `width`.
         """
         vocab = log_probs.shape[-1]
-        flat = (scores.double()[:, None] + log_probs.double()).flatten()
-        flat = torch.where(flat.isnan(), -torch.inf, flat)
-        count, total = self.width if ends is None else 2 * self.width, flat.shape[0]
+        count, total = self.width if ends is None else 2 * self.width, log_probs.numel()
         while True:  # until there are enough that do not end
             count = min(count, total)
-            least = flat.topk(count).values[-1]
-            places = (flat >= least).nonzero()[:, 0]  # all that tie with the last one, so that ties have one rule
-            ranked = places[flat[places].argsort(descending=True, stable=True)].tolist()
+            places, values = _best(scores, log_probs, count)
             step = Step([], [], [], [])
-            for rank, (place, score) in enumerate(zip(ranked, flat[ranked].tolist(), strict=True)):
+            for rank, (place, score) in enumerate(zip(places, values, strict=True)):
                 outcome = divmod(place, vocab)
                 if score == -math.inf or len(step.live) == self.width:
                     return step
@@ -81,6 +78,23 @@ class BeamSearch:
     def score(self, log_likelihood: float, length: int) -> float:
         """Length-penalised score."""
         return float(log_likelihood / length**self.length_penalty)
+
+
+def _best(scores: Tensor, log_probs: Tensor, count: int) -> tuple[list[int], list[float]]:
+    """The places of the `count` best continuations, and of more, in scores[:, None] + log_probs [A, V], best first.
+
+    Of equals the first; their scores are float64. Each row gives its own best, with all that tie with the last one.
+    """
+    vocab, start = log_probs.shape[-1], scores.double().tolist()
+    found, reached = [], []
+    for row, logs in enumerate(log_probs.cpu().numpy()):
+        places = leading(logs, count)
+        found.append(places + row * vocab)
+        reached.append(logs[places].astype(np.float64) + start[row])
+    where, values = np.concatenate(found), np.concatenate(reached)
+    values[np.isnan(values)] = -np.inf
+    order = np.argsort(-values, kind="stable")
+    return where[order].tolist(), values[order].tolist()
 
 
 def layer_stands(live: Collection[Outcome], drafted: Collection[Outcome]) -> bool:

@@ -5,15 +5,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from draftwood.core.forest import Forest, Verdict
-from draftwood.sampling import Distributions, Streams
+from draftwood.sampling import Distributions, Streams, best
 from draftwood.verify.tree import follow
 
 
 class Coupled:
     """Gumbel-coupled verification: the token at position i is argmax(log p_i + g_i), g_i a function of (seed, i) alone.
 
-    Drafts proposed with the same noise are accepted when they are that token, so that the text under a seed does not
-    depend on the drafter or on whether there was one. Each token follows p exactly because g_i is Gumbel noise.
+    It is computed as argmax(p_i / e_i) with g_i = -log e_i, which takes no logarithm of a whole vocabulary. Drafts
+    proposed with the same noise are accepted when they are that token, so that the text under a seed does not depend on
+    the drafter or on whether there was one. Each token follows p exactly because g_i is Gumbel noise.
     """
 
     name = "coupled"
@@ -25,11 +26,11 @@ class Coupled:
             return follow(forest, target.best, None)
 
         def choice(node: int) -> int:
-            return int(perturb(target.probs(node).log(), forest.position(node) + 1, streams).argmax())
+            return best(perturb(target.probs(node), forest.position(node) + 1, streams)[None])[0]
 
         return follow(forest, choice, target.log_prob)
 
 
-def perturb(log_p: Tensor, position: int, streams: Streams) -> Tensor:
-    """log p [..., V] plus the Gumbel noise of a position; impossible tokens stay at -inf."""
-    return log_p + streams.gumbel(position, log_p.shape[-1], log_p.device)
+def perturb(p: Tensor, position: int, streams: Streams) -> Tensor:
+    """p [V] over the arrival times of a position, the exponential of log p plus its Gumbel noise; 0 stays 0."""
+    return p / streams.arrivals(position, p.shape[-1], p.device)

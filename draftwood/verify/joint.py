@@ -15,11 +15,11 @@ from draftwood.core.records import Outcome
 from draftwood.errors import NonFiniteError
 from draftwood.params import SamplingParams
 from draftwood.sampling import Streams, draw, draw_distinct, draws, warp
+from draftwood.truncation import leading
 
 Places: TypeAlias = npt.NDArray[np.int64]
 Probabilities: TypeAlias = npt.NDArray[np.float64]
 
-MOST_SORTED = 256  # a larger top-k is faster on whole tensors
 NOT_FINITE = "a joint distribution of beams is not finite (NaN or infinite logits)"
 
 
@@ -136,7 +136,7 @@ def align(p: Joint, q: Joint) -> tuple[Tensor, Tensor, Tensor]:
     if np.array_equal(ours, theirs):
         return p.key, p.prob, q.prob
     keys = np.concatenate((ours, theirs))
-    keys.sort()
+    keys.sort(kind="stable")  # two runs that are sorted are merged
     keys = keys[np.concatenate(([True], keys[1:] != keys[:-1]))]
     aligned = []
     for key, joint in ((ours, p), (theirs, q)):
@@ -179,8 +179,12 @@ def joint_of(
         dense, first = _per_beam(scores, warp(log_p, params), done)
         columns = dense.shape[1]
         places, prob = _positive(dense.flatten())
-    row = places // columns
-    key = np.array([names[i] for i in order])[row] * (vocab + 1) + (places - row * columns) + first
+    begin = np.array([names[i] for i in order], dtype=np.int64) * (vocab + 1) + first  # keys of the first column
+    if places is None:
+        key = (begin[:, None] + np.arange(columns)).reshape(-1)
+    else:
+        ends = places.searchsorted(np.arange(1, len(order)) * columns)  # of each beam's, which is cheaper than dividing
+        key = places + np.repeat(begin - np.arange(len(order)) * columns, np.diff(ends, prepend=0, append=len(places)))
     return Joint(torch.from_numpy(key), torch.from_numpy(prob), vocab)
 
 
@@ -206,27 +210,27 @@ def _per_beam(scores: Tensor, probs: Tensor, done: Sequence[bool]) -> tuple[Tens
     return torch.softmax(scores, -1)[:, None] * probs, 1
 
 
-def _positive(dense: Tensor) -> tuple[Places, Probabilities]:
-    """(places ascending, probabilities that sum to 1) of the positive entries of weights [n]."""
-    places = dense.nonzero()[:, 0]
-    prob = dense[places].double().cpu().numpy()
+def _positive(dense: Tensor) -> tuple[Places | None, Probabilities]:
+    """(places ascending, or None for all; probabilities that sum to 1) of the positive entries of weights [n]."""
+    weights = dense.cpu().numpy()
+    places = None if weights.min() > 0 else np.flatnonzero(weights)
+    prob = (weights if places is None else weights[places]).astype(np.float64)
     total = prob.sum()
     if not np.isfinite(total) or total <= 0:
         raise NonFiniteError(NOT_FINITE)
-    return places.cpu().numpy(), prob / total
+    prob /= total
+    return places, prob
 
 
-def entries(logits: Tensor, params: SamplingParams) -> tuple[Places, Probabilities]:
-    """The positive entries of warp(logits [n], params): (places ascending, probabilities that sum to 1).
+def entries(logits: Tensor, params: SamplingParams) -> tuple[Places | None, Probabilities]:
+    """The positive entries of warp(logits [n], params): (places ascending or None: all, probabilities that sum to 1).
 
     With top-k only the k largest are ever looked at.
     """
     count = params.top_k
-    if params.greedy or not 0 < count < min(logits.shape[0], MOST_SORTED):
+    if params.greedy or not 0 < count < logits.shape[0]:
         return _positive(warp(logits, params))
-    largest, where = logits.topk(count + 1)
-    if largest[count] == largest[count - 1]:  # a tie at the border: all that tie are kept
-        return _positive(warp(logits, params))
-    where, order = where[:count].sort()
-    kept, prob = _positive(warp(largest[:count][order].double(), params))  # top-k of k entries keeps all of them
-    return where.cpu().numpy()[kept], prob
+    row = logits.cpu().numpy()
+    where = leading(row, count)
+    kept, prob = _positive(warp(torch.from_numpy(row[where]).double(), params))
+    return where if kept is None else where[kept], prob

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,9 +20,15 @@ def balance(p: Tensor, q: Tensor, count: int) -> tuple[Tensor, float]:
     The rule is exact for every rho that is no smaller; a smaller one would accept some tokens too often.
     """
     low, high = 1.0, float(count)
+    drafts, wanted = q.cpu().numpy(), p.cpu().numpy()
+    above = wanted <= drafts  # p/rho is the less whatever rho is; q is where p >= n q; what lies between is not known
+    between = ~above & (wanted < count * drafts)
+    below = ~(above | between)
+    p_above, q_below = (float(some.sum(dtype=np.float64)) for some in (wanted[above], drafts[below]))
+    p_between, q_between = wanted[between].astype(np.float64), drafts[between].astype(np.float64)
     for _ in range(HALVINGS):
         rho = (low + high) / 2
-        beta = float(torch.minimum(q, p / rho).sum())
+        beta = q_below + p_above / rho + float(np.minimum(q_between, p_between / rho).sum())
         low, high = (low, rho) if 1 - (1 - beta) ** count <= rho * beta else (rho, high)
     shared = torch.minimum(q, p / high)
     return shared, min(1.0, float(shared.sum()))

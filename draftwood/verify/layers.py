@@ -13,7 +13,7 @@ from draftwood.core.forest import FINISHED, Forest, Verdict
 from draftwood.core.records import Judged, Kind, Layer, Outcome
 from draftwood.errors import NonFiniteError
 from draftwood.params import SamplingParams
-from draftwood.sampling import Distributions, Streams, row_by_row
+from draftwood.sampling import Distributions, Streams
 from draftwood.verify.beam import bonus_width, least_perplexity, sample_layer, verify_layer
 from draftwood.verify.beam_search import BeamSearch, Pool, layer_stands
 from draftwood.verify.joint import NOT_FINITE, Joint, Seeded, joint_of
@@ -78,7 +78,7 @@ class BeamSampling:
         accepted, last = 0, 0
         for drafted in [*forest.layers, None]:
             live = [node for node in nodes if node not in forest.finished]
-            log_p = row_by_row(torch.log_softmax, target.edited(live))
+            log_p = torch.log_softmax(target.edited(live), -1)
             p = joint_over(nodes, score, forest, log_p, target.params, self.warp)
             if drafted is None:
                 layer = sample_layer(p, bonus_width(last, self.rule), randomness, self.replacement)
@@ -146,8 +146,8 @@ class BeamSearching:
         drafts: set[Outcome] = set()
         accepted, stands = 0, False
         for drafted in [*forest.layers, None]:
-            log_probs = row_by_row(torch.log_softmax, target.edited(nodes))
-            if bool(log_probs.isnan().any()):
+            log_probs = torch.log_softmax(target.edited(nodes), -1)
+            if bool(log_probs[:, 0].isnan().any()):  # one NaN makes a whole row of them
                 raise NonFiniteError(NOT_FINITE)
             step = self.search.step(
                 torch.tensor(scores, dtype=torch.float64, device=log_probs.device),

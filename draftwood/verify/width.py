@@ -26,6 +26,7 @@ class ResidualChain:
     def __init__(self, p: Tensor, q: Tensor) -> None:
         self._p = p.numpy()
         self._q = q.numpy()
+        self._left = self._p, self._q  # where p - c·q is still positive: c only grows
         self._shift = [0.0]
         self._mass = [1.0]
 
@@ -33,9 +34,15 @@ class ResidualChain:
         """(c, N) after that many rejections; N is 0 where so many rejections have probability zero."""
         while len(self._mass) <= rejections:
             shift = self._shift[-1] + self._mass[-1]
-            left = self._mass[-1] > 0
+            mass = 0.0
+            if self._mass[-1] > 0:
+                p, q = self._left
+                rest = p - shift * q
+                positive = rest > 0
+                self._left = p[positive], q[positive]
+                mass = float(rest[positive].sum())
             self._shift.append(shift)
-            self._mass.append(float((self._p - shift * self._q).clip(0).sum()) if left else 0.0)
+            self._mass.append(mass)
         return self._shift[rejections], self._mass[rejections]
 
     def value(self, p: float, q: float, rejections: int) -> float:

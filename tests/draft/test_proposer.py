@@ -83,7 +83,7 @@ def test_coupled_proposes_the_best_under_the_targets_noise() -> None:
         children = proposer(params, seed, coupled=True)(forest, [0], logits, 4, False)
         tokens = [forest.token[child] for child in children]
         assert sorted(tokens) == [0, 1]
-        expected = perturb(warp(logits, params).log(), 2, Streams(seed)).argmax()
+        expected = perturb(warp(logits, params)[0], 2, Streams(seed)).argmax()
         assert tokens[0] == int(expected)
         assert all(made.q is None for made in forest.proposals[0])
         firsts.add(tokens[0])

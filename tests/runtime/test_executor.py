@@ -144,10 +144,10 @@ def test_one_target_forward_serves_all_requests(monkeypatch: pytest.MonkeyPatch)
         {"prompt": [2, 2], "method": {"name": "mcsd", "tree": [3, 2]}},
         {"prompt": [3], "method": {"name": "mcsd", "tree": [2, 1]}},
     ]
-    results = engine.batch(requests, max_new_tokens=10, concurrency=4)
+    results = engine.batch(requests, max_new_tokens=10, concurrency=4, seed=3)
     rounds = [result.metrics.rounds for result in results]
     assert max(rounds) <= len(forwards) <= max(rounds) + 1 < sum(rounds) / 2  # who has no room for drafts does not wait
-    alone = [engine.generate(**request, max_new_tokens=10) for request in requests]  # type: ignore[arg-type]
+    alone = [engine.generate(**request, max_new_tokens=10, seed=3) for request in requests]  # type: ignore[arg-type]
     assert [result.tokens for result in alone] == [result.tokens for result in results]
 
 

@@ -93,11 +93,11 @@ def test_nodes_at_one_position_share_noise() -> None:
         forest.propose(0, [token], None)
     streams = Streams(3)
     logits = torch.zeros(5, 50, dtype=torch.float64)
-    first = streams.gumbel(1, 50, torch.device("cpu"))
+    first = streams.arrivals(1, 50, torch.device("cpu"))
     verdict = Coupled()(forest, Distributions(forest, logits, SamplingParams()), streams)
-    assert verdict.token == [int(first.argmax())]
-    assert not torch.equal(first, streams.gumbel(2, 50, torch.device("cpu")))
-    assert torch.equal(first, Streams(3).gumbel(1, 50, torch.device("cpu")))
+    assert verdict.token == [int(first.argmin())]
+    assert not torch.equal(first, streams.arrivals(2, 50, torch.device("cpu")))
+    assert torch.equal(first, Streams(3).arrivals(1, 50, torch.device("cpu")))
 
 
 def test_one_shared_noise_accepts_more_than_a_list_of_noises() -> None:
