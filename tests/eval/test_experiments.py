@@ -119,6 +119,15 @@ def test_requests_at_once_have_the_bits_that_they_have_alone(tmp_path: Path, mon
     assert all(row["same_bits"] == 1 for row in rows[1:]) and rows[1]["to_one_by_one"]["value"] > 0
 
 
+def test_choosing_tokens_is_timed_under_every_setting_and_method(tmp_path: Path) -> None:
+    found = run("sampled", tmp_path)
+    plain = {row["setting"]: row for row in found["tables"]["plain"]}
+    assert plain["greedy"]["to_greedy"]["value"] == 1 and plain["top-p .95"]["ms"]["value"] > 0
+    methods = {(row["method"], row["setting"]): row for row in found["tables"]["methods"]}
+    assert ("tree 4,2,2,1", "T 1") in methods and ("beam search", "T 1") in methods
+    assert all(0 < row["choosing"]["value"] < 1 and 0 <= row["other"]["value"] < 1 for row in methods.values())
+
+
 def test_types_of_weights_are_compared_with_float32_and_bfloat16(target: Path, draft: Path, tmp_path: Path) -> None:
     path, models = BENCH / "quantisation.yaml", Pair("tiny", target, draft, tmp_path / "made")
     found = execute(load(path), path, "tiny", Run(pair=None), tmp_path, smoke=True, models=models)

@@ -35,6 +35,7 @@ KINDS = {  # kind -> the class that measures it
     "controllers": "controllers:Controllers",
     "grammars": "grammars:Grammars",
     "matchers": "matchers:Matchers",
+    "sampled": "sampled:Sampled",
     "search": "search:Search",
     "defaults": "defaults:Defaults",
     "drafters": "drafters:Drafters",
