@@ -107,6 +107,8 @@ def invalid(error: RequestValidationError, kind: Any) -> ApiError:
         return ApiError(400, "the body must be a JSON object, sent as application/json")
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first.get('ctx', {}).get('error', 'it cannot be read')}")
+    if len(where) < 2:  # a name of a field
+        return ApiError(400, "the name of a field is not valid Unicode: it has half of a surrogate pair")
     param = where[1]
     if first["type"] == "extra_forbidden":
         path = [part for part in where[1:-1] if part.isidentifier()]  # not the places in lists

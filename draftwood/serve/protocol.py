@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -40,7 +41,7 @@ def _whole(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_whole)]
 StopText = Annotated[Text, Field(min_length=1, max_length=256)]
-Name = Annotated[str, Field(max_length=256)]
+Name = Annotated[Text, Field(max_length=256)]
 
 
 class Body(BaseModel):
@@ -64,12 +65,20 @@ class StreamOptions(Body):
     continuous_usage_stats: bool | None = None
 
 
-Schema = dict[str, Any]
+def _writable(schema: dict[str, Any]) -> dict[str, Any]:
+    try:
+        _whole(json.dumps(schema, ensure_ascii=False))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return schema
+
+
+Schema = Annotated[dict[str, Any], AfterValidator(_writable)]
 
 
 class JsonSchema(Body):
     name: Name | None = None
-    description: str | None = None
+    description: Text | None = None
     schema_: Annotated[Schema, Field(alias="schema")]
     strict: bool | None = None
 
@@ -122,7 +131,7 @@ class Asked(Body):
     guided_regex: Text | None = None
     guided_choice: Every[Text] | None = None
     guided_grammar: Text | None = None
-    user: str | None = None
+    user: Text | None = None
 
     @property
     def structured(self) -> list[dict[str, Any]]:
@@ -263,7 +272,7 @@ class TextFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None
-    description: str | None = None
+    description: Text | None = None
     schema_: Annotated[Schema | None, Field(alias="schema")] = None
     strict: bool | None = None
 
@@ -287,9 +296,9 @@ class ResponseRequest(Body):
     include: Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=16)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
     store: Literal[False] | None = None
-    metadata: Annotated[dict[str, str], _few(64)] | None = None
+    metadata: Annotated[dict[Text, Text], _few(64)] | None = None
     speculation: Name | dict[str, Any] | None = None
-    user: str | None = None
+    user: Text | None = None
 
 
 class TokenizeRequest(Body):

@@ -84,6 +84,8 @@ COMPLETIONS, CHAT, FOREST = "/v1/completions", "/v1/chat/completions", "/v1/fore
         ({"prompt": "a", "stop_token_ids": [5000]}, 400, None, "stop_token_ids has 5000"),
         ({"prompt": "a", "min_tokens": 20, "max_tokens": 10}, 400, None, "min_tokens is 20"),
         ({"prompt": "\ud800"}, 400, "prompt", "not valid Unicode"),
+        ({"prompt": "a", "stop": ["\ud800"]}, 400, "stop", "not valid Unicode"),
+        ({"prompt": "a", "\ud800": 1}, 400, None, "not valid Unicode"),
     ],
     ids=lambda value: str(value)[:40].encode("ascii", "replace").decode() if isinstance(value, dict) else "",
 )
@@ -97,6 +99,27 @@ def test_bad_requests(served: Running, body: dict[str, Any], status: int, param:
 
 
 JSON = {"content-type": "application/json"}
+
+
+def test_half_a_surrogate_pair_is_refused_wherever_it_is(served: Running) -> None:
+    half, hi = "\ud800", [{"role": "user", "content": "hi"}]
+    for path, body in (
+        (COMPLETIONS, {"prompt": "a", "model": half}),
+        (COMPLETIONS, {"prompt": "a", "user": half}),
+        (COMPLETIONS, {"prompt": ["a", half]}),
+        (COMPLETIONS, {"prompt": "a", "guided_json": {"enum": [half]}}),
+        (COMPLETIONS, {"prompt": "a", "speculation": half}),
+        (CHAT, {"messages": [{"role": "user", "content": half}]}),
+        (CHAT, {"messages": hi, "response_format": {"type": "json_schema", "json_schema": {"schema": {half: 1}}}}),
+        ("/v1/responses", {"input": "a", "metadata": {"a": half}}),
+        ("/v1/responses", {"input": "a", "metadata": {half: "a"}}),
+        ("/v1/responses", {"input": "a", "text": {"format": {"type": "json_schema", "schema": {"const": half}}}}),
+        ("/v1/responses", {"input": "a", "text": {"format": {"type": "text", "name": half}}}),
+        ("/v1/responses", {"input": "a", half: 1}),
+        ("/tokenize", {"prompt": half}),
+    ):
+        answer = served.client.post(path, content=json.dumps(body), headers=JSON)
+        assert answer.status_code == 400 and "Unicode" in answer.json()["error"]["message"], (path, body, answer.text)
 
 
 def test_fields_that_need_others(served: Running) -> None:
