@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from draftwood.core.records import Kind
+    from draftwood.methods import Method
     from draftwood.results import GenerationResult
     from draftwood.text import TextDecoder
 
@@ -253,12 +254,21 @@ def method_label(method: Mapping[str, Any]) -> str:
     name = str(method["name"])
     usual = METHODS[name].model_construct().model_dump(mode="json") if name in METHODS else {}
     keys = [key for key in method if key != "name" and (key not in usual or method[key] != usual[key])]
-    if "depth" in keys:  # a size that is named says fixed
-        rest = METHODS[name].model_validate({key: method[key] for key in keys if key != "depth"})
-        keys = [key for key in keys if key != "depth" or rest.model_dump()["depth"] != method["depth"]]
+    for implied in ("gamma", "depth"):  # Thompson sampling has no size, a size that is named says fixed
+        rest = {key: method[key] for key in keys if key != implied}
+        if implied in keys and _parsed(METHODS[name], rest).get(implied, rest) == method[implied]:
+            keys.remove(implied)
     own = METHODS[name].__annotations__ if name in METHODS else {}
     keys.sort(key=lambda key: key not in own)  # the method's own options first
     return " ".join([name, *(f"{key}={option_text(method[key])}" for key in keys)])
+
+
+def _parsed(kind: type[Method], options: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of a method of which some are given; none where these alone are refused."""
+    try:
+        return kind.model_validate(options).model_dump(mode="json")
+    except ValueError:
+        return {}
 
 
 def option_text(value: Any) -> str:
