@@ -83,9 +83,10 @@ class AsyncEngine:
     def together(self, requests: Sequence[Mapping[str, Any]], prepare: Prepare | None = None) -> AsyncBatch:
         """Several streams as one: each request is {"prompt": ..., option: value}, as in `Engine.batch`.
 
-        `prepare` is handed each generation before it is queued.
+        They share the machine with others as one request does. `prepare` is handed each generation before it is queued.
         """
-        return AsyncBatch([_Request(self, prepare=prepare, **request) for request in requests])
+        call = object()
+        return AsyncBatch([_Request(self, prepare=prepare, call=call, **request) for request in requests])
 
     async def score(self, prompt: Prompt, top_logprobs: int = 0) -> PromptScores:
         """As `Engine.score`."""
@@ -218,9 +219,14 @@ class _Request:
     """One request: its generation, its task, and the end of both."""
 
     def __init__(
-        self, engine: AsyncEngine, prompt: Prompt, prepare: Prepare | None = None, **options: Unpack[Options]
+        self,
+        engine: AsyncEngine,
+        prompt: Prompt,
+        prepare: Prepare | None = None,
+        call: object | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        self._engine, self._prepare = engine, prepare
+        self._engine, self._prepare, self._call = engine, prepare, call
         self._make = lambda: engine.engine.generation(prompt, **options)
         self.begun = False
         self.waiter: _Waiter
@@ -235,7 +241,9 @@ class _Request:
         if self._prepare is not None:
             self._prepare(self.generation)
             self._prepare = None  # a request that runs must not keep alive whoever waits for it
-        self.task = self._engine.engine.task(self.generation, lambda: self._engine.told(self.waiter, self.task, each))
+        self.task = self._engine.engine.task(
+            self.generation, lambda: self._engine.told(self.waiter, self.task, each), self._call
+        )
         self._engine.submit(self.task)
         self.begun = True
 

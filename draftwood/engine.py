@@ -208,14 +208,18 @@ class Engine(Intake):
         """Queue a request. Raises RequestError where it can never fit, Overloaded where the queue is full."""
         return self.scheduler.submit(self.task(generation))
 
-    def task(self, generation: Generation, notify: Callable[[], object] | None = None) -> Task[Round]:
+    def task(
+        self, generation: Generation, notify: Callable[[], object] | None = None, call: object | None = None
+    ) -> Task[Round]:
         """A request as the engine's scheduler takes it; `notify` is called when there is a round, and at the end.
 
-        Raises RequestError where its keys and values can never fit into the memory.
+        Requests with the same `call` share the machine with others as one; by default it is alone. Raises RequestError
+        where its keys and values can never fit into the memory.
         """
         prompt, sessions = len(generation.request.prompt), (generation.target, *generation.drafts)
         most = prompt + generation.request.max_new_tokens + SHORT
         task = Task(partial(rounds, generation), sessions, prompt, most, notify)
+        task.call = task.call if call is None else call
         task.adapts = generation.depth.needs >= LOAD
         task.behind = lambda: (generation.behind(), generation.left())
         self.scheduler.check(task)
@@ -298,8 +302,9 @@ class Engine(Intake):
         """As `batch`, but (place among the prompts, result) as each request ends; bad input is refused at once."""
         whole("concurrency", concurrency, 1)
         requests = [self.request(**{**options, **entry}) for entry in entries(prompts)]
+        call = object()
         queue = deque(
-            (index, generation, self.task(generation))
+            (index, generation, self.task(generation, call=call))
             for index, generation in enumerate(map(self._generation, requests))
         )
         return completed(self.scheduler, queue, concurrency)

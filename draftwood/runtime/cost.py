@@ -23,6 +23,7 @@ HANDLED, DRAWN = 2.5e-4, 7e-5  # of a request that `auto` decides for, beside fo
 DRAFTED = 6e-5  # more of one that has drafted
 ROW = 1 / 6  # of `DRAFTED`: of each row behind the first
 FEW, RATE, SURE = 3, 0.1, 20.0  # first passes whose least counts; weight of a later one; most that a point weighs
+PIECE = 8  # times a pass over one row: what one of a prompt may take, whose pieces then cost an eighth more
 SEEN, WARM = 2, 24  # passes that make a point known; that may be slow since the model was not used for long
 KEPT = 0.975  # of what is known beside forwards, after another pass
 CHANGED = 0.03  # relative change of a point that the curve follows
@@ -160,6 +161,14 @@ class Curve:
     def guess(self, rows: float) -> float:
         """Seconds as the size of the model has them."""
         return self.fixed + rows * self.each
+
+    @property
+    def piece(self) -> int:
+        """Rows of a pass that takes `PIECE` times as long as one over a single row, as the size of the model has it.
+
+        On a CPU, where rows cost what they compute: what is read in such pieces takes hardly longer than as a whole.
+        """
+        return int((PIECE * (self.fixed + self.each) - self.fixed) / self.each)
 
     def add(self, rows: int, seconds: float) -> None:
         """Note a pass: seconds of its forwards."""

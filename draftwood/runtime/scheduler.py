@@ -1,4 +1,4 @@
-"""The only driver: carries out many requests at once, a draft pass and a target pass at a time.
+"""The only driver: carries out many requests at once, a draft pass and a target pass at a time; see also calls.py.
 
 Requests are decoding code that yields runs (runtime/session.py). An error ends the request that caused it and no other.
 Every method may be called from any thread. One thread steps at a time, which is one of those that wait for a request;
@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-from draftwood.errors import DraftwoodError, OutOfMemory, Overloaded, RequestError
+from draftwood.errors import DraftwoodError, OutOfMemory, RequestError
 from draftwood.models.base import CausalModel
 from draftwood.runtime import threads
+from draftwood.runtime.calls import Calls, parts, shares, youngest
 from draftwood.runtime.cost import Costs
 from draftwood.runtime.executor import Pending, sweep
 from draftwood.runtime.policy import SHORT, Policy
@@ -32,8 +33,10 @@ CAUGHT_UP = 2  # rows that a run may have beside those asked for and still tell 
 class Scheduler:
     """Carries out tasks, at most `running` at once, the others in the order in which they came.
 
-    `queue`: how many may wait. `chunk`: rows of prompts that one pass computes, so that others need not wait for long.
-    `memory`: bytes of keys and values, of all models together; None: no limit.
+    But of a call that others wait beside, the first task alone needs no place: at most `running` calls run. Where there
+    is a place, the call that has the fewest is served first. `queue`: how many calls may wait. `chunk`: rows of prompts
+    that one pass computes, so that others need not wait for long. `memory`: bytes of keys and values, of all models
+    together; None: no limit.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class Scheduler:
         memory: int | None = None,
     ) -> None:
         self.prefixes = prefixes or PrefixCache()
-        self.running, self.queue, self.memory, self.policy = running, queue, memory, Policy(chunk)
+        self.memory, self.policy, self.calls = memory, Policy(chunk), Calls(running, queue)
         self.active: list[Task[Any]] = []  # in the order of their admission; belongs to the thread that steps
         self.waiting: deque[Task[Any]] = deque()  # the front belongs to the thread that steps
         self.costs = Costs()  # of passes, measured as they run
@@ -53,8 +56,9 @@ class Scheduler:
         self._adapting: list[Task[Any]] = []  # that draft by the load, as the step began
         self._behind: tuple[float, float] | None = None  # see `behind`; not asked for yet
         self.steps = self.passes = 0  # passes of targets
+        self.swept = 0  # passes of all models
+        self._shares = (0.0, 0.0, 0.0)  # of a pass of the target, see `calls.shares`
         self.preempted = 0
-        self._submitting = threading.Lock()
         self._leading = threading.Lock()  # held by the thread that steps
         self._leader: int | None = None
         self._changed = threading.Condition()  # something happened, or nobody steps
@@ -72,13 +76,7 @@ class Scheduler:
     def submit(self, task: Task[Event]) -> Task[Event]:
         """Queue a request. Raises RequestError where it cannot ever fit, Overloaded where the queue is full."""
         self.check(task)
-        with self._submitting:
-            if self.queue is not None and len(self.waiting) + len(self.active) >= self.queue + self.running:
-                raise Overloaded(
-                    f"{len(self.active)} requests run and {len(self.waiting)} wait, more than {self.queue} may not; "
-                    "ask again later, or raise max_queued"
-                )
-            self.waiting.append(task)
+        self.calls.enter(task, self.waiting.append)
         return task
 
     def cancel(self, task: Task[Any], error: BaseException | None = None) -> None:
@@ -168,6 +166,8 @@ class Scheduler:
         self._leader = threading.get_ident()
         try:
             self._end_cancelled()
+            if not self.active:
+                self.policy.rest()
             self._count()
             with torch.inference_mode(), threads.alone():
                 self._admit()
@@ -193,7 +193,7 @@ class Scheduler:
                 session.extent = None
             if not task.done and task.stuck:
                 task.end(interrupted())
-                task.finish()
+                self._finish(task)
             elif not task.done:
                 task.put_back()
                 if task not in self.waiting:
@@ -211,20 +211,18 @@ class Scheduler:
             drafting, ready, hasty = self._wishes()
             if ready or self.waiting or self._cancelled:
                 break  # else all draft on: there is nobody to wait for
-        if ready and policy.due(hasty, bool(drafting)):
+        if ready and policy.due(hasty, bool(drafting), self._seconds(ready) if drafting else 0.0):
             if not policy.may_draft(hasty):
                 ready = [task for task in ready if not task.drafted]
-            fair = self._shares(ready) if hasty else ()
-            began = perf_counter()
             self.passes += 1
-            self._pass(ready)
-            policy.target_pass(perf_counter() - began, *fair)
+            self._shares = (0.0, 0.0, 0.0)
+            self._pass(ready, hasty)
+            policy.target_pass(*self._shares)
 
-    def _shares(self, ready: Sequence[Task[Any]]) -> tuple[float, float]:
-        """Seconds of a target pass over one row of each task that runs, and over the rows that some ask for."""
-        runs = [task.run for task in ready if task.run is not None]
-        curve, count = self.costs.curve(runs[0].session.model), len(self.active)
-        return curve.seconds(count, count), curve.seconds(sum(len(run.nodes) for run in runs), len(runs))
+    def _seconds(self, tasks: Sequence[Task[Any]]) -> float:
+        """Of a pass of the target over what some tasks ask for, without their prompts."""
+        runs = [task.run for task in tasks if task.run is not None]
+        return self.costs.curve(runs[0].session.model).seconds(sum([len(run.nodes) for run in runs]), len(runs))
 
     def _wishes(self) -> tuple[list[Task[Any]], list[Task[Any]], bool]:
         """Those that draft, those that wait for the target, and whether any of these do not draft at all."""
@@ -235,7 +233,7 @@ class Scheduler:
 
     def _count(self) -> None:
         """How many requests run, or are about to, that draft by the load, how many that do not, and rows of those."""
-        running = [*self.active, *islice(self.waiting, self.running - len(self.active))]
+        running = [*self.active, *islice(self.waiting, max(0, self.calls.running - len(self.active)))]
         self._adapting, self._behind = [task for task in running if task.adapts], None
         if self._adapting:
             rows = [task.verified for task in running if not task.adapts]
@@ -250,13 +248,12 @@ class Scheduler:
         return self._behind
 
     def _admit(self) -> None:
-        """Let the first of those that wait begin, or go on, while there is room."""
-        while self.waiting and len(self.active) < self.running:
-            task = self.waiting[0]
+        """Let some of those that wait begin, or go on, while there is room."""
+        while (task := self.calls.next(self.waiting, self.active)) is not None:
             if self.active and not self._fits(task):
                 break
             self.active.append(task)
-            self.waiting.popleft()
+            self.waiting.remove(task)
             task.running = True
             if task.run is None or task.lost:
                 self._advance(task, LOST if task.lost else None)
@@ -268,8 +265,8 @@ class Scheduler:
         held = sum(other.bytes(max(other.held, other.prompt)) for other in self.active)
         return held + task.bytes(task.prompt + SHORT) <= self.memory
 
-    def _pass(self, tasks: Sequence[Task[Any]]) -> None:
-        """Answer runs, model by model, and let their tasks go on."""
+    def _pass(self, tasks: Sequence[Task[Any]], hasty: bool = False) -> None:
+        """Answer runs, model by model, and let their tasks go on. `hasty`: some of them do not draft."""
         groups: dict[CausalModel, list[Task[Any]]] = {}
         for task in tasks:
             if task.run is not None:
@@ -283,13 +280,15 @@ class Scheduler:
                     self.prefixes.expect(runs[0].session.cache, wishes)
             for task in members:
                 self._prepare(task)
-            held = [(task, task.pending) for task in members if task.pending is not None]  # some may wait again
-            limits = self.policy.limits([len(pending.rows) for _, pending in held])
-            chosen = [each for each in zip(held, limits, strict=True) if each[1] or not each[0][1].rows]
-            seconds, full = self._sweep({task: limit for (task, _), limit in chosen})
+            self.swept += 1
+            curve = self.costs.curve(model)
+            chosen = parts(members, self.policy, curve, self.swept)
+            if hasty:
+                self._shares = shares(chosen, self.active, curve)
+            seconds, full = self._sweep({task: limit for task, _, limit in chosen})
             beside = perf_counter() - began - seconds
             rows = asked = requests = alike = drafting = left = 0
-            for (task, pending), limit in chosen:
+            for task, pending, limit in chosen:
                 count = len(pending.run.nodes)
                 rows += limit
                 asked += count + CAUGHT_UP
@@ -299,12 +298,12 @@ class Scheduler:
                 else:
                     beside -= task.took
             if rows <= asked and not left:  # else prompts, which cost something else
-                curve = self.costs.add(model, rows, full, seconds)
-                if curve is not None and requests:
-                    curve.took(requests, alike, drafting, beside)
+                noted = self.costs.add(model, rows, full, seconds)
+                if noted is not None and requests:
+                    noted.took(requests, alike, drafting, beside)
 
     def _prepare(self, task: Task[Any]) -> bool:
-        """Allot slots to a task's run; where memory is short, the youngest task is put back until there is enough."""
+        """Allot slots to a task's run; where memory is short, tasks are put back until there is enough."""
         while task.running and task.pending is None and task.run is not None:
             try:
                 task.pending = Pending.of(task.run)
@@ -314,13 +313,13 @@ class Scheduler:
                 if len(self.active) == 1:
                     self._end(task, error)
                 else:
-                    self._put_back(self.active[-1])
+                    self._put_back(youngest(self.active))
             except Exception as error:
                 self._end(task, error)
         return task.pending is not None
 
     def _put_back(self, task: Task[Any]) -> None:
-        """The youngest waits again, before all others, until there is memory for what it had."""
+        """A task waits again, before all others, until there is memory for what it had."""
         task.put_back()
         self.preempted += 1
         self.waiting.appendleft(task)
@@ -372,7 +371,11 @@ class Scheduler:
             if task.running:
                 self.active.remove(task)
         finally:
-            task.finish()
+            self._finish(task)
+
+    def _finish(self, task: Task[Any]) -> None:
+        self.calls.leave(task)
+        task.finish()
 
     def _end_cancelled(self) -> None:
         while self._cancelled:

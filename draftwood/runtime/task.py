@@ -25,6 +25,7 @@ class Task(Generic[Event]):
     notify: Callable[[], object] | None = None  # told of each event and of the end, from the thread that steps
     adapts: bool = False  # whether it drafts by the load
     behind: Callable[[], tuple[float, int]] = lambda: (0.0, 0)  # seconds before it can draft, tokens that may come
+    call: object = field(default_factory=object)  # stands for who asked for it, with others maybe: calls share alike
     events: deque[Event] = field(default_factory=deque)
     error: BaseException | None = None
     done: bool = False  # set when all else is: there are no more events, and the memory is given back
@@ -34,6 +35,7 @@ class Task(Generic[Event]):
     pending: Pending | None = None
     drafted: bool = False  # whether it has drafted since the target answered it last
     verified: int = 1  # rows of its last target run
+    served: int = 0  # number of the pass that answered it last
     took: float = 0.0  # seconds of its last step from an answer to the next run
     preempted: int = 0  # times that it was put back
     lost: bool = False  # whether what its run needs of other runs is gone
@@ -86,6 +88,18 @@ class Task(Generic[Event]):
         self.running, self.done = False, True
         self.tell()
         self.notify = None
+
+    @property
+    def speculates(self) -> bool:
+        """Whether it drafts, has drafted since the target answered it last, or might have."""
+        return self.drafted or self.adapts or (self.run is not None and self.run.drafts)
+
+    @property
+    def own(self) -> int:
+        """Rows that it asks the target for, or would if it did not draft."""
+        if self.run is None:
+            return 0
+        return len(self.run.forest.live) if self.speculates else len(self.run.nodes)
 
     @property
     def stuck(self) -> bool:

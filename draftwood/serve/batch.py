@@ -168,7 +168,9 @@ async def answer(app: FastAPI, entry: Entry) -> Record:
 
 def application(engine: Engine, method: MethodSpec | None = None) -> FastAPI:
     """The server's application without the limits of a server."""
-    return create_app(engine, ServeSettings(max_body=1 << 40, request_seconds=1e6, client_seconds=1e6), method)
+    return create_app(
+        engine, ServeSettings(max_body=1 << 40, request_seconds=1e6, client_seconds=1e6, max_sequences=1 << 20), method
+    )
 
 
 async def answer_all(app: FastAPI, entries: Iterable[Entry], keep: Keep, concurrency: int) -> None:
@@ -243,7 +245,7 @@ def by_engine(load: Callable[[], Engine], method: MethodSpec | None, concurrency
     def answerer(entries: Iterable[Entry], keep: Keep) -> None:
         engine = load()
         app = application(engine, method)
-        asyncio.run(answer_all(app, entries, keep, concurrency or engine.scheduler.running))
+        asyncio.run(answer_all(app, entries, keep, concurrency or engine.scheduler.calls.running))
 
     return answerer
 

@@ -67,8 +67,8 @@ def plan(service: Service, body: Asked, prompts: Sequence[Prompt]) -> Plan:
     if best_of > n and body.stream and not beams:
         raise ApiError(400, "the best of several cannot be streamed; leave out stream or best_of", "best_of")
     each = 1 if beams else best_of
-    if len(prompts) * best_of > MOST_CHOICES:
-        raise ApiError(400, f"{len(prompts)} prompts with {best_of} texts each are more than {MOST_CHOICES}", "n")
+    width = max(method.widest, getattr(method, "draft_width", None) or 0) if isinstance(method, BeamMethod) else best_of
+    _check_sequences(service, body, width, len(prompts), beams)
     most, wanted = service.settings.max_tokens, body.limit
     if most is not None and wanted is not None and wanted > most:
         raise ApiError(400, f"{wanted} tokens are asked for, but this server gives {most} at most", "max_tokens")
@@ -88,6 +88,21 @@ def plan(service: Service, body: Asked, prompts: Sequence[Prompt]) -> Plan:
     for structured in body.structured:
         options["structured"] = structured
     return Plan(options, prompts, n, each, method, seed)
+
+
+def _check_sequences(service: Service, body: Asked, width: int, prompts: int, beams: bool) -> None:
+    """Refuse more texts or beams than a client may ask for, of each prompt, and of all prompts together."""
+    most, what = service.settings.max_sequences, "beams" if beams else "texts"
+    field = "best_of" if body.best_of else "speculation" if beams and not body.use_beam_search else "n"
+    if width > most:
+        fix = "lower the width" if beams else "lower n and best_of"
+        raise ApiError(
+            400, f"{width} {what} are asked for, but this server takes {most} (--max-sequences) at most; {fix}", field
+        )
+    if prompts * width > (total := max(most, MOST_CHOICES)):
+        raise ApiError(
+            400, f"{prompts} prompts with {width} {what} each are more than {total}; send fewer at once", field
+        )
 
 
 def sampling(body: Asked) -> dict[str, Any]:

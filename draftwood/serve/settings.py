@@ -37,6 +37,9 @@ class ServeSettings(BaseModel):
     max_body: Annotated[int, Field(ge=1024, description="Most bytes of a request's body.")] = 4 << 20
     max_prompt_tokens: Annotated[int | None, Field(ge=1, description="Most tokens of a prompt.")] = None
     max_tokens: Annotated[int | None, Field(ge=1, description="Most tokens that a request may generate.")] = None
+    max_sequences: Annotated[
+        int, Field(ge=1, description="Most texts (n, best_of) or beams (width) of a prompt in a request.")
+    ] = 16
     max_connections: Annotated[int, Field(ge=1, description="Most connections at once.")] = 1024
     request_seconds: Annotated[Seconds, Field(description="Most seconds for a request.")] = 600.0
     client_seconds: Annotated[

@@ -81,7 +81,7 @@ def test_conversations_find_what_they_asked_before() -> None:
     found = Simulation(MACHINE, 4).run(clients(40))
     assert sum(one.reused for one in found.done) > 0.9 * 40 * (20 + 30)
     moved = Simulation(MACHINE, 4, unbalanced=-1).run(clients(40))  # no replica is good enough for its own sake
-    assert sum(one.reused for one in moved.done) < 0.6 * 40 * (20 + 30)
+    assert sum(one.reused for one in moved.done) < 0.75 * 40 * (20 + 30)
 
 
 def measured(target: Path, draft: Path, out: Path, **settings: object) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from draftwood import Engine, TabularModel
-from draftwood.runtime.policy import SHORT, Policy
+from draftwood.runtime.policy import SHORT, Policy, Wanted
 
 
 @dataclass
@@ -42,11 +42,11 @@ def simulate(
             for r in drafting:
                 r.left, r.drafted = r.left - 1, True
             drafting, ready, hasty = wishes()
-        if ready and policy.due(hasty, bool(drafting)):
+        if ready and policy.due(hasty, bool(drafting), cost(sum(r.gamma + 1 for r in ready))):
             if not policy.may_draft(hasty):
                 ready = [r for r in ready if not r.drafted]
             taken = cost(sum(r.gamma + 1 for r in ready))
-            policy.target_pass(taken, *((cost(len(requests)), taken) if hasty else ()))
+            policy.target_pass(*((cost(len(requests)), taken) if hasty else ()))
             clock, passes = clock + taken, passes + 1
             for r in ready:
                 r.left, r.drafted, r.rounds = r.gamma, False, r.rounds + 1
@@ -84,15 +84,23 @@ def test_what_was_drafted_while_nobody_waited_is_no_debt() -> None:
     policy = Policy()
     for _ in range(100):
         policy.draft_pass(1.0, False)
-        policy.target_pass(1.0)
-    policy.target_pass(1.0, 1.0, 1.0)
+        policy.target_pass()
+    policy.target_pass(1.0, 1.0)
     assert policy.may_draft(True)
 
 
 def test_prompts_share_a_chunk_and_short_runs_are_whole() -> None:
     policy = Policy(chunk=300)
-    assert policy.limits([1, 45, SHORT, 200, 1000, 500, 5]) == [1, 45, SHORT, 200, 100, 0, 5]
-    assert policy.limits([1000]) == [300]
+    assert policy.limits([Wanted(n, min(n, SHORT)) for n in (1, 45, SHORT, 200, 1000, 500, 5)]) == [
+        1,
+        45,
+        SHORT,
+        200,
+        100,
+        0,
+        5,
+    ]
+    assert policy.limits([Wanted(1000)]) == [300]
 
 
 def test_what_was_drafted_waits_while_it_would_take_too_much_of_a_plain_request() -> None:

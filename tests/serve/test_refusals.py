@@ -34,6 +34,19 @@ COMPLETIONS, CHAT, FOREST = "/v1/completions", "/v1/chat/completions", "/v1/fore
         ({"prompt": "a", "temperature": -1}, 400, "temperature", "greater than or equal to 0"),
         ({"prompt": "a", "n": 1000}, 400, "n", "128"),
         ({"prompt": ["a"] * 100, "n": 2}, 400, "n", "more than 128"),
+        ({"prompt": "a", "n": 17}, 400, "n", "17 texts are asked for, but this server takes 16 (--max-sequences)"),
+        ({"prompt": "a", "best_of": 17, "stream": False}, 400, "best_of", "17 texts"),
+        ({"prompt": "a", "best_of": 17, "use_beam_search": True}, 400, "best_of", "17 beams"),
+        ({"prompt": "a", "n": 17, "use_beam_search": True}, 400, "n", "17 beams"),
+        ({"prompt": "a", "speculation": {"name": "beam-sampling", "width": 17}}, 400, "speculation", "lower the width"),
+        ({"prompt": "a", "speculation": {"name": "dsbd", "draft_width": 17}}, 400, "speculation", "17 beams"),
+        ({"prompt": "a", "speculation": {"name": "beam-search", "width": 17}}, 400, "speculation", "17 beams"),
+        (
+            {"prompt": ["a"] * 9, "speculation": {"name": "beam-search", "width": 16}},
+            400,
+            "speculation",
+            "more than 128",
+        ),
         ({"prompt": "a", "n": 3, "best_of": 2}, 400, "best_of", "raise it"),
         ({"prompt": "a", "best_of": 2, "stream": True}, 400, "best_of", "streamed"),
         ({"prompt": "a", "best_of": 2, "speculation": {"name": "dsbd"}}, 400, "best_of", "set the width of dsbd"),
@@ -251,11 +264,14 @@ def test_limits(target: Any) -> None:
             assert "this server takes 10" in other.refused(COMPLETIONS, prompt="a" * 11, **echo)[1]["message"]
         assert other.refused(COMPLETIONS, prompt="a", max_tokens=21)[1]["param"] == "max_tokens"
         assert other.post(COMPLETIONS, prompt="a", max_tokens=20, ignore_eos=True)["usage"]["completion_tokens"] == 20
-        answer = other.client.post(COMPLETIONS, json={"prompt": "a", "n": 5})
+        calls = other.service.engine.scheduler.calls
+        calls.live.update(["another", "and another"])
+        answer = other.client.post(COMPLETIONS, json={"prompt": "a"})
+        calls.live.clear()
         assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
         assert answer.json()["error"]["type"] == "rate_limit_error"
         other.wait(other.idle)
-        assert other.client.post(COMPLETIONS, json={"prompt": "a", "n": 2}).status_code == 200
+        assert other.client.post(COMPLETIONS, json={"prompt": "a", "n": 5}).status_code == 200
 
 
 def test_too_many_connections(target: Any) -> None:

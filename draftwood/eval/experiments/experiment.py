@@ -26,6 +26,7 @@ KINDS = {  # kind -> the class that measures it
     "loop": "loop:Loop",
     "forwards": "forwards:Forwards",
     "serving": "serving:Serving",
+    "fairness": "fairness:Fairness",
     "http": "http:Http",
     "http-peers": "http_peers:HttpPeers",
     "load-tool": "load_tool:LoadTool",

@@ -116,7 +116,7 @@ class Scale(Kind):
     def passes(self, engine: Engine) -> Curve:
         """The engine's own curve, measured anew as requests run together, and with passes of prompts."""
         scheduler, rng = engine.scheduler, random.Random(0)
-        scheduler.prefixes.enabled, scheduler.running, scheduler.costs = False, self.running, Costs()
+        scheduler.prefixes.enabled, scheduler.calls.running, scheduler.costs = False, self.running, Costs()
         curve = scheduler.costs.curve(engine.target)
 
         def submit(rows: int, tokens: int) -> Any:

@@ -121,8 +121,8 @@ class Serving(Kind):
 
     def step_ms(self, engine: Engine, prompts: list[list[int]], waiting: int) -> float:
         """Median milliseconds of a step of eight plain requests while others wait."""
-        scheduler, running = engine.scheduler, engine.scheduler.running
-        scheduler.running = 8
+        scheduler, running = engine.scheduler, engine.scheduler.calls.running
+        scheduler.calls.running = 8
         tasks = [
             engine.submit(self.generation(engine, prompts[i % len(prompts)], "autoregressive", 64))
             for i in range(8 + waiting)
@@ -134,7 +134,7 @@ class Serving(Kind):
             taken.append(perf_counter() - began)
         for task in tasks:
             scheduler.cancel(task)
-        scheduler.running = running
+        scheduler.calls.running = running
         return 1000 * float(np.median(taken[4:]))
 
     def generation(self, engine: Engine, prompt: list[int], method: Any, tokens: int, seed: int = 0) -> Generation:

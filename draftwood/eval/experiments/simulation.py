@@ -15,7 +15,7 @@ from typing import NamedTuple, Self
 
 from draftwood.prefixes import Prefixes
 from draftwood.runtime.cost import Curve
-from draftwood.runtime.policy import Policy
+from draftwood.runtime.policy import Policy, Wanted
 from draftwood.runtime.prefix import FEWEST
 
 
@@ -150,7 +150,8 @@ class Simulation:
                 request.reused = before.of.prompt if before.of.prompt >= FEWEST else 0
             request.rows = request.of.prompt - request.reused
             replica.active.append(request)
-        limits = self.policy.limits([request.rows for request in replica.active])
+        curve, rows = self.machine.curves[0], [Wanted(request.rows, 1, request) for request in replica.active]
+        limits = self.policy.limits(rows, curve.seconds, curve.piece)
         replica.computing = [each for each in zip(replica.active, limits, strict=True) if each[1]]
         if not replica.computing:
             return 0.0
