@@ -18,12 +18,14 @@ from draftwood.params import SamplingParams
 from draftwood.prompt_scores import PromptScores
 from draftwood.request import Limits, MethodSpec, Options, Prompt
 from draftwood.results import GenerationResult
+from draftwood.runtime.resident import give_back
 from draftwood.runtime.task import Task
 
 log = logging.getLogger(__name__)
 
 Prepare = Callable[[Generation], object]
-STAYS = 10.0  # seconds that the thread waits for the next request: one for each burst would be slow, and cost memory
+RESTS = 1.0  # seconds without requests, after which free memory goes back to the system
+STAYS = 10.0  # more of them that the thread waits: one for each burst would be slow, and cost memory
 
 
 class AsyncEngine:
@@ -179,7 +181,11 @@ class AsyncEngine:
                 log.exception("a callback raised what would end the process")
             self._wake()
             with self._lock:
-                if not self._live and not self._closed:
+                rests = not self._live and not self._closed and not self._lock.wait(RESTS)
+            if rests:
+                give_back()  # the load has ended
+            with self._lock:
+                if rests and not self._live and not self._closed:
                     self._lock.wait(STAYS)
                 if not self._live:
                     self._thread = None

@@ -31,6 +31,7 @@ from draftwood.request import Limits, MethodSpec, Options, Prompt, Request
 from draftwood.results import GenerationResult
 from draftwood.runtime.policy import SHORT
 from draftwood.runtime.prefix import PrefixCache
+from draftwood.runtime.resident import give_back
 from draftwood.runtime.scheduler import Scheduler
 from draftwood.runtime.session import Session
 from draftwood.runtime.task import Task
@@ -149,6 +150,7 @@ class Engine(Intake):
     def reset_prefix_cache(self) -> None:
         """Give back the keys and values that finished requests left for others."""
         self.scheduler.exclusively(self.scheduler.prefixes.reset)
+        give_back()
 
     def forget_answers(self) -> None:
         """Forget the answers that requests with `lookup`, shared=true, left for others."""
