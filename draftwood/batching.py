@@ -9,6 +9,7 @@ from typing import Any
 from draftwood.core.records import Round
 from draftwood.errors import DraftwoodError, Overloaded, RequestError
 from draftwood.generation import Generation
+from draftwood.reading import shown
 from draftwood.request import Prompt
 from draftwood.results import GenerationResult
 from draftwood.runtime.scheduler import Scheduler
@@ -38,7 +39,10 @@ def entries(prompts: Sequence[Prompt | Mapping[str, Any]]) -> list[Mapping[str, 
     """The prompts of a batch as mappings {"prompt": ..., option: value}; raises RequestError."""
     if isinstance(prompts, str | bytes | Mapping):
         raise RequestError("batch takes a list of prompts; wrap a single one in a list: batch([prompt])")
-    found = list(prompts)
+    try:
+        found = list(prompts)
+    except TypeError:
+        raise RequestError(f"batch takes a list of prompts, not {shown(prompts)}") from None
     if any(isinstance(entry, Mapping) and "role" in entry for entry in found):
         raise RequestError(
             "batch takes a list of prompts, but found a message of a conversation in it; "

@@ -16,6 +16,8 @@ Settings = TypeVar("Settings", bound=BaseModel)
 
 def parse(kind: type[Settings], values: Mapping[str, Any], what: str) -> Settings:
     """`values` as an object of `kind`; raises ConfigurationError with one sentence about `what`."""
+    if not isinstance(values, Mapping):
+        raise ConfigurationError(f"{what} is {shown(values)}, but must be a mapping of options to values")
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:

@@ -17,6 +17,7 @@ from draftwood.core.records import Kind, Round
 from draftwood.decode import rounds
 from draftwood.depth import LOAD, Auto, Learner
 from draftwood.draft import EagleSession, EarlierAnswers, SharedSession
+from draftwood.errors import ConfigurationError, RequestError
 from draftwood.generation import Generation
 from draftwood.grammar import Grammar, Grammars
 from draftwood.intake import Intake, whole
@@ -27,6 +28,7 @@ from draftwood.models.cache import Budget, Cache, free_bytes
 from draftwood.models.tokenizer import Tokenizer, TokenStream
 from draftwood.params import RuntimeParams, SamplingParams, Structured
 from draftwood.prompt_scores import PromptScores, scored
+from draftwood.reading import shown
 from draftwood.request import Limits, MethodSpec, Options, Prompt, Request
 from draftwood.results import GenerationResult
 from draftwood.runtime.policy import SHORT
@@ -86,6 +88,8 @@ class Engine(Intake):
             },
             "engine",
         )
+        if not isinstance(names, Mapping | None):
+            raise ConfigurationError(f"engine: names are {shown(names)}, but must be a mapping of what was loaded")
         self.target = target
         self.drafts = list(drafts)
         self.tokenizer = tokenizer
@@ -161,7 +165,10 @@ class Engine(Intake):
 
         So do all methods that draft from the same (`Method.drafts_from`), such as those with another tree.
         """
-        self._given[Method.parse(method).drafts_from] = list(models)
+        parsed = Method.parse(method)
+        if not isinstance(models, Sequence) or not all(isinstance(model, CausalModel) for model in models):
+            raise ConfigurationError(f"what {parsed.name} drafts with is {shown(models)}, but must be a list of models")
+        self._given[parsed.drafts_from] = list(models)
 
     def generate(
         self,
@@ -284,7 +291,9 @@ class Engine(Intake):
         BatchInterrupted, which holds the finished results.
         """
         results: dict[int, GenerationResult] = {}
-        prompts = prompts if isinstance(prompts, str | bytes | Mapping) else list(prompts)
+        prompts = entries(prompts)
+        if progress is not None and not callable(progress):
+            raise RequestError(f"progress is {shown(progress)}, but must be a function of (finished, all)")
         try:
             with closing(self.as_completed(prompts, concurrency, **options)) as completed:
                 for index, result in completed:

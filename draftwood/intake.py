@@ -6,14 +6,14 @@ import math
 import operator
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, SupportsIndex, Unpack
+from typing import Any, Unpack
 
 from draftwood import config
 from draftwood.errors import ConfigurationError, RequestError, did_you_mean
 from draftwood.grammar import Grammar
 from draftwood.methods import Method
 from draftwood.models.base import CausalModel
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.tokenizer import Tokenizer, check_text
 from draftwood.params import SamplingParams, Structured
 from draftwood.reading import shown
 from draftwood.request import MethodSpec, Options, Prompt, Request
@@ -74,11 +74,13 @@ class Intake:
                 raise RequestError("this engine has no tokenizer; give the prompt as token ids")
             read = self.tokenizer.encode if isinstance(prompt, str) else self.tokenizer.chat
             return read(prompt, most=self.target.context)
+        ids: list[int] = []
         try:
-            return [operator.index(token) for token in prompt]
+            ids.extend(map(operator.index, prompt))
         except TypeError:
-            odd = next(token for token in prompt if not isinstance(token, SupportsIndex))
-            raise RequestError(f"token ids are whole numbers, but the prompt has {odd!r}") from None
+            odd = shown(prompt[len(ids)])
+            raise RequestError(f"token ids are whole numbers, but the prompt has {odd}") from None
+        return ids
 
     def request(self, prompt: Prompt, **options: Unpack[Options]) -> Request:
         """What `generate` would carry out: everything checked, nothing allocated."""
@@ -89,16 +91,9 @@ class Intake:
                 raise RequestError(f"there is no option {name!r}" + did_you_mean(name, Options.__annotations__))
         sampling = options.get("sampling")
         if not isinstance(sampling, SamplingParams):
-            sampling = config.parse(SamplingParams, sampling or {}, "sampling")
+            sampling = config.parse(SamplingParams, {} if sampling is None else sampling, "sampling")
         tokens = self.tokens(prompt)
-        stop = options.get("stop", ())
-        stops = (stop,) if isinstance(stop, str) else stop
-        if not isinstance(stops, Sequence) or not all(isinstance(one, str) for one in stops):
-            raise RequestError(f"stop is {stop!r}, but must be a string or a list of strings")
-        if "" in stops:
-            raise RequestError("a stop string is empty; leave it out")
-        if stops and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer, and this engine has none")
+        stops = self._stops(options.get("stop", ()))
         cancelled = options.get("cancelled")
         if cancelled is not None and not callable(cancelled):
             raise RequestError(f"cancelled is {cancelled!r}, but must be a function that is asked once per round")
@@ -108,7 +103,7 @@ class Intake:
         least = whole("min_new_tokens", options.get("min_new_tokens", 0), 0)
         if least > most:
             raise RequestError(f"min_new_tokens is {least}, but max_new_tokens only {most}; raise it")
-        ends = frozenset() if options.get("ignore_eos", False) else self.end_tokens
+        ends = frozenset() if self._ignores_end(options) else self.end_tokens
         stop_ids = options.get("stop_token_ids", ())
         if not isinstance(stop_ids, Sequence):
             raise RequestError(f"stop_token_ids is {stop_ids!r}, but must be a list of token ids")
@@ -121,7 +116,7 @@ class Intake:
             params=sampling,
             max_new_tokens=min(most, self.target.context - len(tokens)),
             seed=whole("seed", options.get("seed", 0)),
-            stop=tuple(stops),
+            stop=stops,
             top_logprobs=whole("top_logprobs", options.get("top_logprobs", 0), 0),
             end_tokens=ends,
             min_new_tokens=least,
@@ -129,6 +124,26 @@ class Intake:
             structured=structured,
             grammar=None if structured is None else self.grammar(structured),
         )
+
+    def _stops(self, stop: Any) -> tuple[str, ...]:
+        """Stop strings, checked."""
+        stops = (stop,) if isinstance(stop, str) else stop
+        if not isinstance(stops, Sequence) or not all(isinstance(one, str) for one in stops):
+            raise RequestError(f"stop is {shown(stop)}, but must be a string or a list of strings")
+        if "" in stops:
+            raise RequestError("a stop string is empty; leave it out")
+        if stops and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, and this engine has none")
+        for one in stops:
+            check_text(one, "a stop string")
+        return tuple(stops)
+
+    def _ignores_end(self, options: Options) -> bool:
+        """Whether a text goes on behind an end token."""
+        ignored: object = options.get("ignore_eos", False)
+        if not isinstance(ignored, bool):
+            raise RequestError(f"ignore_eos is {shown(ignored)}, but must be True or False")
+        return ignored
 
     def structured(self, options: Options) -> Structured | None:
         """What the text must be, checked: not whether the grammar is one."""
@@ -141,7 +156,7 @@ class Intake:
             given = config.parse(Structured, given, "structured")
         if self.tokenizer is None:
             raise RequestError("structured output needs a tokenizer, and this engine has none")
-        if options.get("ignore_eos", False) or not self.end_tokens:
+        if self._ignores_end(options) or not self.end_tokens:
             why = "leave out ignore_eos" if self.end_tokens else "this model has none"
             raise RequestError(f"structured output ends with the end-of-text token; {why}")
         return given
@@ -169,7 +184,7 @@ def whole(name: str, value: object, least: int | None = None) -> int:
     except TypeError:
         number = None
     if number is None:
-        raise RequestError(f"{name} is {value!r}, but must be a whole number")
+        raise RequestError(f"{name} is {shown(value)}, but must be a whole number")
     if least is not None and number < least:
         raise RequestError(f"{name} is {number}, but must be at least {least}")
     return number

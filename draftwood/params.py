@@ -88,6 +88,8 @@ class Structured(BaseModel):
             found = " and ".join(given) or "none"
             raise ValueError(f"give exactly one of {', '.join(type(self).model_fields)}; {found} was given")
         _, text = self.source
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise ValueError(f"{given[0]} is not valid Unicode: it has half of a surrogate pair")
         if len(text) > LARGEST:
             raise ValueError(f"{given[0]} has {len(text):,} characters, but at most {LARGEST:,} are read")
         return self

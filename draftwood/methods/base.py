@@ -106,6 +106,12 @@ class Method(BaseModel):
     @staticmethod
     def parse(spec: str | Mapping[str, Any] | Method, options: Mapping[str, Any] | None = None) -> Method:
         """A method from a name, {"name": ..., option: value}, 'file:PATH' (JSON or YAML) or a Method, plus options."""
+        if not isinstance(spec, str | Mapping | Method):
+            raise ConfigurationError(
+                f'a method is a name, {{"name": ..., option: value}} or a Method, not {shown(spec)}'
+            )
+        if not isinstance(options, Mapping | None):
+            raise ConfigurationError(f"the options of a method are {shown(options)}, but must be a mapping")
         if isinstance(spec, Method) and not options:
             return spec
         if isinstance(spec, Method):

@@ -187,6 +187,8 @@ def _conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
     What a message's author thought has one of several names; as in transformers, templates find it under those that
     they ask for.
     """
+    if not isinstance(messages, Sequence):
+        raise RequestError(f"a conversation is a list of messages, not {shown(messages)}")
     if not messages:
         raise RequestError("the conversation is empty; give at least one message")
     for message in messages:

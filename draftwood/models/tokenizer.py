@@ -20,6 +20,7 @@ from draftwood.errors import ModelError, RequestError
 from draftwood.models import chat, gguf_tokenizer, sentencepiece
 from draftwood.models.files import read_json
 from draftwood.models.gguf import SUFFIX
+from draftwood.reading import shown
 
 LONG = 1 << 14  # characters or ids, for which `tokenizers` is called so that it gives back the interpreter's lock
 INCOMPLETE = "\ufffd"  # what a decoder shows for bytes that are not a whole character (yet)
@@ -144,10 +145,14 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True, most: int | None = None) -> list[int]:
         """Ids of a text, with the special tokens that the tokenizer itself adds (such as a beginning-of-text token).
 
-        A text that cannot have as few as `most` tokens, by its length, is refused with a RequestError at once.
+        A text that cannot have as few as `most` tokens, by its length, is refused with a RequestError at once, and so
+        is what is no text.
         """
+        if not isinstance(text, str):
+            raise RequestError(f"a text is a string, not {shown(text)}")
         if most is not None:
             self._check_length(len(text), most)
+        check_text(text, "the prompt")
         if len(text) > LONG and isinstance(self.backend, FastBackend):
             return list(self.backend.encode_batch([text], add_special_tokens=add_special)[0].ids)
         return list(self.backend.encode(text, add_special_tokens=add_special).ids)
@@ -161,9 +166,12 @@ class Tokenizer:
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
         """Text of ids; ids that only pad the model's vocabulary have none."""
-        if len(tokens) > LONG and isinstance(self.backend, FastBackend):
-            return str(self.backend.decode_batch([list(tokens)], skip_special_tokens=skip_special)[0])
-        return str(self.backend.decode(list(tokens), skip_special_tokens=skip_special))
+        try:
+            if len(tokens) > LONG and isinstance(self.backend, FastBackend):
+                return str(self.backend.decode_batch([list(tokens)], skip_special_tokens=skip_special)[0])
+            return str(self.backend.decode(list(tokens), skip_special_tokens=skip_special))
+        except (TypeError, OverflowError):
+            raise RequestError(f"token ids are a list of whole numbers from 0 on, not {shown(tokens)}") from None
 
     def chat_text(self, messages: Sequence[chat.Message], **variables: Any) -> str:
         """A conversation as the text that the model was trained on, by the checkpoint's chat template.
@@ -206,7 +214,10 @@ class Tokenizer:
 
     def stream(self, context: Sequence[int] = (), special: bool = False) -> TokenStream:
         """A decoder that is fed one id at a time; its text continues that of the ids in `context`."""
-        return TokenStream(self, context, special)
+        try:
+            return TokenStream(self, context, special)
+        except TypeError:
+            raise RequestError(f"token ids are a list of whole numbers from 0 on, not {shown(context)}") from None
 
 
 def _backend(directory: Path, config: Mapping[str, Any]) -> Backend:
@@ -241,6 +252,17 @@ def _register(backend: FastBackend, declared: Mapping[AddedToken, int | None]) -
         backend.add_tokens([token])
         if place is not None and backend.token_to_id(token.content) != place:
             raise ValueError(f"{token.content!r} would be {backend.token_to_id(token.content)}, not {place}")
+
+
+def check_text(text: str, what: str) -> None:
+    """Raise RequestError where a string is no text: it has half of a surrogate pair, which no byte stands for."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{what} is not valid Unicode: character {error.start + 1} is half of a surrogate pair; "
+            "decode it from UTF-8 or UTF-16 as a whole"
+        ) from None
 
 
 def _part(spelled: str) -> bytes | None:
