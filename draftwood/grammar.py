@@ -7,6 +7,7 @@ every method follows p restricted and renormalised token by token. Grammars are 
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections import OrderedDict
@@ -18,10 +19,12 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer as FastBackend
 from torch import Tensor
 
 from draftwood.core.forest import Forest
 from draftwood.errors import ConfigurationError, ModelError, RequestError
+from draftwood.models.sentencepiece import Pieces
 from draftwood.models.tokenizer import Tokenizer
 from draftwood.params import Structured
 
@@ -32,6 +35,8 @@ STACK = 256 << 20  # bytes for the recursion of a compilation; rules that name e
 LONGEST_GBNF = 1 << 15  # characters; the library rewrites GBNF in a time that grows with the square of them
 MOST_KNOWN = 256  # paths whose masks a request keeps, and different masks that all requests keep
 MOST_BIASES = 32  # of those that are kept as numbers, each as large as a row of logits
+OWN = {"ByteLevel", "ByteFallback"}  # decoders that the library itself knows
+JOINED = {"Metaspace", "Replace", "Fuse", "Strip"}  # those whose text is that of the tokens one behind the other
 SEPARATORS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}  # as json.dumps writes
 
 
@@ -90,6 +95,7 @@ class Grammar:
     end: frozenset[int]
     vocab_size: int
     device: torch.device
+    pieces: Pieces | None = None  # the tokens, where some texts cannot be spelled
     _matcher: Any = field(init=False)
     _trunk: list[int] = field(init=False, default_factory=list)  # generated tokens in the trunk that the matcher has
     _below: list[int] = field(init=False, default_factory=list)  # and those after them
@@ -155,6 +161,8 @@ class Grammar:
         self._move(path)
         mask = self._matcher.compute_bitmask()
         if not self._matcher.is_error():
+            if self.pieces is not None and (forced := self._matcher.compute_ff_bytes()):
+                mask = self.pieces.towards(forced, mask)  # the library skips what no token spells
             return allowing(mask, self._matcher.is_accepting(), self.end, self.vocab_size)
         failure = _reason(self._matcher)
         self._restart()  # an error is for ever
@@ -186,6 +194,7 @@ class Grammars:
         self.tokenizer, self.end, self.vocab_size, self.device = tokenizer, end, vocab_size, device
         self._lock, self._compiling = threading.Lock(), threading.Lock()
         self._words: Any = None
+        self._pieces: Pieces | None = None
         self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()
 
     def compiled(self, structured: Structured) -> Callable[[], Grammar]:
@@ -199,7 +208,7 @@ class Grammars:
                     self._compiled[key] = matcher
                     if len(self._compiled) > KEPT:
                         self._compiled.popitem(last=False)
-        return lambda: Grammar(matcher, self.end, self.vocab_size, self.device)
+        return lambda: Grammar(matcher, self.end, self.vocab_size, self.device, self._pieces)
 
     def _known(self, key: tuple[str, str]) -> Any:
         with self._lock:
@@ -211,7 +220,7 @@ class Grammars:
         """A matcher before the first token; RequestError where the text is none of its kind, or too large."""
         llguidance = library()
         if self._words is None:
-            self._words = _words(self.tokenizer, min(self.end))
+            self._words, self._pieces = _words(self.tokenizer, min(self.end))
         try:
             if kind == "json_schema":
                 grammar = llguidance.LLMatcher.grammar_from_json_schema(text, SEPARATORS)
@@ -254,17 +263,34 @@ def library() -> Any:
     return llguidance
 
 
-def _words(tokenizer: Tokenizer, end: int) -> Any:
-    """The tokens of a model as llguidance reads them."""
+def _words(tokenizer: Tokenizer, end: int) -> tuple[Any, Pieces | None]:
+    """The tokens of a model as llguidance reads them, and as they were given to it, where it does not know them."""
     llguidance, backend = library(), cast(Any, tokenizer.backend)
+    steps = _decoders(tokenizer)
+    if not steps & OWN and not steps <= JOINED:
+        how = ", ".join(sorted(steps - JOINED))
+        raise ModelError(
+            f"the tokenizer of {tokenizer.name!r} joins tokens by {how}, which structured output cannot follow; "
+            "it needs tokens that are joined as they are (byte-level, sentencepiece, Metaspace)"
+        )
     try:
-        if hasattr(backend, "to_str"):
-            return llguidance.LLTokenizer(backend.to_str(), max(tokenizer.size, end + 1), end)
-        return llguidance.LLTokenizer(backend.for_grammars(end), max(tokenizer.size, end + 1), end)
+        pieces = None if steps & OWN else tokenizer.for_grammars(end)
+        words = backend.to_str() if pieces is None else pieces
+        return llguidance.LLTokenizer(words, max(tokenizer.size, end + 1), end), pieces
     except Exception as error:  # the library raises whatever its parts do
         raise ModelError(
             f"the tokenizer of {tokenizer.name!r} cannot be used for structured output ({_sentence(str(error))})"
         ) from error
+
+
+def _decoders(tokenizer: Tokenizer) -> set[str]:
+    """The steps that make a text of tokens, as `tokenizers` calls them; none of sentencepiece itself."""
+    if not isinstance(tokenizer.backend, FastBackend):
+        return set()
+    if tokenizer.backend.decoder is None:
+        return {"spaces"}
+    step = json.loads(tokenizer.backend.decoder.__getstate__())
+    return {one["type"] for one in step.get("decoders", [step])}
 
 
 def _reason(matcher: Any) -> str:

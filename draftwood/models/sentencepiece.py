@@ -7,8 +7,10 @@ as tokenizer_config.json of the Llama family declares them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +34,7 @@ class Encoded(NamedTuple):
     ids: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pieces:
     """Tokens as bytes, with the names that llguidance asks for."""
 
@@ -44,7 +46,47 @@ class Pieces:
     is_tokenizer_wrapper: bool = True
 
     def __call__(self, text: str) -> list[int]:
-        return self.encode(text)
+        """The tokenizer's own ids, or where they spell another text, those of the longest tokens from the left."""
+        wanted, ids, at = text.encode(), self.encode(text), 0
+        if b"".join(self.tokens[i] for i in ids) == wanted:
+            return ids
+        ids = []
+        while at < len(wanted):
+            stop = next((stop for stop in range(at + self.longest, at, -1) if wanted[at:stop] in self.spelled), 0)
+            if not stop:
+                break  # nothing spells the rest
+            ids.append(self.spelled[wanted[at:stop]])
+            at = stop
+        return ids
+
+    def towards(self, text: bytes, mask: bytes) -> bytes:
+        """A mask, a bit for each token, without those that neither begin a text nor go on behind it."""
+        left = bytearray(len(mask))
+        for end in range(1, min(len(text), self.longest) + 1):
+            begin = text[:end]
+            place = bisect_left(self._sorted, (begin,))
+            while place < len(self._sorted):
+                spelled, token = self._sorted[place]
+                if spelled != begin and not (begin == text and spelled.startswith(text)):
+                    break
+                left[token >> 3] |= mask[token >> 3] & 1 << (token & 7)
+                place += 1
+        return bytes(left)
+
+    @cached_property
+    def _sorted(self) -> list[tuple[bytes, int]]:
+        return sorted((spelled, token) for token, spelled in enumerate(self.tokens) if spelled)
+
+    @cached_property
+    def spelled(self) -> dict[bytes, int]:
+        """The ids of texts."""
+        special = set(self.special_token_ids)
+        return {token: i for i, token in enumerate(self.tokens) if token and i not in special}
+
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of the longest token."""
+        return max(map(len, self.spelled), default=0)
 
 
 class SentencePiece:
@@ -106,25 +148,7 @@ class SentencePiece:
                 tokens[i] = bytes([int(piece[1:-1], 16)])
             else:
                 tokens[i] = piece.replace("\u2581", " ").encode()
-        spelled = {token: i for i, token in enumerate(tokens) if token and i not in self._special}
-        longest = max(map(len, spelled), default=0)
-
-        def encode(text: str) -> list[int]:
-            """The model's own ids, or where it normalises the text, those of the longest pieces from the left."""
-            ids: list[int] = self._bare.encode(text)
-            wanted, at = text.encode(), 0
-            if b"".join(tokens[i] for i in ids) == wanted:
-                return ids
-            ids = []
-            while at < len(wanted):
-                stop = next((stop for stop in range(at + longest, at, -1) if wanted[at:stop] in spelled), 0)
-                if not stop:
-                    break  # nothing spells the rest
-                ids.append(spelled[wanted[at:stop]])
-                at = stop
-            return ids
-
-        return Pieces(tokens, sorted(self._special), end, encode)
+        return Pieces(tokens, sorted(self._special), end, self._bare.encode)
 
     def token_to_id(self, token: str) -> int | None:
         return self._vocabulary.get(token)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -211,6 +211,15 @@ class Tokenizer:
         Merges may differ: only the target's tokenizer reads text, drafts are handed ids.
         """
         return self.backend.get_vocab(True) == other.backend.get_vocab(True)
+
+    def for_grammars(self, end: int) -> sentencepiece.Pieces:
+        """Its tokens as bytes, where a text is that of its tokens one behind the other; `end` ends it."""
+        if isinstance(self.backend, sentencepiece.SentencePiece):
+            return self.backend.for_grammars(end)
+        last = max(self.backend.get_vocab(True).values(), default=0)
+        special = [token for token in range(last + 1) if not self.known(token).ordinary]
+        spelled = [self.bytes_of(token) or b"" for token in range(last + 1)]
+        return sentencepiece.Pieces(spelled, special, end, partial(self.encode, add_special=False))
 
     def stream(self, context: Sequence[int] = (), special: bool = False) -> TokenStream:
         """A decoder that is fed one id at a time; its text continues that of the ids in `context`."""

@@ -139,6 +139,27 @@ def compare(engine: Engine, prompt: str, width: int, gamma: int, draft_width: in
     return len(drafted.rounds), len(plain.rounds)
 
 
+def test_edits_are_made_before_the_softmax(pair: tuple[Engine, Any]) -> None:
+    """Hugging Face makes them behind it; on a model whose own logits are so edited it finds what is found here."""
+    engine, model = pair
+    bias = {7: 2.0, 30: -1.5, 41: 1.0}
+    for prompt in PROMPTS:
+        result = engine.generate(
+            prompt, {"name": "beam-search", "width": 4, "n_best": 4}, {"logit_bias": bias}, 8, stop_token_ids=[5, 17]
+        )
+        found = [(beam.tokens, pytest.approx(beam.score, abs=1e-5)) for beam in result.beams]
+        behind = hugging_faces(model, prompt, [5, 17], 4, 8, sequence_bias={(i,): value for i, value in bias.items()})
+        assert found != behind
+        added = torch.zeros(VOCAB, dtype=torch.float64)
+        added[list(bias)] = torch.tensor(list(bias.values()), dtype=torch.float64)
+        hook = model.lm_head.register_forward_hook(lambda head, given, logits, added=added: logits + added)
+        try:
+            before = hugging_faces(model, prompt, [5, 17], 4, 8)
+        finally:
+            hook.remove()
+        assert found == before
+
+
 def test_drafted_search_repeats_plain_search_on_held_out_prompts(exact_engine: Engine) -> None:
     """Two prompts for each width; and drafting saves target forwards."""
     rounds = [
