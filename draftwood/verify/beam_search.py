@@ -81,9 +81,10 @@ class BeamSearch:
 
 
 def _best(scores: Tensor, log_probs: Tensor, count: int) -> tuple[list[int], list[float]]:
-    """The places of the `count` best continuations, and of more, in scores[:, None] + log_probs [A, V], best first.
+    """The places of the `count` best continuations in scores[:, None] + log_probs [A, V], best first.
 
-    Of equals the first; their scores are float64. Each row gives its own best, with all that tie with the last one.
+    All that tie with the last one are among them; of equals the first comes first. Their scores are float64. Each row
+    gives its own best, with all that tie with the last of these.
     """
     vocab, start = log_probs.shape[-1], scores.double().tolist()
     found, reached = [], []
@@ -94,6 +95,8 @@ def _best(scores: Tensor, log_probs: Tensor, count: int) -> tuple[list[int], lis
     where, values = np.concatenate(found), np.concatenate(reached)
     values[np.isnan(values)] = -np.inf
     order = np.argsort(-values, kind="stable")
+    last = values[order[:count]][-1:]
+    order = order[values[order] >= last]  # behind these a row may have better ones that it left out
     return where[order].tolist(), values[order].tolist()
 
 
