@@ -29,6 +29,8 @@ def test_verification_and_recording_warp_visited_rows_only(monkeypatch: pytest.M
     rows: list[int] = []
     warp = sampling.warp
     monkeypatch.setattr(sampling, "warp", lambda logits, params: rows.append(1) or warp(logits, params))
+    drafts = "draftwood.draft.base.warped"  # theirs are not counted
+    monkeypatch.setattr(drafts, lambda logits, params: [warp(row, params) for row in logits])
     engine = draftwood.load(TabularModel.random(6, seed=1), TabularModel.random(6, seed=2))
     method = {"name": "mcsd", "tree": [4, 2, 2, 1], "verify": "rejection"}
     result = engine.generate([1], method, {"temperature": 0.8}, 40, top_logprobs=2)
