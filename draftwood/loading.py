@@ -6,6 +6,7 @@ import filecmp
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
@@ -49,7 +50,7 @@ def load(
     max_queued: int | None = None,
     reuse_prefixes: bool = True,
     load_aware: bool = False,
-    quantising: Callable[[float], None] = lambda share: None,
+    progress: Callable[[str, float], None] = lambda what, share: None,
 ) -> Engine:
     """An engine from checkpoint directories, hub ids, GGUF files or model objects.
 
@@ -63,10 +64,10 @@ def load(
     weights of a GGUF file (extra gguf), which are dequantised; what a CPU has no kernels for, such as float16, it
     computes in float32, exactly. On a CPU `quantize` holds weights in fewer bytes, which changes what the model says a
     little; methods stay exact to the model so changed: "int8", a quarter of float32's, or "int4", about a sixth
-    (backend native; made once, in minutes for large models, and kept next to the checkpoint; `quantising` is told of
-    the shares that are done). There `backend` is "native" (one call of the package draftwood-native a forward, much
-    faster), "pytorch", or "auto", the first where it is installed. `compile` runs forwards of few cells through
-    torch.compile (backend pytorch), which takes a C++ compiler, and tens of seconds the first time on a machine.
+    (backend native; made once, in minutes for large models, and kept next to the checkpoint). There `backend` is
+    "native" (one call of the package draftwood-native a forward, much faster), "pytorch", or "auto", the first where it
+    is installed. `compile` runs forwards of few cells through torch.compile (backend pytorch), which takes a C++
+    compiler, and tens of seconds the first time on a machine.
 
     `tensor_parallel` processes share the target's layers and head, on GPUs one each, by the backend pytorch; drafts,
     exits and heads are in this process alone. `draft_device` is where draft models are, if not where the target is,
@@ -75,6 +76,7 @@ def load(
     Requests share `kv_cache_bytes` of memory for keys and values (default: half of what is free) and the forwards, at
     most `max_running` at once; of those that come then at most `max_queued` wait (None: any number). Where a prompt
     begins as another one did, what was computed is taken again unless `reuse_prefixes` is False.
+    `progress` is told what is done, such as "loading NAME", and which share of it was done since it was told last.
     With `load_aware` depth=auto follows the load where that changes a sampled text under its seed, too.
     """
     place = _place(device)
@@ -87,7 +89,7 @@ def load(
     words = Tokenizer.load(Path(tokenizer)) if isinstance(tokenizer, str | Path) else tokenizer
     if words is not None and not isinstance(words, Tokenizer):
         words = _adapter().wrap_tokenizer(words)
-    how = _How(dtype, place, quantize, compile, backend, quantising)
+    how = _How(dtype, place, quantize, compile, backend, progress)
     split = replace(how, processes=whole("tensor_parallel", tensor_parallel, 1))
     if draft_device is not None:
         how = replace(how, device=_place(draft_device, "draft_device"))
@@ -165,7 +167,7 @@ class _How:
     quantize: str | None
     compile: bool
     backend: str
-    quantising: Callable[[float], None]
+    progress: Callable[[str, float], None]
     processes: int = 1
 
 
@@ -202,6 +204,9 @@ def _checked(source: ModelSource, how: _How) -> Path | None:
 
 def _model(source: ModelSource, directory: Path | None, how: _How) -> CausalModel:
     """A model from where `_checked` has found it, or of an object."""
+    name = Path(_name(source)).name
+    loading = partial(how.progress, f"loading {name}")
+    loading(0)
     if directory is not None and str(source).startswith(THROUGH_TRANSFORMERS):
         loaded: CausalModel = _adapter().load(directory, how.dtype, how.device)
         return loaded
@@ -213,9 +218,10 @@ def _model(source: ModelSource, directory: Path | None, how: _How) -> CausalMode
         grouped = None
         if how.quantize == "int4":
             holder(checkpoint.DTYPES["float32"], how.device, how.quantize, how.backend)  # or it is refused
-            grouped = int4.cached(directory, Tokenizer.load(directory), how.quantising)
-        options: tuple[Any, ...] = how.quantize, not how.compile, how.backend, grouped
-        decoder = checkpoint.load(directory, how.dtype, how.device, *options)
+            quantising = partial(how.progress, f"quantising {name}, once")
+            grouped = int4.cached(directory, Tokenizer.load(directory), quantising)
+        options: dict[str, Any] = {"packed": not how.compile, "backend": how.backend, "grouped": grouped}
+        decoder = checkpoint.load(directory, how.dtype, how.device, how.quantize, **options, advance=loading)
         return Compiled(decoder) if how.compile else decoder
     if any(base.__name__ == "PreTrainedModel" for base in type(source).__mro__):  # without importing transformers
         wrapped: CausalModel = _adapter().HuggingFaceModel(source)

@@ -105,14 +105,12 @@ LOADING = {"dtype", "device", "quantize", "backend"}  # options of `load` that e
 
 
 def _loaded(target: str | Path | None, drafts: list[str] | None, how: dict[str, Any]) -> Engine:
-    """An engine, with a bar while matrices are quantised."""
-    from draftwood.cli.running import progress
+    """An engine; where that takes long, it is said what takes it."""
+    from draftwood.cli.running import waiting
     from draftwood.loading import load
 
-    if how.get("quantize") != "int4":
-        return load(target, drafts, **how)
-    with progress(None, "quantising, once", 1.0, percent=True) as update:
-        return load(target, drafts, **how, quantising=lambda share: update(advance=share))
+    with waiting() as told:
+        return load(target, drafts, **how, progress=told)
 
 
 class TargetOptions(ThreadOptions, _Backend, _Place, _Target):  # fields are those of the last base first

@@ -6,8 +6,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Timer
 from time import monotonic
 from types import FrameType
 from typing import Any
@@ -16,6 +17,7 @@ from draftwood.cli.options import variable
 from draftwood.errors import ConfigurationError
 
 FIRST_LINE, NEXT_LINE = 15, 30  # seconds between lines that tell of progress in a pipe
+BAR, LINE = 1.0, 5.0  # seconds of silence before a bar on a terminal, and before a line elsewhere
 
 
 @contextmanager
@@ -62,6 +64,42 @@ def _lines(label: str, total: float | None, percent: bool) -> Callable[..., None
             print(f"{part}: {shown['description']}", file=sys.stderr, flush=True)
 
     return update
+
+
+@contextmanager
+def waiting() -> Iterator[Callable[[str, float], None]]:
+    """Says what keeps a command waiting: on a terminal in a bar from the first second on, else in lines after five.
+
+    What is given takes what is done, and which share of it was done since it took that last.
+    """
+    from draftwood.explain.terminal import colourful
+
+    with ExitStack() as stack:
+        doing, done = "loading the models", 0.0
+        update: Callable[..., None] | None = None
+
+        def show() -> None:
+            nonlocal update
+            if not bar:
+                print(f"{doing} ...", file=sys.stderr, flush=True)
+            update = stack.enter_context(progress(None, doing, 1.0, percent=True))
+            update(completed=done)
+
+        def told(what: str, share: float) -> None:
+            nonlocal doing, done
+            doing, done = what, share + (done if what == doing else 0)
+            if update is not None:
+                update(description=doing, completed=done)
+
+        bar = colourful(sys.stderr, None)
+        timer = Timer(BAR if bar else LINE, show)
+        timer.daemon = True  # Ctrl-C waits for none
+        timer.start()
+        try:
+            yield told
+        finally:
+            timer.cancel()
+            timer.join()
 
 
 @contextmanager

@@ -136,6 +136,7 @@ def load(
     backend: str = "auto",
     grouped: Mapping[str, Grouped] | None = None,
     parallel: Parallel = ALONE,
+    advance: Callable[[float], None] = lambda share: None,
 ) -> Decoder:
     """A decoder from a directory, GGUF file or hub id, ready for inference, in the given dtype on the given device.
 
@@ -144,7 +145,8 @@ def load(
     "auto": the first where it is there), or quantised ("int8"); `packed=False` keeps plain parameters, which can be
     trained, grown and saved. The quantised tensors of a GGUF file
     are dequantised. `grouped` matrices, by the names of their modules, take the places of those of the checkpoint. Of a
-    model that several processes compute in `parallel` only the part of this one is read and held.
+    model that several processes compute in `parallel` only the part of this one is read and held. `advance` is told of
+    the share of the weights that was read since it was told last.
     """
     if quantize == "int4" and grouped is None:
         raise ConfigurationError("quantize int4 takes matrices that were made before: use draftwood.load")
@@ -167,7 +169,7 @@ def load(
         hold = holder(wanted, place, quantize, backend) if packed or quantize else None
         tied = whole.head.weight is whole.embed.weight
         shapes = {name: parameter.shape for name, parameter in whole.named_parameters()}  # a tied head has none
-        model = whole
+        model, total = whole, sum(shape.numel() for shape in shapes.values())
         if parallel.size > 1:
             with torch.device("meta"):
                 model = Decoder(config, parallel)
@@ -181,6 +183,7 @@ def load(
             _put(model, name, nn.Parameter(tensor, requires_grad=False), partial(_instead_of, known) if known else hold)
             del tensor
             _give_back()
+            advance(shape.numel() / total)
         if tied:
             table = model.embed.weight
             if parallel.size > 1:

@@ -188,10 +188,20 @@ class _Header:
         count, start = self.number("Q"), self.at
         self.take(count * (8 if part == STRING else struct.calcsize("<" + SCALARS[part])))
         if part == STRING:
-            self.at = start
-            for _ in range(count):
-                self.take(self.number("Q"))
+            self.at = self._behind(count, start)
         return Array(part, count, start, self.at)
+
+    def _behind(self, count: int, at: int) -> int:
+        """Place behind `count` strings from a place on: vocabularies have hundreds of thousands."""
+        length = struct.Struct("<Q").unpack_from
+        try:
+            for _ in range(count):
+                at += 8 + length(self.data, at)[0]
+        except (struct.error, ValueError, OverflowError):  # of a place beyond the end
+            at = self.size + 1
+        self.at = at
+        self.take(0)  # not beyond the end, either
+        return at
 
 
 def opened(path: Path) -> File:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -126,15 +127,18 @@ class _Words:
         }
         return config | ({"chat_template": templates} if templates else {})
 
-    def known(self) -> Iterator[tuple[int, str, int]]:
+    @cached_property
+    def known(self) -> list[tuple[int, str, int]]:
         """Id, text and type of each token; ids that only pad the vocabulary have none."""
         pieces = self.get("model") == "llama"
-        for i, (text, kind) in enumerate(zip(self.texts, self.types, strict=True)):
-            if kind != UNUSED or text != f"[PAD{i}]":
-                yield i, text if text.strip(" ") or not pieces else SPACE * len(text), kind
+        return [
+            (i, text if not pieces or text.strip(" ") else SPACE * len(text), kind)
+            for i, (text, kind) in enumerate(zip(self.texts, self.types, strict=True))
+            if kind != UNUSED or text != f"[PAD{i}]"
+        ]
 
     def vocabulary(self) -> dict[str, int]:
-        return {text: i for i, text, _ in self.known()}
+        return {text: i for i, text, _ in self.known}
 
     def added(self) -> list[AddedToken]:
         """Tokens that are found in a text before it is split."""
@@ -142,7 +146,7 @@ class _Words:
         phi = self.file.metadata.get("general.architecture") == "phi3" and self.get("model") == "llama"
         return [
             AddedToken(text, normalized=False, special=kind != USER_DEFINED, rstrip=phi and text not in UNSTRIPPED)
-            for _, text, kind in self.known()
+            for _, text, kind in self.known
             if kind in apart and text.strip(SPACE)
         ]
 
@@ -183,7 +187,7 @@ class _Words:
         if len(scores) != len(self.texts):
             raise ModelError(f"{self.file.path} has {len(scores)} scores for {len(self.texts)} tokens; fetch it again")
         ranks = {}
-        for i, text, kind in self.known():
+        for i, text, kind in self.known:
             blank = kind == USER_DEFINED and not text.strip(SPACE)  # runs of spaces, which merge before all else
             if kind == NORMAL or blank:
                 ranks[text] = (not blank, -scores[i])
@@ -191,7 +195,7 @@ class _Words:
             models.BPE(
                 self.vocabulary(),
                 _merges(ranks),
-                unk_token=next((text for _, text, kind in self.known() if kind == UNKNOWN), None),
+                unk_token=next((text for _, text, kind in self.known if kind == UNKNOWN), None),
                 fuse_unk=True,
                 byte_fallback=BYTE in self.types,
             )
