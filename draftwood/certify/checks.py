@@ -22,6 +22,7 @@ class Budget(BaseModel):
     pair_runs: Count = Field(default=600, description="Sampled generations of the pair.")
     max_new_tokens: Count = Field(default=64, description="Tokens of the pair's greedy text.")
     position: int = Field(default=2, ge=0, description="The law of the pair is checked up to this token, from 0.")
+    seeds: int = Field(default=100_000, ge=1000, description="Seeds whose random numbers are tested.")
     seed: int = Field(default=1, description="Of tabular models and runs.")
 
 

@@ -16,6 +16,15 @@ from draftwood.params import SamplingParams
 
 Output: TypeAlias = tuple[int, ...]  # generated tokens
 Beams: TypeAlias = tuple[Output, ...]  # a set of hypotheses, sorted
+End: TypeAlias = Iterable[int] | Callable[[Output], bool]  # the tokens that end an output, or whether one is over
+
+
+def ended(end: End) -> Callable[[Output], bool]:
+    """Whether an output of at least one token is over."""
+    if callable(end):
+        return end
+    tokens = frozenset(end)
+    return lambda output: output[-1] in tokens
 
 
 def slow_warp(logits: Sequence[float], params: SamplingParams) -> list[float]:
@@ -73,15 +82,15 @@ def step_law(model: TabularModel, prompt: Sequence[int], output: Sequence[int], 
 
 
 def exact_law(
-    model: TabularModel, prompt: Sequence[int], params: SamplingParams, max_new_tokens: int, end: Iterable[int] = ()
+    model: TabularModel, prompt: Sequence[int], params: SamplingParams, max_new_tokens: int, end: End = ()
 ) -> dict[Output, float]:
     """Every possible output of plain decoding and its probability."""
-    ends = frozenset(end)
+    over = ended(end)
     law: dict[Output, float] = {}
     todo: list[tuple[Output, float]] = [((), 1.0)]
     while todo:
         output, chance = todo.pop()
-        if len(output) == max_new_tokens or (output and output[-1] in ends):
+        if len(output) == max_new_tokens or (output and over(output)):
             law[output] = chance
             continue
         for token, p in enumerate(step_law(model, prompt, output, params)):
@@ -105,12 +114,12 @@ class BeamLaw:
         model: TabularModel,
         prompt: Sequence[int],
         params: SamplingParams,
-        end: frozenset[int] = frozenset(),
+        end: End = frozenset(),
         warp: str = "joint",
         scored: str | None = None,
     ) -> None:
         """`scored` says under which softmax hypotheses are weighed: as `warp`, or "joint" for the untouched one."""
-        self.model, self.prompt, self.params, self.end, self.warp = model, tuple(prompt), params, end, warp
+        self.model, self.prompt, self.params, self.over, self.warp = model, tuple(prompt), params, ended(end), warp
         self.scored = scored or warp
         self._score: dict[Output, float] = {(): 0.0}
         self._draws: dict[tuple[Beams, int, bool], dict[Beams, float]] = {}
@@ -137,7 +146,7 @@ class BeamLaw:
 
     def finished(self, output: Output) -> bool:
         """Whether a hypothesis has ended: it stays in the set as it is."""
-        return bool(output) and output[-1] in self.end
+        return bool(output) and self.over(output)
 
     def layer(self, beams: Beams) -> dict[Output, float]:
         """p_beam: each next hypothesis (a finished one stays) with its chance."""

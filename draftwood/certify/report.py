@@ -20,8 +20,10 @@ from typing import Any, TypeAlias
 import torch
 
 from draftwood.certify.checks import Budget, Check, Verdict
+from draftwood.certify.constrained import NAME, constrained_check
 from draftwood.certify.exactness import CELLS, Advance, rule_check, sampled_check
 from draftwood.certify.pair import Pair, greedy_check, position_check
+from draftwood.certify.streams import steps_of, stream_check
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, DraftwoodError
 from draftwood.eval import provenance
@@ -123,7 +125,15 @@ def _samples(method: Method, budget: Budget) -> Job:
     return "whole outputs, sampled", len(CELLS) * budget.runs, partial(sampled_check, method, budget.seed, budget.runs)
 
 
-TABULAR: tuple[Kind, ...] = (_rules, _samples)
+def _demands(method: Method, budget: Budget) -> Job:
+    return NAME, None, partial(constrained_check, method, budget.seed)
+
+
+def _numbers(method: Method, budget: Budget) -> Job:
+    return "random numbers", steps_of(budget.seeds), partial(stream_check, budget.seed, budget.seeds)
+
+
+TABULAR: tuple[Kind, ...] = (_rules, _samples, _demands)  # and `_numbers`, once for all methods
 
 
 def _tabular(method: Method, budget: Budget, watch: Watch | None, kinds: Sequence[Kind] = TABULAR) -> Part:

@@ -24,7 +24,7 @@ from draftwood.certify.laws import (
     output_of,
     set_of_beams,
 )
-from draftwood.certify.references import BeamLaw, exact_law
+from draftwood.certify.references import BeamLaw, Output, exact_law
 from draftwood.certify.rules import Tally
 from draftwood.certify.tables import PROMPT, Exit, Part, StandInEagle, StandInHeads
 from draftwood.core.records import Round
@@ -142,7 +142,7 @@ class Case:
         """Plain decoding; of beams beam sampling; for a dynamic width each layer given those before."""
         method = self.method
         if not isinstance(method, BeamSamplingMethod):
-            outputs = exact_law(self.target, self.prompt, self.params, self.tokens, END)
+            outputs = exact_law(self.target, self.prompt, self.params, self.tokens, self.over)
             return (OpeningLaw if self.rounds else WholeLaw)(output_of, outputs)
         law = self._beams(self.target)
         width = getattr(method, "width", None)
@@ -158,7 +158,11 @@ class Case:
 
     def _beams(self, model: TabularModel, scored: str | None = None) -> BeamLaw:
         assert isinstance(self.method, BeamSamplingMethod)
-        return BeamLaw(model, self.prompt, self.params, END, self.method.warp, scored)
+        return BeamLaw(model, self.prompt, self.params, self.over, self.method.warp, scored)
+
+    def over(self, output: Output) -> bool:
+        """Whether an output ends here."""
+        return output[-1] in END
 
     def run(self, method: Method | None = None, seed: int = 0) -> GenerationResult:
         """One generation."""

@@ -1,0 +1,268 @@
+"""Texts of which something is demanded, and what is said of every text: log-probabilities, scores, why it ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from draftwood.certify.checks import Check
+from draftwood.certify.demands import LETTERS, Demand, Matchers, few_letters, letters
+from draftwood.certify.enumeration import Law, NotDiscrete, TooLarge, enumerated
+from draftwood.certify.forms import variants
+from draftwood.certify.laws import Found, Reference
+from draftwood.certify.references import (
+    BeamLaw,
+    Output,
+    log_softmax,
+    raw_logits,
+    slow_beam_search,
+    slow_penalties,
+    slow_warp,
+)
+from draftwood.certify.small import END, Case
+from draftwood.engine import Engine
+from draftwood.methods import Method
+from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, PlainBeamSearch
+from draftwood.models.tabular import TabularModel
+from draftwood.results import GenerationResult
+
+MOST = 200  # replays of a case: what is demanded of a text is seen in few
+TEXTS = 20  # of a case that is not enumerated
+EXACT, ROUNDING = 1e-9, 1e-6  # of laws; of log-probabilities
+ALL = Demand(grammar=True, least=3, stop=("bc", "aa"))
+DEMANDS = {  # and the warp that goes with each
+    Demand(grammar=True): "plain",
+    Demand(least=2): "top-p",
+    Demand(stop=("ba", "cc")): "penalties",
+    ALL: "plain",
+}
+LONG, LENGTHS = 8, (6, 5, 4, 3, 2)  # tokens of texts, and of those that are enumerated
+NAME = "demands on the text"
+
+Advance = Callable[[], None]
+
+
+@dataclass(slots=True)
+class ConstrainedCase(Case):
+    """A case with a demand, judged by the target for which what is not allowed is impossible."""
+
+    demand: Demand = ALL
+    faults: set[str] = field(init=False, default_factory=set)  # of what is said of texts
+
+    def _random(self, number: int) -> TabularModel:
+        if self.demand.grammar:  # which leaves few choices
+            return Case._random(self, number)
+        return few_letters(self.seed, number, bool(self.demand.least))
+
+    def _engine(self) -> Engine:
+        engine = Case._engine(self)
+        engine.tokenizer, engine._grammars = letters(), cast(Any, Matchers(END))
+        return engine
+
+    @property
+    def label(self) -> str:
+        return f"{self.demand.label}: {self.tokens} tokens, {self.warp}"
+
+    @property
+    def reference(self) -> Reference:
+        twin = copy(self)
+        twin.target = self.demand.masked(self.target, len(self.prompt))
+        return cast(Reference, Case.reference.fget(twin))  # type: ignore[attr-defined]
+
+    def over(self, output: Output) -> bool:
+        return self.demand.over(output)
+
+    def run(self, method: Method | None = None, seed: int = 0) -> GenerationResult:
+        result = self._engine().generate(
+            self.prompt, method or self.method, self.params, self.tokens, seed, **self.demand.options
+        )
+        if fault := self.fault(result):
+            self.faults.add(fault)
+        return result
+
+    def found(self) -> Found:
+        return self.run()
+
+    def fault(self, result: GenerationResult) -> str:
+        """What is wrong with a result, whichever text it has: whether that was allowed, and what is said of it."""
+        beams = [(tuple(beam.tokens), beam.logprobs, beam.text, beam.finish_reason) for beam in result.beams]
+        for output, logprobs, text, reason in beams or [
+            (tuple(result.tokens), result.logprobs, result.text, result.finish_reason)
+        ]:
+            for place, token in enumerate(output):
+                if token not in self.demand.allows(output[:place]):
+                    return "a token that is not allowed"
+                if place and self.over(output[:place]):
+                    return "a text goes on behind its end"
+            if len(output) < self.tokens and not self.over(output):
+                return "a text ends too early"
+            if (text, reason) != (self.demand.text(output), self.demand.reason(output)):
+                return f"{text!r}, {reason!r} is said of {self.demand.text(output)!r}, {self.demand.reason(output)!r}"
+            wanted = [self._logprob(output[:place], token) for place, token in enumerate(output)]
+            if not _near(logprobs, wanted):
+                return "log-probabilities are not the target's"
+        return self._misjudged(result)
+
+    def _logprob(self, before: Output, token: int) -> float:
+        return log_softmax(raw_logits(self.target, (*self.prompt, *before)))[token]
+
+    def _misjudged(self, result: GenerationResult) -> str:
+        """Whether warped log-probabilities, of beams likelihoods and the order by scores, are right."""
+        masked = self.demand.masked(self.target, len(self.prompt))
+        if not isinstance(self.method, BeamMethod):
+            output = tuple(result.tokens)
+            wanted = []
+            for place, token in enumerate(output):
+                edited = raw_logits(masked, (*self.prompt, *output[:place]))
+                chance = slow_warp(slow_penalties(edited, self.prompt, output[:place], self.params), self.params)[token]
+                wanted.append(math.log(chance) if chance > 0 else -math.inf)
+            right = _near(result.warped_logprobs, wanted)
+            return "" if right else "warped log-probabilities are not those of the law that was decoded"
+        warp = self.method.warp if isinstance(self.method, BeamSamplingMethod) else "joint"
+        law = BeamLaw(masked, self.prompt, self.params, self.over, warp)
+        wanted = [law.score(tuple(beam.tokens)) for beam in result.beams]
+        if not _near([beam.log_likelihood for beam in result.beams], wanted):
+            return "a beam's log-likelihood is not that of all of its tokens"
+        scores = [beam.log_likelihood / len(beam.tokens) ** self.method.length_penalty for beam in result.beams]
+        if not _near([beam.score for beam in result.beams], scores) or scores != sorted(scores, reverse=True):
+            return "beams are not in the order of their scores"
+        return ""
+
+
+def _near(found: Sequence[float], wanted: Sequence[float]) -> bool:
+    pairs = zip(found, wanted, strict=False)
+    return len(found) == len(wanted) and all(a == b or abs(a - b) < ROUNDING for a, b in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What was found in one case: how many texts, how far their law is off, and what is wrong with single ones."""
+
+    label: str
+    texts: int
+    distance: float
+    faults: Sequence[str]
+
+
+def constrained_check(method: Method, seed: int, advance: Advance) -> Check:
+    """Laws with demands where they can be enumerated, and what is said of every text: see `ConstrainedCase.fault`.
+
+    A demand that no text met fails the check: it says nothing of that.
+    """
+    met: set[str] = set()
+    if isinstance(method, PlainBeamSearch):
+        found = list(_searched(method, seed, met, advance))
+    else:
+        found = list(_texts(method, seed, met, advance))
+        if method.reference(False) in (None, method):
+            found += _enumerated(method, seed, advance)
+    worst = max(found, key=lambda one: (bool(one.faults), one.distance))
+    missing = sorted({"stop", "eos", "length"} - met)
+    off = worst.distance if method.lossless else 0.0
+    wrong = bool(worst.faults or missing) or off >= EXACT
+    count = sum(one.texts for one in found)
+    text = f"{len(found)} cases, {count:,} texts: worst total variation {worst.distance:.1e}"
+    if wrong:
+        text += f" ({'; '.join((*worst.faults[:1], worst.label))})"
+    if missing:
+        text += f"; no text ended by {', '.join(missing)}, so that is not certified"
+    figures = {
+        "cases": len(found),
+        "texts": count,
+        "worst_total_variation": worst.distance,
+        "faults": sorted({fault for one in found for fault in one.faults}),
+        "demands": [one.label for one in found],
+    }
+    return Check(NAME, "FAIL" if wrong else "PASS" if method.lossless else "LOSSY", text, figures)
+
+
+def _texts(method: Method, seed: int, met: set[str], advance: Advance) -> Iterator[Judged]:
+    """Texts of the method as it is; under the same seed those of its reference, where it repeats one."""
+    reference = method.reference(False)
+    if isinstance(method, BeamMethod):
+        method = Method.parse({**method.as_dict(), "n_best": method.widest})
+    for number, (demand, warp) in enumerate((*DEMANDS.items(), (ALL, "greedy"))):
+        case = ConstrainedCase(method, len(LETTERS), LONG, warp, seed + 10 * number, _drafts(method), demand=demand)
+        for one in range(TEXTS):
+            result = case.run(seed=one)
+            met.add(result.finish_reason)
+            if reference not in (None, method) and case.run(reference, seed=one).tokens != result.tokens:
+                case.faults.add("not the text without drafts")
+            advance()
+        yield Judged(f"texts, {case.label}", TEXTS, 0.0, sorted(case.faults))
+
+
+def _enumerated(method: Method, seed: int, advance: Advance) -> Iterator[Judged]:
+    """Every outcome of small cases: for each demand of the longest texts that have few."""
+    for form in variants(method):
+        for number, (demand, warp) in enumerate(DEMANDS.items()):
+            for tokens in LENGTHS:
+                case = ConstrainedCase(
+                    form, len(LETTERS), tokens, warp, seed + 10 * number, _drafts(method), demand=demand
+                )
+                try:
+                    law, texts = _law(case, advance)
+                except TooLarge:
+                    continue
+                except NotDiscrete:
+                    return
+                yield Judged(case.label, texts, case.reference.distance(law), sorted(case.faults))
+                break
+
+
+def _law(case: ConstrainedCase, advance: Advance) -> tuple[Law[Any], int]:
+    """The exact law of a case, and of how many replays; TooLarge where there are too many."""
+    texts = 0
+
+    def counted() -> None:
+        nonlocal texts
+        texts += 1
+        advance()
+
+    with enumerated() as randomness:
+        if not randomness.fits(case.found, MOST):
+            raise TooLarge
+        expected = case.reference
+
+        def run() -> Any:
+            result = case.found()
+            randomness.choices.closed = case.closed(result)
+            return expected.outcome(result)
+
+        return randomness.law_of(run, 2 * MOST, counted), texts
+
+
+def _searched(method: PlainBeamSearch, seed: int, met: set[str], advance: Advance) -> Iterator[Judged]:
+    """All hypotheses of small cases, in order, are those of beam search written out."""
+    every = Method.parse({**method.as_dict(), "n_best": method.width})
+    for demand in DEMANDS:
+        faults: set[str] = set()
+        for one in range(TEXTS):
+            warp = "penalties" if one % 2 else "plain"
+            case = ConstrainedCase(every, len(LETTERS), 5, warp, seed + one, demand=demand)
+            wanted, _ = slow_beam_search(
+                demand.masked(case.target, len(case.prompt)),
+                case.prompt,
+                method.width,
+                case.tokens,
+                case.over,
+                method.length_penalty,
+                method.early_stopping,
+                case.params,
+            )
+            result = case.run()
+            met.update(beam.finish_reason for beam in result.beams)
+            if [tuple(beam.tokens) for beam in result.beams] != [output for output, _, _ in wanted]:
+                faults.add("not the hypotheses of beam search, written out")
+            faults |= case.faults
+            advance()
+        yield Judged(demand.label, TEXTS, 0.0, sorted(faults))
+
+
+def _drafts(method: Method) -> int:
+    """Draft models: with several where there can be."""
+    fewest, most = method.drafts_needed
+    return min(2, most) if fewest else 0

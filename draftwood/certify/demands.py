@@ -1,0 +1,162 @@
+"""What a request may demand of its text, from the definitions: a grammar, a least number of tokens, stop strings.
+
+A text is of the letters a, b, c; token 0 ends it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer as FastBackend
+from tokenizers import decoders, models, pre_tokenizers
+
+from draftwood.certify.references import Output
+from draftwood.grammar import Grammar
+from draftwood.models.tabular import TabularModel
+from draftwood.models.tokenizer import Tokenizer
+from draftwood.params import Structured
+
+LETTERS = " abc"  # of tokens 1 to 3
+EVERYTHING = frozenset(range(len(LETTERS)))
+REGEX = "c?ab(a|bc|cc?a)*"
+NEXT: tuple[dict[int, int], ...] = (  # of each state the tokens and where they lead
+    {3: 1, 1: 2},
+    {1: 2},
+    {2: 3},
+    {1: 3, 2: 4, 3: 5},
+    {3: 3},
+    {1: 3, 3: 6},
+    {1: 3},
+    {},
+)
+WHOLE, OUTSIDE = 3, 7  # where a text is complete, or none of the language
+
+
+def letters() -> Tokenizer:
+    """A tokenizer whose tokens are the letters."""
+    vocabulary = {"<end>": 0, **{letter: token for token, letter in enumerate(LETTERS) if token}}
+    backend = FastBackend(models.BPE(vocabulary, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<end>"])
+    return Tokenizer(backend, "letters")
+
+
+def state(output: Output) -> int:
+    """Where a text of the language has come to."""
+    place = 0
+    for token in output:
+        place = NEXT[place].get(token, OUTSIDE)
+    return place
+
+
+@dataclass(slots=True)
+class Matcher:
+    """Follows `REGEX` in the place of llguidance, whose part is not ours to certify."""
+
+    tokens: list[int] = field(default_factory=list)
+
+    def deep_copy(self) -> Matcher:
+        return Matcher(self.tokens.copy())
+
+    def consume_tokens(self, tokens: list[int]) -> bool:
+        self.tokens += tokens
+        return True
+
+    def rollback(self, count: int) -> bool:
+        del self.tokens[len(self.tokens) - count :]
+        return True
+
+    def compute_bitmask(self) -> bytes:
+        return bytes([sum(1 << token for token in NEXT[state(tuple(self.tokens))])])
+
+    def is_accepting(self) -> bool:
+        return state(tuple(self.tokens)) == WHOLE
+
+    def is_error(self) -> bool:
+        return state(tuple(self.tokens)) == OUTSIDE
+
+    def get_error(self) -> str:
+        return "the text is none of the language"
+
+
+class Matchers:
+    """In the place of an engine's compiled grammars."""
+
+    def __init__(self, end: frozenset[int]) -> None:
+        self.end = end
+
+    def compiled(self, structured: Structured) -> Callable[[], Grammar]:
+        return lambda: Grammar(Matcher(), self.end, len(LETTERS), torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What is asked for; `least` tokens, and stop strings behind those."""
+
+    grammar: bool = False
+    least: int = 0
+    stop: tuple[str, ...] = ()
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """As a request has it."""
+        structured = {"structured": {"regex": REGEX}} if self.grammar else {}
+        return {**structured, "min_new_tokens": self.least, "stop": self.stop}
+
+    @property
+    def label(self) -> str:
+        least = f"at least {self.least} tokens" if self.least else ""
+        return ", ".join(filter(None, ("grammar" * self.grammar, least, "stop strings" * bool(self.stop))))
+
+    def allows(self, output: Output) -> frozenset[int]:
+        """Which tokens may follow."""
+        tokens = EVERYTHING
+        if self.grammar:
+            place = state(output)
+            tokens = frozenset(NEXT[place]) | ({0} if place == WHOLE else set())
+        return tokens - {0} if len(output) < self.least else tokens
+
+    def stopped(self, output: Output) -> int | None:
+        """Where a stop string begins, if there is one behind the least tokens."""
+        text = "".join(LETTERS[token] for token in output)
+        places = [text.find(stop, self.least) for stop in self.stop]
+        return min((place for place in places if place >= 0), default=None)
+
+    def over(self, output: Output) -> bool:
+        """Whether a text ends here."""
+        return output[-1] == 0 or self.stopped(output) is not None
+
+    def text(self, output: Output) -> str:
+        """What is shown of it."""
+        return "".join(LETTERS[token] for token in output if token)[: self.stopped(output)]
+
+    def reason(self, output: Output) -> str:
+        """Why it ends."""
+        return "eos" if output[-1] == 0 else "length" if self.stopped(output) is None else "stop"
+
+    def masked(self, model: TabularModel, prompt: int) -> TabularModel:
+        """The model for which what is not allowed behind so many tokens of a prompt is impossible."""
+
+        def law(prefix: tuple[int, ...]) -> list[float]:
+            allowed = self.allows(prefix[prompt:])
+            return [weight * (token in allowed) for token, weight in enumerate(model.law(prefix))]
+
+        return TabularModel(law, model.vocab_size, n_layers=model.n_layers)
+
+
+
+def few_letters(seed: int, number: int, ends: bool) -> TabularModel:
+    """A random model after whose every prefix two letters may come, the same for target and drafts, and maybe the end."""
+
+    def law(prefix: tuple[int, ...]) -> list[float]:
+        possible = {*random.Random(f"{seed}:{prefix}").sample(range(1, len(LETTERS)), 2), *([0] if ends else [])}
+        noise = random.Random(f"{seed}:{number}:{prefix}")
+        return [noise.uniform(0.4, 1.6) * (token in possible) for token in range(len(LETTERS))]
+
+    return TabularModel(law, len(LETTERS), n_layers=2)
