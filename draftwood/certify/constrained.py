@@ -29,8 +29,7 @@ from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, PlainBeamSea
 from draftwood.models.tabular import TabularModel
 from draftwood.results import GenerationResult
 
-MOST = 200  # replays of a case: what is demanded of a text is seen in few
-TEXTS = 20  # of a case that is not enumerated
+MOST, TEXTS = 200, 20  # most replays and texts of a case: what is demanded of a text is seen in few
 EXACT, ROUNDING = 1e-9, 1e-6  # of laws; of log-probabilities
 ALL = Demand(grammar=True, least=3, stop=("bc", "aa"))
 DEMANDS = {  # and the warp that goes with each
@@ -147,18 +146,19 @@ class Judged:
     faults: Sequence[str]
 
 
-def constrained_check(method: Method, seed: int, advance: Advance) -> Check:
+def constrained_check(method: Method, seed: int, most: int, texts: int, advance: Advance) -> Check:
     """Laws with demands where they can be enumerated, and what is said of every text: see `ConstrainedCase.fault`.
 
-    A demand that no text met fails the check: it says nothing of that.
+    A way to end that no text took fails the check: it says nothing of that. At most so many replays and texts of a case.
     """
+    most, texts = min(most, MOST), min(texts, TEXTS)
     met: set[str] = set()
     if isinstance(method, PlainBeamSearch):
-        found = list(_searched(method, seed, met, advance))
+        found = list(_searched(method, seed, texts, met, advance))
     else:
-        found = list(_texts(method, seed, met, advance))
+        found = list(_texts(method, seed, texts, met, advance))
         if method.reference(False) in (None, method):
-            found += _enumerated(method, seed, advance)
+            found += _enumerated(method, seed, most, advance)
     worst = max(found, key=lambda one: (bool(one.faults), one.distance))
     missing = sorted({"stop", "eos", "length"} - met)
     off = worst.distance if method.lossless else 0.0
@@ -179,23 +179,23 @@ def constrained_check(method: Method, seed: int, advance: Advance) -> Check:
     return Check(NAME, "FAIL" if wrong else "PASS" if method.lossless else "LOSSY", text, figures)
 
 
-def _texts(method: Method, seed: int, met: set[str], advance: Advance) -> Iterator[Judged]:
+def _texts(method: Method, seed: int, count: int, met: set[str], advance: Advance) -> Iterator[Judged]:
     """Texts of the method as it is; under the same seed those of its reference, where it repeats one."""
     reference = method.reference(False)
     if isinstance(method, BeamMethod):
         method = Method.parse({**method.as_dict(), "n_best": method.widest})
     for number, (demand, warp) in enumerate((*DEMANDS.items(), (ALL, "greedy"))):
         case = ConstrainedCase(method, len(LETTERS), LONG, warp, seed + 10 * number, _drafts(method), demand=demand)
-        for one in range(TEXTS):
+        for one in range(count):
             result = case.run(seed=one)
             met.add(result.finish_reason)
             if reference not in (None, method) and case.run(reference, seed=one).tokens != result.tokens:
                 case.faults.add("not the text without drafts")
             advance()
-        yield Judged(f"texts, {case.label}", TEXTS, 0.0, sorted(case.faults))
+        yield Judged(f"texts, {case.label}", count, 0.0, sorted(case.faults))
 
 
-def _enumerated(method: Method, seed: int, advance: Advance) -> Iterator[Judged]:
+def _enumerated(method: Method, seed: int, most: int, advance: Advance) -> Iterator[Judged]:
     """Every outcome of small cases: for each demand of the longest texts that have few."""
     for form in variants(method):
         for number, (demand, warp) in enumerate(DEMANDS.items()):
@@ -204,7 +204,7 @@ def _enumerated(method: Method, seed: int, advance: Advance) -> Iterator[Judged]
                     form, len(LETTERS), tokens, warp, seed + 10 * number, _drafts(method), demand=demand
                 )
                 try:
-                    law, texts = _law(case, advance)
+                    law, texts = _law(case, most, advance)
                 except TooLarge:
                     continue
                 except NotDiscrete:
@@ -213,7 +213,7 @@ def _enumerated(method: Method, seed: int, advance: Advance) -> Iterator[Judged]
                 break
 
 
-def _law(case: ConstrainedCase, advance: Advance) -> tuple[Law[Any], int]:
+def _law(case: ConstrainedCase, most: int, advance: Advance) -> tuple[Law[Any], int]:
     """The exact law of a case, and of how many replays; TooLarge where there are too many."""
     texts = 0
 
@@ -223,7 +223,7 @@ def _law(case: ConstrainedCase, advance: Advance) -> tuple[Law[Any], int]:
         advance()
 
     with enumerated() as randomness:
-        if not randomness.fits(case.found, MOST):
+        if not randomness.fits(case.found, most):
             raise TooLarge
         expected = case.reference
 
@@ -232,15 +232,15 @@ def _law(case: ConstrainedCase, advance: Advance) -> tuple[Law[Any], int]:
             randomness.choices.closed = case.closed(result)
             return expected.outcome(result)
 
-        return randomness.law_of(run, 2 * MOST, counted), texts
+        return randomness.law_of(run, 2 * most, counted), texts
 
 
-def _searched(method: PlainBeamSearch, seed: int, met: set[str], advance: Advance) -> Iterator[Judged]:
+def _searched(method: PlainBeamSearch, seed: int, count: int, met: set[str], advance: Advance) -> Iterator[Judged]:
     """All hypotheses of small cases, in order, are those of beam search written out."""
     every = Method.parse({**method.as_dict(), "n_best": method.width})
     for demand in DEMANDS:
         faults: set[str] = set()
-        for one in range(TEXTS):
+        for one in range(count):
             warp = "penalties" if one % 2 else "plain"
             case = ConstrainedCase(every, len(LETTERS), 5, warp, seed + one, demand=demand)
             wanted, _ = slow_beam_search(
@@ -259,7 +259,7 @@ def _searched(method: PlainBeamSearch, seed: int, met: set[str], advance: Advanc
                 faults.add("not the hypotheses of beam search, written out")
             faults |= case.faults
             advance()
-        yield Judged(demand.label, TEXTS, 0.0, sorted(faults))
+        yield Judged(demand.label, count, 0.0, sorted(faults))
 
 
 def _drafts(method: Method) -> int:

@@ -150,9 +150,8 @@ class Demand:
         return TabularModel(law, model.vocab_size, n_layers=model.n_layers)
 
 
-
 def few_letters(seed: int, number: int, ends: bool) -> TabularModel:
-    """A random model after whose every prefix two letters may come, the same for target and drafts, and maybe the end."""
+    """A random model: after every prefix two letters may come, the same for target and drafts, and maybe the end."""
 
     def law(prefix: tuple[int, ...]) -> list[float]:
         possible = {*random.Random(f"{seed}:{prefix}").sample(range(1, len(LETTERS)), 2), *([0] if ends else [])}

@@ -23,7 +23,7 @@ from draftwood.certify.checks import Budget, Check, Verdict
 from draftwood.certify.constrained import NAME, constrained_check
 from draftwood.certify.exactness import CELLS, Advance, rule_check, sampled_check
 from draftwood.certify.pair import Pair, greedy_check, position_check
-from draftwood.certify.streams import steps_of, stream_check
+from draftwood.certify.streams import stream_check
 from draftwood.engine import Engine
 from draftwood.errors import ConfigurationError, DraftwoodError
 from draftwood.eval import provenance
@@ -108,7 +108,7 @@ def certify(
     """
     budget = budget or Budget()
     pair = Pair(engine, prompts, params or SamplingParams(), budget) if engine is not None and prompts else None
-    return _certificate(method, *_in_turn(method, pair, budget, watch))
+    return _certificate(method, *_in_turn(method, pair, budget, watch, []))
 
 
 Part: TypeAlias = tuple[list[Check], bool]  # some checks of a method; whether all were done
@@ -126,11 +126,11 @@ def _samples(method: Method, budget: Budget) -> Job:
 
 
 def _demands(method: Method, budget: Budget) -> Job:
-    return NAME, None, partial(constrained_check, method, budget.seed)
+    return NAME, None, partial(constrained_check, method, budget.seed, budget.replays, budget.identities)
 
 
 def _numbers(method: Method, budget: Budget) -> Job:
-    return "random numbers", steps_of(budget.seeds), partial(stream_check, budget.seed, budget.seeds)
+    return "random numbers", None, partial(stream_check, budget.seed, budget.seeds)
 
 
 TABULAR: tuple[Kind, ...] = (_rules, _samples, _demands)  # and `_numbers`, once for all methods
@@ -174,9 +174,15 @@ def _checked(method: Method, jobs: Sequence[Job], watch: Watch | None, faults: t
     return checks, True
 
 
-def _in_turn(method: Method, pair: Pair | None, budget: Budget, watch: Watch | None) -> tuple[Part, ...]:
+def _in_turn(
+    method: Method, pair: Pair | None, budget: Budget, watch: Watch | None, numbers: list[Part]
+) -> tuple[Part, ...]:
+    """The checks of a method; `numbers` holds that of random numbers once it was done."""
     tabular = _tabular(method, budget, watch)
-    return tabular, _paired(method, pair if tabular[1] else None, watch)
+    if tabular[1] and not numbers:
+        numbers.append(_tabular(method, budget, watch, (_numbers,)))
+    going = tabular[1] and numbers[0][1]
+    return tabular, *numbers, _paired(method, pair if going else None, watch)
 
 
 def _certificate(method: Method, *parts: Part) -> Certificate:
@@ -220,7 +226,9 @@ def _side_by_side(
         unwanted = context.Event()
         pool = stack.enter_context(ProcessPoolExecutor(processes, context, _begin, (unwanted,)))
         stack.callback(unwanted.set)
+        kinds = *TABULAR, _numbers
         parts = [[pool.submit(_shared, method, budget, kind) for method in methods] for kind in TABULAR]
+        parts.append([pool.submit(_shared, method, budget, _numbers) for method in methods[:1]] * len(methods))
 
         def result(part: Future[Part], method: Method, kind: Kind) -> Part:
             try:
@@ -234,7 +242,7 @@ def _side_by_side(
 
         paired = [_paired(method, pair, watch) for method, pair in zip(methods, pairs, strict=True)]
         for method, own, *others in zip(methods, paired, *parts, strict=True):
-            yield *(result(part, method, kind) for part, kind in zip(others, TABULAR, strict=True)), own
+            yield *(result(part, method, kind) for part, kind in zip(others, kinds, strict=True)), own
 
 
 RULES: tuple[dict[str, Any], ...] = (
@@ -281,10 +289,11 @@ def certify_each(
     environment = provenance.session(*place)
     methods, found = list(methods), list[Certificate]()
     pairs = [pair if _fits(engine, method) else None for method in methods]
+    numbers: list[Part] = []
     every = (
         _side_by_side(methods, pairs, budget, watch, processes)
         if processes
-        else (_in_turn(method, one, budget, watch) for method, one in zip(methods, pairs, strict=True))
+        else (_in_turn(method, one, budget, watch, numbers) for method, one in zip(methods, pairs, strict=True))
     )
     for method, parts in zip(methods, every, strict=True):
         one = _certificate(method, *parts)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +27,13 @@ UNIFORM, NOISE = 6, 2  # bytes of a number that are tested: 48 bits of uniforms,
 NOISE_TOKENS = 3
 POSITIONS = (7, 8)
 DRAWN = 4  # seeds for one whose draws are counted: they cost more
+TOLD = 1000  # rows, after which whoever looks on is told
 CPU = torch.device("cpu")
 
 Table: TypeAlias = npt.NDArray[np.float64]  # [rows, columns], numbers that should be uniform in [0, 1)
-Advance: TypeAlias = Callable[[int], None]
+Advance: TypeAlias = Callable[[], None]
+Item = TypeVar("Item")
+Numbers: TypeAlias = tuple[list[float], list[Tensor]]  # of a row: uniform ones, arrival times
 Test: TypeAlias = tuple[str, float]  # what was tested; the chance of a statistic as far out, on either side
 
 
@@ -46,7 +49,8 @@ def stream_check(seed: int, seeds: int, advance: Advance) -> Check:
     least = RISK / len(tests)
     failed = [what for what, chance in tests if chance < least]
     worst = min(tests, key=lambda test: test[1])
-    text = f"{seeds:,} seeds, {len(tests):,} tests: least p {worst[1]:.2g} ({worst[0]}), good numbers stay above {least:.1g}"
+    text = f"{seeds:,} seeds, {len(tests):,} tests: least p {worst[1]:.2g}, good numbers stay above {least:.1g}"
+    text += f" ({worst[0]})" if failed else ""
     figures = {"seeds": seeds, "tests": len(tests), "risk": RISK, "least_p": worst[1], "failed": failed}
     return Check("random numbers", "FAIL" if failed else "PASS", text, figures)
 
@@ -54,56 +58,50 @@ def stream_check(seed: int, seeds: int, advance: Advance) -> Check:
 def _tables(seed: int, rows: int, advance: Advance) -> Iterator[tuple[Table, Table, str]]:
     """(uniform numbers, noise mapped to uniform numbers, what the rows are)."""
     every = range(seed, seed + rows)
-    yield *_collected((_of_seed(one) for one in every), advance), "seeds"
+    yield *_collected(_of_seed(one) for one in _told(every, advance)), "seeds"
     streams = Streams(seed)
-    yield *_collected((_at(streams, place, 1) for place in range(rows)), advance), "positions"
+    yield *_collected(_at(streams, place, 1) for place in _told(range(rows), advance)), "positions"
     streams.at(0)
     long = np.array([[streams.uniform("draft")] for _ in range(rows)])
-    tokens = _uniform(streams.exponential("draft", (rows, 1), CPU)), _uniform_gumbel(streams.gumbel(0, rows, CPU)[:, None])
-    advance(rows)
-    yield long, np.concatenate(tokens, 1), "one stream"
+    noise = _uniform(streams.arrivals(0, rows, CPU)[:, None])
+    advance()
+    yield long, noise, "one stream"
 
 
-def _collected(found: Iterator[tuple[list[float], list[Tensor], list[Tensor]]], advance: Advance) -> tuple[Table, Table]:
+def _told(items: Iterable[Item], advance: Advance) -> Iterator[Item]:
+    """The items; `advance` is called now and then."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if number % TOLD == 0:
+            advance()
+
+
+def _collected(found: Iterable[Numbers]) -> tuple[Table, Table]:
+    """The rows as tables: of uniform numbers, and of noise."""
     uniform: list[list[float]] = []
-    races: list[Tensor] = []
-    gumbels: list[Tensor] = []
-    for numbers, race, gumbel in found:
+    arrivals: list[Tensor] = []
+    for numbers, times in found:
         uniform.append(numbers)
-        races += race
-        gumbels += gumbel
-        advance(1)
-    noise = _uniform(torch.stack(races)), _uniform_gumbel(torch.stack(gumbels))
-    return np.array(uniform), np.concatenate([each.reshape(len(uniform), -1) for each in noise], 1)
+        arrivals += times
+    return np.array(uniform), _uniform(torch.stack(arrivals)).reshape(len(uniform), -1)
 
 
-def _of_seed(seed: int) -> tuple[list[float], list[Tensor], list[Tensor]]:
+def _of_seed(seed: int) -> Numbers:
     """Numbers of one seed at neighbouring positions."""
     streams = Streams(seed)
-    uniform: list[float] = []
-    races: list[Tensor] = []
-    gumbels: list[Tensor] = []
-    for position in POSITIONS:
-        more = _at(streams, position, 2)
-        for known, new in zip((uniform, races, gumbels), more, strict=True):
-            known += new  # type: ignore[operator]
-    return uniform, races, gumbels
+    (uniform, arrivals), (others, more) = (_at(streams, position, 2) for position in POSITIONS)
+    return uniform + others, arrivals + more
 
 
-def _at(streams: Streams, position: int, counters: int) -> tuple[list[float], list[Tensor], list[Tensor]]:
-    """So many uniform numbers of each purpose, then noise, of the round and of the position."""
+def _at(streams: Streams, position: int, counters: int) -> Numbers:
+    """So many uniform numbers of each purpose, then the noise of the position."""
     streams.at(position)
     uniform = [streams.uniform(purpose) for _ in range(counters) for purpose in PURPOSES if purpose != "noise"]
-    race = streams.exponential("draft", (NOISE_TOKENS,), CPU)
-    return uniform, [race], [streams.gumbel(position, NOISE_TOKENS, CPU)]
+    return uniform, [streams.arrivals(position, NOISE_TOKENS, CPU)]
 
 
 def _uniform(exponential: Tensor) -> Table:
     return -np.expm1(-exponential.double().numpy())  # type: ignore[no-any-return]
-
-
-def _uniform_gumbel(gumbel: Tensor) -> Table:
-    return _uniform((-gumbel.double()).exp())
 
 
 def _chance(statistic: float, freedom: int) -> float:
@@ -160,7 +158,7 @@ def _draws(seed: int, seeds: int, advance: Advance) -> Iterator[Test]:
     def count(what: str, outcome: Any) -> None:
         kinds.setdefault(what, Counter())[outcome] += 1
 
-    for one in range(seed, seed + seeds):
+    for one in _told(range(seed, seed + seeds), advance):
         streams = Streams(one)
         streams.at(POSITIONS[0])
         distinct = draw_distinct(rows, 3, streams)
@@ -172,7 +170,6 @@ def _draws(seed: int, seeds: int, advance: Advance) -> Iterator[Test]:
         count("beams distinct 1", tuple(beams.distinct(rows[1].double(), 2)))
         count("beams iid 0", (*beams.picks(rows[0].double(), 2), beams.pick(rows[0].double())))
         count("coins", (beams.coin(0.3), beams.coin(0.3)))
-        advance(1)
     laws: dict[str, dict[Any, float]] = {
         **{f"distinct {number}": _ordered(LAWS[number], 3, False) for number in range(len(LAWS))},
         "distinct 0, 1": {(a, b): p * q for a, p in enumerate(LAWS[0]) for b, q in enumerate(LAWS[1]) if p * q > 0},

@@ -18,11 +18,14 @@ import yaml
 
 from draftwood import Method
 from draftwood.certify import Budget
+from draftwood.certify.constrained import constrained_check
 from draftwood.certify.enumeration import NotDiscrete
 from draftwood.certify.exactness import EXACT, enumerate_cases, rule_check, sampled_check
 from draftwood.certify.rules import required
+from draftwood.certify.streams import stream_check
 
 BUDGET = Budget()
+SEEDS = 20_000  # of random numbers: fewer than a certificate has, which finds whatever they find
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +73,22 @@ class Mutation:
         """Which check of the certificate fails with the wrong rule; nothing where all pass.
 
         law: an enumerated law is off; rule: a rule that no law shows (widths, predictions, the beam that one-cache
-        keeps); unseen: a rule of the method does not occur any more; text, hypotheses, samples: see exactness.py; else
-        the name of the error that fails the certificate.
+        keeps); unseen: a rule of the method does not occur any more; text, hypotheses, samples: see exactness.py;
+        streams: random numbers; demands: what a request may demand of its text, and what is said of texts; else the
+        name of the error that fails the certificate.
         """
         method = Method.parse(self.method)
         with self.applied():
             try:
+                if self.check == "streams":
+                    return self.check if stream_check(1, SEEDS, lambda: None).verdict == "FAIL" else ""
+                if self.check in ("demands", "RequestError"):
+                    return (
+                        self.check
+                        if constrained_check(method, 1, BUDGET.replays, BUDGET.identities, lambda: None).verdict
+                        == "FAIL"
+                        else ""
+                    )
                 if self.check == "samples":
                     return self.check if sampled_check(method, 1, BUDGET.runs, lambda: None).verdict == "FAIL" else ""
                 if self.check in ("text", "hypotheses"):
