@@ -149,7 +149,7 @@ class Judged:
 def constrained_check(method: Method, seed: int, most: int, texts: int, advance: Advance) -> Check:
     """Laws with demands where they can be enumerated, and what is said of every text: see `ConstrainedCase.fault`.
 
-    A way to end that no text took fails the check: it says nothing of that. At most so many replays and texts of a case.
+    A way to end that no text took fails the check: it says nothing of that. At most so many replays and texts a case.
     """
     most, texts = min(most, MOST), min(texts, TEXTS)
     met: set[str] = set()
@@ -199,7 +199,7 @@ def _enumerated(method: Method, seed: int, most: int, advance: Advance) -> Itera
     """Every outcome of small cases: for each demand of the longest texts that have few."""
     for form in variants(method):
         for number, (demand, warp) in enumerate(DEMANDS.items()):
-            for tokens in LENGTHS:
+            for tokens in (length for length in LENGTHS if length >= demand.least):
                 case = ConstrainedCase(
                     form, len(LETTERS), tokens, warp, seed + 10 * number, _drafts(method), demand=demand
                 )

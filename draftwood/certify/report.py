@@ -181,8 +181,8 @@ def _in_turn(
     tabular = _tabular(method, budget, watch)
     if tabular[1] and not numbers:
         numbers.append(_tabular(method, budget, watch, (_numbers,)))
-    going = tabular[1] and numbers[0][1]
-    return tabular, *numbers, _paired(method, pair if going else None, watch)
+    before = [tabular, *(numbers if tabular[1] else ())]
+    return *before, _paired(method, pair if all(done for _, done in before) else None, watch)
 
 
 def _certificate(method: Method, *parts: Part) -> Certificate:
