@@ -26,7 +26,7 @@ RISK = 1e-6  # chance that good numbers fail, all tests together
 UNIFORM, NOISE = 6, 2  # bytes of a number that are tested: 48 bits of uniforms, 16 of what float32 noise has
 NOISE_TOKENS = 3
 POSITIONS = (7, 8)
-DRAWN = 4  # seeds for one whose draws are counted: they cost more
+DRAWN = 8  # seeds for one whose draws are counted: they cost more
 TOLD = 1000  # rows, after which whoever looks on is told
 CPU = torch.device("cpu")
 
