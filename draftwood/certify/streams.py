@@ -107,7 +107,7 @@ def _uniform(exponential: Tensor) -> Table:
 def _chance(statistic: float, freedom: int) -> float:
     """Of a chi-square statistic as large, or as small: numbers may be too regular, too."""
     tail = chi_square_tail(statistic, freedom)
-    return min(1.0, 2 * min(tail, 1 - tail))
+    return min(1.0, 2 * min(tail, 1 - tail)) if freedom else 1.0
 
 
 def _even(counts: npt.NDArray[np.int64]) -> float:
