@@ -149,11 +149,7 @@ def _place(device: str | torch.device | None, option: str = "device") -> torch.d
     try:
         place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
         torch.empty(0, device=place)
-    except (
-        RuntimeError,
-        AssertionError,
-        TypeError,
-    ) as error:  # an unknown name; a build without CUDA; an index too high
+    except (RuntimeError, AssertionError, ValueError, TypeError) as error:  # an unknown name; no CUDA; no such index
         raise ConfigurationError(f"{option} {str(device)!r} is not there; use cpu, or one that torch sees") from error
     return place
 

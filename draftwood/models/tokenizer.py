@@ -225,7 +225,7 @@ class Tokenizer:
         """A decoder that is fed one id at a time; its text continues that of the ids in `context`."""
         try:
             return TokenStream(self, context, special)
-        except TypeError:
+        except (TypeError, KeyError):
             raise RequestError(f"token ids are a list of whole numbers from 0 on, not {shown(context)}") from None
 
 
