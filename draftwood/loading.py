@@ -192,7 +192,7 @@ def _checked(source: ModelSource, how: _How) -> Path | None:
         return None
     if own:
         directory = checkpoint.locate(source)
-        checkpoint.check(directory)
+        checkpoint.check(directory, how.dtype, how.device, how.quantize, not how.compile, how.backend)
         return directory
     _adapter()
     return checkpoint.locate(str(source).removeprefix(THROUGH_TRANSFORMERS))

@@ -160,13 +160,7 @@ def load(
         tensors = file or Safetensors(home, stack)
         family, whole = _outline(tensors, raw, family, config)
         config = whole.config
-        named = str(raw.get("dtype") or raw.get("torch_dtype") or tensors.dtype()) if dtype == "auto" else str(dtype)
-        wanted = DTYPES.get(named.removeprefix("torch."))
-        if wanted is None:
-            raise ModelError(f"dtype {named!r} is not supported" + did_you_mean(named, [*DTYPES, "auto"]))
-        if dtype == "auto":
-            wanted = computed(wanted, place, backend)
-        hold = holder(wanted, place, quantize, backend) if packed or quantize else None
+        wanted, hold = _held(raw, tensors, dtype, place, quantize, packed, backend)
         tied = whole.head.weight is whole.embed.weight
         shapes = {name: parameter.shape for name, parameter in whole.named_parameters()}  # a tied head has none
         model, total = whole, sum(shape.numel() for shape in shapes.values())
@@ -198,13 +192,41 @@ def load(
     return model.eval()
 
 
-def check(source: str | Path) -> None:
-    """Raise a ModelError for what could not be loaded, as far as that takes no weights."""
+def _held(
+    raw: Raw,
+    tensors: Tensors,
+    dtype: str | torch.dtype,
+    place: torch.device,
+    quantize: str | None,
+    packed: bool,
+    backend: str,
+) -> tuple[torch.dtype, Holder | None]:
+    """The type that is computed with, and how matrices are held."""
+    named = str(raw.get("dtype") or raw.get("torch_dtype") or tensors.dtype()) if dtype == "auto" else str(dtype)
+    wanted = DTYPES.get(named.removeprefix("torch."))
+    if wanted is None:
+        raise ModelError(f"dtype {named!r} is not supported" + did_you_mean(named, [*DTYPES, "auto"]))
+    if dtype == "auto":
+        wanted = computed(wanted, place, backend)
+    return wanted, holder(wanted, place, quantize, backend) if packed or quantize else None
+
+
+def check(
+    source: str | Path,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "cpu",
+    quantize: str | None = None,
+    packed: bool = True,
+    backend: str = "auto",
+) -> None:
+    """Raise the error of `load` for what could not be loaded, as far as that takes no weights."""
     home = locate(source)
     file = Weights(home) if home.is_file() else None
     raw, family, config = described(home) if file is None else file.described()
     with ExitStack() as stack:
-        _outline(file or Safetensors(home, stack), raw, family, config)
+        tensors = file or Safetensors(home, stack)
+        _outline(tensors, raw, family, config)
+        _held(raw, tensors, dtype, torch.device(device), quantize, packed, backend)
 
 
 def _outline(tensors: Tensors, raw: Raw, family: Family, config: DecoderConfig) -> tuple[Family, Decoder]:

@@ -123,7 +123,6 @@ KNOBS: dict[str, dict[str, Any]] = {
     "rope_theta": {"rope_theta": 1e6},
     "rope_scaling": {"rope_scaling": {"type": "linear", "factor": 4.0}},
     "hidden_act": {"hidden_act": "gelu"},
-    "tie_word_embeddings": {"tie_word_embeddings": True},
 }
 
 
