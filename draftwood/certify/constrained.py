@@ -29,7 +29,7 @@ from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, PlainBeamSea
 from draftwood.models.tabular import TabularModel
 from draftwood.results import GenerationResult
 
-MOST, TEXTS = 200, 20  # most replays and texts of a case: what is demanded of a text is seen in few
+MOST, TEXTS = 150, 16  # most replays and texts of a case: what is demanded of a text is seen in few
 EXACT, ROUNDING = 1e-9, 1e-6  # of laws; of log-probabilities
 ALL = Demand(grammar=True, least=3, stop=("bc", "aa"))
 DEMANDS = {  # and the warp that goes with each

@@ -26,7 +26,7 @@ RISK = 1e-6  # chance that good numbers fail, all tests together
 UNIFORM, NOISE = 6, 2  # bytes of a number that are tested: 48 bits of uniforms, 16 of what float32 noise has
 NOISE_TOKENS = 3
 POSITIONS = (7, 8)
-DRAWN = 8  # seeds for one whose draws are counted: they cost more
+PLACES, DRAWN = 4, 10  # seeds for one position, and for one whose draws are counted: they cost more
 TOLD = 1000  # rows, after which whoever looks on is told
 CPU = torch.device("cpu")
 
@@ -60,7 +60,7 @@ def _tables(seed: int, rows: int, advance: Advance) -> Iterator[tuple[Table, Tab
     every = range(seed, seed + rows)
     yield *_collected(_of_seed(one) for one in _told(every, advance)), "seeds"
     streams = Streams(seed)
-    yield *_collected(_at(streams, place, 1) for place in _told(range(rows), advance)), "positions"
+    yield *_collected(_at(streams, place, 1) for place in _told(range(-(-rows // PLACES)), advance)), "positions"
     streams.at(0)
     long = np.array([[streams.uniform("draft")] for _ in range(rows)])
     noise = _uniform(streams.arrivals(0, rows, CPU)[:, None])
@@ -87,17 +87,22 @@ def _collected(found: Iterable[Numbers]) -> tuple[Table, Table]:
 
 
 def _of_seed(seed: int) -> Numbers:
-    """Numbers of one seed at neighbouring positions."""
+    """Numbers of one seed at neighbouring positions, and the noise of the first."""
     streams = Streams(seed)
-    (uniform, arrivals), (others, more) = (_at(streams, position, 2) for position in POSITIONS)
-    return uniform + others, arrivals + more
+    uniform, arrivals = _at(streams, POSITIONS[0], 2)
+    streams.at(POSITIONS[1])
+    return uniform + _round(streams, 2), arrivals
 
 
 def _at(streams: Streams, position: int, counters: int) -> Numbers:
-    """So many uniform numbers of each purpose, then the noise of the position."""
+    """Numbers of the round at a position, then the noise of the position."""
     streams.at(position)
-    uniform = [streams.uniform(purpose) for _ in range(counters) for purpose in PURPOSES if purpose != "noise"]
-    return uniform, [streams.arrivals(position, NOISE_TOKENS, CPU)]
+    return _round(streams, counters), [streams.arrivals(position, NOISE_TOKENS, CPU)]
+
+
+def _round(streams: Streams, counters: int) -> list[float]:
+    """So many uniform numbers of each purpose."""
+    return [streams.uniform(purpose) for _ in range(counters) for purpose in PURPOSES if purpose != "noise"]
 
 
 def _uniform(exponential: Tensor) -> Table:
