@@ -312,8 +312,7 @@ class Engine(Intake):
     ) -> Generator[tuple[int, GenerationResult], None, None]:
         """As `batch`, but (place among the prompts, result) as each request ends; bad input is refused at once."""
         whole("concurrency", concurrency, 1)
-        requests = [self.request(**{**options, **entry}) for entry in entries(prompts)]
-        call = object()
+        requests, call = [self.request(**{**options, **entry}) for entry in entries(prompts)], object()
         queue = deque(
             (index, generation, self.task(generation, call=call))
             for index, generation in enumerate(map(self._generation, requests))

@@ -75,7 +75,7 @@ def capped(values: Mapping[str, Any], widest: int, deepest: int) -> dict[str, An
     """A method's options, narrower and shallower where they were not already."""
     values = dict(values)
     if "gamma" in values:
-        values["gamma"] = min(values["gamma"], deepest)
+        values["gamma"] = deepest if values["gamma"] is None else min(values["gamma"], deepest)
     for name in ("tree", "expansion"):
         if values.get(name):
             values[name] = [min(wide, widest) for wide in values[name][:deepest]]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from draftwood.core.forest import FINISHED, Forest, Proposal, Verdict
+from draftwood.depth.rules import UNCAPPED
 from draftwood.methods import Lookup, Method
 from draftwood.methods.beams import BeamMethod, DynamicWidth, PlainBeamSearch, SpeculativeBeamSearch
 from draftwood.methods.sequences import Autoregressive
@@ -137,6 +138,7 @@ def required(method: Method) -> frozenset[str]:
 def _required_of_tokens(method: Method) -> frozenset[str]:
     options = method.as_dict()
     most = options.get("gamma", len(_widths(method)))
+    most = UNCAPPED if most is None else most
     if isinstance(method, Autoregressive) or not most:
         return frozenset({"round without drafts", "end of text"})
     kinds = {"copy"} if looks(method) else set()

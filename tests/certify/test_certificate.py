@@ -34,6 +34,7 @@ FULL = Budget(runs=1000, replays=1000, identities=400)
 METHOD_OPTIONS: list[dict[str, Any]] = [  # one of each kind of reference and of drafts
     {"name": "autoregressive"},
     {"name": "speculative", "verify": "coupled"},
+    {"name": "speculative", "depth": "beta-ts"},
     {"name": "specinfer", "expansion": [2]},
     {"name": "mcsd", "tree": [2, 1], "replacement": True},
     {"name": "lookup"},
