@@ -242,7 +242,7 @@ class Grammars:
 
 
 def deep(work: Callable[..., T], *given: Any) -> T:
-    """What `work` returns, called where it has the stack for deep recursion; without, a grammar can end the process."""
+    """Call `work` in a thread with a stack for deep recursion: a deep grammar would end the process otherwise."""
     with ThreadPoolExecutor(1) as pool:
         usual = threading.stack_size(STACK)
         try:

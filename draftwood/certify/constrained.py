@@ -86,7 +86,7 @@ class ConstrainedCase(Case):
         return self.run()
 
     def fault(self, result: GenerationResult) -> str:
-        """What is wrong with a result, whichever text it has: whether that was allowed, and what is said of it."""
+        """The first fault of a result: a token that is not allowed, a wrong end, text, reason or log-probability."""
         beams = [(tuple(beam.tokens), beam.logprobs, beam.text, beam.finish_reason) for beam in result.beams]
         for output, logprobs, text, reason in beams or [
             (tuple(result.tokens), result.logprobs, result.text, result.finish_reason)
@@ -109,7 +109,7 @@ class ConstrainedCase(Case):
         return log_softmax(raw_logits(self.target, (*self.prompt, *before)))[token]
 
     def _misjudged(self, result: GenerationResult) -> str:
-        """Whether warped log-probabilities, of beams likelihoods and the order by scores, are right."""
+        """A fault of the warped log-probabilities, or of beams' likelihoods, scores and order; '' if there is none."""
         masked = self.demand.masked(self.target, len(self.prompt))
         if not isinstance(self.method, BeamMethod):
             output = tuple(result.tokens)
@@ -138,7 +138,7 @@ def _near(found: Sequence[float], wanted: Sequence[float]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What was found in one case: how many texts, how far their law is off, and what is wrong with single ones."""
+    """The result of one case: the number of texts, the distance of their law, and the faults of single texts."""
 
     label: str
     texts: int

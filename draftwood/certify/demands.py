@@ -1,4 +1,4 @@
-"""What a request may demand of its text, from the definitions: a grammar, a least number of tokens, stop strings.
+"""Demands of a request on its text, written out from their definitions: grammar, least tokens, stop strings.
 
 A text is of the letters a, b, c; token 0 ends it.
 """
@@ -97,7 +97,7 @@ class Matchers:
 
 @dataclass(frozen=True)
 class Demand:
-    """What is asked for; `least` tokens, and stop strings behind those."""
+    """A grammar, at least `least` tokens, and stop strings that count behind those; each may be left out."""
 
     grammar: bool = False
     least: int = 0
@@ -133,7 +133,7 @@ class Demand:
         return output[-1] == 0 or self.stopped(output) is not None
 
     def text(self, output: Output) -> str:
-        """What is shown of it."""
+        """The text that a user sees: without the end token, and cut at the stop string."""
         return "".join(LETTERS[token] for token in output if token)[: self.stopped(output)]
 
     def reason(self, output: Output) -> str:

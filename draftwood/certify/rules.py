@@ -1,4 +1,4 @@
-"""What rounds exercise of a method's rules, and what the cases of a certificate must have exercised.
+"""The rules that rounds of a method exercise, and those that the cases of a certificate must have exercised.
 
 Read from the forest and the verdict of each round, as they are: nothing in the algorithms reports to a certificate.
 """
@@ -39,7 +39,7 @@ class Tally(Watching):
 
 
 def _of_tokens(forest: Forest, verdict: Verdict) -> Iterator[str]:
-    """What a round of chains and trees met."""
+    """The rules that a round of chains and trees exercised."""
     yield "round with drafts" if forest.proposals else "round without drafts"
     path = forest.path(verdict.parent[0])
     for node, child in pairwise([*path, -1]):
@@ -64,7 +64,7 @@ def _of_tokens(forest: Forest, verdict: Verdict) -> Iterator[str]:
 
 
 def _at(forest: Forest, proposal: Proposal, child: int) -> Iterator[str]:
-    """What became of a node's drafts, of which `child` was accepted, if it is one of them."""
+    """The rules that one node's drafts exercised; `child` follows the node on the accepted path, -1: nothing does."""
     nodes = proposal.nodes
     if nodes[0] in forest.forced:
         yield "forced token"
@@ -87,7 +87,7 @@ def _at(forest: Forest, proposal: Proposal, child: int) -> Iterator[str]:
 
 
 def _of_beams(forest: Forest, verdict: Verdict) -> Iterator[str]:
-    """What a round of beams met."""
+    """The rules that a round of beams exercised."""
     yield "round with drafts" if forest.layers else "round without drafts"
     alive = forest.roots
     if len(alive) > 1:
@@ -126,7 +126,7 @@ def looks(method: Method) -> bool:
 
 
 def required(method: Method) -> frozenset[str]:
-    """What rounds of a method must have exercised before its laws say much; nothing of a lossy one."""
+    """The rules that rounds of a method must have exercised for its certificate to count; none of a lossy one."""
     if not method.lossless:
         return frozenset()
     if not type(method).__module__.startswith("draftwood."):

@@ -169,7 +169,7 @@ class Case:
         return self._engine().generate(self.prompt, method or self.method, self.params, self.tokens, seed)
 
     def found(self) -> Found:
-        """What an enumeration looks at: a generation, or its first rounds."""
+        """The experiment that is enumerated: a generation, or its first rounds."""
         if not self.rounds:
             return self.run()
         rounds: list[Round] = []

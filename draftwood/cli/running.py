@@ -49,7 +49,7 @@ def progress(
 
 
 def _lines(label: str, total: float | None, percent: bool) -> Callable[..., None]:
-    """What stands for a bar in a pipe: it takes the same changes and prints a line now and then."""
+    """An updater that stands for a bar in a pipe: it takes the same changes and prints a line now and then."""
     shown: dict[str, Any] = {"description": label, "total": total, "completed": 0}
     due = monotonic() + FIRST_LINE
 

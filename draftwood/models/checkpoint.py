@@ -273,7 +273,7 @@ def _quantised(settings: object) -> bool:
 
 
 def _elsewhere(raw: Raw, directory: Path) -> str:
-    """What to do about a model of another architecture: `hf:` where transformers, as far as one sees, can run it."""
+    """Advice for a model of another architecture: `hf:` where transformers can, as far as one sees, run it."""
     try:
         runs = import_module("draftwood.models.hf").can_run(raw)
     except ImportError:

@@ -49,7 +49,7 @@ class Backend(Protocol):
 
 
 class Known(NamedTuple):
-    """What an id stands for within a text, such as behind a letter."""
+    """The text that an id stands for within a text, such as behind a letter."""
 
     text: str  # special tokens as they are spelled
     part: bytes | None  # where its bytes are not whole characters
@@ -120,7 +120,7 @@ class Tokenizer:
 
     @cached_property
     def known(self) -> Callable[[int], Known]:
-        """What an id stands for within a text."""
+        """The text that an id stands for within a text."""
         start = len(self.decode(self.letter))
 
         def known(token: int) -> Known:

@@ -79,7 +79,7 @@ class Part(NamedTuple):
 
 
 def parts(tasks: Sequence[Task[Any]], policy: Policy, curve: Curve, number: int) -> list[Part]:
-    """What pass `number` computes of some tasks' runs: first of those that were answered longest ago."""
+    """The rows of each task's run that pass `number` computes; tasks that were answered longest ago come first."""
     held = [(task, task.pending) for task in tasks if task.pending is not None]  # some may wait again
     if len(held) > 1:
         held.sort(key=lambda each: each[0].served)
@@ -94,7 +94,7 @@ def parts(tasks: Sequence[Task[Any]], policy: Policy, curve: Curve, number: int)
 
 
 def shares(found: Sequence[Part], active: Sequence[Task[Any]], curve: Curve) -> tuple[float, float, float]:
-    """What `Policy.target_pass` counts of a pass of the target."""
+    """Seconds of a pass of the target, as `Policy.target_pass` takes them."""
     rows = [min(part.rows, len(part.pending.run.nodes)) for part in found]
     served = {id(part.task) for part in found}
     own = [(part.task, min(part.rows, part.task.own)) for part in found]

@@ -38,7 +38,7 @@ class Policy:
         return not hasty or self.credit > 0
 
     def due(self, hasty: bool, drafting: bool, seconds: float) -> bool:
-        """Whether those that wait for the target, whose pass takes so long, are served while others draft, or not."""
+        """Whether a pass of the target starts now, while others draft; it takes those that wait `seconds`."""
         if not drafting:
             return True
         return self.credit <= 0 if hasty else TOGETHER * seconds <= self.drafted

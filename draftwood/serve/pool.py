@@ -27,7 +27,7 @@ class Pool:
         self._closed = False
 
     async def run(self, work: Callable[[Unpack[Given]], T], *given: *Given) -> T:
-        """What `work` returns; TimeoutError where that, waiting included, takes more than the pool's `seconds`."""
+        """Call `work` in the pool and return its result; TimeoutError after the pool's `seconds`, waiting included."""
         if self._closed:
             raise ServerEnded
         done = asyncio.get_running_loop().run_in_executor(self._threads, work, *given)

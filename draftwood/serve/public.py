@@ -1,4 +1,4 @@
-"""What clients may know: no paths of this machine, no options that are not theirs, fields by their own names."""
+"""Filters what clients are told: no paths of this machine, no options of the server, fields by their own names."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Public:
         return value
 
     def sentence(self, text: str) -> str:
-        """What the library says, to a client."""
+        """A message of the library, rewritten for a client."""
         for word, other in WORDS.items():
             text = text.replace(word, other)
         return str(self.value(text))

@@ -52,7 +52,7 @@ class RequestBody:
                     await self._next()
 
     def too_large(self) -> HTTPException:
-        """What is said of a body that is too long."""
+        """The sentence about a body that is too long."""
         told = f"the body has more than {self._settings.max_body:,} bytes, the most that are taken"
         return HTTPException(413, told, CLOSE)
 

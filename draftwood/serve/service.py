@@ -76,7 +76,7 @@ class Service:
             pool.close()
 
     def told(self, error: BaseException) -> ApiError:
-        """What a client is told of an error."""
+        """An error as a client may read it."""
         found, text = api_error(error), self.public.sentence(str(error))
         if found is not error and str(found) != str(error):
             text = str(found)

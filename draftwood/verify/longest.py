@@ -75,8 +75,11 @@ class LongestPath:
         return best
 
     def behind(self, forest: Forest, path: Sequence[int], target: Distributions) -> Tensor:
-        """What the next roots are drawn from [V]: norm(max(0, p - q)) where drafts behind an accepted one were
-        rejected, q being what they were drawn from; the target's own p where none was accepted, or none was drafted."""
+        """The distribution [V] of the next roots behind an accepted path.
+
+        norm(max(0, p - q)) where drafts behind an accepted one were rejected, which were drawn from q; the target's own
+        p where no draft was accepted, or none was there to be rejected.
+        """
         p = target.probs(path[-1])
         drawn = [one for one in forest.proposals.get(path[-1], ()) if one.q is not None]
         return residual(p, drawn[-1].q, -1) if drawn and len(path) > 1 else p

@@ -1,4 +1,4 @@
-"""What a light request waits for its first token beside a heavy one, against alone: each method beside each."""
+"""Time to the first token of a light request beside a heavy one, over that alone: each method beside each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What types of weights change: perplexity, the most probable token and the distribution, against float32."""
+"""Effect of the type of weights on perplexity, the most probable token and the distribution, against float32."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Quantisation(Kind):
 
 @torch.inference_mode()
 def read(model: Decoder, texts: list[list[int]], exact: Decoder | None = None) -> dict[str, list[Any]]:
-    """What a model says of texts, and how far that is from what an exact one says.
+    """Perplexity of texts under a model, and how far its distributions are from those of an exact one.
 
     For each text the nats of its tokens behind the first, the most probable token at each of their places, and the sum
     over these of the Kullback-Leibler divergence from the exact model's distribution, in nats.

@@ -1,4 +1,4 @@
-"""What choosing tokens costs beside forwards: milliseconds a token under each setting, and its share of a round."""
+"""Cost of choosing tokens beside forwards: milliseconds a token under each setting, and its share of a round."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def holder(dtype: torch.dtype, device: torch.device, quantize: str | None, backe
 
 
 def computed(dtype: torch.dtype, device: torch.device, backend: str = "auto") -> torch.dtype:
-    """What weights stored in a dtype are computed in where nothing else is asked for: the same, if there are kernels.
+    """The dtype to compute weights of a stored dtype in by default: the same one, if there are kernels.
 
     A CPU has none for float16, and without the native kernels few have some for bfloat16: float32 holds both exactly.
     """
