@@ -297,6 +297,7 @@ def test_what_was_finished_is_kept() -> None:
     assert not second.complete and not second.checks and report.as_dict()["complete"] is False
 
 
+@pytest.mark.slow
 def test_processes_side_by_side_find_the_same_and_keep_what_was_finished() -> None:
     methods = [Method.parse("autoregressive"), Method.parse({"name": "speculative", "gamma": 2})]
     whole = certify_each(methods, budget=SMALL, processes=1)

@@ -199,6 +199,7 @@ def test_every_method_writes_what_the_tokens_say(method: Any) -> None:
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_a_real_model_continues_rare_characters(gemma: Path) -> None:
     """Gemma spells them in bytes: the answer goes on in bytes as the prompt ended."""
     engine = draftwood.load(gemma, dtype="float32")

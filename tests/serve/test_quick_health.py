@@ -141,6 +141,7 @@ def test_a_prompt_is_read_once_however_many_texts_go_on_from_it(
     assert read == ["ab"]
 
 
+@pytest.mark.slow
 def test_reading_gives_back_the_interpreters_lock() -> None:
     """Of a long text and of many ids; other threads go on meanwhile."""
     tokenizer = load().tokenizer
