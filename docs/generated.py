@@ -16,10 +16,10 @@ from typer.cli import get_docs_for_click
 from draftwood import Metrics, SamplingParams, load
 from draftwood.cli.main import COMMANDS, made
 from draftwood.depth import CONTROLLERS
-from draftwood.describing import kind
 from draftwood.eval.tasks import TASKS
 from draftwood.explain.tree import FATES
 from draftwood.methods import METHODS
+from draftwood.util.schema_text import kind
 
 
 def fill(page: str) -> str:

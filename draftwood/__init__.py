@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any
 from draftwood.models.backend import environment
 
 if TYPE_CHECKING:
-    from draftwood.async_engine import AsyncEngine
     from draftwood.core.records import Round
-    from draftwood.engine import Engine, StreamEvent
+    from draftwood.engine.async_engine import AsyncEngine
+    from draftwood.engine.engine import Engine, StreamEvent
+    from draftwood.engine.loading import load
+    from draftwood.engine.metrics import Metrics
+    from draftwood.engine.results import GenerationResult
     from draftwood.errors import (
         ConfigurationError,
         DraftwoodError,
@@ -18,12 +21,9 @@ if TYPE_CHECKING:
         Overloaded,
         RequestError,
     )
-    from draftwood.loading import load
     from draftwood.methods import METHODS, Method
-    from draftwood.metrics import Metrics
     from draftwood.models.tabular import TabularModel
-    from draftwood.params import SamplingParams
-    from draftwood.results import GenerationResult
+    from draftwood.sampling.params import SamplingParams
 
 __version__ = "0.1.0"
 
@@ -51,20 +51,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "async_engine": ("AsyncEngine",),
-    "engine": ("Engine", "StreamEvent"),
+    "engine.async_engine": ("AsyncEngine",),
+    "engine.engine": ("Engine", "StreamEvent"),
     "errors": (
         *("ConfigurationError", "DraftwoodError", "ModelError", "NonFiniteError"),
         *("OutOfMemory", "Overloaded", "RequestError"),
     ),
-    "loading": ("load",),
+    "engine.loading": ("load",),
     "methods": ("METHODS", "Method"),
     "models.tabular": ("TabularModel",),
-    "params": ("SamplingParams",),
+    "sampling.params": ("SamplingParams",),
     "core.records": ("Round",),
-    "metrics": ("Metrics",),
-    "request": ("Request",),
-    "results": ("GenerationResult",),
+    "engine.metrics": ("Metrics",),
+    "engine.request": ("Request",),
+    "engine.results": ("GenerationResult",),
 }
 
 

@@ -17,9 +17,9 @@ import torch
 from rich.progress import track
 
 import draftwood
-from draftwood.loading import EMBEDDED
-from draftwood.models import checkpoint
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.engine.loading import EMBEDDED
+from draftwood.models.checkpoints import checkpoint
+from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.exit_layer import ExitRun, plot
 from draftwood.train.settings import ExitSettings
 from draftwood.train.texts import read_texts

@@ -23,9 +23,9 @@ from draftwood import Engine
 from draftwood.corpus import DOMAINS, score
 from draftwood.corpus.score import STOPS
 from draftwood.eval.provenance import session
-from draftwood.models.checkpoint import load
+from draftwood.models.checkpoints.checkpoint import load
 from draftwood.models.decoder import Decoder
-from draftwood.models.exit import ExitLayer, find
+from draftwood.models.heads.exit import ExitLayer, find
 from recipes.monitor import batch_of, held_out
 
 # Tokens that a completion may have, for each domain that is scored.

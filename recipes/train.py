@@ -20,8 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from draftwood.models.checkpoints.saving import save
 from draftwood.models.decoder import Decoder, DecoderConfig
-from draftwood.models.saving import save
 from draftwood.train.optim import Schedule
 from draftwood.train.packing import CLOSING_SHARES, OPENING_SHARES, end_token, packed_rows
 from draftwood.train.resumable import Run

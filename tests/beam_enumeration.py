@@ -10,7 +10,7 @@ from enumeration import Choices, Law, law_of
 
 from draftwood.certify.enumeration import Scripted
 from draftwood.core.records import Layer, Outcome
-from draftwood.params import SamplingParams
+from draftwood.sampling.params import SamplingParams
 from draftwood.verify.beam import verify_layer
 from draftwood.verify.joint import Joint, joint_of
 from draftwood.verify.width import WidthRule

@@ -21,8 +21,8 @@ from tabular import TabularExit, TabularHead, random_heads
 from draftwood import TabularModel, load
 from draftwood.cli.main import run
 from draftwood.methods import self_speculative
-from draftwood.models import eagle, heads
-from draftwood.models import exit as exits
+from draftwood.models.heads import eagle, medusa
+from draftwood.models.heads import exit as exits
 from recipes import real_models
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> None:
         return TabularHead.random(vocab, seed=12, n_layers=2)
 
     monkeypatch.setattr(self_speculative, "skipping", skipping)
-    monkeypatch.setattr(heads, "find", lambda target, where: random_heads(target.vocab_size, target.vocab_size, 3))
+    monkeypatch.setattr(medusa, "find", lambda target, where: random_heads(target.vocab_size, target.vocab_size, 3))
     monkeypatch.setattr(exits, "find", lambda target, where: exit_of(target.vocab_size))
     monkeypatch.setattr(eagle, "find", lambda target, where: eagle_of(target.vocab_size))
 

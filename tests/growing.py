@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftwood import TabularModel
-from draftwood.models.tokenizer import INCOMPLETE, Tokenizer
+from draftwood.models.text.tokenizer import INCOMPLETE, Tokenizer
 
 
 def certain(words: Tokenizer, ids: Sequence[int]) -> list[str]:

@@ -16,7 +16,7 @@ from draftwood import TabularModel
 from draftwood.certify.distances import total_variation
 from draftwood.certify.references import Output, exact_law, step_law
 from draftwood.models.base import Batch
-from draftwood.models.heads import Heads
+from draftwood.models.heads.medusa import Heads
 
 __all__ = [
     "Output",

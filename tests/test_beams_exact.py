@@ -210,7 +210,7 @@ def test_layers_of_dynamic_width(
         seen.clear()
         return history
 
-    monkeypatch.setattr("draftwood.decode.advance", spy)
+    monkeypatch.setattr("draftwood.engine.decode.advance", spy)
     law = enumerated.law({"name": "dsbd", "n_best": 2, **options}, sampling, tokens, layers)
     wanted = BeamLaw(
         enumerated.target, PROMPT, SamplingParams(**sampling), enumerated.end, options.get("warp", "joint")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import draftwood
 from draftwood.errors import DraftwoodError
-from draftwood.models import checkpoint
+from draftwood.models.checkpoints import checkpoint
 
 
 @pytest.fixture(autouse=True)

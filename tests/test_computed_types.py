@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from servers import running
 
 import draftwood
-from draftwood.models import checkpoint
-from draftwood.models.files import read_json
+from draftwood.models.checkpoints import checkpoint
+from draftwood.models.checkpoints.files import read_json
 from draftwood.train.runs import prepare
 
 

@@ -10,7 +10,7 @@ from tokenizers import models, pre_tokenizers
 
 import draftwood
 from draftwood import Engine, RequestError, TabularModel
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text.tokenizer import Tokenizer
 
 WORDS = ["<s>", "</s>", "user", "assistant", "system", ":", "hi", "yes", "no", "well"]
 TEMPLATE = (

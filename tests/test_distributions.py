@@ -4,18 +4,19 @@ import pytest
 import torch
 
 import draftwood
-from draftwood import Engine, TabularModel, sampling
+from draftwood import Engine, TabularModel
 from draftwood.core.forest import FINISHED, Forest, Verdict, advance
-from draftwood.params import SamplingParams
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
-from draftwood.sampling import Distributions
+from draftwood.sampling import distributions
+from draftwood.sampling.distributions import Distributions
+from draftwood.sampling.params import SamplingParams
 
 
 def test_a_row_is_warped_when_it_is_first_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     warped: list[int] = []
-    warp = sampling.warp
-    monkeypatch.setattr(sampling, "warp", lambda logits, params: warped.append(1) or warp(logits, params))
+    warp = distributions.warp
+    monkeypatch.setattr(distributions, "warp", lambda logits, params: warped.append(1) or warp(logits, params))
     forest = Forest.from_prompt([0])
     forest.propose(0, [1, 2], None)
     target = Distributions(forest, torch.randn(3, 4), SamplingParams(temperature=0.7))
@@ -27,8 +28,8 @@ def test_a_row_is_warped_when_it_is_first_asked_for(monkeypatch: pytest.MonkeyPa
 def test_verification_and_recording_warp_visited_rows_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """45 nodes of a tree are verified; at most one row for each accepted layer and the next token is warped."""
     rows: list[int] = []
-    warp = sampling.warp
-    monkeypatch.setattr(sampling, "warp", lambda logits, params: rows.append(1) or warp(logits, params))
+    warp = distributions.warp
+    monkeypatch.setattr(distributions, "warp", lambda logits, params: rows.append(1) or warp(logits, params))
     drafts = "draftwood.draft.base.warped"  # theirs are not counted
     monkeypatch.setattr(drafts, lambda logits, params: [warp(row, params) for row in logits])
     engine = draftwood.load(TabularModel.random(6, seed=1), TabularModel.random(6, seed=2))

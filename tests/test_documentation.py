@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from draftwood import METHODS, SamplingParams, config
+from draftwood import METHODS, SamplingParams
 from draftwood.cli.main import COMMANDS, DEFAULTS, GROUPS, made
 from draftwood.depth import CONTROLLERS
 from draftwood.eval.experiments.experiment import load as load_experiment
@@ -24,6 +24,7 @@ from draftwood.eval.experiments.tables import documents, page
 from draftwood.eval.reproduce.paper import load as load_paper
 from draftwood.eval.tasks import TASKS
 from draftwood.methods import Method
+from draftwood.util import config
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

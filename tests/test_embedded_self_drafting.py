@@ -9,10 +9,10 @@ import pytest
 import draftwood
 from draftwood import Engine, GenerationResult
 from draftwood.corpus import DOMAINS, documents
-from draftwood.loading import EMBEDDED
-from draftwood.models.artifact import companion
-from draftwood.models.heads import find
-from draftwood.models.skip import skipping
+from draftwood.engine.loading import EMBEDDED
+from draftwood.models.checkpoints.artifact import companion
+from draftwood.models.heads.medusa import find
+from draftwood.models.heads.skip import skipping
 
 METHODS = {"eagle": {"name": "eagle", "gamma": 4, "depth": "fixed"}}  # by default as far as it pays on this machine
 PROMPTS = [item.prompt for domain in DOMAINS for item in islice(documents(domain, "held-out", 5), 1)]

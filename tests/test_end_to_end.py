@@ -16,7 +16,7 @@ from torch import Tensor
 from draftwood import METHODS, Engine, SamplingParams, TabularModel
 from draftwood.draft.base import Proposer
 from draftwood.methods import Speculative
-from draftwood.sampling import Streams
+from draftwood.sampling.distributions import Streams
 from draftwood.verify import Rejection, tree
 
 PROMPT = [1, 2, 1, 2]

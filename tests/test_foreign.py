@@ -10,7 +10,7 @@ from conftest import Command
 
 import draftwood
 from draftwood.corpus import DOMAINS, documents
-from draftwood.foreign import hint
+from draftwood.engine.embedded_hint import hint
 
 ORDINARY = (
     "Once upon a time there was a little girl who lived in a village near the forest.",

@@ -9,11 +9,11 @@ from enumeration import slow_warp
 
 from draftwood import NonFiniteError, SamplingParams
 from draftwood.core.forest import Forest
-from draftwood.drawing import SMALL, Weights
-from draftwood.params import SamplingParams as Params
-from draftwood.penalties import Penalties
-from draftwood.sampling import Streams, draw, draw_distinct, draw_iid, largest, warp
-from draftwood.truncation import kept, leading, nucleus, ranked
+from draftwood.sampling.distributions import Streams, draw, draw_distinct, draw_iid, largest, warp
+from draftwood.sampling.drawing import SMALL, Weights
+from draftwood.sampling.params import SamplingParams as Params
+from draftwood.sampling.penalties import Penalties
+from draftwood.sampling.truncation import kept, leading, nucleus, ranked
 from draftwood.verify import bound
 from draftwood.verify.beam_search import BeamSearch
 from draftwood.verify.kseq import balance

@@ -12,7 +12,7 @@ from enumeration import EnumeratedRandomness
 from tabular import exact_law, total_variation
 
 from draftwood import Engine, RequestError, SamplingParams, TabularModel, load
-from draftwood.text import Ending
+from draftwood.engine.stopping import Ending
 
 PROMPT, LEAST, LENGTH = [1, 1], 2, 3
 TARGET, DRAFT = TabularModel.random(3, seed=5), TabularModel.random(3, seed=6)
@@ -134,7 +134,7 @@ def test_a_text_may_fill_the_context(target: Any) -> None:
 def test_scores_in_pieces(monkeypatch: pytest.MonkeyPatch, target: Any) -> None:
     engine = load(target, reuse_prefixes=False)
     whole = engine.score("a longer text than a piece", 2)
-    monkeypatch.setattr("draftwood.prompt_scores.PIECE", 7)
+    monkeypatch.setattr("draftwood.engine.scoring.PIECE", 7)
     parts = engine.score("a longer text than a piece", 2)
     assert parts.logprobs[1:] == pytest.approx(whole.logprobs[1:], abs=1e-5)
     assert len(parts.top_logprobs) == len(parts.tokens) == len(parts.logprobs)

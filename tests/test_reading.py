@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftwood import config
 from draftwood.depth import parse_depth
 from draftwood.errors import ConfigurationError
 from draftwood.methods import Method
-from draftwood.reading import DEEPEST, parse_json, parse_value, parse_yaml, read_text, shown
+from draftwood.util import config
+from draftwood.util.safe_parsing import DEEPEST, parse_json, parse_value, parse_yaml, read_text, shown
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)

@@ -10,7 +10,7 @@ from ledger import lent
 
 import draftwood
 from draftwood import ConfigurationError, Engine, ModelError, RequestError, TabularModel
-from draftwood.batching import BatchInterrupted
+from draftwood.engine.batching import BatchInterrupted
 from draftwood.methods import Speculative
 
 

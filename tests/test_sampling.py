@@ -11,8 +11,8 @@ from torch import Tensor
 
 from draftwood import Engine, SamplingParams, TabularModel
 from draftwood.core.forest import Forest
-from draftwood.penalties import Penalties
-from draftwood.sampling import warp
+from draftwood.sampling.distributions import warp
+from draftwood.sampling.penalties import Penalties
 from draftwood.verify.joint import Joint, joint_of
 
 CPU = torch.device("cpu")

@@ -14,8 +14,8 @@ from transformers.generation.logits_process import (
 
 from draftwood import SamplingParams
 from draftwood.core.forest import Forest
-from draftwood.penalties import Penalties
-from draftwood.sampling import warp
+from draftwood.sampling.distributions import warp
+from draftwood.sampling.penalties import Penalties
 
 SETTINGS = list(itertools.product((0.6, 1.0, 1.7), (0, 1, 7), (0.3, 0.9, 1.0), (0.0, 0.05, 0.4)))
 

@@ -8,7 +8,7 @@ import torch
 from ledger import lent
 
 from draftwood import Engine, NonFiniteError, TabularModel
-from draftwood.sampling import PURPOSES, Streams, draw, draw_distinct, draw_iid
+from draftwood.sampling.distributions import PURPOSES, Streams, draw, draw_distinct, draw_iid
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ import pytest
 from ledger import lent
 
 from draftwood import Engine, TabularModel
-from draftwood.text import Ending
+from draftwood.engine.stopping import Ending
 
 
 class Letters:

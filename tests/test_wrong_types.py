@@ -12,8 +12,8 @@ import tiny_models
 from draftwood import AsyncEngine, Engine, TabularModel, load
 from draftwood.errors import DraftwoodError
 from draftwood.methods import Method
-from draftwood.models.chat import ChatTemplate
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text.chat import ChatTemplate
+from draftwood.models.text.tokenizer import Tokenizer
 
 TEMPLATE = ChatTemplate("{{ messages[0].content }}", "test")
 WORDS = Tokenizer(tiny_models.byte_tokenizer(), "bytes", templates={"default": TEMPLATE})

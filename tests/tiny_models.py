@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from draftwood.models import saving
+from draftwood.models.checkpoints import saving
 from draftwood.models.decoder import Decoder, DecoderConfig
 
 CONTEXT = 96

@@ -23,11 +23,11 @@ from draftwood.certify.references import (
     slow_warp,
 )
 from draftwood.certify.small import END, Case
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.results import GenerationResult
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, PlainBeamSearch
 from draftwood.models.tabular import TabularModel
-from draftwood.results import GenerationResult
 
 MOST, TEXTS = 150, 16  # most replays and texts of a case: what is demanded of a text is seen in few
 EXACT, ROUNDING = 1e-9, 1e-6  # of laws; of log-probabilities

@@ -16,10 +16,10 @@ from tokenizers import Tokenizer as FastBackend
 from tokenizers import decoders, models, pre_tokenizers
 
 from draftwood.certify.references import Output
-from draftwood.grammar import Grammar
 from draftwood.models.tabular import TabularModel
-from draftwood.models.tokenizer import Tokenizer
-from draftwood.params import Structured
+from draftwood.models.text.tokenizer import Tokenizer
+from draftwood.sampling.grammar import Grammar
+from draftwood.sampling.params import Structured
 
 LETTERS = " abc"  # of tokens 1 to 3
 EVERYTHING = frozenset(range(len(LETTERS)))

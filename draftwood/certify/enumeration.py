@@ -14,8 +14,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
-from draftwood import sampling
-from draftwood.sampling import Streams
+from draftwood.sampling import distributions
+from draftwood.sampling.distributions import Streams
 from draftwood.verify import joint
 
 Outcome = TypeVar("Outcome", bound=Hashable)
@@ -213,7 +213,7 @@ class EnumeratedRandomness:
 
     def __init__(self, replace: Replace, purposes: Sequence[str] = BOTH_SIDES) -> None:
         self.choices = Choices([])
-        uniform, draw = Streams.uniform, sampling.draw
+        uniform, draw = Streams.uniform, distributions.draw
 
         def scripted_uniform(streams: Streams, purpose: str) -> Any:
             return _Coin(self.choices, purpose) if purpose in purposes else uniform(streams, purpose)
@@ -234,8 +234,8 @@ class EnumeratedRandomness:
         replace(Streams, "arrivals", noise)
         for original, scripted in (
             (draw, scripted_draw),
-            (sampling.draws, scripted_draws),
-            (sampling.draw_distinct, scripted_distinct),
+            (distributions.draws, scripted_draws),
+            (distributions.draw_distinct, scripted_distinct),
             (joint.Seeded, lambda streams, purpose: Scripted(self.choices)),
         ):
             for module, name in _holders(original):

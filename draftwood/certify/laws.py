@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeAlias
 from draftwood.certify.distances import Sample, total_variation
 from draftwood.certify.references import BeamLaw, Beams, Output, slow_width
 from draftwood.core.records import Round
+from draftwood.engine.results import GenerationResult
 from draftwood.methods.beams import DynamicWidth
-from draftwood.results import GenerationResult
 
 History: TypeAlias = tuple[tuple[int, Beams], ...]  # per layer: its width, its draws in order
 

@@ -17,14 +17,14 @@ from draftwood.certify.distances import Sample, fit
 from draftwood.certify.references import slow_warp
 from draftwood.core.forest import Forest
 from draftwood.core.records import Round
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.results import GenerationResult
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, PlainBeamSampling
-from draftwood.params import SamplingParams
-from draftwood.results import GenerationResult
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
 from draftwood.runtime.task import Task
+from draftwood.sampling.params import SamplingParams
 
 RISK = 1e-6
 FEWEST = 40  # samples of a prefix for which its law is worth a forward

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from draftwood.models.tabular import TabularModel
-from draftwood.params import SamplingParams
+from draftwood.sampling.params import SamplingParams
 
 Output: TypeAlias = tuple[int, ...]  # generated tokens
 Beams: TypeAlias = tuple[Output, ...]  # a set of hypotheses, sorted

@@ -24,12 +24,12 @@ from draftwood.certify.constrained import NAME, constrained_check
 from draftwood.certify.exactness import CELLS, Advance, rule_check, sampled_check
 from draftwood.certify.pair import Pair, greedy_check, position_check
 from draftwood.certify.streams import stream_check
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
 from draftwood.errors import ConfigurationError, DraftwoodError
 from draftwood.eval import provenance
 from draftwood.explain.terminal import method_label
 from draftwood.methods import METHODS, Method
-from draftwood.params import SamplingParams
+from draftwood.sampling.params import SamplingParams
 
 Watch = Callable[[str, int, int | None], bool]  # (method and check, steps done, of how many) -> whether to go on
 

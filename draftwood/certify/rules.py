@@ -14,7 +14,7 @@ from draftwood.depth.rules import UNCAPPED
 from draftwood.methods import Lookup, Method
 from draftwood.methods.beams import BeamMethod, DynamicWidth, PlainBeamSearch, SpeculativeBeamSearch
 from draftwood.methods.sequences import Autoregressive
-from draftwood.sampling import Distributions, Streams
+from draftwood.sampling.distributions import Distributions, Streams
 from draftwood.verify import Verifier, Watching
 
 DRAFTED = frozenset({"round with drafts"})

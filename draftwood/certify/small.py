@@ -29,17 +29,17 @@ from draftwood.certify.rules import Tally
 from draftwood.certify.tables import PROMPT, Exit, Part, StandInEagle, StandInHeads
 from draftwood.core.records import Round
 from draftwood.depth import Auto
-from draftwood.engine import Engine
-from draftwood.generation import Generation
+from draftwood.engine.engine import Engine
+from draftwood.engine.generation import Generation
+from draftwood.engine.request import Request
+from draftwood.engine.results import GenerationResult
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamSamplingMethod, DynamicWidth
 from draftwood.methods.eagle import Eagle
 from draftwood.methods.self_speculative import SelfSpeculative
 from draftwood.models.base import CausalModel
 from draftwood.models.tabular import TabularModel
-from draftwood.params import SamplingParams
-from draftwood.request import Request
-from draftwood.results import GenerationResult
+from draftwood.sampling.params import SamplingParams
 
 END = frozenset({0})
 MEMORY = 1 << 30  # bytes, of which hardly any are used: nobody has to ask how much is free

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from draftwood.certify.checks import Check
 from draftwood.certify.distances import Sample, chi_square_tail
-from draftwood.sampling import PURPOSES, Streams, draw_distinct, draw_iid
+from draftwood.sampling.distributions import PURPOSES, Streams, draw_distinct, draw_iid
 from draftwood.verify.joint import Seeded
 
 RISK = 1e-6  # chance that good numbers fail, all tests together

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache
-from draftwood.models.heads import Heads
+from draftwood.models.heads.medusa import Heads
 from draftwood.models.tabular import TabularModel
 
 PROMPT = [1, 0, 1, 0, 1, 0, 1]  # a repetition, so that lookup finds something; the end token has no meaning in a prompt

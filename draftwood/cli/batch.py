@@ -44,7 +44,7 @@ def batch(
     invalid request is answered with an error, and the exit code is then 1.
     --replicas 4 --ray uses four engines.
     """
-    from draftwood import config
+    from draftwood.util import config
 
     try:
         from draftwood.serve.batch import Outcome, by_engine, complete
@@ -81,7 +81,7 @@ def batch(
 
 
 def _on_ray(models: ModelOptions, method: Method | None, scaling: RayOptions, concurrency: int | None) -> Answerer:
-    from draftwood import config
+    from draftwood.util import config
 
     try:
         from draftwood.cluster.batch import by_ray

@@ -13,7 +13,7 @@ from draftwood.cli.options import flag
 from draftwood.cli.running import check_writable, interruptible, progress, write_text
 from draftwood.errors import ConfigurationError
 from draftwood.explain.terminal import as_json, method_label, simple_table
-from draftwood.params import SamplingParams
+from draftwood.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -62,8 +62,8 @@ def certify(
     import torch
 
     from draftwood.certify import certify_each, every_method
-    from draftwood.methods.usual import usual
-    from draftwood.prompts import corpus_prompts, fitted, read_prompts
+    from draftwood.methods.default import usual
+    from draftwood.train.prompts import corpus_prompts, fitted, read_prompts
 
     if every and (decoding.method is not None or decoding.settings):
         raise ConfigurationError("give --all or one --method with its options, not both")

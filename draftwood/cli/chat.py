@@ -16,13 +16,13 @@ from draftwood.cli.options import flag
 from draftwood.cli.running import hidden, interruptible
 from draftwood.errors import ConfigurationError, DraftwoodError, RequestError, did_you_mean
 from draftwood.explain.terminal import Painter, colourful, flow, method_label, option_text, origins, summary, visible
-from draftwood.params import SamplingParams
-from draftwood.reading import parse_json
+from draftwood.sampling.params import SamplingParams
+from draftwood.util.safe_parsing import parse_json
 
 if TYPE_CHECKING:
-    from draftwood.engine import Engine
+    from draftwood.engine.engine import Engine
+    from draftwood.engine.results import GenerationResult
     from draftwood.methods import Method
-    from draftwood.results import GenerationResult
 
 NO_REPLY = "there was no reply yet"
 HELP = """\
@@ -52,7 +52,7 @@ class Talk:
 
     def set(self, values: dict[str, Any]) -> None:
         """Change some of the options."""
-        from draftwood import config
+        from draftwood.util import config
 
         known = self.options()
         wrong = next((key for key in values if key not in known), None)
@@ -289,8 +289,8 @@ def answer(talk: Talk, partner: Partner, text: str) -> None:
 
 def command(talk: Talk, partner: Partner, line: str) -> bool:
     """Carry out a line that begins with a slash; whether it ends the conversation."""
-    from draftwood import config
     from draftwood.methods import Method
+    from draftwood.util import config
 
     name, *words = line.split() or [""]
     if name not in COMMANDS:

@@ -33,7 +33,7 @@ from draftwood.explain.terminal import (
     simple_table,
     visible,
 )
-from draftwood.params import SamplingParams
+from draftwood.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from rich.table import Table

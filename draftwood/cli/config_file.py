@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.errors import ConfigurationError, did_you_mean
-from draftwood.reading import read_text
+from draftwood.util.safe_parsing import read_text
 
 PROJECT = Path("draftwood.toml")
 NEVER = ("help", "run-code")  # a file that lies somewhere does not decide that code is run

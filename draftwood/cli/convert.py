@@ -20,7 +20,7 @@ def convert(
     reader, which takes tensors alone, and writes the same weights as safetensors,
     with config.json and what else is JSON.
     """
-    from draftwood.models.pickled import convert
+    from draftwood.models.checkpoints.pickled import convert
 
     count = convert(source, out)
     output.give({"out": str(out), "tensors": count}, f"{out}: {count} tensors")

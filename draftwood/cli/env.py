@@ -97,7 +97,7 @@ def _device(device: torch.device) -> dict[str, Any]:
     import torch
 
     from draftwood.models.backend.matrix import computed
-    from draftwood.models.checkpoint import DTYPES
+    from draftwood.models.checkpoints.checkpoint import DTYPES
 
     def works(dtype: torch.dtype) -> bool:
         try:
@@ -120,7 +120,7 @@ def _embedded() -> dict[str, Any]:
     """Parameters and bytes of the shipped models; None where one is not there."""
     from safetensors import safe_open
 
-    from draftwood.loading import EMBEDDED
+    from draftwood.engine.loading import EMBEDDED
 
     sizes: dict[str, Any] = {}
     for role in ("target", "draft"):

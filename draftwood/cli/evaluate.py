@@ -16,13 +16,13 @@ from draftwood.cli.scaling import RayOptions
 from draftwood.errors import RequestError
 from draftwood.eval.interleaved import parse_methods
 from draftwood.explain.terminal import SEPARATOR, method_label, origins, simple_table
-from draftwood.params import SamplingParams
+from draftwood.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from draftwood.engine import Engine
+    from draftwood.engine.engine import Engine
     from draftwood.eval.running import Job
     from draftwood.eval.tasks import Task
 
@@ -140,7 +140,7 @@ def talks(engine: Engine) -> bool:
 def read_summary(out: Path) -> Any:
     """The summary that an interrupted evaluation left."""
     from draftwood.eval.store import SUMMARY
-    from draftwood.reading import parse_json, read_text
+    from draftwood.util.safe_parsing import parse_json, read_text
 
     path = out / SUMMARY
     if not path.is_file():

@@ -90,10 +90,10 @@ def _elsewhere(work: Execute, place: str, arguments: list[str]) -> Callable[[tup
 
 def write_page(folder: Path, out: Path) -> None:
     """Write the page of results, and the tables that other pages show."""
-    from draftwood import plots
     from draftwood.cli.running import check_writable, write_text
     from draftwood.eval.experiments.pages import PAGES, filled
     from draftwood.eval.experiments.tables import drawings, page
+    from draftwood.util import plots
 
     text = page(folder)
     check_writable(out, "--results")

@@ -36,11 +36,11 @@ from draftwood.explain.terminal import (
     terminal_width,
     visible,
 )
-from draftwood.params import SamplingParams
+from draftwood.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from draftwood.engine import Engine, StreamEvent
-    from draftwood.results import GenerationResult
+    from draftwood.engine.engine import Engine, StreamEvent
+    from draftwood.engine.results import GenerationResult
 
 
 def generate(

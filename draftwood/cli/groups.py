@@ -15,15 +15,15 @@ from pydantic import ConfigDict
 
 from draftwood.cli.options import OptionGroup, flag
 from draftwood.errors import ConfigurationError, RequestError
-from draftwood.params import RuntimeParams, Structured
-from draftwood.reading import read_text
+from draftwood.sampling.params import RuntimeParams, Structured
+from draftwood.util.safe_parsing import read_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from draftwood.engine import Engine
+    from draftwood.engine.engine import Engine
+    from draftwood.engine.request import Prompt
     from draftwood.methods import Method
-    from draftwood.request import Prompt
 
 MODELS, METHOD, SAMPLING, LIMITS, OUTPUT = "Models", "Method", "Sampling", "Prompt and limits", "Output"
 STRUCTURED = "Structured output"
@@ -107,7 +107,7 @@ LOADING = {"dtype", "device", "quantize", "backend"}  # options of `load` that e
 def _loaded(target: str | Path | None, drafts: list[str] | None, how: dict[str, Any]) -> Engine:
     """An engine; where that takes long, it is said what takes it."""
     from draftwood.cli.running import waiting
-    from draftwood.loading import load
+    from draftwood.engine.loading import load
 
     with waiting() as told:
         return load(target, drafts, **how, progress=told)
@@ -119,7 +119,7 @@ class TargetOptions(ThreadOptions, _Backend, _Place, _Target):  # fields are tho
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of `load`, with which another process makes the same engine."""
-        from draftwood.loading import EMBEDDED
+        from draftwood.engine.loading import EMBEDDED
 
         return {"target": self.target or str(EMBEDDED / "target"), **self.model_dump(include=LOADING)}
 
@@ -180,8 +180,8 @@ class MethodOptions(OptionGroup):
 
     def chosen(self, drafts: int) -> Method | None:
         """The method; None where nothing is given and the engine chooses. Options alone mean a chain."""
-        from draftwood import config
         from draftwood.methods import Method
+        from draftwood.util import config
 
         if self.method is None and not self.settings:
             return None
@@ -242,7 +242,7 @@ class ChatOptions(PromptOptions):
 
 def warn_if_foreign(engine: Engine, *prompts: Prompt) -> None:
     """Say once on standard error what the embedded pair is for, where a prompt does not look like it."""
-    from draftwood.foreign import hint
+    from draftwood.engine.embedded_hint import hint
 
     found = next(filter(None, (hint(engine, prompt) for prompt in prompts)), None)
     if found is not None:
@@ -262,7 +262,7 @@ class StructuredOptions(OptionGroup):
 
     def chosen(self) -> Structured | None:
         """What the options ask for, checked; None where they ask for nothing."""
-        from draftwood import config
+        from draftwood.util import config
 
         given: dict[str, Any] = self.model_dump(exclude_defaults=True)
         if self.json_schema is not None:
@@ -351,12 +351,12 @@ class WorkloadOptions(OptionGroup):
 
     def texts(self, seed: int = 0) -> list[str]:
         """The prompts as text; those of the corpus are held-out documents."""
-        from draftwood.prompts import corpus_prompts, read_prompts
+        from draftwood.train.prompts import corpus_prompts, read_prompts
 
         return corpus_prompts(self.documents, seed=seed) if self.prompts is None else read_prompts(self.prompts)
 
     def fitted(self, engine: Engine, texts: list[str]) -> list[list[int]]:
         """Token ids that leave room for what is decoded."""
-        from draftwood.prompts import fitted
+        from draftwood.train.prompts import fitted
 
         return fitted(engine, texts, self.max_new_tokens)

@@ -99,8 +99,8 @@ def _like(like: str, layers: int | None, width: int | None) -> tuple[int, int]:
 
 
 def _locate(source: str) -> Path:
-    from draftwood.loading import EMBEDDED
-    from draftwood.models import checkpoint
+    from draftwood.engine.loading import EMBEDDED
+    from draftwood.models.checkpoints import checkpoint
 
     if not source.startswith("embedded:"):
         return checkpoint.locate(source)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.cli.groups import OutputOptions
 from draftwood.cli.options import flag
-from draftwood.describing import describe
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.explain.terminal import SEPARATOR, option_text, simple_table
+from draftwood.util.schema_text import describe
 
 if TYPE_CHECKING:
     from rich.table import Table

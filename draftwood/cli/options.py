@@ -18,8 +18,8 @@ import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
-from draftwood import config
 from draftwood.errors import ConfigurationError
+from draftwood.util import config
 
 METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 

@@ -11,7 +11,7 @@ from draftwood.cli.groups import OUTPUT, ModelOptions, OutputOptions, WorkloadOp
 from draftwood.cli.options import flag
 from draftwood.cli.running import check_writable, progress, write_text
 from draftwood.explain.terminal import as_json, console, method_label, origins, simple_table
-from draftwood.params import SamplingParams
+from draftwood.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from rich.table import Table

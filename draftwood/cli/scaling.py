@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict
 
-from draftwood import config
 from draftwood.cli.groups import ModelOptions, TargetOptions
 from draftwood.cli.options import OptionGroup, flag
 from draftwood.errors import ConfigurationError
+from draftwood.util import config
 
 if TYPE_CHECKING:
     from draftwood.cluster.spec import EngineSpec
+    from draftwood.engine.engine_map import EngineMap, Spread
     from draftwood.methods import Method
-    from draftwood.sharing import EngineMap, Spread
     from draftwood.train.runs import Trainer
 
 PANEL = "Several engines"

@@ -7,12 +7,12 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from draftwood import config
 from draftwood.cli.groups import MethodOptions, ModelOptions
 from draftwood.cli.options import OptionGroup
 from draftwood.cli.running import hidden
 from draftwood.cli.scaling import ServingOptions, missing
 from draftwood.serve.settings import ServeSettings
+from draftwood.util import config
 
 if TYPE_CHECKING:
     from draftwood.methods import Method

@@ -26,7 +26,7 @@ def corpus(
     same command resumes where the file ends. With --replicas 4 --ray four engines
     write the same file.
     """
-    from draftwood.train.writing import write_texts
+    from draftwood.train.self_distillation import write_texts
 
     check_writable(out)
     engine = model.load()

@@ -15,7 +15,7 @@ from draftwood.errors import ConfigurationError, RequestError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from draftwood.train.judgement import Judgement
+    from draftwood.train.calibration_metrics import Judgement
 
 RECORDING, TRAINING = "Recording", "Training"
 SUFFIX = ".safetensors"
@@ -41,7 +41,7 @@ class RecordingOptions(OptionGroup):
 
     def texts(self) -> list[str]:
         """The prompts."""
-        from draftwood.prompts import prompts_of
+        from draftwood.train.prompts import prompts_of
 
         return prompts_of(self.prompts, self.limit, self.seed)
 
@@ -85,10 +85,10 @@ def decision(
     """
     check_name(out, "decision")
     chosen = MethodOptions(method=method, settings=settings).chosen(models.drafts)
-    from draftwood import plots
     from draftwood.depth.decision import save_decision
+    from draftwood.train.calibration_metrics import draw_judgement
     from draftwood.train.decisions import record, recordable, train_decision
-    from draftwood.train.judgement import draw_judgement
+    from draftwood.util import plots
 
     texts = recording.texts()
     check_writable(out)
@@ -155,7 +155,7 @@ def calibration(
     from draftwood.depth.calibrated import NUMBERS, PLACES, save_calibration
     from draftwood.explain.terminal import percent
     from draftwood.methods import METHODS
-    from draftwood.models.artifact import fingerprint, fingerprints
+    from draftwood.models.checkpoints.artifact import fingerprint, fingerprints
     from draftwood.train.calibration import record, train_calibration
 
     known = getattr(METHODS.get(method), "model_fields", ())

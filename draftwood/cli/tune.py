@@ -11,7 +11,7 @@ from draftwood.cli.options import flag
 from draftwood.cli.running import check_writable, progress, write_text
 from draftwood.errors import ConfigurationError
 from draftwood.explain.terminal import as_json, colourful, flow, method_label, option_text, simple_table, terminal_width
-from draftwood.params import SamplingParams
+from draftwood.sampling.params import SamplingParams
 from draftwood.tune.settings import TuneSettings
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.responses import Response
 
-from draftwood.prefixes import blocks_of
+from draftwood.cluster.prefix_routing import blocks_of
 from draftwood.serve.asgi import Message, Receive, Send
 from draftwood.serve.errors import RETRY, ApiError
-from draftwood.serve.guard import response
+from draftwood.serve.middleware import response
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from draftwood.prefixes import Prefixes, UnderWay
+from draftwood.cluster.prefix_routing import Prefixes, UnderWay
 
 
 class PrefixRouter(RequestRouter):

@@ -20,7 +20,6 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.responses import Response
 
-from draftwood import config
 from draftwood.cluster.metrics import Together
 from draftwood.cluster.relay import Call, Load, Relayed
 from draftwood.cluster.routing import PrefixRouter
@@ -28,8 +27,9 @@ from draftwood.cluster.spec import ServeSpec
 from draftwood.serve.app import create_app
 from draftwood.serve.asgi import Message, messages, scope_of, whole
 from draftwood.serve.errors import RETRY, ApiError
-from draftwood.serve.guard import response
+from draftwood.serve.middleware import response
 from draftwood.serve.service import Service
+from draftwood.util import config
 
 log = logging.getLogger(__name__)
 

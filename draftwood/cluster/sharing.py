@@ -10,9 +10,9 @@ import ray
 from ray.exceptions import RayError
 
 from draftwood.cluster.spec import EngineSpec
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.engine_map import EngineMap
 from draftwood.errors import DraftwoodError
-from draftwood.sharing import EngineMap
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.loading import load
 from draftwood.errors import ConfigurationError
-from draftwood.loading import load
 from draftwood.serve.settings import ServeSettings
 
 Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]

@@ -150,3 +150,14 @@ class Round:
     def seconds(self) -> float:
         """Wall time of the round that is accounted for."""
         return self.draft_seconds + self.verify_seconds + self.sampling_seconds + self.other_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """How many hypotheses a result holds, ranked by log-likelihood / length^length_penalty.
+
+    1 ranks by perplexity, 0 by joint likelihood. Methods with one hypothesis return that one: n_best is 0.
+    """
+
+    n_best: int = 0
+    length_penalty: float = 1.0

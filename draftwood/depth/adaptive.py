@@ -12,7 +12,7 @@ from torch import Tensor
 from draftwood.core.records import Round
 from draftwood.depth.load import ALONE, Load
 from draftwood.depth.rules import LOGITS, DepthController, Growth
-from draftwood.sampling import Streams
+from draftwood.sampling.distributions import Streams
 
 
 @dataclass(slots=True)

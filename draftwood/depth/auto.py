@@ -18,7 +18,7 @@ from draftwood.core.records import Round
 from draftwood.depth.load import ALONE, Load
 from draftwood.depth.rules import LOAD, LOGITS, DepthController, Growth
 from draftwood.depth.stopping import CONFIDENT, DRAWN, LARGEST, PRIOR, UNKNOWN, WEIGHT, Experience, Path
-from draftwood.sampling import Streams
+from draftwood.sampling.distributions import Streams
 
 TRIED = 0.005  # share of the time that drafting is tried with where it does not pay
 EAGER = 0.3  # the same before any trial

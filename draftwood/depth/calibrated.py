@@ -14,9 +14,9 @@ from draftwood.core.records import Round
 from draftwood.depth.load import ALONE, Load
 from draftwood.depth.rules import STATES, DepthController, Growth
 from draftwood.depth.thompson import draw_normal
-from draftwood.models import artifact
-from draftwood.models.artifact import Artifact
-from draftwood.sampling import Streams
+from draftwood.models.checkpoints import artifact
+from draftwood.models.checkpoints.artifact import Artifact
+from draftwood.sampling.distributions import Streams
 
 PLACES = 10  # of drafts in a round that the predictor tells apart; later ones count as the last of them
 TENSORS = ("target", "draft", "bias", "mean")  # of a predictor

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from draftwood.depth.rules import DepthController, Growth
 from draftwood.errors import ConfigurationError
-from draftwood.models import artifact
-from draftwood.models.artifact import Artifact
+from draftwood.models.checkpoints import artifact
+from draftwood.models.checkpoints.artifact import Artifact
 
 DecisionKind = Literal["hidden", "output"]
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftwood.core.records import Round
 from draftwood.depth.load import ALONE, Load
-from draftwood.sampling import Streams, element
+from draftwood.sampling.distributions import Streams, element
 
 NOTHING: frozenset[str] = frozenset()
 LOGITS = frozenset({"logits"})

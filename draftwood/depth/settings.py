@@ -30,7 +30,7 @@ from draftwood.depth.rules import Confidence, DepthController, Entropy, Fixed
 from draftwood.depth.stopping import OptimalStopping
 from draftwood.depth.thompson import Acceptance, BetaThompson, SpeedupThompson
 from draftwood.errors import ConfigurationError, did_you_mean
-from draftwood.reading import parse_value, shown
+from draftwood.util.safe_parsing import parse_value, shown
 
 Discount = Annotated[float, Field(gt=0, le=1, description="what older rounds count for, per round")]
 Accepted = Annotated[float, Field(gt=0, le=1e6, description="prior: accepted drafts before any were seen")]

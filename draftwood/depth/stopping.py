@@ -14,7 +14,7 @@ from draftwood.core.records import Round
 from draftwood.depth.improvement import DraftCost
 from draftwood.depth.load import ALONE, Load
 from draftwood.depth.rules import LOAD, LOGITS, DepthController, Growth
-from draftwood.sampling import Streams
+from draftwood.sampling.distributions import Streams
 
 BINS = 8  # of confidence; one more stands for 'not known'
 UNKNOWN = BINS

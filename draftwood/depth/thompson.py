@@ -16,7 +16,7 @@ from draftwood.core.records import Round
 from draftwood.depth.improvement import DraftCost, best_depth
 from draftwood.depth.load import ALONE, Load
 from draftwood.depth.rules import LOAD, NOTHING, DepthController, Growth
-from draftwood.sampling import Streams
+from draftwood.sampling.distributions import Streams
 
 Uniform = Callable[[], float]  # numbers in [0, 1)
 _STANDARD = NormalDist()

@@ -13,10 +13,10 @@ from torch import Tensor
 from draftwood.core.forest import Forest
 from draftwood.depth import NOTHING, DepthController
 from draftwood.draft.suffix import EarlierAnswers
-from draftwood.grammar import Grammar
-from draftwood.params import SamplingParams
 from draftwood.runtime.session import Answer, Run
-from draftwood.sampling import Distributions, Edit, Streams, draw_distinct, draw_iid, largest, warped
+from draftwood.sampling.distributions import Distributions, Edit, Streams, draw_distinct, draw_iid, largest, warped
+from draftwood.sampling.grammar import Grammar
+from draftwood.sampling.params import SamplingParams
 from draftwood.verify.coupled import perturb
 
 Counts: TypeAlias = Callable[[Sequence[int], Tensor], Sequence[int]]  # (nodes, q [n, V]) -> children of each node

@@ -18,7 +18,7 @@ from draftwood.core.topology import trunk_node
 from draftwood.depth import LOAD, NOTHING, DepthController, Growth
 from draftwood.draft.base import MOST_FORCED, Drafter, Proposer, Source
 from draftwood.runtime.session import Answer, Run
-from draftwood.sampling import Distributions
+from draftwood.sampling.distributions import Distributions
 from draftwood.verify.beam_search import BeamSearch
 from draftwood.verify.joint import Joint, Seeded
 from draftwood.verify.layers import extended, joint_over

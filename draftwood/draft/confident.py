@@ -13,7 +13,7 @@ from draftwood.core.forest import Forest
 from draftwood.depth import LOAD, NOTHING, DepthController, Growth
 from draftwood.draft.base import Drafter, Proposer, Source
 from draftwood.runtime.session import Answer, Run
-from draftwood.sampling import Distributions
+from draftwood.sampling.distributions import Distributions
 
 
 @dataclass(slots=True)

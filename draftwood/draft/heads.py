@@ -18,7 +18,7 @@ from draftwood.core.forest import Forest
 from draftwood.depth import LOAD, DepthController, Growth
 from draftwood.draft.base import Drafter, Proposer
 from draftwood.runtime.session import Answer, Run, Session
-from draftwood.sampling import Distributions
+from draftwood.sampling.distributions import Distributions
 
 Choices = Mapping[tuple[int, ...], int]  # path of ranks from the root, () for itself -> children there
 

@@ -17,7 +17,7 @@ from draftwood.depth import LOAD, NOTHING, DepthController, Growth
 from draftwood.draft.base import Drafter, Proposer, Source
 from draftwood.draft.suffix import EarlierAnswers, SuffixLookup
 from draftwood.runtime.session import Answer, Run
-from draftwood.sampling import Distributions, element
+from draftwood.sampling.distributions import Distributions, element
 
 
 @dataclass(slots=True)

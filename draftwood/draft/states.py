@@ -19,7 +19,7 @@ from draftwood.depth import DepthController
 from draftwood.draft.base import Drafter, Proposer, Source
 from draftwood.draft.suffix import EarlierAnswers
 from draftwood.runtime.session import LOST, Answer, Run, Session, Shown
-from draftwood.sampling import Distributions
+from draftwood.sampling.distributions import Distributions
 
 
 @dataclass(slots=True)

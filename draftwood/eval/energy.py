@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from draftwood.engine.metrics import Metrics
 from draftwood.errors import ConfigurationError
-from draftwood.metrics import Metrics
 from draftwood.models.base import CausalModel
 from draftwood.models.decoder import DecoderConfig
 

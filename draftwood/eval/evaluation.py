@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.engine_map import EngineMap
 from draftwood.errors import ConfigurationError
 from draftwood.eval import provenance
 from draftwood.eval.energy import Meter, counters
@@ -14,8 +15,7 @@ from draftwood.eval.running import Job, Plan, Runner
 from draftwood.eval.store import SUMMARY, Store, write_json
 from draftwood.eval.summary import summary_of
 from draftwood.eval.tasks import Task
-from draftwood.journal import Record
-from draftwood.sharing import EngineMap
+from draftwood.util.jsonl import Record
 
 REST_SECONDS = 1.0
 

@@ -9,13 +9,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from draftwood.errors import ConfigurationError, did_you_mean
-from draftwood.params import SamplingParams
+from draftwood.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from draftwood.engine import Engine
+    from draftwood.engine.engine import Engine
+    from draftwood.engine.request import Prompt
+    from draftwood.engine.results import GenerationResult
     from draftwood.methods import Method
-    from draftwood.request import Prompt
-    from draftwood.results import GenerationResult
 
 BASELINE = "autoregressive"
 
@@ -145,8 +145,8 @@ def compare(
 
 def parse_methods(names: str, settings: Iterable[str]) -> list[Method]:
     """The methods of --methods and --set, plain decoding first and each of them once."""
-    from draftwood import config
     from draftwood.methods import METHODS, Method
+    from draftwood.util import config
 
     general = config.assignments(settings)
     found = [_split(part.strip()) for part in re.split(r",(?=\s*[A-Za-z])", names)]
@@ -165,8 +165,8 @@ def parse_methods(names: str, settings: Iterable[str]) -> list[Method]:
 
 def _split(entry: str) -> tuple[Method, dict[str, Any]]:
     """'name:key=value;key=value' or 'file:PATH': the method, and the options that were given here."""
-    from draftwood import config
     from draftwood.methods import Method
+    from draftwood.util import config
 
     if entry.startswith("file:"):
         return Method.parse(entry), {}

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 
 from draftwood.core.records import Round
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.engine_map import EngineMap, alone
+from draftwood.engine.metrics import Metrics
+from draftwood.engine.results import GenerationResult
 from draftwood.eval.energy import ESTIMATE, Meter, estimated
 from draftwood.eval.store import Store, key_of
 from draftwood.eval.tasks import Instance, Task
 from draftwood.eval.tasks.base import digest
-from draftwood.journal import Record
 from draftwood.methods import Method
-from draftwood.metrics import Metrics
-from draftwood.params import SamplingParams
-from draftwood.results import GenerationResult
-from draftwood.sharing import EngineMap, alone
+from draftwood.sampling.params import SamplingParams
+from draftwood.util.jsonl import Record
 
 WARM_TOKENS = 8
 
@@ -229,7 +229,7 @@ HISTOGRAMS = ("width_counts", "depth_counts")
 
 
 def rounds_of(metrics: Sequence[Metrics]) -> dict[str, Any]:
-    """The rounds of one item in sums, over its turns; field names are those of `draftwood.results.Metrics`."""
+    """The rounds of one item in sums, over its turns; field names are those of `draftwood.engine.results.Metrics`."""
     found: dict[str, Any] = {name: sum(getattr(each, name) for each in metrics) for name in SUMS}
     for name in BY_POSITION:
         found[name] = added([getattr(each, name) for each in metrics])

@@ -12,8 +12,8 @@ from typing import Any
 
 from draftwood.errors import ConfigurationError
 from draftwood.eval.tasks.base import digest
-from draftwood.journal import Journal, Record, writing
-from draftwood.reading import parse_json, read_text
+from draftwood.util.jsonl import Journal, Record, writing
+from draftwood.util.safe_parsing import parse_json, read_text
 
 CONFIGURATION, ITEMS, SUMMARY = "run.json", "items.jsonl", "summary.json"
 

@@ -20,8 +20,8 @@ from draftwood.eval.intervals import Interval, quotient, ratio
 from draftwood.eval.running import BY_POSITION, HISTOGRAMS, SUMS, added, grouped
 from draftwood.eval.scoring.programs import pass_at
 from draftwood.eval.store import CONFIGURATION, read_run
-from draftwood.journal import Record
-from draftwood.reading import shown
+from draftwood.util.jsonl import Record
+from draftwood.util.safe_parsing import shown
 
 SCHEMA = 1
 PASSED, PERPLEXITY = "passed", "perplexity"
@@ -263,7 +263,7 @@ def exponential(interval: Interval) -> Interval:
 
 
 def decoding(made: Sequence[Record]) -> dict[str, Any]:
-    """Counts of rounds, and the ratios that follow; names are those of `draftwood.results.Metrics`."""
+    """Counts of rounds, and the ratios that follow; names are those of `draftwood.engine.results.Metrics`."""
     sums = {name: sum(record["rounds"][name] for record in made) for name in SUMS if "seconds" not in name}
     attempted, accepted = (added([record["rounds"][name] for record in made]) for name in BY_POSITION)
     return {

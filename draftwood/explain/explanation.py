@@ -8,14 +8,14 @@ from html import escape
 from typing import Any
 
 from draftwood.core.records import Kind, Round
+from draftwood.engine.generation import Generation
+from draftwood.engine.results import GenerationResult
+from draftwood.engine.stopping import Pieces
 from draftwood.explain.judging import Judgement, Recorder
 from draftwood.explain.terminal import method_label, percent
 from draftwood.explain.text import Words, lines, spelling
 from draftwood.explain.tree import RoundTree, trees_of
-from draftwood.generation import Generation
-from draftwood.models.tokenizer import Tokenizer
-from draftwood.results import GenerationResult
-from draftwood.text import Pieces
+from draftwood.models.text.tokenizer import Tokenizer
 
 HEIGHT = 760  # pixels of the page in a notebook
 

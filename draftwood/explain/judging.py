@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftwood.core.forest import FINISHED, Forest, Verdict
 from draftwood.core.records import Judged, Outcome
-from draftwood.sampling import Distributions, Streams
+from draftwood.sampling.distributions import Distributions, Streams
 from draftwood.verify import Initialised, LongestPath, Rejection, Traversal, Watching
 from draftwood.verify.bound import bounds
 from draftwood.verify.longest import judge_alone

@@ -20,8 +20,8 @@ from draftwood.explain.text import Words
 from draftwood.explain.tree import FATES, RoundTree, TreeNode, completions, hypotheses_after
 
 if TYPE_CHECKING:
+    from draftwood.engine.results import GenerationResult
     from draftwood.explain.explanation import Explanation
-    from draftwood.results import GenerationResult
 
 BEFORE = 40  # tokens of the prompt that are shown
 ROOT = 20  # characters of the text that a round begins behind

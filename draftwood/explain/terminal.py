@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from rich.color import ColorSystem
 from rich.style import Style
 
-from draftwood.text import Pieces
+from draftwood.engine.stopping import Pieces
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from draftwood.core.records import Kind
+    from draftwood.engine.results import GenerationResult
+    from draftwood.engine.stopping import TextDecoder
     from draftwood.methods import Method
-    from draftwood.results import GenerationResult
-    from draftwood.text import TextDecoder
 
 # Apart for the colour-blind too: corrections are underlined, bonus tokens bold, forced ones italic.
 KIND_STYLES = {

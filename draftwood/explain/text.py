@@ -15,7 +15,7 @@ from draftwood.explain.terminal import SEPARATOR, paint, percent, shortened
 from draftwood.explain.tree import FATES, RoundTree, TreeNode, completions, numbers
 
 if TYPE_CHECKING:
-    from draftwood.models.tokenizer import Tokenizer
+    from draftwood.models.text.tokenizer import Tokenizer
 
 Words = Callable[[Sequence[int]], str]  # the text of tokens
 ROOT_STYLE = Style.parse("bold")

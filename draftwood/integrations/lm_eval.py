@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.loading import load
 from draftwood.errors import ConfigurationError, RequestError
-from draftwood.loading import load
 
 try:
     LM: Any = import_module("lm_eval.api.model").LM

@@ -15,9 +15,9 @@ from transformers.generation import logits_process
 from transformers.generation import stopping_criteria as criteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from draftwood.engine.loading import ModelSource, load
+from draftwood.engine.request import MethodSpec
 from draftwood.errors import RequestError
-from draftwood.loading import ModelSource, load
-from draftwood.request import MethodSpec
 
 # what generate() prepares from settings that SamplingParams has too
 PROCESSORS = (

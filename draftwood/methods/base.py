@@ -9,15 +9,15 @@ from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from draftwood import config
+from draftwood.core.records import Ranking
 from draftwood.depth import DepthController, parse_depth
 from draftwood.draft import Drafter
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.models.base import CausalModel
-from draftwood.params import SamplingParams
-from draftwood.reading import shown
-from draftwood.results import Ranking
 from draftwood.runtime.session import Session
+from draftwood.sampling.params import SamplingParams
+from draftwood.util import config
+from draftwood.util.safe_parsing import shown
 from draftwood.verify import Verifier
 
 FILE = "file"  # marks options that name a file or directory of this machine

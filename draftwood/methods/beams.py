@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from draftwood.core.records import Ranking
 from draftwood.depth import Fixed
 from draftwood.draft import BeamDrafter, NoDrafter
 from draftwood.draft.base import Source
@@ -14,9 +15,8 @@ from draftwood.errors import ConfigurationError
 from draftwood.methods.base import Method, Parts
 from draftwood.methods.options import Depth, controller
 from draftwood.methods.sources import Sourced
-from draftwood.params import SamplingParams
-from draftwood.results import Ranking
 from draftwood.runtime.session import Session
+from draftwood.sampling.params import SamplingParams
 from draftwood.verify import BeamSampling, BeamSearching, Verifier
 from draftwood.verify.beam_search import BeamSearch
 from draftwood.verify.width import WidthRule

@@ -11,8 +11,8 @@ from draftwood.draft import ConfidentDrafter, Drafter, EagleSource, ModelDrafter
 from draftwood.methods.base import FILE, Parts
 from draftwood.methods.options import DEEPEST, MOST_ROWS, Chain, Depth, Mixed, controller, sized
 from draftwood.methods.sequences import DrawnMethod, found
-from draftwood.models import eagle
 from draftwood.models.base import CausalModel
+from draftwood.models.heads import eagle
 from draftwood.runtime.session import Session
 
 

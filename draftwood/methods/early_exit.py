@@ -14,8 +14,8 @@ from draftwood.methods.base import Parts
 from draftwood.methods.options import Chain, Depth, Mixed, Widths, check_rows, controller, uncapped
 from draftwood.methods.sequences import DrawnMethod, found
 from draftwood.methods.sources import Exit, from_exit
-from draftwood.models import exit as exits
 from draftwood.models.base import CausalModel
+from draftwood.models.heads import exit as exits
 from draftwood.runtime.session import Session
 
 

@@ -12,8 +12,8 @@ from draftwood.draft.heads import Choices, HeadsDrafter, likeliest, regular, spa
 from draftwood.methods.base import FILE, Parts
 from draftwood.methods.options import MOST_ROWS, Depth, Widths, check_rows, controller
 from draftwood.methods.sequences import LOSSLESS, RULES, OneHypothesis
-from draftwood.models import heads as trained
 from draftwood.models.base import CausalModel
+from draftwood.models.heads import medusa as trained
 from draftwood.runtime.session import Session
 from draftwood.verify import GreedyText, Typical, Verifier
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from draftwood.depth import Auto, DepthController, depth_text, parse_depth
 from draftwood.depth.rules import UNCAPPED
 from draftwood.errors import ConfigurationError
-from draftwood.models.artifact import fingerprint, fingerprints
+from draftwood.models.checkpoints.artifact import fingerprint, fingerprints
 from draftwood.runtime.session import Session
 
 

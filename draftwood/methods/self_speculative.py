@@ -13,7 +13,7 @@ from draftwood.methods.base import FILE, Parts
 from draftwood.methods.options import Chain, Depth, Mixed, controller, listed, uncapped
 from draftwood.methods.sequences import DrawnMethod, found
 from draftwood.models.base import CausalModel
-from draftwood.models.skip import Skipped, load, skipping
+from draftwood.models.heads.skip import Skipped, load, skipping
 from draftwood.runtime.session import Session
 
 

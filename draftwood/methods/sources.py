@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 from draftwood.draft import Drafter, ExitSource, StateDrafter
 from draftwood.draft.base import Source
 from draftwood.methods.base import FILE, Method
-from draftwood.models import exit as exits
 from draftwood.models.base import CausalModel
+from draftwood.models.heads import exit as exits
 from draftwood.runtime.session import Session
 
 Exit = Annotated[

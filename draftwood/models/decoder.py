@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.errors import ModelError
-from draftwood.models.around import bytes_of
 from draftwood.models.backend.attention import FEWEST_ROWS, additive, folded, fused, ordered
 from draftwood.models.backend.native import NativeMatrix, Program, kernels
 from draftwood.models.base import Batch
@@ -24,6 +23,7 @@ from draftwood.models.functions import ACTIVATIONS, NORMS, activate
 from draftwood.models.modules import Embedding, Linear
 from draftwood.models.parallel.split import ALONE, Parallel
 from draftwood.models.rotary import UNSCALED, RopeScaling, Rotary, rotate, rotate_leading
+from draftwood.models.wrapper import bytes_of
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
-from draftwood.models import saving
-from draftwood.models.checkpoint import DTYPES
+from draftwood.models.checkpoints import saving
+from draftwood.models.checkpoints.checkpoint import DTYPES
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.replicas import Copies, maker
 

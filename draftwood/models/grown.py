@@ -13,18 +13,19 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from draftwood.errors import ModelError
-from draftwood.models import artifact, checkpoint, eagle, skip
-from draftwood.models import exit as exits
-from draftwood.models import heads as medusa
-from draftwood.models.artifact import fingerprint
-from draftwood.models.checkpoint import DTYPES
+from draftwood.models.checkpoints import artifact, checkpoint
+from draftwood.models.checkpoints.artifact import fingerprint
+from draftwood.models.checkpoints.checkpoint import DTYPES
 from draftwood.models.decoder import Decoder
-from draftwood.models.eagle import EagleHead
-from draftwood.models.exit import ExitLayer
 from draftwood.models.grow import Growth, Shape, check_new, write
-from draftwood.models.heads import Heads
+from draftwood.models.heads import eagle, skip
+from draftwood.models.heads import exit as exits
+from draftwood.models.heads import medusa as medusa
+from draftwood.models.heads.eagle import EagleHead
+from draftwood.models.heads.exit import ExitLayer
+from draftwood.models.heads.medusa import Heads
+from draftwood.models.heads.skip import Skipped
 from draftwood.models.replicas import Copies, maker
-from draftwood.models.skip import Skipped
 
 LEARNED = ("exit", "heads", "eagle", "skip")  # what may lie beside a target: it grows with it
 COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")

@@ -21,13 +21,13 @@ from torch import Tensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from draftwood.errors import ModelError, did_you_mean
-from draftwood.models import checkpoint
 from draftwood.models.backend.matrix import computed
 from draftwood.models.base import Batch, Segment
 from draftwood.models.cache import Budget, Cache, Extent, Plane
+from draftwood.models.checkpoints import checkpoint
 from draftwood.models.flat import index
 from draftwood.models.groupwise import ATTENTION, Pass, Reach, Recorder, grouped, groupwise
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text.tokenizer import Tokenizer
 
 UNBOUNDED = 1 << 20  # context of a model that names no limit
 LONGEST_CHECK = 128  # windows up to this length are crossed by the self-check

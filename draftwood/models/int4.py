@@ -22,12 +22,12 @@ from torch import Tensor, nn
 
 from draftwood.corpus import mixed
 from draftwood.errors import ModelError
-from draftwood.models import artifact, checkpoint
-from draftwood.models.artifact import Artifact
+from draftwood.models.checkpoints import artifact, checkpoint
+from draftwood.models.checkpoints.artifact import Artifact
+from draftwood.models.checkpoints.safetensors_weights import weight_files
 from draftwood.models.decoder import Decoder
 from draftwood.models.quantise import GROUP, Grouped, quantise
-from draftwood.models.safetensors_weights import weight_files
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text.tokenizer import Tokenizer
 
 KIND = "int4"
 FORMAT = 1  # of the files, and of how weights are chosen

@@ -12,8 +12,8 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
-from draftwood.models.around import bytes_of
 from draftwood.models.base import CausalModel
+from draftwood.models.wrapper import bytes_of
 
 READ, COMPUTE = 3e-11, 1.8e-11  # guess of seconds: of a byte of weights, of a weight of any type for each row
 CACHED, NEAR = 16e6, 8e-12  # bytes of weights that a processor's caches keep, and seconds of one

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from draftwood.core.records import TopLogprobs
-from draftwood.models.tokenizer import Tokenizer, TokenStream
-from draftwood.prompt_scores import PromptScores
-from draftwood.results import GenerationResult
+from draftwood.engine.results import GenerationResult
+from draftwood.engine.scoring import PromptScores
+from draftwood.models.text.tokenizer import Tokenizer, TokenStream
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "abort"}
 IMPOSSIBLE = -9999.0  # in place of -infinity, which JSON does not have

@@ -15,16 +15,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from draftwood import __version__
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.request import MethodSpec
 from draftwood.errors import DraftwoodError
 from draftwood.methods import METHODS
-from draftwood.request import MethodSpec
 from draftwood.serve import answers, site
 from draftwood.serve.answers import ChatForm, CompletionForm, Form, Piece
 from draftwood.serve.errors import ApiError, invalid
-from draftwood.serve.forest import Telling, told
-from draftwood.serve.guard import Guard, response
-from draftwood.serve.plan import Plan, plan
+from draftwood.serve.middleware import Guard, response
 from draftwood.serve.protocol import (
     Asked,
     ChatMessage,
@@ -34,7 +32,9 @@ from draftwood.serve.protocol import (
     TokenizeRequest,
 )
 from draftwood.serve.public import offered
+from draftwood.serve.request_mapping import Plan, plan
 from draftwood.serve.responses import responses
+from draftwood.serve.round_stream import Telling, told
 from draftwood.serve.service import Service, answered, check_model, streamed
 from draftwood.serve.settings import ServeSettings
 from draftwood.serve.stream import EventStream, begun, unless_gone

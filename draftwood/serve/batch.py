@@ -18,17 +18,17 @@ from typing import Any, Literal
 from fastapi import FastAPI
 from pydantic import ValidationError
 
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.request import MethodSpec
 from draftwood.errors import ConfigurationError, DraftwoodError, RequestError
-from draftwood.journal import Journal, Record
-from draftwood.reading import parse_json, shown
-from draftwood.request import MethodSpec
 from draftwood.serve.app import create_app
 from draftwood.serve.asgi import ask
-from draftwood.serve.parts import Kind, Parts, pyarrow
+from draftwood.serve.numbered_output import Kind, Parts, pyarrow
 from draftwood.serve.protocol import Body, Name
 from draftwood.serve.service import Service
 from draftwood.serve.settings import ServeSettings
+from draftwood.util.jsonl import Journal, Record
+from draftwood.util.safe_parsing import parse_json, shown
 
 URLS = {"prompt": "/v1/completions", "messages": "/v1/chat/completions", "input": "/v1/responses"}
 AGAIN = 0.1  # seconds until a request is asked again that found the queue full

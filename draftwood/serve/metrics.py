@@ -11,9 +11,9 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from draftwood.core.records import Round
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.results import GenerationResult
 from draftwood.eval.energy import counters
-from draftwood.results import GenerationResult
 from draftwood.serve.answers import REASONS
 
 LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

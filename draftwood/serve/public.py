@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from draftwood.describing import describe
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.methods import METHODS, Method
 from draftwood.methods.base import FILE
+from draftwood.util.schema_text import describe
 
 WORDS = {  # of the library -> of the API
     ", lower max_new_tokens or raise kv_cache_bytes": " or lower max_tokens",

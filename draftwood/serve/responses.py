@@ -14,10 +14,10 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from draftwood.request import Prompt
+from draftwood.engine.request import Prompt
 from draftwood.serve.answers import ChatForm, Piece, pieces
-from draftwood.serve.plan import plan
 from draftwood.serve.protocol import ChatMessage, ChatRequest, ResponseRequest
+from draftwood.serve.request_mapping import plan
 from draftwood.serve.service import Service, Work, check_model, deltas_of
 from draftwood.serve.stream import EventStream, begun, unless_gone
 

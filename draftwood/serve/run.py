@@ -13,13 +13,13 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.request import MethodSpec
 from draftwood.errors import ConfigurationError, DraftwoodError
-from draftwood.request import MethodSpec
 from draftwood.serve.app import create_app
-from draftwood.serve.connection import Connection
 from draftwood.serve.service import Service
 from draftwood.serve.settings import ServeSettings
+from draftwood.serve.slow_clients import Connection
 
 log = logging.getLogger(__name__)
 

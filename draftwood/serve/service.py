@@ -15,23 +15,23 @@ from typing import Any
 
 from starlette.responses import Response
 
-from draftwood.async_engine import AsyncBatch, AsyncEngine, Prepare
-from draftwood.engine import Engine, StreamEvent
+from draftwood.engine.async_engine import AsyncBatch, AsyncEngine, Prepare
+from draftwood.engine.engine import Engine, StreamEvent
+from draftwood.engine.generation import Generation
+from draftwood.engine.request import MethodSpec, Prompt
+from draftwood.engine.results import GenerationResult
+from draftwood.engine.scoring import PromptScores
 from draftwood.errors import ConfigurationError, ModelError, RequestError
 from draftwood.explain.text import spelling
-from draftwood.generation import Generation
 from draftwood.methods import Method
-from draftwood.prompt_scores import PromptScores
-from draftwood.request import MethodSpec, Prompt
-from draftwood.results import GenerationResult
 from draftwood.serve import answers
 from draftwood.serve.answers import Form, Piece
 from draftwood.serve.errors import ApiError, ServerEnded, api_error
 from draftwood.serve.metrics import Meters
-from draftwood.serve.plan import Plan
 from draftwood.serve.pool import Pool
 from draftwood.serve.protocol import StreamOptions
 from draftwood.serve.public import Public
+from draftwood.serve.request_mapping import Plan
 from draftwood.serve.settings import ServeSettings
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from draftwood.errors import ConfigurationError
-from draftwood.reading import read_text
+from draftwood.util.safe_parsing import read_text
 
 Seconds = Annotated[float, Field(gt=0, le=1e6)]
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")

@@ -11,9 +11,9 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from draftwood import __version__
-from draftwood.engine import Engine
+from draftwood.engine.embedded_hint import is_embedded
+from draftwood.engine.engine import Engine
 from draftwood.explain import page
-from draftwood.foreign import is_embedded
 from draftwood.serve.asgi import Message
 from draftwood.serve.service import Service
 

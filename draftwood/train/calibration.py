@@ -14,13 +14,13 @@ from draftwood.core.records import Round
 from draftwood.depth import ALONE, DepthController, Growth, Load
 from draftwood.depth.calibrated import PLACES, Calibration, Trained
 from draftwood.depth.rules import STATES
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.generation import Generation
+from draftwood.engine.request import Prompt
 from draftwood.errors import ConfigurationError
-from draftwood.generation import Generation
 from draftwood.methods import Method
-from draftwood.request import Prompt
-from draftwood.sampling import Streams
-from draftwood.train.judgement import Judgement, judge
+from draftwood.sampling.distributions import Streams
+from draftwood.train.calibration_metrics import Judgement, judge
 from draftwood.train.recording import Recording, drafts_one_by_one, fit, split
 
 TARGET_RATES = (0.3, 0.03)  # of the learning rate, for the target's vectors, which overfit: a round has one state

@@ -15,14 +15,14 @@ from draftwood.core.forest import Forest, Verdict
 from draftwood.core.records import Round
 from draftwood.depth import ALONE, DepthController, Growth, Load
 from draftwood.depth.decision import Decision, DecisionKind, output_features
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.generation import Generation
+from draftwood.engine.request import MethodSpec, Prompt
 from draftwood.errors import ConfigurationError
-from draftwood.generation import Generation
 from draftwood.methods import Method
-from draftwood.models.artifact import fingerprints
-from draftwood.request import MethodSpec, Prompt
-from draftwood.sampling import Distributions, Streams
-from draftwood.train.judgement import Judgement, judge
+from draftwood.models.checkpoints.artifact import fingerprints
+from draftwood.sampling.distributions import Distributions, Streams
+from draftwood.train.calibration_metrics import Judgement, judge
 from draftwood.train.recording import Recording, drafts_one_by_one, fit, split
 from draftwood.verify import Watching
 

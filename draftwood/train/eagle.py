@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.models.decoder import Decoder
-from draftwood.models.eagle import EagleHead, save
+from draftwood.models.heads.eagle import EagleHead, save
 from draftwood.train.exit_layer import ExitRun, Place
 from draftwood.train.settings import EagleSettings
 

@@ -19,16 +19,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from draftwood import plots
 from draftwood.errors import ConfigurationError
-from draftwood.models.artifact import fingerprint
+from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
-from draftwood.models.exit import ExitLayer, check_depth, save, share
-from draftwood.models.heads import RANKS
+from draftwood.models.heads.exit import ExitLayer, check_depth, save, share
+from draftwood.models.heads.medusa import RANKS
 from draftwood.train.optim import Schedule
 from draftwood.train.resumable import Run
 from draftwood.train.settings import Settings
 from draftwood.train.texts import Texts, Tokens
+from draftwood.util import plots
 
 STATE = "run.safetensors"
 SAVE_SECONDS = 120  # after which a run is saved whatever its settings say

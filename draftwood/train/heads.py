@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftwood.models.decoder import Decoder
-from draftwood.models.heads import Heads, save
+from draftwood.models.heads.medusa import Heads, save
 from draftwood.train.exit_layer import ExitRun, Place
 from draftwood.train.settings import HeadSettings
 

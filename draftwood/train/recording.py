@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.generation import Generation
+from draftwood.engine.request import Request
 from draftwood.errors import ConfigurationError
-from draftwood.generation import Generation
 from draftwood.methods import Lookup, Method
-from draftwood.request import Request
 
 Watch = Callable[[Generation, int], None]  # (a generation that begins, its number); may change its parts
 

@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from draftwood.errors import ConfigurationError, ModelError
-from draftwood.models.files import write_tensors
-from draftwood.reading import parse_json
+from draftwood.models.checkpoints.files import write_tensors
 from draftwood.train.optim import Optimizers
+from draftwood.util.safe_parsing import parse_json
 
 
 @contextmanager

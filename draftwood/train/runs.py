@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError
-from draftwood.loading import EMBEDDED
-from draftwood.models import checkpoint
-from draftwood.models.tokenizer import Tokenizer
-from draftwood.prompts import CORPUS
+from draftwood.models.checkpoints import checkpoint
+from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.exit_layer import ExitRun, Rank, plot
+from draftwood.train.prompts import CORPUS
 from draftwood.train.settings import Saving, Settings, TextSource
 from draftwood.train.texts import read_texts
 

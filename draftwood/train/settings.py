@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from draftwood.errors import ConfigurationError
-from draftwood.prompts import CORPUS
+from draftwood.train.prompts import CORPUS
 
 Precision = Literal["bfloat16", "float32"]
 Count = Annotated[int, Field(ge=1)]

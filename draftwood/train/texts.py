@@ -13,10 +13,10 @@ import numpy as np
 
 from draftwood.corpus import Split
 from draftwood.errors import ConfigurationError
-from draftwood.models.tokenizer import Tokenizer
-from draftwood.prompts import CORPUS
-from draftwood.reading import lines_of, parse_json
+from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.packing import filled, mixed
+from draftwood.train.prompts import CORPUS
+from draftwood.util.safe_parsing import lines_of, parse_json
 
 EVERY = 20  # one document of so many is held out
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.color import ColorSystem
 from rich.style import Style
 
-from draftwood import plots
+from draftwood.util import plots
 
 if TYPE_CHECKING:
     from draftwood.core.shape import Shape

@@ -12,14 +12,14 @@ from typing import Any
 from draftwood.core.forest import TRUNK, Forest
 from draftwood.core.shape import Shape
 from draftwood.core.topology import trunk_node
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.results import GenerationResult
 from draftwood.errors import ConfigurationError, RequestError
 from draftwood.methods import Method
 from draftwood.models.base import CausalModel
-from draftwood.params import SamplingParams
-from draftwood.results import GenerationResult
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
+from draftwood.sampling.params import SamplingParams
 from draftwood.tune.observation import Observation, total
 from draftwood.tune.search import Guided, Measured, Seconds
 from draftwood.tune.shapes import Cost, rising

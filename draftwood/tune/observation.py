@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 from typing import Any
 
-from draftwood.results import GenerationResult
+from draftwood.engine.results import GenerationResult
 
 
 @dataclass(slots=True)

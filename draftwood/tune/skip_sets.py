@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.request import Prompt
 from draftwood.errors import ConfigurationError
-from draftwood.models.artifact import fingerprint
 from draftwood.models.base import Batch, Segment
+from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
-from draftwood.models.exit import layered
-from draftwood.models.skip import Skipped, SkippedDecoder, every_other, save
-from draftwood.params import SamplingParams
-from draftwood.request import Prompt
-from draftwood.sampling import warp
+from draftwood.models.heads.exit import layered
+from draftwood.models.heads.skip import Skipped, SkippedDecoder, every_other, save
+from draftwood.sampling.distributions import warp
+from draftwood.sampling.params import SamplingParams
 from draftwood.tune.measuring import forward_seconds, row_counts
 from draftwood.tune.shapes import Cost
 from draftwood.tune.spaces import TPESearch

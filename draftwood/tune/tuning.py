@@ -8,10 +8,10 @@ from itertools import islice
 from typing import Any
 
 from draftwood.core.shape import Shape
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.methods import METHODS, Method
-from draftwood.params import SamplingParams
+from draftwood.sampling.params import SamplingParams
 from draftwood.tune.heatmap import HeatMap, option_map, tree_maps
 from draftwood.tune.measuring import Bench, Standing, Workload, explore, guide, standings, tree_method
 from draftwood.tune.search import Guided, pilot_shape

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from draftwood.core.forest import Forest, Verdict
-from draftwood.sampling import Distributions, Streams
+from draftwood.sampling.distributions import Distributions, Streams
 from draftwood.verify.coupled import Coupled
 from draftwood.verify.initialised import Initialised
 from draftwood.verify.kseq import KSeq

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftwood.core.records import Outcome
 from draftwood.errors import ConfigurationError
-from draftwood.truncation import leading
+from draftwood.sampling.truncation import leading
 
 Handle = TypeVar("Handle")
 

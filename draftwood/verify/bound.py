@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwood.core.forest import Forest
-from draftwood.sampling import Distributions
+from draftwood.sampling.distributions import Distributions
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 SORTED = 4096  # tokens of a larger vocabulary are put into groups before they are sorted

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from draftwood.core.forest import FINISHED, Forest, Verdict
-from draftwood.sampling import Distributions, Streams, draw
+from draftwood.sampling.distributions import Distributions, Streams, draw
 from draftwood.verify.tree import coin, end_of_path, walk, without
 
 

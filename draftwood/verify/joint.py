@@ -13,9 +13,9 @@ from torch import Tensor
 
 from draftwood.core.records import Outcome
 from draftwood.errors import NonFiniteError
-from draftwood.params import SamplingParams
-from draftwood.sampling import Streams, draw, draw_distinct, draws, warp
-from draftwood.truncation import leading
+from draftwood.sampling.distributions import Streams, draw, draw_distinct, draws, warp
+from draftwood.sampling.params import SamplingParams
+from draftwood.sampling.truncation import leading
 
 Places: TypeAlias = npt.NDArray[np.int64]
 Probabilities: TypeAlias = npt.NDArray[np.float64]

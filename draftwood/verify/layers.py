@@ -12,8 +12,8 @@ from torch import Tensor
 from draftwood.core.forest import FINISHED, Forest, Verdict
 from draftwood.core.records import Judged, Kind, Layer, Outcome
 from draftwood.errors import NonFiniteError
-from draftwood.params import SamplingParams
-from draftwood.sampling import Distributions, Streams
+from draftwood.sampling.distributions import Distributions, Streams
+from draftwood.sampling.params import SamplingParams
 from draftwood.verify.beam import bonus_width, least_perplexity, sample_layer, verify_layer
 from draftwood.verify.beam_search import BeamSearch, Pool, layer_stands
 from draftwood.verify.joint import NOT_FINITE, Joint, Seeded, joint_of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from draftwood.core.forest import FINISHED, Forest, Proposal, Verdict
-from draftwood.sampling import Distributions, Streams, draw, largest
+from draftwood.sampling.distributions import Distributions, Streams, draw, largest
 from draftwood.verify.initialised import several_roots, successive
 from draftwood.verify.tree import Accept, coin, residual
 

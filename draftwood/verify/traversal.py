@@ -11,7 +11,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from draftwood.core.forest import Forest, Verdict
-from draftwood.sampling import Distributions, Streams, draw, element
+from draftwood.sampling.distributions import Distributions, Streams, draw, element
 from draftwood.verify.tree import acceptance, end_of_path, follow, without
 
 Note = Callable[[int, float, float, float], None]  # (child, P(x), Q(x), acceptance of the path down to it)

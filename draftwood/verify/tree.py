@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest, Proposal, Verdict
 from draftwood.core.records import Kind
-from draftwood.sampling import Distributions, Streams, draw, element
+from draftwood.sampling.distributions import Distributions, Streams, draw, element
 
 
 def acceptance(p: float, q: float) -> float:

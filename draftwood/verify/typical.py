@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftwood.core.forest import Forest, Verdict
-from draftwood.sampling import Distributions, Streams, draw
+from draftwood.sampling.distributions import Distributions, Streams, draw
 from draftwood.verify.tree import end_of_path, follow
 
 

@@ -24,7 +24,7 @@ from draftwood.certify.pair import Pair, divergence, greedy_check, logits_after,
 from draftwood.certify.small import Case
 from draftwood.cli.main import run
 from draftwood.eval.provenance import session
-from draftwood.sampling import Streams
+from draftwood.sampling.distributions import Streams
 from draftwood.verify import tree
 
 SMALL = Budget(runs=4, replays=24, identities=8, seeds=1000)

@@ -216,7 +216,7 @@ def test_flags_and_places_are_checked_before_models_load(
     monkeypatch.chdir(tmp_path)
     Path("folder.json").mkdir()
     Path("file").write_text("mine")
-    monkeypatch.setattr("draftwood.models.checkpoint.load", lambda *given, **options: pytest.fail("loaded"))
+    monkeypatch.setattr("draftwood.models.checkpoints.checkpoint.load", lambda *given, **options: pytest.fail("loaded"))
     assert refused(command(*arguments))
     assert Path("file").read_text() == "mine"
 
@@ -263,7 +263,7 @@ def test_a_full_disk_loses_no_learned_file(
     prompts, out = tmp_path / "prompts.txt", tmp_path / "one.safetensors"
     prompts.write_text("".join(f"a b {i}\n" for i in range(12)))
     out.write_bytes(b"from before")
-    monkeypatch.setattr("draftwood.models.files.save_file", full)
+    monkeypatch.setattr("draftwood.models.checkpoints.files.save_file", full)
     models = pair[:2] if name == "tune skip" else pair
     shown = command(*name.split(), "--prompts", prompts, "--out", out, *flags, *models)
     assert shown.code == 2 and said in shown.out, shown.err

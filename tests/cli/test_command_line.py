@@ -15,7 +15,7 @@ from conftest import Command
 import draftwood
 from draftwood.cli import main
 from draftwood.cli.main import made
-from draftwood.params import SamplingParams
+from draftwood.sampling.params import SamplingParams
 
 
 def modules_after(*arguments: str) -> set[str]:

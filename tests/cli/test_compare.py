@@ -138,7 +138,7 @@ def test_beams(command: Command, pair: list[str]) -> None:
 def test_what_compiling_took(
     command: Command, pair: list[str], monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    from draftwood.engine import Engine
+    from draftwood.engine.engine import Engine
 
     monkeypatch.setattr(Engine, "compile_seconds", seconds)
     shown = command("compare", "Once upon", *pair, *QUICK, "--methods", "lookup").out
@@ -153,7 +153,7 @@ def test_without_a_draft(command: Command, pair: list[str]) -> None:
 def test_what_was_measured_is_shown_after_an_interrupt(
     command: Command, pair: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from draftwood.engine import Engine
+    from draftwood.engine.engine import Engine
 
     calls: list[int] = []
     generate = Engine.generate

@@ -97,7 +97,7 @@ def test_results_that_cannot_be_written_are_told_of_before_the_work_and_what_was
 ) -> None:
     (tmp_path / "file").touch()
     with monkeypatch.context() as patch:
-        patch.setattr("draftwood.loading.load", lambda *models: pytest.fail("models were loaded"))
+        patch.setattr("draftwood.engine.loading.load", lambda *models: pytest.fail("models were loaded"))
         done = command("eval", "--out", tmp_path / "file" / "out", *roomy)
     assert done.code == 2 and "file is not a directory; choose another --out" in done.err
     arguments = ["--out", tmp_path / "out", *roomy, "--tasks", "qa", "--limit", 2, "--methods", "lookup"]

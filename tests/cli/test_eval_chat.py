@@ -10,7 +10,7 @@ import tiny_models
 from conftest import Command
 
 from draftwood.eval.tasks.base import digest
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text.tokenizer import Tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

@@ -17,7 +17,7 @@ from rich.cells import cell_len
 
 import draftwood
 from draftwood.cli.main import run
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
 
 PROMPT = "Once upon a time"
 
@@ -87,14 +87,14 @@ def test_beams_that_became_equal(command: Command, pair: list[str]) -> None:
 def test_what_compiling_took(command: Command, pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """EmittedToken after every run of compiled models; without them there is no such thing in the document."""
     assert "compile_seconds" not in command("generate", PROMPT, *pair, "--max-new-tokens", 2, "--json").document
-    load = draftwood.loading.load
+    load = draftwood.engine.loading.load
 
     def as_if_compiled(*arguments: object, **options: object) -> Engine:
         engine = load(*arguments)  # type: ignore[arg-type]
         engine.names["compiled"] = True
         return engine
 
-    monkeypatch.setattr("draftwood.loading.load", as_if_compiled)
+    monkeypatch.setattr("draftwood.engine.loading.load", as_if_compiled)
     monkeypatch.setattr(Engine, "compile_seconds", 4.26)
     assert " · compiled in 4.3 s · computed in" in command("generate", PROMPT, *pair, "--max-new-tokens", 2).err
     assert command("generate", PROMPT, *pair, "--max-new-tokens", 2, "--json").document["compile_seconds"] == 4.26

@@ -10,7 +10,7 @@ import pytest
 from conftest import Command
 from safetensors import SafetensorError
 
-from draftwood.models import checkpoint
+from draftwood.models.checkpoints import checkpoint
 
 
 def test_a_grown_checkpoint_gives_the_same_text(command: Command, target: Path, tmp_path: Path) -> None:
@@ -135,7 +135,10 @@ def test_a_full_disk_leaves_nothing(
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     (tmp_path / "empty").mkdir()
-    for place, write in (("draftwood.models.files.save_file", weights_full), ("pathlib.Path.write_bytes", full)):
+    for place, write in (
+        ("draftwood.models.checkpoints.files.save_file", weights_full),
+        ("pathlib.Path.write_bytes", full),
+    ):
         for out in (tmp_path / "new", tmp_path / "empty"):
             with monkeypatch.context() as patch:
                 patch.setattr(place, write)

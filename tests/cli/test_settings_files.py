@@ -123,7 +123,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 def test_logs_go_to_standard_error(command: Command, pair: list[str]) -> None:
     generate = ("generate", "x", *pair, "--max-new-tokens", "1")
     told = run(*generate, "-v")
-    assert told.returncode == 0 and "INFO draftwood.loading: " in told.stderr and pair[1] in told.stderr
+    assert told.returncode == 0 and "INFO draftwood.engine.loading: " in told.stderr and pair[1] in told.stderr
     assert "INFO" not in told.stdout and "INFO" not in command(*generate).err
 
 

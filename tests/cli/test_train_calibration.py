@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
-from draftwood.models import artifact
+from draftwood.models.checkpoints import artifact
 
 SMALL = ("--max-new-tokens", 16, "--epochs", 3, "--dtype", "float64")
 

@@ -12,7 +12,7 @@ from conftest import Command
 
 from draftwood.corpus import documents
 from draftwood.depth.decision import Decision, save_decision
-from draftwood.models import artifact
+from draftwood.models.checkpoints import artifact
 
 DOMAINS = ("stories", "sql", "math", "code")
 

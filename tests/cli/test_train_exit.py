@@ -19,8 +19,8 @@ from safetensors import safe_open
 
 import draftwood
 from draftwood.cli import running
-from draftwood.models import artifact, checkpoint
-from draftwood.models import exit as exits
+from draftwood.models.checkpoints import artifact, checkpoint
+from draftwood.models.heads import exit as exits
 from draftwood.train import exit_layer
 from draftwood.train.exit_layer import ExitRun
 from draftwood.train.resumable import uninterrupted

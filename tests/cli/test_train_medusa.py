@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import Command
 
-from draftwood.models import artifact
+from draftwood.models.checkpoints import artifact
 
 SIZES = [
     "--context",

@@ -12,7 +12,7 @@ import pytest
 from conftest import Command
 
 from draftwood.methods import Method
-from draftwood.prompts import read_prompts
+from draftwood.train.prompts import read_prompts
 from draftwood.train.texts import texts_of
 from draftwood.tune.heatmap import Cell, HeatMap, lines, picture
 from draftwood.tune.measuring import Bench

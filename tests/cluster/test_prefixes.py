@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from draftwood.cluster.metrics import Together
-from draftwood.prefixes import BLOCK, MOST_BLOCKS, Prefixes, UnderWay, blocks_of
+from draftwood.cluster.prefix_routing import BLOCK, MOST_BLOCKS, Prefixes, UnderWay, blocks_of
 
 
 def blocks(**body: Any) -> list[int]:

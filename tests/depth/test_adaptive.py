@@ -5,7 +5,7 @@ from pytest import approx
 
 from draftwood.core.records import Round
 from draftwood.depth import AdaptiveConfidence, Growth
-from draftwood.sampling import Streams
+from draftwood.sampling.distributions import Streams
 
 
 def growth(depth: int, *chances: float) -> Growth:

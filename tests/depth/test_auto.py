@@ -10,7 +10,7 @@ import pytest
 from draftwood.core.records import Round
 from draftwood.depth import ALONE, LOAD, Auto, Growth, Load
 from draftwood.depth.auto import AGE, OFTEN, Pace, Places, Plan, deviation
-from draftwood.sampling import Streams
+from draftwood.sampling.distributions import Streams
 
 Cost = Callable[[int], float]
 MACHINES: dict[str, tuple[Cost, Cost]] = {  # seconds of a drafted layer, of a target pass, by rows

@@ -20,8 +20,8 @@ from draftwood.depth.calibrated import (
     save_calibration,
 )
 from draftwood.methods import Speculative
-from draftwood.models import artifact
-from draftwood.models.artifact import fingerprint
+from draftwood.models.checkpoints import artifact
+from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.train.calibration import Drafts, deviations, record, train_calibration
 
 D_TARGET, D_DRAFT = 6, 4

@@ -17,9 +17,9 @@ from draftwood.depth.decision import (
     save_decision,
 )
 from draftwood.errors import ConfigurationError, ModelError
-from draftwood.models import artifact
+from draftwood.models.checkpoints import artifact
+from draftwood.train.calibration_metrics import area_under, calibration_table, judge, overlap, roc_curve
 from draftwood.train.decisions import hidden_label, train_decision
-from draftwood.train.judgement import area_under, calibration_table, judge, overlap, roc_curve
 
 DRAFT = "0123456789abcdef"
 

@@ -15,8 +15,8 @@ from draftwood.depth import Growth
 from draftwood.depth.decision import Decide, Decision, DecisionKind, save_decision
 from draftwood.errors import ConfigurationError, ModelError
 from draftwood.methods import Fork, MultiCandidate, Speculative
-from draftwood.models.artifact import fingerprint, fingerprints
-from draftwood.sampling import Streams
+from draftwood.models.checkpoints.artifact import fingerprint, fingerprints
+from draftwood.sampling.distributions import Streams
 
 PROMPT, END = [1, 2, 1, 2], frozenset({0})
 KINDS: list[DecisionKind] = ["output", "hidden"]

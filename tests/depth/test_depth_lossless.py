@@ -12,7 +12,7 @@ from tabular import exact_law, follows, frequencies
 from draftwood import Engine, SamplingParams, TabularModel
 from draftwood.depth import ALONE, Confidence, DepthController, Growth, Load, parse_depth
 from draftwood.methods import Speculative
-from draftwood.sampling import Streams
+from draftwood.sampling.distributions import Streams
 
 PROMPT, VOCAB, END = [1, 2, 1, 2], 4, frozenset({0})
 TARGET = TabularModel.random(VOCAB, seed=11, order=4)

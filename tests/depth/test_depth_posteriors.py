@@ -23,7 +23,7 @@ from draftwood.depth.auto import Places
 from draftwood.depth.load import GUESS
 from draftwood.depth.stopping import BINS, PRIOR, WEIGHT, Rates
 from draftwood.depth.thompson import draw_beta, draw_gamma, draw_normal
-from draftwood.sampling import Streams
+from draftwood.sampling.distributions import Streams
 
 
 def test_beta_posterior_by_hand() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from draftwood import ConfigurationError, Method
-from draftwood.config import assignments
 from draftwood.depth import (
     CONTROLLERS,
     LOAD,
@@ -22,6 +21,7 @@ from draftwood.depth import (
     depth_text,
     parse_depth,
 )
+from draftwood.util.config import assignments
 
 WITH_DEPTH = ["speculative", "specinfer", "mcsd", "dsbd", "speculative-beam-search"]
 

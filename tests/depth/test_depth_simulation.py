@@ -17,7 +17,7 @@ from draftwood.depth import (
     SpeedupThompson,
     improvement,
 )
-from draftwood.sampling import Streams
+from draftwood.sampling.distributions import Streams
 
 TOKENS, MOST = 10_000, 24
 Accept = Callable[[int], float]  # place in the text -> chance that a draft is accepted

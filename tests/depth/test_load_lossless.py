@@ -14,7 +14,7 @@ from draftwood import Engine, SamplingParams, TabularModel
 from draftwood.core.forest import Forest
 from draftwood.core.records import Round
 from draftwood.depth import LOAD, Auto, Load
-from draftwood.generation import Generation
+from draftwood.engine.generation import Generation
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.runtime.policy import Policy
 from draftwood.runtime.session import LATEST

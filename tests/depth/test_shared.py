@@ -22,7 +22,7 @@ from draftwood.depth import (
     SpeedupThompson,
     parse_depth,
 )
-from draftwood.sampling import Streams
+from draftwood.sampling.distributions import Streams
 
 PROMPT, VOCAB, END = [1, 2, 1, 2], 4, frozenset({0})
 TARGET = TabularModel.random(VOCAB, seed=11, order=4)

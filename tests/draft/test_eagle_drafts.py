@@ -13,8 +13,8 @@ from test_session import decoder
 
 from draftwood import ConfigurationError, Engine
 from draftwood.core.records import Round
-from draftwood.models import eagle
-from draftwood.models.eagle import EagleHead
+from draftwood.models.heads import eagle
+from draftwood.models.heads.eagle import EagleHead
 
 METHODS: dict[str, dict[str, Any]] = {
     "chain": {"name": "eagle", "gamma": 4},
@@ -152,8 +152,9 @@ def test_an_engine_with_a_head_uses_it(head_of: Any, tmp_path: Path) -> None:
     import tiny_models
 
     import draftwood
-    from draftwood.models import checkpoint, published
-    from draftwood.models.heads import Heads
+    from draftwood.models.checkpoints import checkpoint
+    from draftwood.models.heads import foreign_heads
+    from draftwood.models.heads.medusa import Heads
 
     place = tiny_models.write(tmp_path / "target", 1)
     target = checkpoint.load(place, packed=False)
@@ -179,6 +180,6 @@ def test_an_engine_with_a_head_uses_it(head_of: Any, tmp_path: Path) -> None:
     (public / "config.json").write_text(dumps({"medusa_num_heads": 2, "medusa_num_layers": 1}))
     save_file(tensors, public / "medusa_lm_head.safetensors")
     engine = draftwood.load(place, draft=str(public))
-    assert engine.usual.name == "medusa" and published.kind_of(public) == "medusa"
+    assert engine.usual.name == "medusa" and foreign_heads.kind_of(public) == "medusa"
     found = engine.generate("ab", max_new_tokens=6, sampling={"temperature": 0})
     assert found.tokens == first.tokens and found.metrics.drafted > 0

@@ -15,11 +15,11 @@ from test_session import LAYERS, decoder
 from torch import Tensor
 
 from draftwood import ConfigurationError, Engine, ModelError, SamplingParams, TabularModel
-from draftwood.models import artifact
-from draftwood.models import exit as exits
-from draftwood.models.artifact import fingerprint
 from draftwood.models.base import Batch
+from draftwood.models.checkpoints import artifact
+from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
+from draftwood.models.heads import exit as exits
 from draftwood.runtime.session import Job, Session
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ from draftwood.draft import ModelDrafter, Proposer, SuffixLookup
 from draftwood.errors import ConfigurationError
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
-from draftwood.sampling import Streams
+from draftwood.sampling.distributions import Streams
 from draftwood.verify import tree
 
 VOCAB = 6

@@ -9,7 +9,7 @@ from draftwood.depth import Confidence, DepthController, Fixed, Growth
 from draftwood.draft import ModelDrafter, Proposer
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Session
-from draftwood.sampling import Streams
+from draftwood.sampling.distributions import Streams
 
 
 def grown(

@@ -8,8 +8,8 @@ import torch
 from draftwood import SamplingParams
 from draftwood.core.forest import Forest
 from draftwood.draft import Proposer
-from draftwood.penalties import Penalties
-from draftwood.sampling import Streams, warp
+from draftwood.sampling.distributions import Streams, warp
+from draftwood.sampling.penalties import Penalties
 from draftwood.verify.coupled import perturb
 
 CPU = torch.device("cpu")

@@ -17,9 +17,9 @@ from draftwood import Engine, GenerationResult
 from draftwood.core.records import Round
 from draftwood.depth import ALONE, LOAD, NOTHING, DepthController, Growth, Load
 from draftwood.draft.early_exit import ExitSource
-from draftwood.generation import Generation
+from draftwood.engine.generation import Generation
 from draftwood.runtime.executor import Pending
-from draftwood.sampling import Streams
+from draftwood.sampling.distributions import Streams
 
 BEAMS: dict[str, Any] = {"name": "dsbd", "drafter": "exit", "draft_width": 3, "gamma": 2}
 NAMES = ("chain", "tree", "exit", "exit-tree", "self", "medusa", "eagle", "eagle-tree")

@@ -10,7 +10,7 @@ from draftwood.depth import Auto, Fixed, Load
 from draftwood.depth.stopping import WEIGHT
 from draftwood.draft import EarlierAnswers, ModelDrafter, Proposer, SuffixLookup
 from draftwood.draft.suffix import ESCAPE, FAINT, Match, SuffixAutomaton
-from draftwood.sampling import Streams
+from draftwood.sampling.distributions import Streams
 
 PROPOSE = Proposer(SamplingParams(), Streams(0), 100)
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from draftwood.engine.metrics import Metrics
 from draftwood.eval import energy
 from draftwood.eval.energy import PRICES, Meter, Nvml, Rapl, estimated, operations
-from draftwood.metrics import Metrics
 from draftwood.models.decoder import Decoder, DecoderConfig
 
 

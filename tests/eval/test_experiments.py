@@ -27,8 +27,8 @@ from draftwood.eval.experiments.pairs import PAIRS, REAL, Pair, pair
 from draftwood.eval.experiments.tables import CELLS, concluded, documents, drawn, experiments, markdown
 from draftwood.methods import Method
 from draftwood.models.decoder import Decoder, DecoderConfig
-from draftwood.params import SamplingParams
-from draftwood.plots import svg
+from draftwood.sampling.params import SamplingParams
+from draftwood.util.plots import svg
 
 BENCH = Path(__file__).parents[2] / "bench"
 LEARNED = Places(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError
 from draftwood.eval.experiments import peers
 from draftwood.eval.experiments.engines import Output, cell, gguf_file, weights
@@ -19,7 +20,6 @@ from draftwood.eval.experiments.execute import execute
 from draftwood.eval.experiments.experiment import Experiment, Run
 from draftwood.eval.experiments.pairs import is_made, make, pair
 from draftwood.eval.experiments.pairs import weights as count_weights
-from draftwood.loading import EMBEDDED
 
 
 def turned(x: np.ndarray, position: int, neighbours: bool) -> np.ndarray:

@@ -16,7 +16,6 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Annotation, Text
 
-from draftwood import plots
 from draftwood.errors import ConfigurationError
 from draftwood.eval.report import page, tables
 from draftwood.eval.report.charts import (
@@ -37,6 +36,7 @@ from draftwood.eval.report.figures import Task
 from draftwood.eval.report.naming import grown_line, method_names, sampling_line
 from draftwood.eval.report.reading import summary_of
 from draftwood.eval.running import SUMS
+from draftwood.util import plots
 
 METHODS = [{"name": "autoregressive"}, {"name": "speculative", "gamma": 4}, {"name": "speculative", "gamma": 2}]
 HOSTILE = "ValueError: </script><b>bad & worse"

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.loading import EMBEDDED, load
 from draftwood.errors import ConfigurationError
 from draftwood.eval.experiments import learned
 from draftwood.eval.experiments.learned import Exit, Exits, Learned, Places, Recorded, Steps, learn_for, shapes
@@ -23,9 +24,8 @@ from draftwood.eval.reproduce.paper import PAPERS, Paper, Scale
 from draftwood.eval.reproduce.paper import load as paper
 from draftwood.eval.reproduce.reproducing import Evaluation
 from draftwood.eval.running import Job, by_round
-from draftwood.loading import EMBEDDED, load
-from draftwood.models.exit import load as exit_of
 from draftwood.models.grown import grow_checkpoint
+from draftwood.models.heads.exit import load as exit_of
 
 TINY = Scale(items=1, seeds=1, tokens=4)
 

@@ -12,7 +12,7 @@ from test_experiments import run
 from draftwood import SamplingParams
 from draftwood.core.forest import Forest
 from draftwood.eval.experiments.rules import expected_tokens
-from draftwood.sampling import Distributions, Streams, draw_distinct
+from draftwood.sampling.distributions import Distributions, Streams, draw_distinct
 from draftwood.verify import Rejection, Traversal
 
 

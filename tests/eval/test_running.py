@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.loading import load
 from draftwood.errors import ConfigurationError
 from draftwood.eval.energy import ESTIMATED, Meter
 from draftwood.eval.evaluation import check_code, evaluate
@@ -17,9 +18,8 @@ from draftwood.eval.running import Job, Plan, Runner
 from draftwood.eval.store import Store
 from draftwood.eval.summary import summary_of
 from draftwood.eval.tasks import Instance, Item, Scores, Task, parse
-from draftwood.loading import load
 from draftwood.methods import Method
-from draftwood.params import SamplingParams
+from draftwood.sampling.params import SamplingParams
 
 CLOCKWORK = ("timing", "energy")
 

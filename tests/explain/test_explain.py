@@ -19,7 +19,7 @@ from draftwood.core.forest import FINISHED
 from draftwood.core.records import Judged, Layer
 from draftwood.explain.text import lines, spelling
 from draftwood.explain.tree import FATES, completions, hypotheses_after, tree_of, trees_of
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text.tokenizer import Tokenizer
 
 PROMPT = "Once upon a time"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

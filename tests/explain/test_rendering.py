@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from draftwood.engine import StreamEvent
+from draftwood.engine.engine import StreamEvent
+from draftwood.engine.loading import load
+from draftwood.engine.stopping import Ending
 from draftwood.explain import terminal as rendering
 from draftwood.explain.terminal import Painter
-from draftwood.loading import load
 from draftwood.methods import METHODS, Method
-from draftwood.text import Ending
 
 
 class Terminal(io.StringIO):

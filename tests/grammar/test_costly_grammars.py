@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from draftwood import RequestError, load
-from draftwood.grammar import Grammars
-from draftwood.params import Structured
+from draftwood.sampling.grammar import Grammars
+from draftwood.sampling.params import Structured
 
 
 def chained(rules: int) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from draftwood.certify.references import slow_beam_search
 from draftwood.certify.small import END, Case
 from draftwood.certify.tables import PROMPT
 from draftwood.draft import Proposer
-from draftwood.grammar import Grammars
-from draftwood.sampling import Distributions
+from draftwood.sampling.distributions import Distributions
+from draftwood.sampling.grammar import Grammars
 
 REGEX = "c?ab(a|bc|cc?a)*"  # forced tokens at the beginning and in between
 LANGUAGE = Language(REGEX)

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as FastBackend
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from draftwood import Engine, ModelError, RequestError, TabularModel
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text.tokenizer import Tokenizer
 
 LETTERS = '▁abcdefghilnorstxyz"{}:,0123日é\n'
 MERGES = [("t", "h"), ("th", "e"), ("▁", "the"), ("i", "n"), ("▁", "in")]

@@ -15,7 +15,7 @@ from words import words
 from draftwood import GenerationResult, Method
 from draftwood.certify.small import END, WARPS, Case
 from draftwood.certify.tables import PROMPT
-from draftwood.grammar import Grammars
+from draftwood.sampling.grammar import Grammars
 
 BYTES = words(sorted(pre_tokenizers.ByteLevel.alphabet()))
 GRAMMARS = Grammars(BYTES, END, BYTES.size, torch.device("cpu"))

@@ -11,7 +11,7 @@ import pieces
 import pytest
 
 from draftwood import Engine, RequestError, TabularModel
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text.tokenizer import Tokenizer
 
 END = 2
 RECORD = {

@@ -16,8 +16,8 @@ from words import LETTERS, words
 
 from draftwood import ConfigurationError, DraftwoodError, Engine, RequestError, TabularModel
 from draftwood.core.forest import Forest
-from draftwood.grammar import Grammars, allowing, bias
-from draftwood.params import Structured
+from draftwood.sampling.grammar import Grammars, allowing, bias
+from draftwood.sampling.params import Structured
 
 END = frozenset({0})
 BYTES = words(sorted(pre_tokenizers.ByteLevel.alphabet()))

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as FastBackend
 from tokenizers import decoders, models, pre_tokenizers
 
 from draftwood import TabularModel
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text.tokenizer import Tokenizer
 
 
 def words(texts: Sequence[str], merges: Sequence[tuple[str, str]] = ()) -> Tokenizer:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import draftwood
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
 from draftwood.errors import ConfigurationError, RequestError
 
 NAME = "draftwood.integrations.lm_eval"

@@ -13,7 +13,7 @@ from checkpoints import VOCAB, ours
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftwood.core.forest import TRUNK, Forest
-from draftwood.models import checkpoint
+from draftwood.models.checkpoints import checkpoint
 
 IDS = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 SHAPE: dict[str, Any] = {

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from draftwood.eval.experiments.engines.gguf_file import rotary_rows
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text.tokenizer import Tokenizer
 
 Stored = Callable[[str, np.ndarray], tuple[np.ndarray, str]]  # a tensor's name and values -> its bytes and type
 SCALES = {  # places of the float16 numbers in a block

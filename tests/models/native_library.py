@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwood.loading import EMBEDDED
-from draftwood.models import checkpoint, int4
+from draftwood.engine.loading import EMBEDDED
+from draftwood.models import int4
 from draftwood.models.backend import native
 from draftwood.models.base import Batch, Segment
 from draftwood.models.cache import Cache
+from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
 
 REASON = native.unavailable()

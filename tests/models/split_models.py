@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from draftwood.models import checkpoint
+from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
 from draftwood.models.parallel.follower import follow
 from draftwood.models.parallel.group import Group

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ModelError
-from draftwood.loading import EMBEDDED
-from draftwood.models import artifact, files
-from draftwood.models.artifact import Artifact
+from draftwood.models.checkpoints import artifact, files
+from draftwood.models.checkpoints.artifact import Artifact
 
 MODELS = {"target": "0" * 16, "draft": "1" * 16}
 

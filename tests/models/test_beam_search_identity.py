@@ -20,7 +20,7 @@ from covering import covering
 import draftwood
 from draftwood import Engine
 from draftwood.corpus import DOMAINS, documents
-from draftwood.models import checkpoint
+from draftwood.models.checkpoints import checkpoint
 
 EXACTNESS = Path(__file__).parents[2] / "docs" / "exactness.md"
 PROMPTS = [[3, 94, 17, 17, 60, 5], [41, 8], [77, 2, 29, 29, 11]]

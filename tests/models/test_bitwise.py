@@ -20,12 +20,12 @@ from walks import Walk
 
 import draftwood
 from draftwood.corpus import DOMAINS, documents
-from draftwood.loading import EMBEDDED
-from draftwood.models import checkpoint
+from draftwood.engine.loading import EMBEDDED
 from draftwood.models.backend import matrix
 from draftwood.models.backend.attention import additive, folded, ordered
 from draftwood.models.backend.matrix import Int8, Packed
 from draftwood.models.cache import GRAIN
+from draftwood.models.checkpoints import checkpoint
 from draftwood.models.functions import ACTIVATIONS, activate, rms_norm
 from draftwood.models.grow import Growth, write
 from draftwood.runtime.executor import execute

@@ -14,8 +14,8 @@ from chat_templates import TEMPLATES
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from draftwood.errors import DraftwoodError, ModelError, RequestError
-from draftwood.models import chat
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text import chat
+from draftwood.models.text.tokenizer import Tokenizer
 
 USER = {"role": "user", "content": "Hi! How many <b> & 'bs'? é🙂"}
 ASSISTANT = {"role": "assistant", "content": "  <think>\nbig\n</think>\nThree.\n"}

@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 import draftwood
 from draftwood.core.forest import Forest
 from draftwood.errors import ModelError
-from draftwood.models import checkpoint, saving
 from draftwood.models.backend.matrix import Packed
+from draftwood.models.checkpoints import checkpoint, saving
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.rotary import RopeScaling
 

@@ -13,7 +13,7 @@ from checkpoints import edit_json, write
 from safetensors.torch import load_file, save_file
 
 from draftwood.errors import ModelError
-from draftwood.models import checkpoint
+from draftwood.models.checkpoints import checkpoint
 
 
 def without(name: str) -> Callable[[Path], None]:

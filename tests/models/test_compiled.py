@@ -11,10 +11,10 @@ import torch
 import draftwood
 from draftwood.core.forest import Forest
 from draftwood.errors import ConfigurationError
-from draftwood.models import checkpoint, saving
 from draftwood.models.backend import compiled
 from draftwood.models.backend.compiled import BUCKETS, Compiled
 from draftwood.models.base import Batch, Segment
+from draftwood.models.checkpoints import checkpoint, saving
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session

@@ -11,9 +11,9 @@ import torch
 from checkpoints import SHAPE, VOCAB, edit_json, ours, reference, theirs, write
 
 from draftwood.core.forest import TRUNK, Forest, Verdict, advance
-from draftwood.models import checkpoint
 from draftwood.models.base import Batch, CausalModel, Segment
 from draftwood.models.cache import Cache
+from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
 from draftwood.runtime.session import Session
 

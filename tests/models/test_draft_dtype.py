@@ -3,7 +3,7 @@
 import pytest
 
 import draftwood
-from draftwood.loading import EMBEDDED
+from draftwood.engine.loading import EMBEDDED
 
 PROMPT = "Story: In Corfe there lived a sailor called"
 METHODS = [

@@ -15,12 +15,13 @@ from test_session import LAYERS, VOCAB, decoder
 from draftwood import ConfigurationError, Engine, ModelError
 from draftwood.core.forest import Forest
 from draftwood.draft import EagleSession, EagleSource
-from draftwood.models import artifact, eagle, published
-from draftwood.models.artifact import fingerprint
 from draftwood.models.backend.matrix import holder, pack
 from draftwood.models.backend.native import reads_beside
-from draftwood.models.eagle import ABSENT, EagleHead
-from draftwood.models.pickled import convert
+from draftwood.models.checkpoints import artifact
+from draftwood.models.checkpoints.artifact import fingerprint
+from draftwood.models.checkpoints.pickled import convert
+from draftwood.models.heads import eagle, foreign_heads
+from draftwood.models.heads.eagle import ABSENT, EagleHead
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Answer, Run, Session
 
@@ -155,7 +156,7 @@ def test_bad_published_heads_are_refused(tmp_path: Path) -> None:
         eagle.load(tmp_path, wide())
     (tmp_path / "config.json").write_text(json.dumps({"speculators_model_type": "eagle"}))
     with pytest.raises(ModelError, match="speculator of type 'eagle', but of these only eagle3"):
-        published.kind_of(tmp_path)
+        foreign_heads.kind_of(tmp_path)
 
 
 def wide() -> Any:

@@ -7,11 +7,11 @@ import torch
 from test_session import VOCAB
 
 from draftwood import Engine
-from draftwood.models import eagle
 from draftwood.models.decoder import Decoder, DecoderConfig
-from draftwood.models.eagle import EagleHead
 from draftwood.models.grow import Growth, grow
 from draftwood.models.grown import grow_eagle, grown_layers
+from draftwood.models.heads import eagle
+from draftwood.models.heads.eagle import EagleHead
 
 
 @pytest.mark.parametrize("words", [None, torch.tensor([0, 1, 3, 4, 8, 9, 11])], ids=["all", "few"])
@@ -29,7 +29,7 @@ def test_a_grown_head_drafts_alike(width: int, words: torch.Tensor | None, tmp_p
         (tmp_path / "small", model, head.weights(), head.reads),
         (tmp_path / "large", grown, None, [grown_layers(layer, growth) for layer in head.reads]),
     ):
-        from draftwood.models.artifact import fingerprint
+        from draftwood.models.checkpoints.artifact import fingerprint
 
         made = grow_eagle(head.double(), growth, torch.float64) if weights is None else weights
         eagle.save(made, where, fingerprint(target), reads, torch.float64)

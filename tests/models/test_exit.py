@@ -8,9 +8,9 @@ import torch
 from test_session import VOCAB, decoder
 
 from draftwood import ModelError
-from draftwood.models import exit as exits
-from draftwood.models.artifact import fingerprint
 from draftwood.models.base import Batch, Segment
+from draftwood.models.checkpoints.artifact import fingerprint
+from draftwood.models.heads import exit as exits
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)

@@ -10,14 +10,14 @@ import torch
 import draftwood
 from draftwood import Engine
 from draftwood.cli.main import run
-from draftwood.loading import EMBEDDED
-from draftwood.models import artifact
-from draftwood.models import exit as exits
-from draftwood.models.artifact import fingerprint
-from draftwood.models.checkpoint import load
+from draftwood.engine.loading import EMBEDDED
+from draftwood.models.checkpoints import artifact
+from draftwood.models.checkpoints.artifact import fingerprint
+from draftwood.models.checkpoints.checkpoint import load
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.grow import Growth, grow
 from draftwood.models.grown import grow_exit, grown_layers
+from draftwood.models.heads import exit as exits
 
 
 def target() -> Decoder:

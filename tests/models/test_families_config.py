@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from draftwood.errors import ModelError
-from draftwood.models import checkpoint, saving
+from draftwood.models.checkpoints import checkpoint, saving
+from draftwood.models.checkpoints.families import FAMILIES
 from draftwood.models.decoder import Decoder
-from draftwood.models.families import FAMILIES
 
 # controls: what a config or a small tensor says reaches the logits
 

@@ -19,11 +19,11 @@ from family_models import write as write_family
 from safetensors.torch import load_file, save_file
 
 import draftwood
+from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError, ModelError
-from draftwood.loading import EMBEDDED
-from draftwood.models import checkpoint, gguf
-from draftwood.models.gguf_weights import Weights
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.checkpoints import checkpoint, gguf_file
+from draftwood.models.checkpoints.gguf_weights import Weights
+from draftwood.models.text.tokenizer import Tokenizer
 
 ROPE: dict[str, Any] = {"rope_theta": 500.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
 ROPE |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 16}
@@ -107,7 +107,7 @@ def stored(kind: str, tensor: torch.Tensor) -> tuple[np.ndarray, str]:
     return gguf_files.matrices(kind)("", tensor.numpy())
 
 
-@pytest.mark.parametrize("kind", gguf.BLOCKS)
+@pytest.mark.parametrize("kind", gguf_file.BLOCKS)
 def test_every_quantised_type(kind: str, tmp_path: Path) -> None:
     """Random blocks in the file, and what the library makes of them in the directory."""
     write_family(tmp_path, "qwen2", **WIDE)
@@ -129,7 +129,7 @@ def test_every_quantised_type(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K"])
 def test_groups_are_the_library_s_weights_bit_for_bit(kind: str) -> None:
     data = gguf_files.blocks(kind, 7, 1024)
-    codes, scale, shift = gguf.groups(data, kind)
+    codes, scale, shift = gguf_file.groups(data, kind)
     assert codes.dtype == (torch.int8 if kind == "Q8_0" else torch.uint8)
     assert codes.shape == (7, 1024) and scale.shape == shift.shape == (7, 32)
     assert kind == "Q8_0" or (int(codes.max()), int(codes.min())) == (15, 0)
@@ -154,7 +154,7 @@ def test_rows_are_dequantised_some_at_a_time(tmp_path: Path, monkeypatch: pytest
     write_llama(tmp_path)
     file = gguf_files.write(tmp_path, tmp_path / "x.gguf", gguf_files.matrices("F16"))
     expected = logits(file)
-    monkeypatch.setattr("draftwood.models.gguf_weights.CHUNK", 200)  # 6 rows of 32
+    monkeypatch.setattr("draftwood.models.checkpoints.gguf_weights.CHUNK", 200)  # 6 rows of 32
     assert torch.equal(logits(file), expected)
 
 
@@ -211,7 +211,7 @@ def test_learned_files_are_looked_for_beside_the_file(pair: dict[str, Path]) -> 
 
 
 def test_the_missing_package_is_one_sentence(pair: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    gguf._opened.cache_clear()
+    gguf_file._opened.cache_clear()
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ConfigurationError, match=r"reading GGUF files needs the extra draftwood\[gguf\]"):
         draftwood.load(pair["target"])

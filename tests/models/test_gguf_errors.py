@@ -16,8 +16,8 @@ from checkpoints import write as write_llama
 from family_models import write as write_family
 
 from draftwood.errors import ModelError
-from draftwood.models import checkpoint, gguf
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.checkpoints import checkpoint, gguf_file
+from draftwood.models.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,7 @@ def test_any_cut_and_any_changed_byte_is_read_or_refused(whole: tuple[Path, byte
     for cut in [*range(40), *(rng.randrange(len(data)) for _ in range(60)), len(data) - 33]:
         file.write_bytes(data[:cut])
         with pytest.raises(ModelError):
-            gguf.File(file)
+            gguf_file.File(file)
     loaded = 0
     for _ in range(150):
         changed = bytearray(data)
@@ -191,7 +191,7 @@ def test_any_cut_and_any_changed_byte_is_read_or_refused(whole: tuple[Path, byte
 def test_a_file_that_shrinks_after_it_was_opened_is_refused(whole: tuple[Path, bytes], tmp_path: Path) -> None:
     file = tmp_path / "x.gguf"
     file.write_bytes(whole[1])
-    opened = gguf.File(file)
+    opened = gguf_file.File(file)
     file.write_bytes(whole[1][:5000])
     with pytest.raises(ModelError, match=r"has changed since it was opened .* load it again"):
         opened.rows(Q)

@@ -21,8 +21,8 @@ from test_gguf import FAMILIES, LLAMAS, WIDE
 from test_gguf_tokenizer import PARTS, PATTERNS, byte_level
 
 import draftwood
-from draftwood.models import checkpoint, gguf
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.checkpoints import checkpoint, gguf_file
+from draftwood.models.text.tokenizer import Tokenizer
 
 llama_cpp = pytest.importorskip("llama_cpp", exc_type=ImportError)
 pytestmark = pytest.mark.slow
@@ -66,7 +66,7 @@ def test_greedy_texts(name: str, tmp_path: Path) -> None:
     assert (best - expected[len(PROMPT) - 1 : -1].gather(1, written)[:, 0] <= 2 * near).all()
 
 
-@pytest.mark.parametrize("kind", gguf.BLOCKS)
+@pytest.mark.parametrize("kind", gguf_file.BLOCKS)
 def test_quantised_types(kind: str, tmp_path: Path) -> None:
     """llama.cpp rounds activations to 8 bits, too."""
     write_llama(tmp_path, vocab_size=VOCAB, **WIDE)

@@ -14,11 +14,11 @@ import tokenizers
 from tokenizers import Regex, normalizers, pre_tokenizers, processors
 
 import draftwood
+from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ModelError
-from draftwood.loading import EMBEDDED
-from draftwood.models import checkpoint
-from draftwood.models.sentencepiece import SentencePiece
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.checkpoints import checkpoint
+from draftwood.models.text.sentencepiece import SentencePiece
+from draftwood.models.text.tokenizer import Tokenizer
 
 CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"

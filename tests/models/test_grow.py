@@ -16,10 +16,10 @@ from transformers import AutoModelForCausalLM
 import draftwood
 from draftwood import Engine, Metrics
 from draftwood.corpus import DOMAINS, documents
+from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError, ModelError
-from draftwood.loading import EMBEDDED
-from draftwood.models import checkpoint, saving
 from draftwood.models.backend.attention import fused
+from draftwood.models.checkpoints import checkpoint, saving
 from draftwood.models.decoder import Decoder, DecoderConfig, View
 from draftwood.models.grow import Growth, grow, write
 

@@ -13,10 +13,10 @@ import torch
 
 import draftwood
 from draftwood.corpus import DOMAINS, documents
-from draftwood.loading import EMBEDDED
-from draftwood.models import checkpoint
+from draftwood.engine.loading import EMBEDDED
+from draftwood.models.checkpoints import checkpoint
 from draftwood.models.grow import Growth, write
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text.tokenizer import Tokenizer
 
 TYPES: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},

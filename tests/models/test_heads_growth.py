@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from draftwood import Engine
-from draftwood.models import artifact, skip
-from draftwood.models import heads as trained
-from draftwood.models.artifact import fingerprint
+from draftwood.models.checkpoints import artifact
+from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.grow import Growth, grow
 from draftwood.models.grown import grow_heads, grow_skipped, grown_fingerprint, write_learned
-from draftwood.models.heads import Heads
-from draftwood.models.skip import Skipped, SkippedDecoder, skipping
+from draftwood.models.heads import medusa as trained
+from draftwood.models.heads import skip
+from draftwood.models.heads.medusa import Heads
+from draftwood.models.heads.skip import Skipped, SkippedDecoder, skipping
 
 
 def small() -> Decoder:

@@ -19,8 +19,8 @@ import draftwood
 from draftwood.core.forest import TRUNK, Forest
 from draftwood.errors import ConfigurationError, ModelError, RequestError
 from draftwood.integrations.transformers import custom_generate
-from draftwood.models import checkpoint
 from draftwood.models.base import Batch, CausalModel, Segment
+from draftwood.models.checkpoints import checkpoint
 from draftwood.models.hf import HuggingFaceModel, cache_name
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session

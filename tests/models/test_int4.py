@@ -18,12 +18,13 @@ from test_session import decoder
 from torch import Tensor, nn
 
 from draftwood.corpus import DOMAINS, documents
+from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ModelError
-from draftwood.loading import EMBEDDED
-from draftwood.models import artifact, checkpoint, int4
+from draftwood.models import int4
+from draftwood.models.checkpoints import artifact, checkpoint
 from draftwood.models.decoder import Decoder
 from draftwood.models.quantise import quantise
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text.tokenizer import Tokenizer
 
 ROWS = torch.randint(1, 40, (4, 24), generator=torch.Generator().manual_seed(0))
 KNOBS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import draftwood
-from draftwood.loading import EMBEDDED
+from draftwood.engine.loading import EMBEDDED
 from draftwood.models import int4
 from draftwood.models.backend import native
 

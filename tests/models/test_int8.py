@@ -11,10 +11,10 @@ from native_library import needs_native
 
 from draftwood.corpus import documents
 from draftwood.eval.experiments.quantisation import read
-from draftwood.models import checkpoint
 from draftwood.models.backend.matrix import Int8
 from draftwood.models.backend.native import NativeMatrix
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.checkpoints import checkpoint
+from draftwood.models.text.tokenizer import Tokenizer
 
 HOLDERS = [pytest.param(lambda w, b: NativeMatrix(w, b, "int8"), marks=needs_native, id="native"), Int8]
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftwood.models import saving
 from draftwood.models.cache import free_bytes
+from draftwood.models.checkpoints import saving
 from draftwood.models.decoder import Decoder, DecoderConfig
 
 MIB = 2**20
@@ -21,8 +21,9 @@ PROGRAM = """
 import json, re, sys
 import torch
 import draftwood
-from draftwood.engine import Engine
-from draftwood.models import checkpoint, saving
+from draftwood.engine.engine import Engine
+from draftwood.models.checkpoints import checkpoint
+from draftwood.models.checkpoints import saving
 
 def status(name):  # not ru_maxrss, which a process inherits
     return int(re.search(name + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024

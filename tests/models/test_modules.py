@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from draftwood.models import checkpoint, heads
+from draftwood.models.checkpoints import checkpoint
+from draftwood.models.heads import medusa
 from draftwood.models.modules import Embedding, Linear
 
 
@@ -23,9 +24,9 @@ def test_with_memory_they_begin_as_pytorchs(ours: type[nn.Module], theirs: type[
 
 def test_loading_draws_no_random_numbers(target: Path, tmp_path: Path) -> None:
     model = checkpoint.load(target, packed=False)
-    made = heads.Heads.of(model, 2)
-    heads.save(made.weights(), tmp_path, made.target)
+    made = medusa.Heads.of(model, 2)
+    medusa.save(made.weights(), tmp_path, made.target)
     before = torch.get_rng_state()
     checkpoint.load(target)
-    heads.load(tmp_path, model)
+    medusa.load(tmp_path, model)
     assert torch.equal(torch.get_rng_state(), before)

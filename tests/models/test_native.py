@@ -23,10 +23,10 @@ from native_library import TYPES, chain, embedded, needs_native, python
 
 import draftwood
 from draftwood.errors import ModelError
-from draftwood.models import checkpoint
 from draftwood.models.backend import native
 from draftwood.models.base import Batch, Segment
 from draftwood.models.cache import Extent
+from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
 
 TEXT = [3, 94, 17, 17, 60, 5, 0, 41, 8, 77, 2, 29]
@@ -199,8 +199,8 @@ def test_a_child_computes_with_threads_of_its_own(model: Decoder, threads: Calla
 HELD = """
 import gc, json, re, sys
 import draftwood
-from draftwood.models import checkpoint
-from draftwood.loading import EMBEDDED
+from draftwood.models.checkpoints import checkpoint
+from draftwood.engine.loading import EMBEDDED
 
 def held():
     gc.collect()  # else it depends on the moment how many engines wait for it

@@ -18,7 +18,7 @@ from walks import Walk
 import draftwood
 from draftwood import Engine
 from draftwood.corpus import DOMAINS, documents
-from draftwood.models import checkpoint
+from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
 from draftwood.runtime.executor import execute
 

@@ -16,11 +16,11 @@ from family_models import write as write_family
 from native_library import TYPES, chain, embedded, needs_native, python
 
 import draftwood
+from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError
-from draftwood.loading import EMBEDDED
-from draftwood.models import checkpoint
 from draftwood.models.backend import native
 from draftwood.models.backend.native import NativeMatrix
+from draftwood.models.checkpoints import checkpoint
 
 TOKENS = [7 * i * i % 1000 for i in range(80)]
 BOUNDS = {"float32": (0, 5e-6), "bfloat16": (1e-3, 0.015), "int8": (0.01, 0.08)}  # of mean errors; below: another type

@@ -10,7 +10,7 @@ from checkpoints import byte_level, edit_json, llama_like, theirs, write
 
 import draftwood
 from draftwood.errors import ModelError, RequestError
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text.tokenizer import Tokenizer
 
 WORDS = llama_like().get_vocab_size()
 PROMPT = "the thin tin in the"

@@ -17,7 +17,7 @@ from transformers import LlamaTokenizer
 
 import draftwood
 from draftwood.errors import ConfigurationError, ModelError
-from draftwood.models.tokenizer import INCOMPLETE, Tokenizer
+from draftwood.models.text.tokenizer import INCOMPLETE, Tokenizer
 
 KINDS = ["llama", "unigram", "unknowns"]
 

@@ -15,13 +15,13 @@ from draftwood import ConfigurationError, Engine, Method, ModelError, TabularMod
 from draftwood.core.forest import Forest, Verdict, advance
 from draftwood.depth import AdaptiveConfidence
 from draftwood.draft import SharedSession
-from draftwood.models import artifact
-from draftwood.models.artifact import fingerprint
 from draftwood.models.backend.attention import fused
 from draftwood.models.backend.compiled import Compiled
+from draftwood.models.checkpoints import artifact
+from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.flat import View
-from draftwood.models.skip import (
+from draftwood.models.heads.skip import (
     Skipped,
     SkippedDecoder,
     every_other,

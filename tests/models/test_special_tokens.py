@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 import draftwood
 from draftwood.errors import ModelError
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text.tokenizer import Tokenizer
 
 TEXTS = ["the<|im_end|> in<|end|>", "<tool> the <tool><s>", "the<|im_start|>user\nthe<|im_end|>", "thé <pad>"]
 SIZE = byte_level().get_vocab_size()  # the next free id

@@ -15,14 +15,15 @@ from split_models import Split, split
 import draftwood
 from draftwood import Engine, methods
 from draftwood.core.forest import Forest, Verdict, advance
+from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import DraftwoodError
-from draftwood.loading import EMBEDDED
-from draftwood.models import checkpoint, eagle, heads
+from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
+from draftwood.models.heads import eagle, medusa
+from draftwood.models.heads.skip import Skipped, SkippedDecoder
+from draftwood.models.other_device import Placed
 from draftwood.models.parallel.group import Group
-from draftwood.models.placed import Placed
-from draftwood.models.skip import Skipped, SkippedDecoder
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
 
@@ -161,9 +162,9 @@ def test_heads_that_share_the_targets(whole: Decoder, parts: Split, draft: Decod
     """The split head is asked beside the target's forwards."""
     plain = checkpoint.load(EMBEDDED / "target", packed=False)
     torch.manual_seed(0)
-    made = heads.Heads.of(plain, 2, shared=True)
+    made = medusa.Heads.of(plain, 2, shared=True)
     torch.nn.init.normal_(made.lift[0].weight, std=0.05)
-    heads.save(made.weights(), tmp_path, made.target, torch.float32)
+    medusa.save(made.weights(), tmp_path, made.target, torch.float32)
     method = {"name": "medusa", "heads": str(tmp_path), "tree": [2, 1]}
     texts = [engine(target, draft).generate(STORY, method, {"temperature": 0}, 24) for target in (whole, parts.driver)]
     assert texts[0].tokens == texts[1].tokens and texts[0].metrics.as_dict()["rounds"] == len(texts[1].rounds)
@@ -256,7 +257,7 @@ def test_what_cannot_be_split(options: dict[str, Any], says: str) -> None:
 
 def test_parts_are_not_trained(parts: Split) -> None:
     with pytest.raises(draftwood.ModelError, match="split among processes cannot be given heads; leave out"):
-        heads.Heads.of(parts.driver)
+        medusa.Heads.of(parts.driver)
 
 
 def test_a_process_that_does_not_answer_ends_the_engine(draft: Decoder) -> None:

@@ -21,9 +21,9 @@ import torch
 
 import draftwood
 from draftwood import AsyncEngine, Engine
+from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import DraftwoodError
-from draftwood.loading import EMBEDDED
-from draftwood.models import saving
+from draftwood.models.checkpoints import saving
 from draftwood.models.decoder import Decoder, DecoderConfig
 from draftwood.models.parallel import launch
 
@@ -216,8 +216,8 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 import draftwood
-from draftwood.engine import Engine
-from draftwood.models import checkpoint
+from draftwood.engine.engine import Engine
+from draftwood.models.checkpoints import checkpoint
 from draftwood.models.parallel import launch
 
 def status(process, name):

@@ -16,9 +16,9 @@ from growing import certain, following
 import draftwood
 from draftwood import Engine
 from draftwood.core.forest import Forest
+from draftwood.engine.stopping import Ending, StopStrings
 from draftwood.explain.text import spelling
-from draftwood.models.tokenizer import INCOMPLETE, Tokenizer, TokenStream
-from draftwood.text import Ending, StopStrings
+from draftwood.models.text.tokenizer import INCOMPLETE, Tokenizer, TokenStream
 
 TEXTS = [
     "伣偆傧璣偬",

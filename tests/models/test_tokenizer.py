@@ -12,9 +12,9 @@ import tokenizers
 from checkpoints import byte_level, llama_like
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ModelError, RequestError
-from draftwood.loading import EMBEDDED
-from draftwood.models.tokenizer import INCOMPLETE, Tokenizer
+from draftwood.models.text.tokenizer import INCOMPLETE, Tokenizer
 
 KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {"byte_level": byte_level, "llama_like": llama_like}
 TEXTS = [

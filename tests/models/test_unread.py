@@ -22,7 +22,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from draftwood.errors import DraftwoodError, ModelError
-from draftwood.models import checkpoint, eagle
+from draftwood.models.checkpoints import checkpoint
+from draftwood.models.heads import eagle
 
 LINEAR = {"rope_type": "linear", "factor": 2.0}
 LLAMA_3 = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

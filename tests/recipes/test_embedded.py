@@ -21,8 +21,8 @@ import draftwood.models
 from draftwood import Engine
 from draftwood.corpus import DOMAINS, EXERCISES, documents, names
 from draftwood.corpus.tables import SCHEMAS
-from draftwood.models import artifact
-from draftwood.models.checkpoint import load
+from draftwood.models.checkpoints import artifact
+from draftwood.models.checkpoints.checkpoint import load
 from draftwood.models.decoder import Decoder
 from draftwood.train.optim import Schedule
 from draftwood.train.packing import CLOSING_SHARES, EOS, OPENING_SHARES, SHARES, end_token, pack

@@ -13,9 +13,9 @@ from test_session import LAYERS, decoder
 from draftwood import Engine
 from draftwood.errors import OutOfMemory
 from draftwood.models.backend.matrix import holder, pack
-from draftwood.models.eagle import EagleHead
-from draftwood.models.exit import ExitLayer
-from draftwood.models.heads import Heads
+from draftwood.models.heads.eagle import EagleHead
+from draftwood.models.heads.exit import ExitLayer
+from draftwood.models.heads.medusa import Heads
 
 TARGET, DRAFT = decoder(1), decoder(2)
 EXIT, HEADS, EAGLE = ExitLayer.of(TARGET, 1), Heads.of(TARGET, 3), EagleHead.of(TARGET)

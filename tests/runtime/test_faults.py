@@ -18,7 +18,7 @@ from test_session import VOCAB
 from torch import Tensor
 
 from draftwood import DraftwoodError, Engine, NonFiniteError, TabularModel
-from draftwood.batching import BatchFailed, BatchInterrupted
+from draftwood.engine.batching import BatchFailed, BatchInterrupted
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache
 from draftwood.models.decoder import Decoder

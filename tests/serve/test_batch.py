@@ -14,8 +14,8 @@ import pytest
 from conftest import Command
 
 from draftwood import ConfigurationError, DraftwoodError, Engine, RequestError, load
-from draftwood.journal import Journal
 from draftwood.serve.batch import Outcome, run
+from draftwood.util.jsonl import Journal
 
 COMPLETION = {"prompt": "Story: In", "max_tokens": 12, "seed": 7}
 

@@ -11,7 +11,7 @@ from conftest import Command
 
 from draftwood import RequestError, load
 from draftwood.serve.batch import run
-from draftwood.serve.parts import Kind, Parts
+from draftwood.serve.numbered_output import Kind, Parts
 
 
 def record(number: int, error: Any = None) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def test_a_kill_between_file_and_journal(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), Parts(tmp_path, kind, rows=2) as parts:
-        patch.setattr("os.replace" if step == "replace" else "draftwood.journal.Journal.clear", killed)
+        patch.setattr("os.replace" if step == "replace" else "draftwood.util.jsonl.Journal.clear", killed)
         list(parts.recovered())
         for number in range(2):
             parts.add(record(number))

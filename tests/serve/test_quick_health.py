@@ -16,8 +16,8 @@ import pytest
 from servers import Running
 
 from draftwood import load
-from draftwood.engine import Engine
-from draftwood.models.tokenizer import LONG, Tokenizer
+from draftwood.engine.engine import Engine
+from draftwood.models.text.tokenizer import LONG, Tokenizer
 from draftwood.serve.answers import ChatForm, CompletionForm
 from draftwood.serve.pool import SLICE, written
 from draftwood.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, ResponseRequest

@@ -322,7 +322,9 @@ def test_what_fails_inside_says_nothing_of_the_inside(
         status, error = other.refused(COMPLETIONS, prompt="a")
         assert (status, error["type"]) == (500, "server_error") and "secret" not in str(error)
         monkeypatch.undo()
-        monkeypatch.setattr("draftwood.generation.Generation.distributions", fail)  # a step, for this request alone
+        monkeypatch.setattr(
+            "draftwood.engine.generation.Generation.distributions", fail
+        )  # a step, for this request alone
         for path, body in (
             (COMPLETIONS, {"prompt": "a"}),
             ("/v1/responses", {"input": "a"}),

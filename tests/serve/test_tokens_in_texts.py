@@ -11,8 +11,8 @@ from growing import certain, following
 from servers import Running, running
 
 from draftwood import Engine
-from draftwood.models.chat import ChatTemplate
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text.chat import ChatTemplate
+from draftwood.models.text.tokenizer import Tokenizer
 
 TEXT = "日the 伣偆傧 in\u0301 🙂é!"  # "!" is no token of its own either
 WORDS = Tokenizer(llama_like(), "llama", templates={"default": ChatTemplate("<s>{{ messages[0].content }}", "test")})

@@ -4,12 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from draftwood import load
-from draftwood.loading import EMBEDDED
-from draftwood.models.tokenizer import Tokenizer
-from draftwood.prompts import CORPUS
+from draftwood.engine.loading import EMBEDDED
+from draftwood.models.text.tokenizer import Tokenizer
+from draftwood.train.prompts import CORPUS
+from draftwood.train.self_distillation import write_texts
 from draftwood.train.settings import Writing
 from draftwood.train.texts import Texts, read_texts
-from draftwood.train.writing import write_texts
 
 
 def own_texts(place: Path, rows: int = 10) -> Texts:

@@ -10,7 +10,7 @@ from enumeration import slow_warp
 
 from draftwood import ConfigurationError, Engine, GenerationResult, SamplingParams, TabularModel
 from draftwood.depth.decision import DecisionKind
-from draftwood.models.artifact import fingerprint, fingerprints
+from draftwood.models.checkpoints.artifact import fingerprint, fingerprints
 from draftwood.train.decisions import record
 
 VOCAB, END, NEW, TOP = 5, frozenset({0}), 24, 3

@@ -9,9 +9,10 @@ from own_texts import own_texts
 from test_session import VOCAB, decoder
 
 from draftwood import Engine
-from draftwood.loading import EMBEDDED
-from draftwood.models import artifact, eagle
-from draftwood.models.checkpoint import load
+from draftwood.engine.loading import EMBEDDED
+from draftwood.models.checkpoints import artifact
+from draftwood.models.checkpoints.checkpoint import load
+from draftwood.models.heads import eagle
 from draftwood.train.eagle import EagleRun
 from draftwood.train.settings import EagleSettings
 from draftwood.train.texts import Texts

@@ -19,13 +19,13 @@ from own_texts import own_texts
 import draftwood
 from draftwood import Engine
 from draftwood.corpus import documents
-from draftwood.loading import EMBEDDED
-from draftwood.models import artifact
-from draftwood.models import exit as exits
-from draftwood.models.artifact import fingerprint
-from draftwood.models.checkpoint import load
+from draftwood.engine.loading import EMBEDDED
+from draftwood.models.checkpoints import artifact
+from draftwood.models.checkpoints.artifact import fingerprint
+from draftwood.models.checkpoints.checkpoint import load
 from draftwood.models.decoder import Decoder, DecoderConfig
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.heads import exit as exits
+from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.eagle import EagleRun
 from draftwood.train.exit_layer import ExitRun, Rank
 from draftwood.train.heads import HeadRun

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from test_session import VOCAB, decoder
 
 from draftwood import ConfigurationError, Engine, ModelError
-from draftwood.models import artifact
-from draftwood.models.artifact import fingerprint
+from draftwood.models.checkpoints import artifact
+from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
-from draftwood.models.heads import FILE, Heads, load, save
+from draftwood.models.heads.medusa import FILE, Heads, load, save
 from draftwood.train.heads import HeadRun
 from draftwood.train.settings import HeadSettings
 from draftwood.train.texts import Texts

@@ -8,13 +8,13 @@ import pytest
 
 from draftwood import load
 from draftwood.corpus import Document
-from draftwood.loading import EMBEDDED
-from draftwood.models.tokenizer import Tokenizer
-from draftwood.prompts import CORPUS
-from draftwood.reading import parse_json
+from draftwood.engine.loading import EMBEDDED
+from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.packing import SHARES, in_shares
+from draftwood.train.prompts import CORPUS
+from draftwood.train.self_distillation import write_texts
 from draftwood.train.settings import Writing
-from draftwood.train.writing import write_texts
+from draftwood.util.safe_parsing import parse_json
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from test_session import VOCAB, decoder
 
 from draftwood import ConfigurationError, Engine, SamplingParams
 from draftwood.models.decoder import Decoder
-from draftwood.models.skip import Skipped, SkippedDecoder, every_other
+from draftwood.models.heads.skip import Skipped, SkippedDecoder, every_other
 from draftwood.tune import skip_sets as skipping
 from draftwood.tune.shapes import Cost
 from draftwood.tune.skip_sets import Costs, Evidence, Prediction, predict, search, tokens_per_round

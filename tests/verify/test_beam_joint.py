@@ -11,7 +11,7 @@ from torch import Tensor
 from draftwood.core.forest import FINISHED
 from draftwood.core.records import Outcome
 from draftwood.errors import NonFiniteError
-from draftwood.params import SamplingParams
+from draftwood.sampling.params import SamplingParams
 from draftwood.verify.joint import align, joint_of
 
 PARAMS = [

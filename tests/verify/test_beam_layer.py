@@ -8,8 +8,8 @@ from enumeration import Choices, Law, law_of
 
 from draftwood.core.records import Layer, Outcome
 from draftwood.errors import ConfigurationError
-from draftwood.params import SamplingParams
-from draftwood.sampling import Streams
+from draftwood.sampling.distributions import Streams
+from draftwood.sampling.params import SamplingParams
 from draftwood.verify import beam
 from draftwood.verify.beam import bonus_width, least_perplexity, sample_layer, verify_layer
 from draftwood.verify.joint import Joint, Seeded

@@ -8,7 +8,7 @@ import torch
 
 from draftwood import Engine, SamplingParams, TabularModel
 from draftwood.core.forest import Forest
-from draftwood.sampling import Distributions, Streams
+from draftwood.sampling.distributions import Distributions, Streams
 from draftwood.verify import Coupled
 
 TARGET = TabularModel.random(5, seed=1, order=2, sharpness=2)

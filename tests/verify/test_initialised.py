@@ -13,11 +13,11 @@ from torch import Tensor
 
 from draftwood import METHODS, Engine, SamplingParams, TabularModel
 from draftwood.core.forest import FINISHED, TRUNK, Forest, advance
+from draftwood.core.records import Ranking
 from draftwood.depth import Fixed
 from draftwood.draft import ModelDrafter
 from draftwood.methods import Method, Parts
-from draftwood.results import Ranking
-from draftwood.sampling import Distributions, Streams
+from draftwood.sampling.distributions import Distributions, Streams
 from draftwood.verify import Rejection, initialised
 from draftwood.verify.initialised import Initialised, longest, successive
 from draftwood.verify.tree import resolve

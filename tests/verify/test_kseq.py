@@ -15,8 +15,8 @@ from draftwood import METHODS, ConfigurationError, Method
 from draftwood.core.forest import Forest, Proposal
 from draftwood.draft.base import Proposer
 from draftwood.methods.sequences import OneHypothesis
-from draftwood.params import SamplingParams
-from draftwood.sampling import Streams
+from draftwood.sampling.distributions import Streams
+from draftwood.sampling.params import SamplingParams
 from draftwood.verify.bound import best_acceptance
 from draftwood.verify.kseq import balance, resolve_together
 from draftwood.verify.tree import Resolve, acceptance, resolve

@@ -17,7 +17,7 @@ from draftwood import Engine, Method, SamplingParams
 from draftwood.core.forest import FINISHED, TRUNK, Forest
 from draftwood.errors import ConfigurationError
 from draftwood.explain.judging import Recorder
-from draftwood.sampling import Distributions, Streams
+from draftwood.sampling.distributions import Distributions, Streams
 from draftwood.verify import LongestPath, longest
 
 Law = dict[tuple[int, ...], float]

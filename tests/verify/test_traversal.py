@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftwood import SamplingParams
 from draftwood.core.forest import Forest
-from draftwood.sampling import Distributions, warp
+from draftwood.sampling.distributions import Distributions, warp
 from draftwood.verify import Rejection, Traversal, Verifier, traversal, tree
 
 EXACT = 1e-12

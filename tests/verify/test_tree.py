@@ -8,8 +8,8 @@ from enumeration import Choices, emitted, law_of, random_law, sequences
 from torch import Tensor
 
 from draftwood.core.forest import Forest, Proposal
-from draftwood.params import SamplingParams
-from draftwood.sampling import Distributions, Streams, warp
+from draftwood.sampling.distributions import Distributions, Streams, warp
+from draftwood.sampling.params import SamplingParams
 from draftwood.verify import Rejection, tree
 from draftwood.verify.tree import acceptance, residual, resolve, without
 

@@ -10,7 +10,7 @@ from enumeration import EnumeratedRandomness
 
 from draftwood import SamplingParams
 from draftwood.core.forest import Forest
-from draftwood.sampling import Distributions, Streams, warp
+from draftwood.sampling.distributions import Distributions, Streams, warp
 from draftwood.verify import GreedyText, Typical, tree
 from draftwood.verify.typical import typical_threshold
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.loading import load
 from draftwood.errors import ConfigurationError
 from draftwood.eval.experiments.experiment import Run
 from draftwood.eval.experiments.pairs import Pair, describe, pair
-from draftwood.journal import writing
-from draftwood.loading import load
-from draftwood.reading import parse_json
+from draftwood.util.jsonl import writing
+from draftwood.util.safe_parsing import parse_json
 
 T = TypeVar("T")
 Told = Callable[[str, int, int | None], None]  # what is done, how many times already, of how many

@@ -22,7 +22,7 @@ from draftwood.depth.calibrated import PLACES, Calibration, Seen
 from draftwood.depth.settings import parse_depth
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows
-from draftwood.sampling import Streams
+from draftwood.sampling.distributions import Streams
 
 MOST = 24  # layers of a round
 PREDICTOR_NOISE = 0.15  # standard deviation of what a predictor predicts around the chance it could know

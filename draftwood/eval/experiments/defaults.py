@@ -13,7 +13,7 @@ from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.experiments.methods import Made, Setting, speed
 from draftwood.eval.tasks import parse
 from draftwood.explain.terminal import method_label
-from draftwood.params import SamplingParams
+from draftwood.sampling.params import SamplingParams
 from draftwood.tune.measuring import Workload
 from draftwood.tune.settings import TuneSettings
 from draftwood.tune.tuning import Tuning

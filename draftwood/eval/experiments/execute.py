@@ -18,8 +18,8 @@ from draftwood.eval.experiments.bench import Bench, Told
 from draftwood.eval.experiments.experiment import Experiment, Run
 from draftwood.eval.experiments.pairs import Pair
 from draftwood.eval.store import check_writable
-from draftwood.journal import writing
-from draftwood.reading import parse_json, read_text
+from draftwood.util.jsonl import writing
+from draftwood.util.safe_parsing import parse_json, read_text
 
 SCHEMA = 2
 

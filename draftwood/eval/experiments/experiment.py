@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from draftwood.errors import ConfigurationError, did_you_mean
-from draftwood.reading import parse_yaml, read_text
+from draftwood.util.safe_parsing import parse_yaml, read_text
 
 if TYPE_CHECKING:
     from draftwood.eval.experiments.bench import Bench

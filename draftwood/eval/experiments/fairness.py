@@ -11,7 +11,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 from draftwood.corpus import mixed
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
 from draftwood.errors import DraftwoodError
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows, Strict

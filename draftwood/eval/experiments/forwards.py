@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from draftwood.corpus import mixed
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
 from draftwood.errors import ConfigurationError
 from draftwood.eval.energy import operations
 from draftwood.eval.experiments.bench import Bench, turned

@@ -14,7 +14,7 @@ from draftwood.eval.experiments.experiment import Rows, Strict
 from draftwood.eval.intervals import Array, Interval, drawn
 from draftwood.eval.summary import NATS, SECONDS, TOKENS, decode_seconds, scored
 from draftwood.eval.tasks import parse
-from draftwood.journal import Record
+from draftwood.util.jsonl import Record
 
 Point = tuple[float, float]  # (speed, quality), more is better
 SAMPLES, LEVELS = 500, 21

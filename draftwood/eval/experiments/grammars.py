@@ -16,16 +16,16 @@ from tokenizers import Tokenizer as FastBackend
 from torch import Tensor
 
 from draftwood.core.forest import Forest
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.generation import Generation
+from draftwood.engine.loading import EMBEDDED
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.intervals import median
-from draftwood.generation import Generation
-from draftwood.grammar import Allowed, Grammar
-from draftwood.loading import EMBEDDED
-from draftwood.models import checkpoint, saving
+from draftwood.models.checkpoints import checkpoint, saving
 from draftwood.models.decoder import Decoder, DecoderConfig
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text.tokenizer import Tokenizer
+from draftwood.sampling.grammar import Allowed, Grammar
 from draftwood.train.recording import Recording
 
 T = TypeVar("T")

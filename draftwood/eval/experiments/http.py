@@ -20,14 +20,14 @@ from urllib.request import urlopen
 
 import numpy as np
 
-from draftwood.async_engine import AsyncEngine
 from draftwood.corpus import mixed
-from draftwood.engine import Engine
+from draftwood.engine.async_engine import AsyncEngine
+from draftwood.engine.engine import Engine
 from draftwood.errors import DraftwoodError
 from draftwood.eval.experiments.bench import Bench, turned
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.intervals import median
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text.tokenizer import Tokenizer
 
 START = 300.0  # seconds that a server has to start
 Times = list[float]  # of a request: when it was sent, then when each of its chunks came

@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import DraftwoodError, ModelError
 from draftwood.eval.experiments.experiment import Rows, Strict
 from draftwood.eval.experiments.pairs import Pair, growth_of, known, pair, weights
-from draftwood.loading import EMBEDDED
-from draftwood.reading import parse_json, read_text
+from draftwood.util.safe_parsing import parse_json, read_text
 
 if TYPE_CHECKING:
     from draftwood.depth.decision import DecisionKind
@@ -136,7 +136,7 @@ def learn_for(engine: Engine, wanted: Learned, folder: Path, told: Told) -> Plac
     What is learned for a pair of ours is kept beside the pair, too, for every experiment and reproduction. Exits of a
     target that was grown from the embedded one are trained on that one and grown alike.
     """
-    from draftwood.models import exit as exits
+    from draftwood.models.heads import exit as exits
 
     of = known(engine)
     found = Places(pair=of.name if of else "")
@@ -190,7 +190,7 @@ def _counted(told: Told, what: str) -> Callable[[int, int], None]:
 
 def judgement(path: Path) -> dict[str, Any]:
     """How well a decision model predicts on prompts that it did not see, as it was noted in its file."""
-    from draftwood.models import artifact
+    from draftwood.models.checkpoints import artifact
 
     found = artifact.load(path, "decision")
     noted = found.about["judgement"]
@@ -201,7 +201,7 @@ def judgement(path: Path) -> dict[str, Any]:
 def _costs(engine: Engine, spec: Steps, path: Path, told: Told) -> Rows:
     """Seconds of training steps of an exit, heads and a draft model, measured once."""
     from draftwood.eval.experiments.training import costs
-    from draftwood.models.exit import layered
+    from draftwood.models.heads.exit import layered
 
     if not path.is_file():
         target, drafts = layered(engine.target).home, [getattr(draft, "home", None) for draft in engine.drafts]
@@ -217,8 +217,8 @@ def _costs(engine: Engine, spec: Steps, path: Path, told: Told) -> Rows:
 
 def _decision(kind: DecisionKind, engine: Engine, spec: Recorded, path: Path, told: Told) -> None:
     from draftwood.depth.decision import save_decision
-    from draftwood.prompts import CORPUS, prompts_of
     from draftwood.train.decisions import record, train_decision
+    from draftwood.train.prompts import CORPUS, prompts_of
 
     progress = _counted(told, "recording drafts for the decision model")
     texts = prompts_of(CORPUS, spec.prompts, SEED)
@@ -231,9 +231,9 @@ def _decision(kind: DecisionKind, engine: Engine, spec: Recorded, path: Path, to
 def _calibration(engine: Engine, spec: Recorded, path: Path, told: Told) -> None:
     from draftwood.depth.calibrated import PLACES, save_calibration
     from draftwood.methods import Method
-    from draftwood.models.artifact import fingerprint, fingerprints
-    from draftwood.prompts import CORPUS, prompts_of
+    from draftwood.models.checkpoints.artifact import fingerprint, fingerprints
     from draftwood.train.calibration import record, train_calibration
+    from draftwood.train.prompts import CORPUS, prompts_of
 
     method = Method.parse({"name": "eesd", "gamma": PLACES})
     progress = _counted(told, "recording drafts for cali-ts")
@@ -256,10 +256,10 @@ def shapes(spec: Exits, layers: int) -> list[Exit]:
 
 
 def _exits(engine: Engine, spec: Exits, folder: Path, told: Told, found: Places) -> None:
-    from draftwood.models import artifact, checkpoint
-    from draftwood.models.exit import layered
+    from draftwood.models.checkpoints import artifact, checkpoint
     from draftwood.models.grow import Growth
     from draftwood.models.grown import grown_layers, write_exit
+    from draftwood.models.heads.exit import layered
 
     home = layered(engine.target).home
     if home is None:
@@ -291,10 +291,10 @@ def _exits(engine: Engine, spec: Exits, folder: Path, told: Told, found: Places)
 
 def _texts(home: Path, spec: Exits, folder: Path, told: Told) -> Path:
     """Text that the target wrote after prompts of the corpus, mixed with given text of it, as EESD §3.2 has it."""
-    from draftwood.loading import load
-    from draftwood.prompts import CORPUS
+    from draftwood.engine.loading import load
+    from draftwood.train.prompts import CORPUS
+    from draftwood.train.self_distillation import write_texts
     from draftwood.train.settings import Writing
-    from draftwood.train.writing import write_texts
 
     out = folder / f"texts-{spec.texts}.jsonl"
     for written in write_texts(load(home), Writing(given=CORPUS, count=spec.texts, seed=SEED), out):
@@ -333,7 +333,7 @@ def _train(home: Path, shape: Exit, out: Path, spec: Exits, folder: Path, told: 
 
 def sizes(chosen: Pair) -> dict[str, int]:
     """Weights of the target and of what was learned for it."""
-    from draftwood.models.artifact import companion
+    from draftwood.models.checkpoints.artifact import companion
 
     found = {"target": weights(chosen.target), "draft": weights(chosen.draft) if chosen.draft else 0}
     found |= {kind: weights(companion(chosen.target, kind)) for kind in ("exit", "heads")}

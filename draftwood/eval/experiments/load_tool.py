@@ -18,7 +18,7 @@ from draftwood.errors import ConfigurationError, DraftwoodError
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.experiments.http import own_server, started
-from draftwood.reading import parse_json, read_text
+from draftwood.util.safe_parsing import parse_json, read_text
 
 PROGRAM = "guidellm"
 NAME = "served"  # of the model, to its clients

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from draftwood.corpus import DOMAINS, documents, mixed
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.experiments.machine import bandwidth, peak_bytes

@@ -24,9 +24,9 @@ from draftwood.eval.experiments.experiment import Kind, Rows, Strict
 from draftwood.eval.experiments.grammars import larger
 from draftwood.eval.experiments.peers import packages
 from draftwood.eval.intervals import median
-from draftwood.grammar import Grammars
-from draftwood.models.tokenizer import Tokenizer
-from draftwood.params import Structured
+from draftwood.models.text.tokenizer import Tokenizer
+from draftwood.sampling.grammar import Grammars
+from draftwood.sampling.params import Structured
 
 T = TypeVar("T")
 END = 0  # the token that ends a text

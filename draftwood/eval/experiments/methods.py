@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
 from draftwood.eval.evaluation import stored
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows, Strict
@@ -39,9 +39,9 @@ from draftwood.eval.summary import (
     with_usual_rounds,
 )
 from draftwood.eval.tasks import parse
-from draftwood.journal import Record
 from draftwood.methods import Method
-from draftwood.params import SamplingParams
+from draftwood.sampling.params import SamplingParams
+from draftwood.util.jsonl import Record
 
 ALL = "all"
 

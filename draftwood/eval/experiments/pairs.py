@@ -18,15 +18,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
-from draftwood.loading import EMBEDDED
-from draftwood.models.checkpoint import read_config
-from draftwood.models.gguf_weights import Weights
+from draftwood.models.checkpoints.checkpoint import read_config
+from draftwood.models.checkpoints.gguf_weights import Weights
 from draftwood.models.grown import SHAPE, grow_checkpoint
-from draftwood.reading import read_text
+from draftwood.util.safe_parsing import read_text
 
 if TYPE_CHECKING:
-    from draftwood.engine import Engine
+    from draftwood.engine.engine import Engine
 
 Shape = dict[str, int]
 ORIGIN = "grown-from.sha256"  # beside a grown model: of the files that it was grown from

@@ -30,9 +30,9 @@ from draftwood.eval.experiments.engines import DTYPES, PEERS, Cell, runner
 from draftwood.eval.experiments.experiment import Kind, Rows, Strict
 from draftwood.eval.experiments.pairs import Pair, weights
 from draftwood.eval.intervals import median
-from draftwood.models.checkpoint import read_config
-from draftwood.models.tokenizer import Tokenizer
-from draftwood.reading import parse_json, read_text
+from draftwood.models.checkpoints.checkpoint import read_config
+from draftwood.models.text.tokenizer import Tokenizer
+from draftwood.util.safe_parsing import parse_json, read_text
 
 T = TypeVar("T")
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.625}

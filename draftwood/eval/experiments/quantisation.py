@@ -17,11 +17,12 @@ from draftwood.corpus import DOMAINS, documents
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.intervals import perplexity_ratio, ratio
-from draftwood.models import checkpoint, int4
+from draftwood.models import int4
 from draftwood.models.backend.matrix import Int8
+from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
 from draftwood.models.quantise import quantise
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.text.tokenizer import Tokenizer
 
 TYPES = ("float32", "bfloat16", "int8", "int4", "int4, not calibrated", "int4, head too")
 

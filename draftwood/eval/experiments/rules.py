@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any, cast
 
 from draftwood.core.forest import Forest, Verdict
+from draftwood.engine.generation import Generation
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows, Strict
 from draftwood.eval.experiments.methods import ALL
 from draftwood.eval.intervals import ratio
 from draftwood.eval.tasks import Instance, parse
-from draftwood.generation import Generation
 from draftwood.methods.sequences import RULES
-from draftwood.sampling import Distributions, Streams
+from draftwood.sampling.distributions import Distributions, Streams
 from draftwood.train.recording import Recording
 from draftwood.verify import Verifier, Watching
 

@@ -6,14 +6,14 @@ from functools import partial
 from typing import Any
 
 from draftwood.corpus import mixed
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.loading import load
 from draftwood.errors import ConfigurationError
 from draftwood.eval.experiments.bench import Bench, turned
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.intervals import median
-from draftwood.loading import load
 from draftwood.methods import Method
-from draftwood.params import SamplingParams
+from draftwood.sampling.params import SamplingParams
 
 GREEDY = "greedy"  # the setting that the others are compared with
 Setting = dict[str, Any]  # options of `Engine.generate`

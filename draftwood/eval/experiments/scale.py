@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from draftwood.engine import Engine
+from draftwood.cluster.prefix_routing import blocks_of
+from draftwood.engine.engine import Engine
 from draftwood.errors import ConfigurationError, DraftwoodError
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.experiments.http import Http, own, started
 from draftwood.eval.experiments.simulation import Asked, Machine, Simulation
 from draftwood.eval.intervals import median
-from draftwood.prefixes import blocks_of
 from draftwood.runtime.cost import Costs, Curve
 from draftwood.runtime.prefix import SHARE
 

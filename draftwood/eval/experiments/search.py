@@ -16,12 +16,12 @@ from typing import Any
 
 from draftwood.core.shape import Shape
 from draftwood.corpus import DOMAINS, documents
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
 from draftwood.eval.experiments import bench as benches
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.intervals import Interval, bootstrap, median
 from draftwood.methods import Method
-from draftwood.params import SamplingParams
+from draftwood.sampling.params import SamplingParams
 from draftwood.tune.measuring import Bench, Workload, tree_method
 from draftwood.tune.search import Guided, Measured, Seconds, pilot_shape
 from draftwood.tune.shapes import Cost, shapes

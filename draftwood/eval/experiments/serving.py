@@ -13,13 +13,13 @@ import numpy as np
 from pydantic import Field
 
 from draftwood.corpus import mixed
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.generation import Generation
 from draftwood.eval.experiments.bench import Bench, turned
 from draftwood.eval.experiments.engines import Batched, Cell, runner
 from draftwood.eval.experiments.engines.cell import reason
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.intervals import Interval, median
-from draftwood.generation import Generation
 from draftwood.runtime.task import Task
 
 

@@ -1,7 +1,8 @@
 """Replicas behind a router, event by event, without models and without a clock: what very many clients would wait for.
 
-Which replica gets a request is decided by the router's own rule (draftwood/prefixes.py), which rows a pass computes by
-the scheduler's own (runtime/policy.py), and what it takes by measured curves (runtime/cost.py). Decoding is plain.
+Which replica gets a request is decided by the router's own rule (draftwood/cluster/prefix_routing.py), which rows a
+pass computes by the scheduler's own (runtime/policy.py), and what it takes by measured curves
+(runtime/cost.py). Decoding is plain.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple, Self
 
-from draftwood.prefixes import Prefixes
+from draftwood.cluster.prefix_routing import Prefixes
 from draftwood.runtime.cost import Curve
 from draftwood.runtime.policy import Policy, Wanted
 from draftwood.runtime.prefix import FEWEST

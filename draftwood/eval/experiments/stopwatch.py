@@ -10,9 +10,9 @@ from torch import Tensor
 
 from draftwood.core.records import Round
 from draftwood.depth import ALONE, DepthController, Growth, Load
-from draftwood.engine import Engine
-from draftwood.generation import Generation
-from draftwood.sampling import Streams
+from draftwood.engine.engine import Engine
+from draftwood.engine.generation import Generation
+from draftwood.sampling.distributions import Streams
 from draftwood.train.recording import Recording
 
 T = TypeVar("T")

@@ -13,13 +13,13 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from draftwood import plots
 from draftwood.errors import ConfigurationError
 from draftwood.eval import provenance
 from draftwood.eval.experiments.execute import read, results_of
 from draftwood.eval.experiments.experiment import Drawing, Experiment, Rows, Selection, Table, load
 from draftwood.eval.report.charts import Curve, Span, curves
-from draftwood.plots import PALETTE
+from draftwood.util import plots
+from draftwood.util.plots import PALETTE
 
 HEAD = """# Results
 

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.experiments.learned import SEED
-from draftwood.models import checkpoint
-from draftwood.models.exit import share
-from draftwood.models.tokenizer import Tokenizer
+from draftwood.models.checkpoints import checkpoint
+from draftwood.models.heads.exit import share
+from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.exit_layer import ExitRun
 from draftwood.train.heads import HeadRun
 from draftwood.train.optim import Optimizers

@@ -12,8 +12,8 @@ from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple
 
-from draftwood import plots
-from draftwood.plots import FAINT, INK, MARKERS, PAGE, PALETTE, PLAIN
+from draftwood.util import plots
+from draftwood.util.plots import FAINT, INK, MARKERS, PAGE, PALETTE, PLAIN
 
 NUMBER = 7.5  # points of the numbers at bars and of labels in plots
 SMALL: dict[str, Any] = {  # they hide lines behind them

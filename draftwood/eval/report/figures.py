@@ -23,7 +23,7 @@ from draftwood.eval.report.charts import (
 )
 from draftwood.eval.report.measures import RATE, SCORE, SHARES, Row, energies, span
 from draftwood.eval.report.naming import LOWER_IS_BETTER, score_bounds, score_name
-from draftwood.plots import SHADES
+from draftwood.util.plots import SHADES
 
 FEWEST = 5  # times that a position was reached, or its share is left out
 

@@ -14,7 +14,6 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from draftwood import plots
 from draftwood.errors import ConfigurationError
 from draftwood.eval.report import tables
 from draftwood.eval.report.charts import Figure
@@ -22,6 +21,7 @@ from draftwood.eval.report.figures import Task, file_name
 from draftwood.eval.report.naming import grown_line, method_names, models_line, sampling_line
 from draftwood.eval.report.reading import directories, summary_of
 from draftwood.eval.summary import understood
+from draftwood.util import plots
 
 PAGE, FIGURES = "report.html", "figures"
 FILES = ("svg", "png", "pdf")

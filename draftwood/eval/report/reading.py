@@ -8,7 +8,7 @@ from typing import Any
 from draftwood.errors import ConfigurationError
 from draftwood.eval import summary
 from draftwood.eval.store import CONFIGURATION, ITEMS
-from draftwood.journal import Record, read_records
+from draftwood.util.jsonl import Record, read_records
 
 
 def directories(place: Path) -> list[Path]:

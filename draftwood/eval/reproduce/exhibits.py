@@ -30,7 +30,7 @@ from draftwood.eval.reproduce.paper import (
     grouped,
 )
 from draftwood.eval.reproduce.results import Measured, Results
-from draftwood.plots import PALETTE
+from draftwood.util.plots import PALETTE
 
 
 @dataclass(frozen=True, slots=True)

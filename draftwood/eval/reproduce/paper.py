@@ -17,8 +17,8 @@ from draftwood.eval.experiments.methods import Entry
 from draftwood.eval.report.charts import Figure, Span, bars, stacks
 from draftwood.eval.report.figures import file_name
 from draftwood.eval.report.tables import Column, Table
-from draftwood.plots import PALETTE
-from draftwood.reading import parse_yaml
+from draftwood.util.plots import PALETTE
+from draftwood.util.safe_parsing import parse_yaml
 
 PAPERS = ("dsbd", "mcsd", "eesd")
 Cell = str | float

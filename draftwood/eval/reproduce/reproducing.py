@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.depth.decision import load_decision
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
 from draftwood.errors import ConfigurationError, ModelError
 from draftwood.eval.evaluation import evaluate
 from draftwood.eval.experiments.learned import Places, learn_for
@@ -23,11 +23,11 @@ from draftwood.eval.running import Job, Plan
 from draftwood.eval.store import write_json
 from draftwood.eval.tasks import parse
 from draftwood.methods import Method
-from draftwood.models import exit as exits
-from draftwood.models import heads
-from draftwood.models.artifact import fingerprints
-from draftwood.params import SamplingParams
-from draftwood.reading import parse_json, read_text
+from draftwood.models.checkpoints.artifact import fingerprints
+from draftwood.models.heads import exit as exits
+from draftwood.models.heads import medusa
+from draftwood.sampling.params import SamplingParams
+from draftwood.util.safe_parsing import parse_json, read_text
 
 ABOUT, TRAINED = "reproduction.json", "trained"
 
@@ -103,7 +103,7 @@ def prepare(
     if any(entry.method == "eesd" for each in paper.evaluations.values() for entry in each.methods):
         exits.find(engine.target, None)  # raises where there is none, and says how to train one
     try:
-        heads.find(engine.target, None)
+        medusa.find(engine.target, None)
     except ModelError as error:
         found.missing["heads"] = f"Medusa is left out: {error}."
     if not found.exits:

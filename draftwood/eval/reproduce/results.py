@@ -16,7 +16,7 @@ from draftwood.eval.report.reading import records_of, summary_of
 from draftwood.eval.reproduce.paper import Chosen
 from draftwood.eval.store import CONFIGURATION, ITEMS
 from draftwood.eval.summary import SECONDS, TOKENS, paired, versus
-from draftwood.journal import Record
+from draftwood.util.jsonl import Record
 
 
 @dataclass(frozen=True, slots=True)

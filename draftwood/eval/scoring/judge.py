@@ -16,7 +16,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from draftwood.errors import ConfigurationError, DraftwoodError
-from draftwood.reading import parse_json
+from draftwood.util.safe_parsing import parse_json
 
 KEY = "OPENAI_API_KEY"
 RATING = re.compile(r"\[\[\s*(\d+(?:\.\d+)?)\s*\]\]")

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from draftwood import config
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.eval.tasks.base import Instance, Item, Message, Scores, Task
 from draftwood.eval.tasks.code import HumanEval
@@ -15,6 +14,7 @@ from draftwood.eval.tasks.databases import Spider
 from draftwood.eval.tasks.embedded import EMBEDDED
 from draftwood.eval.tasks.reading import Gsm8k, Squad, TriviaQA
 from draftwood.eval.tasks.summarising import XSum
+from draftwood.util import config
 
 __all__ = ["TASKS", "Instance", "Item", "Message", "Scores", "Task", "parse", "parse_all"]
 

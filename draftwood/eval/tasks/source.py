@@ -13,7 +13,7 @@ from pydantic import Field
 
 from draftwood.errors import ConfigurationError
 from draftwood.eval.tasks.base import Item, Task
-from draftwood.reading import parse_json, read_text
+from draftwood.util.safe_parsing import parse_json, read_text
 
 Row = Mapping[str, Any]
 

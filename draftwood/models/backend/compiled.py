@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import ConfigurationError
-from draftwood.models.around import AroundDecoder
 from draftwood.models.backend.attention import products
 from draftwood.models.base import Batch
 from draftwood.models.cache import Budget, Cache, whole
 from draftwood.models.decoder import Decoder
 from draftwood.models.flat import View
+from draftwood.models.wrapper import AroundDecoder
 
 BUCKETS = (2, 8, 32)  # cells of a compiled forward
 ROOM = 2048  # slots of a new cache's rows: programs are made for one capacity

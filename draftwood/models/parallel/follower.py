@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from draftwood.models import checkpoint
 from draftwood.models.cache import Cache
+from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
+from draftwood.models.heads.skip import Skipped, SkippedDecoder
 from draftwood.models.parallel.group import END, HEAD, Group, dist
 from draftwood.models.parallel.wire import Order
-from draftwood.models.skip import Skipped, SkippedDecoder
 
 
 def follow(decoder: Decoder, group: Group) -> None:

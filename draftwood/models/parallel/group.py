@@ -21,11 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftwood.errors import DraftwoodError
-from draftwood.models.around import bytes_of
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache, Journal
 from draftwood.models.parallel.split import Parallel
 from draftwood.models.parallel.wire import Order
+from draftwood.models.wrapper import bytes_of
 
 if TYPE_CHECKING:
     from draftwood.models.decoder import Decoder

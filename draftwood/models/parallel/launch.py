@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from draftwood.errors import ConfigurationError, DraftwoodError, ModelError
-from draftwood.models import checkpoint
+from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
 from draftwood.models.parallel import group as groups
 from draftwood.models.parallel.follower import follow, loaded, ready

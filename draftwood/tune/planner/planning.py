@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
 from draftwood.errors import ConfigurationError, DraftwoodError, RequestError
 from draftwood.methods import METHODS, Method
-from draftwood.models import checkpoint
-from draftwood.models.artifact import companion
-from draftwood.params import SamplingParams
+from draftwood.models.checkpoints import checkpoint
+from draftwood.models.checkpoints.artifact import companion
+from draftwood.sampling.params import SamplingParams
 from draftwood.tune.measuring import forward_seconds
 from draftwood.tune.observation import Observation, rate, total
 from draftwood.tune.planner.prediction import Prediction, Predictor, by_depth, interval

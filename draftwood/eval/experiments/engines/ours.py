@@ -24,7 +24,7 @@ def prepare(cell: Cell) -> None:
 
 
 def load(cell: Cell) -> Generate:
-    from draftwood.loading import load as load_engine
+    from draftwood.engine.loading import load as load_engine
 
     method: dict[str, Any] = {"name": "autoregressive"}
     if cell.mode.startswith("speculation"):

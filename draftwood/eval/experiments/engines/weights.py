@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.eval.experiments.engines import Unavailable
-from draftwood.models.checkpoint import read_config
+from draftwood.models.checkpoints.checkpoint import read_config
+from draftwood.models.checkpoints.families import FAMILIES
 from draftwood.models.decoder import DecoderConfig
-from draftwood.models.families import FAMILIES
 from draftwood.models.rotary import UNSCALED
 
 

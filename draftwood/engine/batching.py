@@ -1,0 +1,89 @@
+"""Many requests at once: what a batch is given, its results as they come, and what it ends with where some fail."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from typing import Any
+
+from draftwood.core.records import Round
+from draftwood.engine.generation import Generation
+from draftwood.engine.request import Prompt
+from draftwood.engine.results import GenerationResult
+from draftwood.errors import DraftwoodError, Overloaded, RequestError
+from draftwood.runtime.scheduler import Scheduler
+from draftwood.runtime.task import Task
+from draftwood.util.safe_parsing import shown
+
+
+class BatchInterrupted(KeyboardInterrupt):
+    """Ctrl-C during `Engine.batch`: `results` holds what was finished, by place among the prompts."""
+
+    def __init__(self, results: dict[int, GenerationResult]) -> None:
+        super().__init__(f"interrupted with {len(results)} results")
+        self.results = results
+
+
+class BatchFailed(DraftwoodError):
+    """Some requests of a batch ended in an error: `errors` and `results`, by place among the prompts."""
+
+    def __init__(self, errors: dict[int, BaseException]) -> None:
+        place, first = next(iter(errors.items()))
+        more = f" (and {len(errors) - 1} more requests failed)" if len(errors) > 1 else ""
+        super().__init__(f"request {place + 1} of the batch: {first}{more}; the results of the others are kept")
+        self.errors = errors
+        self.results: dict[int, GenerationResult] = {}
+
+
+def entries(prompts: Sequence[Prompt | Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The prompts of a batch as mappings {"prompt": ..., option: value}; raises RequestError."""
+    if isinstance(prompts, str | bytes | Mapping):
+        raise RequestError("batch takes a list of prompts; wrap a single one in a list: batch([prompt])")
+    try:
+        found = list(prompts)
+    except TypeError:
+        raise RequestError(f"batch takes a list of prompts, not {shown(prompts)}") from None
+    if any(isinstance(entry, Mapping) and "role" in entry for entry in found):
+        raise RequestError(
+            "batch takes a list of prompts, but found a message of a conversation in it; "
+            "wrap the conversation in a list: batch([messages])"
+        )
+    if any(isinstance(entry, Mapping) and "prompt" not in entry for entry in found):
+        raise RequestError('an entry of the batch has no prompt; give {"prompt": ..., option: value}')
+    return [entry if isinstance(entry, Mapping) else {"prompt": entry} for entry in found]
+
+
+def completed(
+    scheduler: Scheduler, queue: deque[tuple[int, Generation, Task[Round]]], limit: int
+) -> Generator[tuple[int, GenerationResult], None, None]:
+    tasks: dict[int, tuple[Generation, Task[Round]]] = {}
+    errors: dict[int, BaseException] = {}
+    try:
+        while queue or tasks:
+            while queue and len(tasks) < limit:
+                index, generation, task = queue[0]
+                try:
+                    scheduler.submit(task)
+                except Overloaded:
+                    if not tasks:
+                        raise
+                    break  # it waits here until one of the others has ended
+                tasks[index] = generation, task
+                queue.popleft()
+            scheduler.wait([task for _, task in tasks.values()])
+            for index, (generation, task) in list(tasks.items()):
+                done = task.done
+                while task.events:
+                    generation.note(task.events.popleft())
+                if not done:
+                    continue
+                del tasks[index]  # nothing is kept of what has ended
+                if task.error is None:
+                    yield index, generation.result()
+                else:
+                    errors[index] = task.error
+    finally:
+        for _, task in tasks.values():
+            scheduler.cancel(task)
+    if errors:
+        raise BatchFailed(errors) from next(iter(errors.values()))

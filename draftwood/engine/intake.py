@@ -1,0 +1,190 @@
+"""What is asked of an engine, checked: prompts, methods and options become a `Request`, or a sentence says why not."""
+
+from __future__ import annotations
+
+import math
+import operator
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Unpack
+
+from draftwood.engine.request import MethodSpec, Options, Prompt, Request
+from draftwood.errors import ConfigurationError, RequestError, did_you_mean
+from draftwood.methods import Method
+from draftwood.models.base import CausalModel
+from draftwood.models.text.tokenizer import Tokenizer, check_text
+from draftwood.sampling.grammar import Grammar
+from draftwood.sampling.params import SamplingParams, Structured
+from draftwood.util import config
+from draftwood.util.safe_parsing import shown
+
+
+class Intake:
+    """The part of an engine that reads requests: it knows models and tokenizer, and computes nothing."""
+
+    target: CausalModel
+    drafts: list[CausalModel]
+    tokenizer: Tokenizer | None
+    end_tokens: frozenset[int]
+
+    @property
+    @abstractmethod
+    def usual(self) -> Method:
+        """What decodes a request that names no method."""
+
+    @abstractmethod
+    def grammar(self, structured: Structured) -> Callable[[], Grammar]:
+        """What begins to follow a grammar; RequestError where it is none."""
+
+    def method(self, spec: MethodSpec | None = None) -> Method:
+        """The method that a specification means here; refuses one that needs other draft models than there are."""
+        method = self.usual if spec is None else Method.parse(spec)
+        method.check_drafts(len(self.drafts))
+        return method
+
+    def tokens(self, prompt: Prompt, most: int | None = None) -> list[int]:
+        """Ids of a prompt, checked: at most so many; without a limit one fewer than the context holds."""
+        tokens = self._encoded(prompt)
+        if not tokens:
+            raise RequestError("the prompt is empty; give at least one token of text")
+        vocab, context = self.target.vocab_size, self.target.context
+        bad = next((token for token in tokens if not 0 <= token < vocab), None)
+        if bad is not None:
+            raise RequestError(f"the prompt has token id {bad}, but the target's ids go from 0 to {vocab - 1}")
+        if len(tokens) > (context - 1 if most is None else most):
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens, but the target's context holds {context} with the output; "
+                "shorten the prompt"
+            )
+        return tokens
+
+    def _encoded(self, prompt: Any) -> list[int]:
+        wrong = f"a prompt is text, a list of token ids or a list of messages, not {type(prompt).__name__}"
+        if isinstance(prompt, bytes | Mapping):
+            raise RequestError(wrong)
+        if not isinstance(prompt, str):
+            try:
+                prompt = list(prompt)
+            except TypeError:
+                raise RequestError(wrong) from None
+        if not prompt:
+            return []
+        if isinstance(prompt, str) or isinstance(prompt[0], Mapping):
+            if self.tokenizer is None:
+                raise RequestError("this engine has no tokenizer; give the prompt as token ids")
+            read = self.tokenizer.encode if isinstance(prompt, str) else self.tokenizer.chat
+            return read(prompt, most=self.target.context)
+        ids: list[int] = []
+        try:
+            ids.extend(map(operator.index, prompt))
+        except TypeError:
+            odd = shown(prompt[len(ids)])
+            raise RequestError(f"token ids are whole numbers, but the prompt has {odd}") from None
+        return ids
+
+    def request(self, prompt: Prompt, **options: Unpack[Options]) -> Request:
+        """What `generate` would carry out: everything checked, nothing allocated."""
+        for name in options:
+            if name in SamplingParams.model_fields:
+                raise RequestError(f"{name} is a sampling option; give it as sampling={{{name!r}: ...}}")
+            if name not in Options.__annotations__:
+                raise RequestError(f"there is no option {name!r}" + did_you_mean(name, Options.__annotations__))
+        sampling = options.get("sampling")
+        if not isinstance(sampling, SamplingParams):
+            sampling = config.parse(SamplingParams, {} if sampling is None else sampling, "sampling")
+        tokens = self.tokens(prompt)
+        stops = self._stops(options.get("stop", ()))
+        cancelled = options.get("cancelled")
+        if cancelled is not None and not callable(cancelled):
+            raise RequestError(f"cancelled is {cancelled!r}, but must be a function that is asked once per round")
+        method = self.method(options.get("method"))
+        method.check(sampling)
+        most = whole("max_new_tokens", options.get("max_new_tokens", 128), 1)
+        least = whole("min_new_tokens", options.get("min_new_tokens", 0), 0)
+        if least > most:
+            raise RequestError(f"min_new_tokens is {least}, but max_new_tokens only {most}; raise it")
+        ends = frozenset() if self._ignores_end(options) else self.end_tokens
+        stop_ids = options.get("stop_token_ids", ())
+        if not isinstance(stop_ids, Sequence):
+            raise RequestError(f"stop_token_ids is {stop_ids!r}, but must be a list of token ids")
+        ends |= {whole("stop_token_ids", token, 0) for token in stop_ids}
+        self._check_tokens(sampling, ends, least)
+        structured = self.structured(options)
+        return Request(
+            prompt=tuple(tokens),
+            method=method,
+            params=sampling,
+            max_new_tokens=min(most, self.target.context - len(tokens)),
+            seed=whole("seed", options.get("seed", 0)),
+            stop=stops,
+            top_logprobs=whole("top_logprobs", options.get("top_logprobs", 0), 0),
+            end_tokens=ends,
+            min_new_tokens=least,
+            cancelled=cancelled,
+            structured=structured,
+            grammar=None if structured is None else self.grammar(structured),
+        )
+
+    def _stops(self, stop: Any) -> tuple[str, ...]:
+        """Stop strings, checked."""
+        stops = (stop,) if isinstance(stop, str) else stop
+        if not isinstance(stops, Sequence) or not all(isinstance(one, str) for one in stops):
+            raise RequestError(f"stop is {shown(stop)}, but must be a string or a list of strings")
+        if "" in stops:
+            raise RequestError("a stop string is empty; leave it out")
+        if stops and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer, and this engine has none")
+        for one in stops:
+            check_text(one, "a stop string")
+        return tuple(stops)
+
+    def _ignores_end(self, options: Options) -> bool:
+        """Whether a text goes on behind an end token."""
+        ignored: object = options.get("ignore_eos", False)
+        if not isinstance(ignored, bool):
+            raise RequestError(f"ignore_eos is {shown(ignored)}, but must be True or False")
+        return ignored
+
+    def structured(self, options: Options) -> Structured | None:
+        """What the text must be, checked: not whether the grammar is one."""
+        given = options.get("structured")
+        if given is None:
+            return None
+        if not isinstance(given, Structured):
+            if not isinstance(given, Mapping):
+                raise RequestError(f"structured is {shown(given)}, but must be a mapping such as {{'regex': ...}}")
+            given = config.parse(Structured, given, "structured")
+        if self.tokenizer is None:
+            raise RequestError("structured output needs a tokenizer, and this engine has none")
+        if self._ignores_end(options) or not self.end_tokens:
+            why = "leave out ignore_eos" if self.end_tokens else "this model has none"
+            raise RequestError(f"structured output ends with the end-of-text token; {why}")
+        return given
+
+    def _check_tokens(self, sampling: SamplingParams, ends: frozenset[int], least: int) -> None:
+        """Refuse ids that are none, and a request that leaves no token to choose."""
+        vocab, bias = self.target.vocab_size, sampling.logit_bias
+        bad = next((token for token in bias if not 0 <= token < vocab), None)
+        if bad is not None:
+            raise ConfigurationError(f"sampling: logit_bias names token {bad}, but ids go from 0 to {vocab - 1}")
+        bad = next((token for token in ends - self.end_tokens if token >= vocab), None)
+        if bad is not None:
+            raise RequestError(f"stop_token_ids has {bad}, but the target's ids go from 0 to {vocab - 1}")
+        forbidden = {token for token, value in bias.items() if value == -math.inf}
+        if len(forbidden) == vocab:
+            raise ConfigurationError("sampling: logit_bias forbids every token; leave at least one")
+        if least and len(forbidden | ends) >= vocab:
+            raise RequestError("min_new_tokens forbids every token that logit_bias leaves; leave at least one")
+
+
+def whole(name: str, value: object, least: int | None = None) -> int:
+    """A whole number of at least `least`; RequestError where it is none."""
+    try:
+        number = operator.index(value) if not isinstance(value, bool) else None  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None:
+        raise RequestError(f"{name} is {shown(value)}, but must be a whole number")
+    if least is not None and number < least:
+        raise RequestError(f"{name} is {number}, but must be at least {least}")
+    return number

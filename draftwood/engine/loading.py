@@ -1,0 +1,253 @@
+"""Loads models and tokenizers, from checkpoints, the hub or objects, and makes an engine of them."""
+
+from __future__ import annotations
+
+import filecmp
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from draftwood.engine.engine import Engine
+from draftwood.engine.intake import whole
+from draftwood.errors import ConfigurationError, ModelError
+from draftwood.models import int4
+from draftwood.models.backend.compiled import Compiled
+from draftwood.models.backend.matrix import holder
+from draftwood.models.base import CausalModel
+from draftwood.models.checkpoints import checkpoint, gguf_tokenizer
+from draftwood.models.heads import eagle, foreign_heads, medusa
+from draftwood.models.other_device import Placed
+from draftwood.models.text.tokenizer import Tokenizer
+
+ModelSource: TypeAlias = str | Path | CausalModel | Any  # Any: a transformers model object
+
+log = logging.getLogger(__name__)
+
+THROUGH_TRANSFORMERS = "hf:"  # prefix of a source
+HEADS: dict[str, Any] = {"eagle": eagle, "medusa": medusa}
+EMBEDDED = Path(str(files("draftwood") / "models" / "embedded"))
+
+
+def load(
+    target: ModelSource | None = None,
+    draft: ModelSource | Sequence[ModelSource] | None = None,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device | None = None,
+    quantize: str | None = None,
+    compile: bool = False,
+    backend: str = "auto",
+    tensor_parallel: int = 1,
+    draft_device: str | torch.device | None = None,
+    draft_dtype: str | torch.dtype | None = None,
+    tokenizer: Tokenizer | str | Path | Any = None,
+    kv_cache_bytes: int | None = None,
+    max_running: int = 64,
+    max_queued: int | None = None,
+    reuse_prefixes: bool = True,
+    load_aware: bool = False,
+    progress: Callable[[str, float], None] = lambda what, share: None,
+) -> Engine:
+    """An engine from checkpoint directories, hub ids, GGUF files or model objects.
+
+    Without a target the embedded pair is loaded (its draft too, unless `draft` names another). A draft may be an
+    EAGLE-3 head in the format of `speculators` or of its authors, or Medusa heads, trained for the target. `device`
+    defaults to CUDA where there is one. Models may have differently padded vocabularies, but must share a tokenizer. A
+    source that begins with "hf:", and a transformers model object, run through transformers (extra hf), whose fast
+    tokenizers are taken too.
+
+    `dtype` "auto" is the type that a checkpoint names, else the one that it is stored in: bfloat16 for the quantised
+    weights of a GGUF file (extra gguf), which are dequantised; what a CPU has no kernels for, such as float16, it
+    computes in float32, exactly. On a CPU `quantize` holds weights in fewer bytes, which changes what the model says a
+    little; methods stay exact to the model so changed: "int8", a quarter of float32's, or "int4", about a sixth
+    (backend native; made once, in minutes for large models, and kept next to the checkpoint). There `backend` is
+    "native" (one call of the package draftwood-native a forward, much faster), "pytorch", or "auto", the first where it
+    is installed. `compile` runs forwards of few cells through torch.compile (backend pytorch), which takes a C++
+    compiler, and tens of seconds the first time on a machine.
+
+    `tensor_parallel` processes share the target's layers and head, on GPUs one each, by the backend pytorch; drafts,
+    exits and heads are in this process alone. `draft_device` is where draft models are, if not where the target is,
+    and `draft_dtype` the type that they are computed in, if not `dtype`.
+
+    Requests share `kv_cache_bytes` of memory for keys and values (default: half of what is free) and the forwards, at
+    most `max_running` at once; of those that come then at most `max_queued` wait (None: any number). Where a prompt
+    begins as another one did, what was computed is taken again unless `reuse_prefixes` is False.
+    `progress` is told what is done, such as "loading NAME", and which share of it was done since it was told last.
+    With `load_aware` depth=auto follows the load where that changes a sampled text under its seed, too.
+    """
+    place = _place(device)
+    if target is None:
+        target = EMBEDDED / "target"
+        draft = EMBEDDED / "draft" if draft is None else draft
+    sources: list[ModelSource] = []
+    if draft is not None:
+        sources = list(draft) if isinstance(draft, Sequence) and not isinstance(draft, str) else [draft]
+    words = Tokenizer.load(Path(tokenizer)) if isinstance(tokenizer, str | Path) else tokenizer
+    if words is not None and not isinstance(words, Tokenizer):
+        words = _adapter().wrap_tokenizer(words)
+    how = _How(dtype, place, quantize, compile, backend, progress)
+    split = replace(how, processes=whole("tensor_parallel", tensor_parallel, 1))
+    if draft_device is not None:
+        how = replace(how, device=_place(draft_device, "draft_device"))
+    if draft_dtype is not None:
+        how = replace(how, dtype=draft_dtype)
+    home, known = _checked(target, split), tokenizer is None  # all that can be refused without weights is, first
+    made = _model(target, None, split) if home is None else None
+    words = words or (getattr(made, "tokenizer", None) if home is None else Tokenizer.load(home, _name(target)))
+    kinds = [_head_kind(source) for source in sources]
+    places = [
+        home,
+        *(_checked(source, how) if kind is None else None for source, kind in zip(sources, kinds, strict=True)),
+    ]
+    for source, where in zip(sources, places[1:], strict=True):
+        if where is not None and words is not None and not _agree(words, home if known else None, where):
+            raise ModelError(
+                f"target {target} and draft {source} have different tokenizers, so their tokens mean different text; "
+                "use a draft of the same family"
+            )
+    model = _model(target, home, split) if made is None else made
+    end = getattr(model, "end_tokens", frozenset()) if home is None else checkpoint.end_tokens(home)
+    end |= frozenset() if words is None else words.end_tokens
+    drafts = []
+    for source, kind, where in zip(sources, kinds, places[1:], strict=True):
+        drafted = (
+            _model(source, where, how) if kind is None else HEADS[kind].load(checkpoint.locate(str(source)), model)
+        )
+        drafts.append(drafted if drafted.device == model.device else Placed(drafted, model.device))
+    used = str(getattr(model, "dtype", dtype)).removeprefix("torch.")
+    names: dict[str, Any] = {"target": _name(target), "draft": [_name(source) for source in sources], "dtype": used}
+    names |= {"quantize": quantize} if quantize else {}
+    names |= {"compiled": True} if compile else {}
+    names |= {"backend": "native" if getattr(model, "native", False) else "pytorch"}
+    names |= {"tensor_parallel": tensor_parallel} if tensor_parallel > 1 else {}
+    names |= {"draft_device": str(how.device)} if draft_device is not None else {}
+    names |= {"draft_dtype": str(draft_dtype).removeprefix("torch.")} if draft_dtype is not None else {}
+    for key, origin in (("grown", checkpoint.grown_from), ("dequantised", checkpoint.dequantised_from)):
+        found = [None if where is None else origin(where) for where in places]
+        names |= {key: {"target": found[0], "draft": found[1:]}} if any(found) else {}
+    log.info("loaded %s with %s on %s", names["target"], names["draft"] or "no draft", place)
+    return Engine(model, drafts, words, end, names, kv_cache_bytes, max_running, max_queued, reuse_prefixes, load_aware)
+
+
+def _agree(words: Tokenizer, home: Path | None, draft: Path) -> bool:
+    """Whether a draft's tokenizer agrees with `words`, which was read from `home`; a copy of that file is not read."""
+    if draft.is_file():
+        return words.backend.get_vocab(True) == gguf_tokenizer.vocabulary(draft)
+    if home is not None:
+        known, file = home / "tokenizer.json", draft / "tokenizer.json"
+        if known.is_file() and file.is_file() and filecmp.cmp(known, file, shallow=False):
+            return True
+    return Tokenizer.load(draft).agrees_with(words)
+
+
+def _place(device: str | torch.device | None, option: str = "device") -> torch.device:
+    """The device to load on, checked."""
+    try:
+        place = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, ValueError, TypeError) as error:  # an unknown name; no CUDA; no such index
+        raise ConfigurationError(f"{option} {str(device)!r} is not there; use cpu, or one that torch sees") from error
+    return place
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How checkpoints are to be loaded."""
+
+    dtype: str | torch.dtype
+    device: torch.device
+    quantize: str | None
+    compile: bool
+    backend: str
+    progress: Callable[[str, float], None]
+    processes: int = 1
+
+
+def _checked(source: ModelSource, how: _How) -> Path | None:
+    """The directory or file that a model is to be loaded from, checked as far as that takes no weights; None: objects.
+
+    Raises ConfigurationError for options that do not go together, ModelError for what cannot be loaded.
+    """
+    own = isinstance(source, str | Path) and not str(source).startswith(THROUGH_TRANSFORMERS)
+    if not own and (how.quantize or how.compile or how.backend == "native" or how.processes > 1):
+        asked = {"quantize": how.quantize, "compile": how.compile, "tensor_parallel": how.processes > 1}
+        option = next((name for name, wanted in asked.items() if wanted), "backend native")
+        raise ConfigurationError(
+            f"{option} is for checkpoints that draftwood's own decoder loads, not for {_name(source)}; leave it out"
+        )
+    if how.compile and how.device.type != "cpu":
+        raise ConfigurationError(f"compile is for the CPU, not for device {how.device}; leave it out")
+    if how.compile and how.backend == "native":
+        raise ConfigurationError("compile is for the backend pytorch, and native needs none; leave out one of both")
+    if how.quantize and how.compile:
+        raise ConfigurationError("a model is either quantised or compiled; leave out quantize or compile")
+    if how.processes > 1 and (how.compile or how.backend == "native"):
+        option = "compile" if how.compile else "backend native"
+        raise ConfigurationError(f"{option} is for one process; leave it, or tensor_parallel, out")
+    if not isinstance(source, str | Path):
+        return None
+    if own:
+        directory = checkpoint.locate(source)
+        checkpoint.check(directory, how.dtype, how.device, how.quantize, not how.compile, how.backend)
+        return directory
+    _adapter()
+    return checkpoint.locate(str(source).removeprefix(THROUGH_TRANSFORMERS))
+
+
+def _model(source: ModelSource, directory: Path | None, how: _How) -> CausalModel:
+    """A model from where `_checked` has found it, or of an object."""
+    name = Path(_name(source)).name
+    loading = partial(how.progress, f"loading {name}")
+    loading(0)
+    if directory is not None and str(source).startswith(THROUGH_TRANSFORMERS):
+        loaded: CausalModel = _adapter().load(directory, how.dtype, how.device)
+        return loaded
+    if directory is not None:
+        if how.processes > 1:
+            from draftwood.models.parallel import launch  # slow to import
+
+            return launch.load(str(source), how.processes, how.dtype, how.device, how.quantize)
+        grouped = None
+        if how.quantize == "int4":
+            holder(checkpoint.DTYPES["float32"], how.device, how.quantize, how.backend)  # or it is refused
+            quantising = partial(how.progress, f"quantising {name}, once")
+            grouped = int4.cached(directory, Tokenizer.load(directory), quantising)
+        options: dict[str, Any] = {"packed": not how.compile, "backend": how.backend, "grouped": grouped}
+        decoder = checkpoint.load(directory, how.dtype, how.device, how.quantize, **options, advance=loading)
+        return Compiled(decoder) if how.compile else decoder
+    if any(base.__name__ == "PreTrainedModel" for base in type(source).__mro__):  # without importing transformers
+        wrapped: CausalModel = _adapter().HuggingFaceModel(source)
+        return wrapped
+    if not isinstance(source, CausalModel):
+        raise ModelError(f"{type(source).__name__} is not a model: see draftwood.models.base.CausalModel")
+    return source
+
+
+def _head_kind(source: ModelSource) -> str | None:
+    """Which trained heads a directory or hub id holds ('eagle', 'medusa'); None: it is something else."""
+    if not isinstance(source, str | Path) or str(source).startswith(THROUGH_TRANSFORMERS):
+        return None
+    directory = checkpoint.locate(source)
+    return None if directory.is_file() else foreign_heads.kind_of(directory)
+
+
+def _adapter() -> Any:
+    """models/hf.py, imported when a transformers object or source is given."""
+    try:
+        return import_module("draftwood.models.hf")
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{error}; running models through transformers needs the extra draftwood[hf]"
+        ) from error
+
+
+def _name(source: ModelSource) -> str:
+    if isinstance(source, str | Path):
+        return "embedded" if Path(source).parent == EMBEDDED else str(source)
+    return type(source).__name__

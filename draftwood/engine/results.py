@@ -1,0 +1,103 @@
+"""What one request produced: its text, its tokens, its rounds and their metrics, as plain data."""
+
+from __future__ import annotations
+
+import html
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from draftwood.core.records import Beam, Kind, Round, TopLogprobs
+from draftwood.engine.metrics import Metrics
+
+
+@dataclass(slots=True, repr=False)
+class GenerationResult:
+    """What one request produced. `tokens` are the generated ids only; `text` excludes a stop string that was met.
+
+    `str(result)` is the text; notebooks show it with the main figures.
+    """
+
+    text: str
+    tokens: list[int]
+    logprobs: list[float]  # per token, under the target before warping
+    warped_logprobs: list[float]  # per token, under T∘p
+    top_logprobs: list[TopLogprobs]  # per token, before warping, where asked for
+    warped_top_logprobs: list[TopLogprobs]  # per token, under T∘p
+    kinds: list[Kind]  # per token
+    finish_reason: str  # eos, stop, length, cancelled
+    metrics: Metrics
+    rounds: list[Round]
+    prompt_tokens: list[int]
+    seed: int
+    method: dict[str, Any]
+    sampling: dict[str, Any]
+    lossless: bool
+    structured: dict[str, Any] | None  # what the text had to be
+    beams: list[Beam] = field(default_factory=list)  # of methods with several hypotheses: the best, first `tokens`
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= 60 else self.text[:57] + "..."
+        return (
+            f"GenerationResult({text!r}, {len(self.tokens)} tokens, {self.finish_reason!r}, "
+            f"method={self.method['name']!r}, tau={self.metrics.tau:.2f})"
+        )
+
+    def _repr_html_(self) -> str:
+        m = self.metrics
+        drafts = f", {m.acceptance_rate:.0%} of {m.drafted} drafts accepted" if m.drafted else ""
+        figures = f"{self.method['name']}: {len(self.tokens)} tokens, {m.tau:.2f} per target forward{drafts}"
+        return (
+            f"<p style='white-space: pre-wrap'>{html.escape(self.text)}</p><p><small>{html.escape(figures)}</small></p>"
+        )
+
+    @property
+    def predicted_layers(self) -> float | None:
+        """What Theorem 3.2 predicts of `metrics.layers_per_round`; None where it says nothing.
+
+        It speaks of DSBD with draws with replacement; without, the chances of layers are no probabilities.
+        """
+        if "threshold" not in self.method or not self.method.get("replacement", True):
+            return None
+        return self.metrics.predicted_layers(1.0 if self.method.get("width") else self.method["threshold"])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as plain data (rounds in short form), ready for JSON."""
+        return {
+            "text": self.text,
+            "tokens": self.tokens,
+            "finish_reason": self.finish_reason,
+            "logprobs": self.logprobs,
+            "warped_logprobs": self.warped_logprobs,
+            "top_logprobs": self.top_logprobs,
+            "warped_top_logprobs": self.warped_top_logprobs,
+            "kinds": self.kinds,
+            "prompt_tokens": self.prompt_tokens,
+            "seed": self.seed,
+            "method": self.method,
+            "sampling": self.sampling,
+            "lossless": self.lossless,
+            "structured": self.structured,
+            "beams": [{**asdict(beam), "perplexity": beam.perplexity} for beam in self.beams],
+            "metrics": {**self.metrics.as_dict(), "predicted_layers": self.predicted_layers},
+            "rounds": [
+                {
+                    "position": r.position,
+                    "tokens": r.tokens,
+                    "drafted": r.drafted,
+                    "draws": r.draws,
+                    "accepted": r.accepted,
+                    "forced": r.forced,
+                    "kinds": r.kinds,
+                    "seconds": r.seconds,
+                    "forest_token": r.forest_token,
+                    "forest_parent": r.forest_parent,
+                    "roots": r.roots,
+                    "root_parents": r.root_parents,
+                    "layers": [layer.as_dict() for layer in r.layers],
+                }
+                for r in self.rounds
+            ],
+        }

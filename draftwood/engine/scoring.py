@@ -1,0 +1,41 @@
+"""Log-probabilities of a given text under the target, as a request beside others: one pass over its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from draftwood.core.forest import Forest
+from draftwood.core.records import TopLogprobs
+from draftwood.core.topology import trunk_node
+from draftwood.engine.recording import likeliest
+from draftwood.runtime.session import Decoding, Run, Session
+
+PIECE = 256  # tokens whose logits are held at once
+ROWS = 16  # of them, whose log-probabilities are
+
+
+@dataclass(slots=True)
+class PromptScores:
+    """What the target says of each token of a text, given those before it; nothing of those before `first`."""
+
+    tokens: list[int]
+    logprobs: list[float | None]  # under the untouched softmax
+    top_logprobs: list[TopLogprobs]  # most probable tokens, where asked for
+
+
+def scored(session: Session, tokens: list[int], top: int, first: int = 1) -> Decoding[PromptScores]:
+    """Score tokens[first:] with a session on the target, yielding `Run` for each piece and the scores at the end."""
+    found = PromptScores(tokens, [None] * first, [[]] * first)
+    for start in range(first - 1, len(tokens) - 1, PIECE):
+        end = min(start + PIECE, len(tokens) - 1)
+        forest = Forest.from_prompt(tokens[: end + 1])
+        answer = yield Run(session, forest, [trunk_node(place) for place in range(start, end)])
+        assert answer is not None
+        for place in range(start, end, ROWS):
+            raw = torch.log_softmax(answer.logits[place - start :][:ROWS], -1)
+            following = torch.tensor(tokens[place + 1 : place + 1 + len(raw)], device=raw.device)
+            found.logprobs += raw.gather(1, following[:, None])[:, 0].tolist()
+            found.top_logprobs += likeliest(raw, top) if top else [[]] * len(raw)
+    yield found

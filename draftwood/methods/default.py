@@ -1,0 +1,52 @@
+"""The default method: what decodes a request that names none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from draftwood.errors import ModelError
+from draftwood.methods.base import Method
+from draftwood.methods.options import DEEPEST
+from draftwood.models.base import CausalModel
+from draftwood.models.checkpoints.artifact import companion
+from draftwood.models.heads.medusa import Heads
+
+log = logging.getLogger(__name__)
+
+MIXED: dict[str, object] = {"lookup": True, "depth": "auto"}
+COMPANIONS: dict[
+    str, dict[str, object]
+] = {  # kind of a file next to a target's weights -> what drafts with it; the faster first, as measured
+    "exit": {"name": "eesd", "gamma": DEEPEST, **MIXED},
+    "eagle": {"name": "eagle", **MIXED},
+    "heads": {"name": "medusa"},
+    "skip": {"name": "self-spec", "gamma": DEEPEST, **MIXED},
+}
+
+
+def usual(
+    drafts: int, target: CausalModel | None = None, loaded: Sequence[CausalModel] = ()
+) -> tuple[Method, Sequence[CausalModel] | None]:
+    """The best method for `drafts` draft models, else for files next to a target's weights; with what was loaded.
+
+    Of the `loaded` drafts one may be a trained head, which has a method of its own.
+
+    One draft model and such files draft together with lookup; lookup drafts alone where there is nothing else. All of
+    them are lossless, and draft as far as it pays.
+    """
+    for model in loaded:
+        if isinstance(model, Heads) or hasattr(model, "reads"):
+            return Method.parse(COMPANIONS["heads" if isinstance(model, Heads) else "eagle"]), None
+    if drafts:
+        return Method.parse({"name": "speculative", **MIXED} if drafts == 1 else {"name": "specinfer"}), None
+    home: Path | None = getattr(target, "home", None)
+    for kind, options in COMPANIONS.items():
+        if target is not None and home is not None and companion(home, kind).is_file():
+            method = Method.parse(options)
+            try:
+                return method, method.models(target, ())
+            except ModelError as error:
+                log.warning("%s is left alone: %s", kind, error)
+    return Method.parse("lookup"), None

@@ -1,0 +1,1 @@
+"""Files of weights, in every format, and what their configurations mean."""

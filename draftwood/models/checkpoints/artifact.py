@@ -1,0 +1,132 @@
+"""The one format of what is learned for a model: exit layers, heads, skip sets, decision models, predictors of Cali-TS.
+
+A file is safetensors: the learned tensors, and in the header one JSON object with `kind`, `models` (role -> fingerprint
+of the model that it was learned for), `settings` (what loading needs) and `about` (how it was made, for people). It is
+written in one move. The one for a target without a name is KIND/KIND.safetensors in the target's directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from draftwood.errors import ModelError
+from draftwood.models.base import CausalModel
+from draftwood.models.checkpoints.files import write_tensors
+from draftwood.util.safe_parsing import parse_json, shown
+
+KEY = "draftwood"  # of the header
+KINDS = {  # kind -> (what it is, the command that makes it)
+    "exit": ("exit layer", "draftwood train eesd"),
+    "heads": ("heads", "draftwood train medusa"),
+    "eagle": ("EAGLE head", "draftwood train eagle"),
+    "skip": ("skip set", "draftwood tune skip"),
+    "decision": ("decision model", "draftwood train decision"),
+    "calibration": ("calibration", "draftwood train calibration"),
+    "int4": ("int4 weights", "draftwood generate --quantize int4"),
+}
+FINGERPRINT_ROWS = 64  # of the table of embeddings
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """What a file holds."""
+
+    kind: str
+    models: Mapping[str, str]
+    settings: Mapping[str, Any]
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def save(self, path: Path) -> None:
+        """Write the file, or leave what was there; ModelError where it cannot be written."""
+        facts = {"kind": self.kind, "models": self.models, "settings": self.settings, "about": self.about}
+        header = {KEY: json.dumps(facts)}  # a single key: safetensors writes several in any order
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_tensors(path, self.tensors, header)
+        except (SafetensorError, OSError) as error:
+            kept = "; what was there before is whole" if path.exists() else ""
+            raise ModelError(f"{path} cannot be written ({error}); make room or name another{kept}") from error
+
+
+def load(path: Path, kind: str, **models: str) -> Artifact:
+    """A file of a kind, learned for models of these fingerprints; ModelError if it is missing, damaged or of others."""
+    what, command = KINDS[kind]
+    path = path.expanduser()
+    if not path.is_file():
+        raise ModelError(f"{what} {path} does not exist; make one with `{command}`")
+    try:
+        with safe_open(path, "pt") as file:
+            facts = parse_json((file.metadata() or {})[KEY])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
+        found = Artifact(facts["kind"], facts["models"], facts["settings"], tensors, facts["about"])
+        if not all(isinstance(part, dict) for part in (found.models, found.settings, found.about)):
+            raise TypeError("its header is no header of a learned file")
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{what} {path} cannot be read ({shown(error, 120)}); make it again with `{command}`"
+        ) from error
+    if found.kind != kind:
+        raise ModelError(f"{path} does not hold {what}, but {shown(found.kind)}; make one with `{command}`")
+    for role, here in models.items():
+        if found.models.get(role) != here:
+            raise ModelError(
+                f"{what} {path} was trained for another {role} (fingerprint {shown(found.models.get(role))}, this one "
+                f"has {here}); make one for this {role} with `{command}`"
+            )
+    return found
+
+
+def damaged(path: Path, kind: str, why: object = "it holds something else") -> ModelError:
+    """The error for a file whose settings or tensors are not those of its kind."""
+    what, command = KINDS[kind]
+    return ModelError(f"{what} {path} is damaged ({shown(why, 120)}); make it again with `{command}`")
+
+
+def companion(home: Path, kind: str) -> Path:
+    """Where a target's directory keeps what was learned for it."""
+    return home / kind / f"{kind}.safetensors"
+
+
+def find(home: Path | None, kind: str, option: str) -> Path:
+    """The file next to the weights in `home`; where there is none, a ModelError that names the method's option."""
+    what, command = KINDS[kind]
+    if home is None or not companion(home, kind).is_file():
+        where = "the target, which was given as an object," if home is None else f"{home}"
+        raise ModelError(
+            f"{where} has no {what} next to its weights; make one with `{command}`, and name its "
+            f"directory with {option}=DIR"
+        )
+    return companion(home, kind)
+
+
+def fingerprints(models: Sequence[CausalModel]) -> str:
+    """The fingerprint of all models that draft together; of one, its own."""
+    return "+".join(map(fingerprint, models))
+
+
+def fingerprint(model: CausalModel) -> str:
+    """16 hexadecimal digits: of the configuration, the final norm and some embeddings, rounded to bfloat16.
+
+    It does not change with dtype, device and packing. Models without weights of that kind are told apart by class,
+    vocabulary and depth.
+    """
+    inner = getattr(model, "decoder", model)
+    config = getattr(inner, "config", None)
+    about = asdict(config) if is_dataclass(config) and not isinstance(config, type) else {}
+    shape = [type(inner).__name__, inner.vocab_size, inner.n_layers, about]
+    digest = hashlib.sha256(json.dumps(shape, sort_keys=True, default=str).encode())
+    for part in (getattr(inner, "norm", None), getattr(getattr(inner, "embed", None), "weight", None)):
+        if isinstance(part, torch.Tensor):
+            rounded = part.detach()[:FINGERPRINT_ROWS] if part.dim() > 1 else part.detach()
+            digest.update(rounded.to("cpu", torch.bfloat16).contiguous().view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,395 @@
+"""Hugging Face directories, hub ids and GGUF files to decoders.
+
+Never runs code from a checkpoint and never unpickles. Sizes are compared with the files before anything is built.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import re
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.errors import ConfigurationError, ModelError, did_you_mean
+from draftwood.models.backend.matrix import Holder, computed, holder
+from draftwood.models.backend.native import NativeMatrix
+from draftwood.models.checkpoints import gguf_tokenizer
+from draftwood.models.checkpoints.config_keys import Raw
+from draftwood.models.checkpoints.families import FAMILIES, Family
+from draftwood.models.checkpoints.files import read_json
+from draftwood.models.checkpoints.gguf_file import PLAIN, SUFFIX
+from draftwood.models.checkpoints.gguf_weights import Weights
+from draftwood.models.checkpoints.safetensors_weights import Safetensors, part_of
+from draftwood.models.checkpoints.stored import Tensors, as_stored, check_unread
+from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.parallel.split import ALONE, Parallel, Piece
+from draftwood.models.quantise import Grouped
+from draftwood.util.safe_parsing import shown
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+def locate(source: str | Path) -> Path:
+    """A local checkpoint directory or GGUF file, or a hub id fetched into the hub's cache (no code, no pickles)."""
+    text, path = str(source), Path(source).expanduser()
+    if text and (path.is_dir() or (path.suffix == SUFFIX and path.is_file())):
+        return path
+    if path.exists() or path.suffix == SUFFIX or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text, re.ASCII):
+        raise ModelError(f"{text[:500]} is not a checkpoint directory; {_instead(text, path)}")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(
+                text,
+                allow_patterns=["*.json", "*.jinja", "*.safetensors", "tokenizer.model"],
+                ignore_patterns=["*/*", "consolidated*"],  # other formats of the same weights
+            )
+        )
+    except Exception as error:  # the hub client raises many kinds; the sentence is the same
+        raise ModelError(
+            f"{source} is neither a directory here nor a model that the hub gives ({type(error).__name__}); "
+            "check the path, or the hub id and the network"
+        ) from error
+
+
+def _instead(text: str, path: Path) -> str:
+    """What would work in place of a source that is neither a directory, nor a GGUF file, nor a hub id."""
+    if not text:
+        return "give a directory, or the hub id of a model (owner/name)"
+    if path.exists():
+        return f"it is a file: give the directory that holds config.json and the weights, such as {path.parent}"
+    if path.suffix != SUFFIX and re.fullmatch(r"\w[\w.-]*", text, re.ASCII):
+        return f"models of the hub have an owner: give owner/{text}, or a path (openai-community/gpt2 is GPT-2's id)"
+    try:
+        there = [each.name for each in path.parent.iterdir() if each.is_dir() or each.suffix == SUFFIX]
+    except OSError:
+        return f"there is no {path.parent} either: check the path"
+    near = get_close_matches(path.name, there, 1)
+    return f"did you mean {path.parent / near[0]}?" if near else "nothing is there: check the path"
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json as a dictionary."""
+    path = directory / "config.json"
+    if not path.is_file():
+        if (directory / "adapter_config.json").is_file():
+            raise ModelError(
+                f"{directory} holds an adapter without its model; merge it into the model (merge_and_unload of peft)"
+            )
+        inside = sorted(each.parent.name for each in directory.glob("*/config.json"))
+        instead = f"one of the directories in it ({', '.join(inside[:3])})" if inside else "a checkpoint directory"
+        raise ModelError(f"{directory} has no config.json; give {instead}")
+    return read_json(path)
+
+
+def grown_from(place: Path) -> str | None:
+    """Shape of the model that was trained, as layers x width, where the checkpoint is a grown one (grow.py)."""
+    origin = read_config(place).get("grown_from") if place.is_dir() else None
+    while isinstance(origin, dict) and isinstance(origin.get("grown_from"), dict):  # grown more than once
+        origin = origin["grown_from"]
+    if not isinstance(origin, dict) or not {"layers", "width"} <= origin.keys():
+        return None
+    return f"{origin['layers']}x{origin['width']}"
+
+
+def dequantised_from(place: Path) -> str | None:
+    """The types that the weights are stored in, where a GGUF file holds some quantised."""
+    types = Weights(place).types() if place.is_file() else []
+    return None if set(types) <= PLAIN.keys() else ", ".join(types)
+
+
+def end_tokens(place: Path) -> frozenset[int]:
+    """Ids that end a text: generation_config.json's eos_token_id, else config.json's; a GGUF file's."""
+    if place.is_file():
+        return gguf_tokenizer.end_tokens(place)
+    for name in ("generation_config.json", "config.json"):
+        path = place / name
+        ids = read_json(path).get("eos_token_id") if path.is_file() else None
+        if ids is not None:
+            found = ids if isinstance(ids, list) else [ids]
+            if not all(isinstance(token, int) for token in found):
+                raise ModelError(f"{path}: eos_token_id is {shown(ids)}, but must be a token id or a list of them")
+            return frozenset(found)
+    return frozenset()
+
+
+def load(
+    source: str | Path,
+    dtype: str | torch.dtype = "float32",
+    device: str | torch.device = "cpu",
+    quantize: str | None = None,
+    packed: bool = True,
+    backend: str = "auto",
+    grouped: Mapping[str, Grouped] | None = None,
+    parallel: Parallel = ALONE,
+    advance: Callable[[float], None] = lambda share: None,
+) -> Decoder:
+    """A decoder from a directory, GGUF file or hub id, ready for inference, in the given dtype on the given device.
+
+    dtype "auto" is the one that config.json names, else the one that the weights are stored in, or float32 where a CPU
+    has no kernels for it (`matrix.computed`). On a CPU matrices are held packed for a backend ("native", "pytorch";
+    "auto": the first where it is there), or quantised ("int8"); `packed=False` keeps plain parameters, which can be
+    trained, grown and saved. The quantised tensors of a GGUF file
+    are dequantised. `grouped` matrices, by the names of their modules, take the places of those of the checkpoint. Of a
+    model that several processes compute in `parallel` only the part of this one is read and held. `advance` is told of
+    the share of the weights that was read since it was told last.
+    """
+    if quantize == "int4" and grouped is None:
+        raise ConfigurationError("quantize int4 takes matrices that were made before: use draftwood.load")
+    home = locate(source)
+    file = Weights(home) if home.is_file() else None
+    raw, family, config = described(home) if file is None else file.described()
+    place = torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError("device cuda is asked for, but PyTorch finds no CUDA device here; use device cpu")
+    with ExitStack() as stack:
+        tensors = file or Safetensors(home, stack)
+        family, whole = _outline(tensors, raw, family, config)
+        config = whole.config
+        wanted, hold = _held(raw, tensors, dtype, place, quantize, packed, backend)
+        tied = whole.head.weight is whole.embed.weight
+        shapes = {name: parameter.shape for name, parameter in whole.named_parameters()}  # a tied head has none
+        model, total = whole, sum(shape.numel() for shape in shapes.values())
+        if parallel.size > 1:
+            with torch.device("meta"):
+                model = Decoder(config, parallel)
+        for name, shape in shapes.items():
+            piece = parallel.piece(name, shape, config)
+            if piece is None:
+                continue
+            held = hold is not None and _is_matrix(model, name)
+            tensor = _assemble(tensors, family, name, shape, piece, wanted, place, held)
+            known = (grouped or {}).get(name.rpartition(".")[0])
+            _put(model, name, nn.Parameter(tensor, requires_grad=False), partial(_instead_of, known) if known else hold)
+            del tensor
+            _give_back()
+            advance(shape.numel() / total)
+        if tied:
+            table = model.embed.weight
+            if parallel.size > 1:
+                rows = Piece((parallel.words(config.vocab_size),))
+                shape = shapes["embed.weight"]
+                read = _assemble(tensors, family, "embed.weight", shape, rows, wanted, place, hold is not None)
+                table = nn.Parameter(read, requires_grad=False)
+            _put(model, "head.weight", table, hold)
+    model.home = home.parent if file else home
+    if file:
+        log.info("%s: weights of type %s are held as %s", home, ", ".join(file.types()), quantize or str(wanted)[6:])
+    return model.eval()
+
+
+def _held(
+    raw: Raw,
+    tensors: Tensors,
+    dtype: str | torch.dtype,
+    place: torch.device,
+    quantize: str | None,
+    packed: bool,
+    backend: str,
+) -> tuple[torch.dtype, Holder | None]:
+    """The type that is computed with, and how matrices are held."""
+    named = str(raw.get("dtype") or raw.get("torch_dtype") or tensors.dtype()) if dtype == "auto" else str(dtype)
+    wanted = DTYPES.get(named.removeprefix("torch."))
+    if wanted is None:
+        raise ModelError(f"dtype {named!r} is not supported" + did_you_mean(named, [*DTYPES, "auto"]))
+    if dtype == "auto":
+        wanted = computed(wanted, place, backend)
+    return wanted, holder(wanted, place, quantize, backend) if packed or quantize else None
+
+
+def check(
+    source: str | Path,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "cpu",
+    quantize: str | None = None,
+    packed: bool = True,
+    backend: str = "auto",
+) -> None:
+    """Raise the error of `load` for what could not be loaded, as far as that takes no weights."""
+    home = locate(source)
+    file = Weights(home) if home.is_file() else None
+    raw, family, config = described(home) if file is None else file.described()
+    with ExitStack() as stack:
+        tensors = file or Safetensors(home, stack)
+        _outline(tensors, raw, family, config)
+        _held(raw, tensors, dtype, torch.device(device), quantize, packed, backend)
+
+
+def _outline(tensors: Tensors, raw: Raw, family: Family, config: DecoderConfig) -> tuple[Family, Decoder]:
+    """The family as the tensors are called, and the decoder without weights; refuses tensors that do not fit it."""
+    family, config = as_stored(tensors, family, raw, config)
+    whole = _sketch(config, tensors, family)
+    check_unread(tensors, family, config.num_hidden_layers, dict(whole.named_parameters()))
+    return family, whole
+
+
+def described(directory: Path) -> tuple[Raw, Family, DecoderConfig]:
+    """config.json of a directory, the family that it names, and the decoder's shape; the same of a GGUF file."""
+    if directory.is_file():
+        return Weights(directory).described()
+    raw = read_config(directory)
+    kind = str(raw.get("model_type") or "unnamed")
+    if kind not in FAMILIES:
+        raise ModelError(
+            f"{directory}: architecture {shown(kind)} is not supported ({', '.join(sorted(FAMILIES))} are); "
+            f"{_elsewhere(raw, directory)}"
+        )
+    if (directory / "adapter_config.json").is_file():
+        raise ModelError(
+            f"{directory} holds an adapter beside the model, whose answers would lack it; merge it into the weights "
+            "(merge_and_unload of peft), or give the model without it"
+        )
+    if _quantised(raw.get("quantization_config")):
+        raise ModelError(
+            f"{directory} holds quantised weights, which are not supported; give the checkpoint they came from"
+        )
+    try:
+        return raw, FAMILIES[kind], FAMILIES[kind].config(raw)
+    except ModelError as error:
+        raise ModelError(f"{directory / 'config.json'}: {error}") from None
+
+
+def _quantised(settings: object) -> bool:
+    """Whether a quantization_config asks for anything: one of bitsandbytes may be left with all of it off."""
+    if not isinstance(settings, dict):
+        return bool(settings)
+    loads = [settings[key] for key in ("load_in_8bit", "load_in_4bit") if key in settings]
+    off = settings.get("quant_method") in (None, "bitsandbytes") and loads and not any(loads)
+    return bool(settings) and not off
+
+
+def _elsewhere(raw: Raw, directory: Path) -> str:
+    """Advice for a model of another architecture: `hf:` where transformers can, as far as one sees, run it."""
+    try:
+        runs = import_module("draftwood.models.hf").can_run(raw)
+    except ImportError:
+        runs = bool(re.search("CausalLM|LMHead", str(raw.get("architectures")))) and not raw.get("auto_map")
+        return f"with transformers installed, hf:{directory} may run it" if runs else "give a model of one of these"
+    return f"transformers may run it: give hf:{directory}" if runs else "give a model of one of these"
+
+
+def _sketch(config: DecoderConfig, tensors: Tensors, family: Family) -> Decoder:
+    """The decoder without weights; refuses a config that asks for more, or larger, layers than the files have."""
+
+    def drawn(layers: int) -> Decoder:
+        with torch.device("meta"):
+            return Decoder(replace(config, num_hidden_layers=layers))
+
+    path = tensors.source
+    try:
+        first = drawn(1)
+    except (RuntimeError, TypeError, OverflowError) as error:  # sizes that no machine can count
+        raise ModelError(f"{path} asks for a model larger than any memory; fetch or correct it") from error
+    for name, parameter in first.named_parameters():
+        if name != "head.weight" or not config.tie_word_embeddings:
+            _sources(tensors, family, name, parameter.shape)
+    last = family.names["layers.{i}.o.weight"][0].format(i=config.num_hidden_layers - 1)
+    if not tensors.has(last):
+        raise ModelError(
+            f"{path} asks for {config.num_hidden_layers} layers, but tensor {last} is missing; fetch the checkpoint "
+            f"again, or correct {tensors.says}"
+        )
+    return drawn(config.num_hidden_layers)
+
+
+def _give_back() -> None:
+    """Return freed memory to the system: glibc keeps what conversions took, a quarter of a small model's weights."""
+    if (trim := _malloc_trim()) is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """The function of glibc; other C libraries have none."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+
+
+def _instead_of(known: Grouped, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """A matrix in four bits in place of the weight that it was made of."""
+    return NativeMatrix(known, bias)
+
+
+def _put(model: Decoder, name: str, parameter: Tensor, hold: Holder | None) -> None:
+    """Set a parameter; a matrix that is complete with it is held the given way at once, so that none is there twice."""
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    setattr(module, leaf, parameter)
+    if hold is not None and isinstance(module, nn.Linear) and not any(part.is_meta for part in module.parameters()):
+        above, _, last = path.rpartition(".")
+        setattr(model.get_submodule(above), last, hold(module.weight, module.bias))
+
+
+def _is_matrix(model: Decoder, name: str) -> bool:
+    """Whether a parameter is the weight of a linear layer."""
+    path, _, leaf = name.rpartition(".")
+    return leaf == "weight" and isinstance(model.get_submodule(path), nn.Linear)
+
+
+def _sources(
+    tensors: Tensors, family: Family, name: str, shape: torch.Size
+) -> tuple[list[tuple[str, list[int]]], bool]:
+    """The tensors that a parameter of a shape is made of, with their shapes, and whether they are transposed."""
+    layer, pattern = "", name
+    if name.startswith("layers."):
+        layer = name.split(".")[1]
+        pattern = name.replace(f"layers.{layer}.", "layers.{i}.", 1)
+    sources = [source.format(i=layer) for source in family.names[pattern]]
+    found = [tensors.shape(source) for source in sources]
+    turned = pattern in family.transposed
+    if turned:
+        found = [(part[::-1], path) for part, path in found]
+    rows = sum(part[0] if part else 0 for part, _ in found)
+    if any([rows, *part[1:]] != list(shape) for part, _ in found):
+        which = ", ".join(f"{source} {part}" for source, (part, _) in zip(sources, found, strict=True))
+        raise ModelError(
+            f"{found[0][1]}: tensor {which} does not fit {tensors.says}, which asks for {list(shape)}"
+            f"{' together' if len(sources) > 1 else ''}; the two do not belong together: fetch both again"
+        )
+    return [(source, part) for source, (part, _) in zip(sources, found, strict=True)], turned
+
+
+def _assemble(
+    tensors: Tensors,
+    family: Family,
+    name: str,
+    shape: torch.Size,
+    piece: Piece,
+    dtype: torch.dtype,
+    device: torch.device,
+    held: bool,
+) -> Tensor:
+    """A piece of a parameter from its tensors, concatenated; each is copied once, from the mapped file to its place.
+
+    Where the final place is made from the parameter (`held`), a view of the file will do.
+    """
+    sources, turned = _sources(tensors, family, name, shape)
+    if piece.silent:
+        return torch.zeros(piece.shape(shape), dtype=dtype, device=device)
+    if held and len(sources) == len(piece.rows) == 1 and not turned and isinstance(tensors, Safetensors):
+        return part_of(tensors.view(sources[0][0]), piece.rows[0], piece.columns).to(device, dtype).contiguous()
+    made = torch.empty(piece.shape(shape), dtype=dtype, device=device)
+    offset = done = 0
+    for source, part in sources:
+        for rows in piece.rows:
+            first, last = max(rows.start - offset, 0), min(rows.stop - offset, part[0])
+            if first < last:
+                place = made[done : done + last - first]
+                done += last - first
+                inside = slice(first, last), piece.columns
+                tensors.fill(source, place.T if turned else place, *(inside[::-1] if turned else inside))
+        offset += part[0]
+    return made

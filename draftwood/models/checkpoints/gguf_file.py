@@ -1,0 +1,267 @@
+"""GGUF files (llama.cpp's format): metadata and tensors, which may be quantised, in one file.
+
+Types, block sizes and dequantisation come from the library `gguf` (extra gguf). Its reader is not used: it believes the
+file's counts, and takes half a minute for the vocabulary of Llama 3. Here every size and count is compared with the
+file's length before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import import_module
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwood.errors import ConfigurationError, ModelError
+from draftwood.util.safe_parsing import shown
+
+PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+BLOCKS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # quantised types
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9  # types of metadata, as the above
+VERSIONS = (2, 3)
+SUFFIX = ".gguf"
+
+Bytes: TypeAlias = np.ndarray[Any, Any]  # of type uint8
+
+
+class Array(NamedTuple):
+    """Where an array of the metadata lies in the file; it is read when it is asked for."""
+
+    kind: int
+    length: int
+    start: int
+    stop: int
+
+    def __repr__(self) -> str:
+        return f"an array of {self.length} values"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor: its shape as PyTorch has it, its type, and the place of its bytes in the file."""
+
+    shape: tuple[int, ...]
+    kind: str
+    start: int
+    size: int
+
+
+class Damage(Exception):
+    """Why a file is no whole GGUF file."""
+
+
+class File:
+    """A file's metadata by key and its tensors by name; ModelError where it is damaged or holds what is not read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metadata: dict[str, Any] = {}
+        self.tensors: dict[str, Entry] = {}
+        library()
+        try:
+            with path.open("rb") as file:
+                if file.read(4) != b"GGUF":
+                    raise Damage("it does not begin as a GGUF file does")
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                    self._read(_Header(data))
+        except (Damage, UnicodeDecodeError) as error:
+            raise ModelError(f"{path} is damaged or truncated ({error}); fetch it again") from error
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read ({error.strerror or error}); check the file") from error
+        if (parts := self.metadata.get("split.count", 1)) != 1:
+            raise ModelError(f"{path} is one of {shown(parts)} parts; join them with llama-gguf-split --merge")
+
+    def _read(self, header: _Header) -> None:
+        header.take(4)
+        version = header.number("I")
+        if version and version & 0xFFFF == 0:
+            raise ModelError(f"{self.path} is big-endian; give the little-endian file (gguf-convert-endian makes one)")
+        if version not in VERSIONS:
+            raise ModelError(f"{self.path} is of GGUF version {version}, but 2 and 3 are read; convert the model again")
+        tensors, values = header.number("Q"), header.number("Q")
+        for _ in range(values):
+            key = header.string()
+            if key in self.metadata:
+                raise Damage(f"key {shown(key)} is there twice")
+            self.metadata[key] = header.value(header.number("I"))
+        found = [self._entry(header) for _ in range(min(tensors, header.size))]
+        step = self.metadata.get("general.alignment", 32)
+        if type(step) is not int or step < 8 or step & (step - 1):
+            raise Damage(f"general.alignment is {shown(step)}, but must be a power of two from 8")
+        first = -(-header.at // step) * step
+        for name, entry in found:
+            if name in self.tensors:
+                raise Damage(f"tensor {shown(name)} is there twice")
+            place = replace(entry, start=first + entry.start)
+            if place.start + place.size > header.size:
+                raise Damage(f"tensor {shown(name)} ends at byte {place.start + place.size:,} of {header.size:,}")
+            self.tensors[name] = place
+
+    def _entry(self, header: _Header) -> tuple[str, Entry]:
+        """The next tensor's name and entry, whose start counts from that of the first tensor."""
+        name, axes = header.string(), header.number("I")
+        if not 1 <= axes <= 4:
+            raise Damage(f"tensor {shown(name)} has {axes} dimensions")
+        shape = tuple(header.number("Q") for _ in range(axes))[::-1]
+        number, start = header.number("I"), header.number("Q")
+        kinds = library().GGMLQuantizationType
+        kind = kinds(number).name if number in set(kinds) else f"type {number}"
+        if kind not in PLAIN and kind not in BLOCKS:
+            raise ModelError(
+                f"{self.path}: tensor {shown(name)} is stored as {kind}, but read are {', '.join((*PLAIN, *BLOCKS))}; "
+                "give a file of the model in these types, such as Q4_K_M or Q8_0"
+            )
+        block, size = library().GGML_QUANT_SIZES[number]
+        if not all(shape) or shape[-1] % block:
+            raise Damage(f"tensor {shown(name)} of type {kind} has the shape {list(shape)}")
+        return name, Entry(shape, kind, start, prod(shape) // block * size)
+
+    def array(self, key: str) -> list[Any]:
+        """The values of an array of the metadata; none where there is no such array."""
+        found = self.metadata.get(key)
+        if not isinstance(found, Array):
+            return []
+        with self.path.open("rb") as file:
+            file.seek(found.start)
+            data = file.read(found.stop - found.start)
+        if found.kind != STRING:
+            return list(struct.unpack(f"<{found.length}{SCALARS[found.kind]}", data))
+        texts, at = [], 0
+        try:
+            for _ in range(found.length):
+                stop = at + 8 + int.from_bytes(data[at : at + 8], "little")
+                texts.append(data[at + 8 : stop].decode("utf-8"))
+                at = stop
+        except UnicodeDecodeError as error:
+            raise ModelError(f"{self.path} is damaged ({key}: {error}); fetch it again") from error
+        return texts
+
+    def rows(self, name: str) -> Bytes:
+        """A tensor's bytes [rows, bytes of a row], mapped anew: pages that were read go when the view does."""
+        entry = self.tensors[name]
+        count = prod(entry.shape[:-1])
+        try:
+            return np.memmap(self.path, np.uint8, "c", entry.start, (count, entry.size // count))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{self.path} has changed since it was opened ({error}); load it again") from error
+
+
+class _Header:
+    """Reads values one after the other, within the file's end."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self.data, self.at, self.size = data, 0, len(data)
+
+    def take(self, count: int) -> int:
+        """Place of the next `count` bytes, which are passed."""
+        start, self.at = self.at, self.at + count
+        if self.at > self.size:
+            raise Damage(f"its header goes beyond its {self.size:,} bytes")
+        return start
+
+    def number(self, code: str) -> Any:
+        form = "<" + code
+        (value,) = struct.unpack_from(form, self.data, self.take(struct.calcsize(form)))
+        return float(str(np.float32(value))) if code == "f" else value  # 1e-5, not float32's nearest number to it
+
+    def string(self) -> str:
+        start = self.take(self.number("Q"))
+        return self.data[start : self.at].decode("utf-8")
+
+    def value(self, kind: int) -> Any:
+        if kind in SCALARS:
+            return self.number(SCALARS[kind])
+        if kind == STRING:
+            return self.string()
+        part = self.number("I") if kind == ARRAY else kind
+        if part not in SCALARS and part != STRING:
+            raise Damage(f"its metadata holds values of the unknown type {part}")
+        count, start = self.number("Q"), self.at
+        self.take(count * (8 if part == STRING else struct.calcsize("<" + SCALARS[part])))
+        if part == STRING:
+            self.at = self._behind(count, start)
+        return Array(part, count, start, self.at)
+
+    def _behind(self, count: int, at: int) -> int:
+        """Place behind `count` strings from a place on: vocabularies have hundreds of thousands."""
+        length = struct.Struct("<Q").unpack_from
+        try:
+            for _ in range(count):
+                at += 8 + length(self.data, at)[0]
+        except (struct.error, ValueError, OverflowError):  # of a place beyond the end
+            at = self.size + 1
+        self.at = at
+        self.take(0)  # not beyond the end, either
+        return at
+
+
+def opened(path: Path) -> File:
+    """A file, whose header is walked once, however often it is asked for."""
+    stat = path.stat()
+    return _opened(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(8)
+def _opened(path: Path, changed: int, size: int) -> File:
+    return File(path)
+
+
+def library() -> Any:
+    """The package gguf, imported when it is needed."""
+    try:
+        return import_module("gguf")
+    except ImportError as error:
+        raise ConfigurationError(f"{error}; reading GGUF files needs the extra draftwood[gguf]") from error
+
+
+def weights(rows: Bytes, kind: str) -> Tensor:
+    """Bytes of rows [N, bytes of a row] -> weights [N, K] in the stored dtype, float32 where they were quantised."""
+    if kind in PLAIN:
+        return torch.from_numpy(np.ascontiguousarray(rows)).view(PLAIN[kind])
+    blocks = np.asarray(rows).reshape(1, -1)  # rows are dequantised sixteen at a time
+    made: np.ndarray[Any, Any] = library().quants.dequantize(blocks, library().GGMLQuantizationType[kind])
+    return torch.from_numpy(made.reshape(len(rows), -1))
+
+
+def groups(rows: Bytes, kind: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantised rows in groups of 32, for kernels that keep them: weight = scale * code + shift is `weights`, exactly.
+
+    rows: [N, bytes of a row] of type Q8_0, Q4_0 or Q4_K -> codes [N, K] (int8 of Q8_0, else uint8 from 0 to 15), scale
+    and shift [N, K / 32] in float32. ModelError for other types.
+    """
+    sizes = {"Q8_0": 34, "Q4_0": 18, "Q4_K": 144}
+    if kind not in sizes:
+        raise ModelError(f"weights of type {kind} have no groups of 32 ({', '.join(sizes)} have); dequantise them")
+    blocks = np.ascontiguousarray(rows).reshape(len(rows), -1, sizes[kind])
+    scale, codes = _halves(blocks, 0), blocks
+    if kind == "Q8_0":
+        codes, shift = blocks[..., 2:].view(np.int8), np.zeros_like(scale)
+    elif kind == "Q4_0":
+        codes, shift = _nibbles(blocks[..., 2:], 16), -8 * scale
+    else:  # blocks of 8 groups, whose scales and minima have 6 bits each, the last four split into 4 and 2
+        first, second, last = (blocks[..., at : at + 4] for at in (4, 8, 12))
+        shift = -(_halves(blocks, 2) * np.concatenate((second & 63, last >> 4 | second >> 6 << 4), -1))
+        scale = scale * np.concatenate((first & 63, last & 15 | first >> 6 << 4), -1)
+        codes = _nibbles(blocks[..., 16:], 32)
+    parts = [torch.from_numpy(np.ascontiguousarray(part).reshape(len(rows), -1)) for part in (codes, scale, shift)]
+    return parts[0], parts[1], parts[2]
+
+
+def _halves(blocks: Bytes, at: int) -> np.ndarray[Any, Any]:
+    """The float16 number at a place of each block [..., size] -> float32 [..., 1]."""
+    return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16).astype(np.float32)
+
+
+def _nibbles(data: Bytes, run: int) -> Bytes:
+    """Codes of 4 bits: of each `run` bytes first the low halves, then the high ones."""
+    data = data.reshape(*data.shape[:2], -1, 1, run)
+    return np.concatenate((data & 15, data >> 4), -2)

@@ -1,0 +1,220 @@
+"""Tokenizers, chat templates and end tokens from the metadata of GGUF files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from draftwood.errors import ModelError
+from draftwood.models.checkpoints import gguf_file
+from draftwood.util.safe_parsing import shown
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens
+SPACE = "▁"  # sentencepiece's
+NAMED = {  # tokenizer_config.json's names and the format's roles
+    **{"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown"},
+    **{"sep_token": "seperator", "pad_token": "padding"},  # so spelled
+}
+UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")  # all other special tokens of Phi-3 take the white space behind them
+ENDS = ("eos", "eot", "eom")  # roles of tokens that end a text or a turn
+LONGEST = 256  # characters of a piece of text; published ones have at most 64
+END_TEXTS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>")
+
+_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_LLAMA_3 = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}{{1,3}}|{_REST}"
+_QWEN_2 = rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}|{_REST}"
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*|\p{{N}}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How byte-level BPE treats a text before it merges."""
+
+    pattern: str | None = None  # what a piece is; None: as in GPT-2
+    digits: bool = False  # each digit is a piece
+    whole: bool = False  # a piece that is a token is one, whatever the merges say
+    begins: bool = False  # a text has a beginning token, unless the file says otherwise
+    composed: bool = False  # characters are composed first (NFC)
+
+
+SPLITS = {  # by the format's names of pre-tokenizers
+    **dict.fromkeys(("gpt-2", "phi-2"), Split()),
+    **dict.fromkeys(("smollm", "starcoder"), Split(digits=True)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), Split(_LLAMA_3, whole=True, begins=True)),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), Split(_LLAMA_3)),
+    "qwen2": Split(_QWEN_2, composed=True),
+    "deepseek-r1-qwen": Split(_QWEN_2),
+    "tekken": Split(_TEKKEN, whole=True, begins=True),
+}
+
+
+def read(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
+    """The tokenizer of a file, and what its tokenizer_config.json would say: named tokens and chat templates."""
+    file = gguf_file.opened(path)
+    words = _Words(file)
+    kind = file.metadata.get("tokenizer.ggml.model")
+    if kind not in ("gpt2", "llama"):
+        raise ModelError(
+            f"{path}: a tokenizer of the kind {shown(kind)} is not supported (gpt2 and llama are); "
+            "give the directory of the model's own tokenizer as tokenizer"
+        )
+    try:
+        backend, begins = words.byte_level() if kind == "gpt2" else words.pieces()
+        backend.add_tokens(words.added())
+        backend.post_processor = words.ends(begins)
+    except ModelError:
+        raise
+    except Exception as error:  # the library raises plain Exception
+        raise ModelError(
+            f"{path} holds a broken tokenizer ({' '.join(str(error).split())[:200]}); fetch it again"
+        ) from error
+    return backend, words.config()
+
+
+def vocabulary(path: Path) -> dict[str, int]:
+    """The ids of a file's tokens, without what it takes to read text."""
+    return _Words(gguf_file.opened(path)).vocabulary()
+
+
+def end_tokens(path: Path) -> frozenset[int]:
+    """Ids that end a text: those that the file names, and its control tokens that end a turn in known templates."""
+    words = _Words(gguf_file.opened(path))
+    found = {words.role(name) for name in ENDS} - {None}
+    turns = (i for i, text in enumerate(words.texts) if text in END_TEXTS and words.types[i] == CONTROL)
+    return frozenset(i for i in (*found, *turns) if i is not None)
+
+
+class _Words:
+    """A file's vocabulary."""
+
+    def __init__(self, file: gguf_file.File) -> None:
+        self.file = file
+        self.texts: list[str] = file.array("tokenizer.ggml.tokens")
+        self.types: list[int] = file.array("tokenizer.ggml.token_type") or [NORMAL] * len(self.texts)
+        whole = len(self.types) == len(self.texts) and all(isinstance(text, str) for text in self.texts)
+        if not self.texts or not whole:
+            raise ModelError(
+                f"{file.path} holds no tokenizer, or a broken one; give the directory of the model's own as tokenizer"
+            )
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.file.metadata.get(f"tokenizer.ggml.{key}", default)
+
+    def role(self, name: str) -> int | None:
+        """The id of the token in a role, or None."""
+        found = self.get(f"{name}_token_id")
+        return found if type(found) is int and 0 <= found < len(self.texts) else None
+
+    def config(self) -> dict[str, Any]:
+        named = {name: self.role(role) for name, role in NAMED.items()}
+        config: dict[str, Any] = {name: self.texts[i] for name, i in named.items() if i is not None}
+        prefix = "tokenizer.chat_template"
+        templates = {
+            key.removeprefix(prefix).lstrip(".") or "default": value
+            for key, value in self.file.metadata.items()
+            if key == prefix or key.startswith(f"{prefix}.")
+        }
+        return config | ({"chat_template": templates} if templates else {})
+
+    @cached_property
+    def known(self) -> list[tuple[int, str, int]]:
+        """Id, text and type of each token; ids that only pad the vocabulary have none."""
+        pieces = self.get("model") == "llama"
+        return [
+            (i, text if not pieces or text.strip(" ") else SPACE * len(text), kind)
+            for i, (text, kind) in enumerate(zip(self.texts, self.types, strict=True))
+            if kind != UNUSED or text != f"[PAD{i}]"
+        ]
+
+    def vocabulary(self) -> dict[str, int]:
+        return {text: i for i, text, _ in self.known}
+
+    def added(self) -> list[AddedToken]:
+        """Tokens that are found in a text before it is split."""
+        apart = (CONTROL, UNKNOWN, USER_DEFINED)
+        phi = self.file.metadata.get("general.architecture") == "phi3" and self.get("model") == "llama"
+        return [
+            AddedToken(text, normalized=False, special=kind != USER_DEFINED, rstrip=phi and text not in UNSTRIPPED)
+            for _, text, kind in self.known
+            if kind in apart and text.strip(SPACE)
+        ]
+
+    def ends(self, begins: bool) -> processors.PostProcessor:
+        """Puts the beginning and the end token at the ends of a text; `begins` where the file does not say."""
+        pieces, special = ["$A"], []
+        for role, flag, default in (("bos", "add_bos_token", begins), ("eos", "add_eos_token", False)):
+            token = self.role(role)
+            if token is not None and self.get(flag, default) is True:
+                pieces.insert(0 if role == "bos" else len(pieces), role)
+                special.append({"id": role, "ids": [token], "tokens": [self.texts[token]]})
+        return processors.TemplateProcessing(single=pieces, pair=[*pieces, "$B"], special_tokens=special)
+
+    def byte_level(self) -> tuple[Tokenizer, bool]:
+        """Byte-level BPE with the file's merges, and whether such texts begin with the beginning token."""
+        name = self.get("pre")
+        if name not in SPLITS:
+            raise ModelError(
+                f"{self.file.path} splits text by {shown(name)}, which is not known ({', '.join(SPLITS)} are); "
+                "give the directory of the model's own tokenizer as tokenizer"
+            )
+        split = SPLITS[name]
+        merges = [tuple(merge.split(" ", 1)) for merge in self.file.array("tokenizer.ggml.merges")]
+        tokenizer = Tokenizer(models.BPE(self.vocabulary(), merges, ignore_merges=split.whole))
+        steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if split.digits else []
+        if split.pattern is not None:
+            steps.append(pre_tokenizers.Split(Regex(split.pattern), "isolated"))
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split.pattern is None))
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+        if split.composed:
+            tokenizer.normalizer = normalizers.NFC()
+        tokenizer.decoder = decoders.ByteLevel()
+        return tokenizer, split.begins
+
+    def pieces(self) -> tuple[Tokenizer, bool]:
+        """sentencepiece's BPE, whose merges follow from the pieces' scores."""
+        scores = self.file.array("tokenizer.ggml.scores")
+        if len(scores) != len(self.texts):
+            raise ModelError(f"{self.file.path} has {len(scores)} scores for {len(self.texts)} tokens; fetch it again")
+        ranks = {}
+        for i, text, kind in self.known:
+            blank = kind == USER_DEFINED and not text.strip(SPACE)  # runs of spaces, which merge before all else
+            if kind == NORMAL or blank:
+                ranks[text] = (not blank, -scores[i])
+        tokenizer = Tokenizer(
+            models.BPE(
+                self.vocabulary(),
+                _merges(ranks),
+                unk_token=next((text for _, text, kind in self.known if kind == UNKNOWN), None),
+                fuse_unk=True,
+                byte_fallback=BYTE in self.types,
+            )
+        )
+        steps: list[Any] = [normalizers.Replace(" ", SPACE)]
+        parts: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        if self.get("add_space_prefix", True) is True:
+            steps.insert(0, normalizers.Prepend(SPACE))
+            parts.append(decoders.Strip(" ", 1, 0))
+        tokenizer.normalizer = normalizers.Sequence(steps)
+        tokenizer.decoder = decoders.Sequence(parts)
+        return tokenizer, True
+
+
+def _merges(ranks: Mapping[str, tuple[bool, float]]) -> list[tuple[str, str]]:
+    """Every two pieces that make a third, those of the third with the lowest rank first, of equals the longest."""
+    found = []
+    for whole in sorted(ranks, key=lambda text: (ranks[text], -len(text))):
+        for cut in range(len(whole) - 1 if len(whole) <= LONGEST else 0, 0, -1):
+            if whole[:cut] in ranks and whole[cut:] in ranks:
+                found.append((whole[:cut], whole[cut:]))
+    return found

@@ -1,0 +1,256 @@
+"""Decoders from GGUF files: what a file's metadata and tensors are in the words of a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftwood.errors import ModelError
+from draftwood.models.checkpoints import gguf_file
+from draftwood.models.checkpoints.config_keys import Raw
+from draftwood.models.checkpoints.families import FAMILIES, Family
+from draftwood.models.decoder import DecoderConfig
+from draftwood.models.rotary import RopeDivisors
+from draftwood.util.safe_parsing import shown
+
+FAMILY = {  # of each of the format's architectures
+    **{name: name for name in ("llama", "qwen2", "qwen3", "phi3", "gemma", "gemma2")},
+    "gemma3": "gemma3_text",
+}
+LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose attention has a scale of its own
+HARMLESS = (  # keys that say nothing about the computation, or what other keys say
+    *("vocab_size", "tensor_data_layout", "rope.scaling.original_context_length", "rope.scaling.finetuned"),
+    *("attention.layer_norm_epsilon", "expert_used_count", "nextn_predict_layers"),
+)
+CHUNK = 1 << 18  # weights that are dequantised at once, in the caches
+
+
+class Weights:
+    """The tensors of a file under its own names, with the values and order of rows that the family's decoder has."""
+
+    says = "its metadata"  # what tells the model's shape
+
+    def __init__(self, path: Path) -> None:
+        self.source, self.file = path, gguf_file.opened(path)
+        self.architecture = str(self.file.metadata.get("general.architecture"))
+        self._asked: set[str] = set()  # keys of the architecture that were read
+
+    def described(self) -> tuple[Raw, Family, DecoderConfig]:
+        """The metadata as config.json would say it, the family with the file's tensor names, the decoder's shape."""
+        purpose = self.file.metadata.get("general.type", "model")
+        if purpose != "model":
+            raise ModelError(f"{self.source} holds a part for a model ({shown(purpose)}), and no model; give the model")
+        kind = FAMILY.get(self.architecture)
+        if kind is None:
+            raise ModelError(
+                f"{self.source}: architecture {shown(self.architecture)} is not supported "
+                f"({', '.join(sorted(FAMILY))} are); give a model of one of these"
+            )
+        family = FAMILIES[kind]
+        shape = self._shape()
+        raw = {"model_type": kind, **shape, **self._attention(kind, shape)}
+        try:
+            config = family.config(raw)
+        except ModelError as error:
+            raise ModelError(f"{self.source}: {error}") from None
+        self._check_unread()
+        if self.has("rope_freqs.weight"):
+            config = replace(config, rope_scaling=self._divisors((config.rotary_dim or config.head_dim) // 2))
+        return raw, replace(family, names={key: self._names(names) for key, names in family.names.items()}), config
+
+    def _names(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """The file's names for a checkpoint's tensors; what the architecture does not know keeps its name."""
+        known = _name_map(self.architecture)
+        found = [known.get_name(name.format(i=0), (".weight", ".bias")) or name for name in names]
+        return tuple(name.replace("blk.0.", "blk.{i}.") for name in found)
+
+    def _value(self, key: str, default: Any = None) -> Any:
+        """A value of the metadata; an array of equal values, one for each layer, is one."""
+        name = self._asking(key)
+        value = self.file.metadata.get(name, default)
+        if isinstance(value, gguf_file.Array):
+            values = self.file.array(name)
+            if len(set(values)) > 1:
+                raise ModelError(
+                    f"{self.source}: {name} differs from layer to layer ({shown(values)}), which is not supported; "
+                    "give a model whose layers are alike"
+                )
+            return values[0] if values else default
+        return value
+
+    def _asking(self, key: str) -> str:
+        """A key with the name of the architecture; it is noted as read."""
+        self._asked.add(name := f"{self.architecture}.{key}")
+        return name
+
+    def _check_unread(self) -> None:
+        """Raise a ModelError for a key of the architecture that says something and that nobody has read."""
+        context = self._value("context_length")
+        for name, value in self.file.metadata.items():
+            if not name.startswith(f"{self.architecture}.") or name in self._asked:
+                continue
+            key = name.removeprefix(f"{self.architecture}.")
+            neutral = (0, "", "none", *((1,) if key.endswith(("factor", "scale", "alpha")) else ()))
+            wide = key == "attention.sliding_window" and type(value) is int and value >= context
+            if key not in HARMLESS and value not in neutral and not wide:
+                raise ModelError(
+                    f"{self.source}: {name} is {shown(value)}, which this architecture's decoder has no part for; give "
+                    "a file that llama.cpp's own converter made, or another model"
+                )
+
+    def _whole(self, key: str, default: int | None = None) -> int:
+        value = self._value(key, default)
+        if type(value) is not int or not 0 < value < 2**31:
+            raise ModelError(
+                f"{self.source}: {self.architecture}.{key} is {'missing' if value is None else shown(value)}, but must "
+                "be a positive whole number; convert the model again"
+            )
+        return value
+
+    def _shape(self) -> Raw:
+        layers, heads, width = map(self._whole, ("block_count", "attention.head_count", "embedding_length"))
+        if layers > len(self.file.tensors):
+            raise ModelError(
+                f"{self.source} asks for {layers} layers, but has {len(self.file.tensors)} tensors; fetch it again"
+            )
+        head = self._whole("attention.key_length", max(1, width // heads))
+        if (values := self._whole("attention.value_length", head)) != head:
+            raise ModelError(
+                f"{self.source} has keys of {head} and values of {values} components (attention.key_length and "
+                "value_length), which is not supported; give a model where they are alike"
+            )
+        if self._value("attention.causal", True) is not True:
+            raise ModelError(f"{self.source}: attention.causal is false, so it cannot write; give a causal model")
+        if self._value("expert_count"):
+            raise ModelError(f"{self.source} is a mixture of experts, which is not supported; give a dense model")
+        return {
+            "vocab_size": self.shape("token_embd.weight")[0][0],
+            "hidden_size": width,
+            "intermediate_size": self._whole("feed_forward_length"),
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": self._whole("attention.head_count_kv", heads),
+            "head_dim": head,
+            "max_position_embeddings": self._whole("context_length"),
+            "rms_norm_eps": self._epsilon(),
+            "tie_word_embeddings": not self.has("output.weight"),
+            "attention_bias": self.has("blk.0.attn_q.bias"),
+            "mlp_bias": self.has("blk.0.ffn_down.bias"),
+        }
+
+    def _epsilon(self) -> float:
+        """Of the norms; a family's default would be a guess."""
+        found = self._value("attention.layer_norm_rms_epsilon")
+        if found is None:
+            raise ModelError(
+                f"{self.source}: {self.architecture}.attention.layer_norm_rms_epsilon is missing; fetch the file, or "
+                "convert the model, again"
+            )
+        return found  # type: ignore[no-any-return]  # what it is, is checked with the others
+
+    def _attention(self, kind: str, shape: Raw) -> Raw:
+        """Rotary settings, windows, softcaps and scales; what the file leaves out is what llama.cpp takes it for."""
+        factor = self._value("rope.scaling.factor", self._value("rope.scale_linear"))
+        scaling = self._value("rope.scaling.type", "linear")
+        if scaling == "none" or (scaling == "linear" and factor in (None, 0, 1)):
+            scaling = "default"
+        if self.has("rope_factors_long.weight"):
+            scaling = "longrope"
+        rope = {"rope_theta": self._value("rope.freq_base", 10000.0), "rope_type": scaling, "factor": factor}
+        rotated = self._whole("rope.dimension_count", shape["head_dim"])
+        if rotated != shape["head_dim"]:
+            rope["partial_rotary_factor"] = (rotated + 0.5) / shape["head_dim"]  # it is rounded down
+        if kind == "phi3":
+            return {"rope_parameters": rope, "sliding_window": self._value("attention.sliding_window") or None}
+        if kind not in ("gemma2", "gemma3_text"):
+            return {"rope_parameters": rope}
+        window = self._value("attention.sliding_window", 4096 if kind == "gemma2" else 0) or None
+        layers = range(1, shape["num_hidden_layers"] + 1)
+        limited = self.file.array(self._asking("attention.sliding_window_pattern"))  # of each layer
+        if not limited:
+            every = self._whole("attention.sliding_window_pattern", 2 if kind == "gemma2" else 6)
+            limited = [i % every != 0 for i in layers]
+        largest = len(layers) == LARGEST[self.architecture]
+        heads = shape["num_attention_heads"]
+        caps = {key: self._value(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")}
+        local = {"rope_theta": self._value("rope.freq_base_swa", 10000.0)}
+        return {
+            **{key: value for key, value in caps.items() if value},
+            "rope_parameters": rope if kind == "gemma2" else {"full_attention": rope, "sliding_attention": local},
+            "query_pre_attn_scalar": shape["hidden_size"] // heads if largest else shape["head_dim"],
+            "sliding_window": window,
+            "layer_types": ["sliding_attention" if window and each else "full_attention" for each in limited],
+        }
+
+    def _divisors(self, count: int) -> RopeDivisors:
+        """Divisors of the rotary frequencies, which is how the scaling of Llama 3.1 is written."""
+        (length, *more), _ = self.shape("rope_freqs.weight")
+        if length != count or more:
+            raise ModelError(f"{self.source}: tensor rope_freqs.weight does not fit the heads; convert the model again")
+        divisors = torch.empty(count)
+        self.fill("rope_freqs.weight", divisors, slice(0, count), slice(None))
+        return RopeDivisors(divisors=tuple(divisors.tolist()))
+
+    def names(self) -> list[str]:
+        return list(self.file.tensors)
+
+    def has(self, name: str) -> bool:
+        return name in self.file.tensors
+
+    def dtype(self) -> str:
+        """The dtype, in PyTorch's words, that most of the matrices are stored in; bfloat16 where that is quantised."""
+        return str(gguf_file.PLAIN.get(self.types()[0], torch.bfloat16)).removeprefix("torch.")
+
+    def types(self) -> list[str]:
+        """The types of the matrices, the one with the most bytes first."""
+        sizes: Counter[str] = Counter()
+        for entry in self.file.tensors.values():
+            sizes[entry.kind] += entry.size if len(entry.shape) > 1 else 0
+        return [kind for kind, size in sizes.most_common() if size]
+
+    def shape(self, name: str) -> tuple[list[int], Path]:
+        """Shape and file of a tensor that must be there."""
+        if name not in self.file.tensors:
+            raise ModelError(f"{self.source}: tensor {name} is missing; fetch the file, or convert the model, again")
+        return list(self.file.tensors[name].shape), self.source
+
+    def fill(self, name: str, place: Tensor, rows: slice, columns: slice) -> None:
+        """Dequantise some rows of a tensor, and of a matrix some columns, a few rows at a time, into their place."""
+        entry, stored, order = self.file.tensors[name], self.file.rows(name), self._order(name)
+        if len(entry.shape) == 1:
+            values = gguf_file.weights(stored, entry.kind)[0].float()
+            if self.architecture.startswith("gemma") and name.endswith("norm.weight"):
+                values = values - 1  # the family's norms multiply by 1 + weight, which is what the file holds
+            place.copy_((values if order is None else values[order])[rows])
+            return
+        step = max(1, CHUNK // entry.shape[-1])
+        for first in range(rows.start, rows.stop, step):
+            some = slice(first, min(first + step, rows.stop))
+            read = gguf_file.weights(stored[some if order is None else order[some]], entry.kind)
+            place[first - rows.start : some.stop - rows.start].copy_(read[:, columns])
+
+    def groups(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
+        """A matrix of type Q8_0, Q4_0 or Q4_K as codes, scales and shifts of groups of 32 (`gguf_file.groups`)."""
+        rows, order = self.file.rows(name), self._order(name)
+        return gguf_file.groups(rows if order is None else rows[order], self.file.tensors[name].kind)
+
+    def _order(self, name: str) -> np.ndarray[Any, Any] | None:
+        """Which of the file's rows makes each of ours: llama.cpp rotates neighbours, checkpoints of Llama halves."""
+        heads = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}.get(name.split(".")[-2])
+        if self.architecture != "llama" or heads is None:
+            return None
+        count, rows = self._whole(heads, self._whole("attention.head_count")), self.file.tensors[name].shape[0]
+        return np.arange(rows).reshape(count, -1, 2).swapaxes(1, 2).reshape(-1)
+
+
+@lru_cache(8)
+def _name_map(architecture: str) -> Any:
+    library = gguf_file.library()
+    return library.get_tensor_name_map(library.MODEL_ARCH[architecture.upper()], 1)

@@ -1,0 +1,98 @@
+"""Compares the tensors that a checkpoint holds with those that its family reads, before any of them is read.
+
+A tensor that nobody reads means that the logits would be others than the author's, so it is refused, unless it is
+known not to matter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator
+from dataclasses import replace
+from typing import TypeAlias
+
+import torch
+
+from draftwood.errors import ModelError
+from draftwood.models.checkpoints.config_keys import Raw
+from draftwood.models.checkpoints.families import Family
+from draftwood.models.checkpoints.gguf_weights import Weights
+from draftwood.models.checkpoints.safetensors_weights import Safetensors
+from draftwood.models.decoder import DecoderConfig
+
+Tensors: TypeAlias = Safetensors | Weights
+
+EMBED, HEAD = "embed.weight", "head.weight"
+# what older versions saved beside the weights and computes nothing that the config does not say; heads of other tasks
+HARMLESS = re.compile(r"(.*\.)?(rotary_emb\..*|attn\.(masked_)?bias)|rope_freqs\.weight|(v_head|mtp)\..*")
+ADAPTER, PACKED = re.compile(r"\.lora_|\.adapter|\.dora_"), re.compile(r"(scales?|zeros|g_idx|absmax|_scale_inv)$")
+
+
+def as_stored(tensors: Tensors, family: Family, raw: Raw, config: DecoderConfig) -> tuple[Family, DecoderConfig]:
+    """The family with the names that the checkpoint has, and the shape with the head that it has.
+
+    A head of its own counts, also where the config ties it to the embeddings, unless the two are equal; one of tied
+    matrices may be missing. Where the config does not say, a model without a head of its own has a tied one.
+    """
+    bare = family.without_prefix()
+    head, found = family.names[HEAD][0], next((f for f in (family, bare) if _embeds(tensors, f)), None)
+    if found is None and config.tie_word_embeddings and tensors.has(head):
+        within = {True: family, False: bare}[tensors.has(family.names["norm"][0])]
+        return replace(within, names={**within.names, EMBED: (head,)}), config
+    if found is None:
+        _no_embeddings(tensors, family)
+        return family, config
+    if not tensors.has(head):
+        if found is family and raw.get("tie_word_embeddings") is None:
+            config = replace(config, tie_word_embeddings=True)
+        if found is not family and not config.tie_word_embeddings:
+            raise ModelError(
+                f"{tensors.source} and its tensors are of a base model: there is no {head}, and the embeddings are not "
+                "the head (tie_word_embeddings); save the model with its head, by AutoModelForCausalLM"
+            )
+    elif config.tie_word_embeddings and isinstance(tensors, Safetensors):
+        embed, own = (tensors.view(name) for name in (found.names[EMBED][0], head))
+        config = replace(config, tie_word_embeddings=embed.dtype == own.dtype and torch.equal(embed, own))
+    return found, config
+
+
+def _embeds(tensors: Tensors, family: Family) -> bool:
+    return tensors.has(family.names[EMBED][0])
+
+
+def _no_embeddings(tensors: Tensors, family: Family) -> None:
+    """Raise a ModelError that names the embeddings where they have a name that only another program knows."""
+    name = family.names[EMBED][0]
+    last = ".".join(name.split(".")[-2:])
+    other = next((stored for stored in tensors.names() if stored.endswith(f".{last}")), None)
+    if other is not None:
+        raise ModelError(
+            f"{tensors.source} asks for tensor {name}, but the checkpoint calls it {other}, as parts of larger models "
+            "and wrapped ones do; save the language model alone, by AutoModelForCausalLM"
+        )
+
+
+def check_unread(tensors: Tensors, family: Family, layers: int, parameters: Container[str]) -> None:
+    """Raise a ModelError for a tensor that none of the parameters is made of; layers behind the last one are left."""
+    read = {name for pattern in family.names for name in _sources(family, pattern, layers, parameters)}
+    before = family.names["layers.{i}.attention_norm"][0].partition("{i}")[0]
+    for name in tensors.names():
+        number = name.removeprefix(before).partition(".")[0] if name.startswith(before) else ""
+        if name in read or HARMLESS.fullmatch(name) or (number.isdecimal() and int(number) >= layers):
+            continue
+        if ADAPTER.search(name):
+            fix = "it is of an adapter: merge it into the weights (merge_and_unload of peft) and save the model again"
+        elif PACKED.search(name):
+            fix = "it is of quantised weights: give the checkpoint that they were made from"
+        elif name.endswith("bias"):
+            fix = f"correct {tensors.says} (attention_bias, mlp_bias, enable_bias), or give a model of a known family"
+        else:
+            fix = f"correct {tensors.says}, or give a model of a known family as its authors published it"
+        raise ModelError(f"{tensors.source} does not ask for tensor {name}, which the checkpoint has; {fix}")
+
+
+def _sources(family: Family, pattern: str, layers: int, parameters: Container[str]) -> Iterator[str]:
+    """The tensors that a parameter is made of, in all layers that have it."""
+    for i in range(layers) if "{i}" in pattern else (0,):
+        if pattern.format(i=i) in parameters or pattern == HEAD:  # a tied head is no parameter of its own
+            yield from (source.format(i=i) for source in family.names[pattern])

@@ -1,0 +1,1 @@
+"""Trained parts that draft from a target's own hidden states: exits, heads, EAGLE, skipped layers."""

@@ -1,0 +1,174 @@
+"""Trained heads as others publish them: EAGLE-3 heads of `speculators` and of EAGLE's authors, Medusa heads.
+
+Knows their config.json and the names of their tensors. Weights are read from safetensors files, never unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from draftwood.errors import ModelError
+from draftwood.models.checkpoints.artifact import Artifact, fingerprint
+from draftwood.models.checkpoints.checkpoint import read_config
+from draftwood.models.checkpoints.families import FAMILIES
+from draftwood.models.checkpoints.safetensors_weights import Safetensors
+from draftwood.models.checkpoints.tensor_names import EAGLE
+from draftwood.util.safe_parsing import shown
+
+if TYPE_CHECKING:
+    from draftwood.models.decoder import Decoder
+    from draftwood.models.heads.eagle import EagleHead
+
+LAYERS = ("llama", "qwen3")  # model types that a head's layers may be of
+PADDED = 1.02  # times the tokens that padding may make of a vocabulary
+UNREAD = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # what d2t or the target says already
+
+
+def kind_of(directory: Path) -> str | None:
+    """Which trained heads a directory holds, 'eagle' or 'medusa'; None: none. ModelError for other speculators."""
+    if not (directory / "config.json").is_file():
+        return next((kind for kind, file in (("eagle", "eagle"), ("medusa", "heads")) if _has(directory, file)), None)
+    raw = read_config(directory)
+    if raw.get("medusa_num_heads") is not None:
+        return "medusa"
+    named = raw.get("speculators_model_type")
+    if named not in (None, "eagle3"):
+        raise ModelError(f"{directory} holds a speculator of type {shown(named)}, but of these only eagle3 is read")
+    architectures = raw.get("architectures") or []
+    told = isinstance(architectures, list) and any("eagle3" in str(one).lower() for one in architectures)
+    return "eagle" if named or told or raw.get("draft_vocab_size") is not None else None
+
+
+def _has(directory: Path, kind: str) -> bool:
+    return (directory / f"{kind}.safetensors").is_file()
+
+
+def eagle(directory: Path, target: Decoder) -> tuple[EagleHead, dict[str, Tensor]]:
+    """An EAGLE-3 head of a directory: without weights, and these by the names of its parameters.
+
+    In `speculators`' layout config.json has the layer's own under transformer_layer_config; in that of EAGLE's authors
+    it is the layer's, and the layer is called midlayer. d2t[i] is how far the target's id of the head's token i is
+    from i. `eagle_aux_hidden_state_layer_ids` are numbers of layers behind which the target is read.
+    """
+    from draftwood.models.heads.eagle import EagleHead, check_reads, usual_reads
+
+    raw = read_config(directory)
+    ours = raw.get("speculators_model_type") is not None
+    layer = raw.get("transformer_layer_config") if ours else raw
+    place = directory / "config.json"
+    kind = layer.get("model_type", "llama") if isinstance(layer, dict) else None
+    if not isinstance(layer, dict) or kind not in LAYERS:
+        raise ModelError(f"{place}: an EAGLE head of {shown(kind)} layers is not supported; {' and '.join(LAYERS)} are")
+    tensors = _read(directory)
+    known = {name.replace("midlayer.", "layers.0."): part for name, part in tensors.items() if name not in UNREAD}
+    words = known.pop("d2t", None)
+    if words is not None:
+        words = words.long() + torch.arange(len(words))
+    try:
+        whole = FAMILIES[str(kind)].config({"num_hidden_layers": 1, **layer})
+    except ModelError as error:
+        raise ModelError(f"{place}: {error}") from None
+    vocabulary, width = whole.vocab_size, target.config.hidden_size
+    if not 1 / PADDED < vocabulary / target.vocab_size < PADDED:
+        raise ModelError(
+            f"{directory} was made for a target of {vocabulary} tokens, but this one knows {target.vocab_size}; "
+            "give a head of this target"
+        )
+    size = raw.get("draft_vocab_size") or vocabulary
+    if type(size) is not int or not 0 < size <= vocabulary:
+        raise ModelError(f"{place}: draft_vocab_size is {shown(size)}, but must be 1 to {vocabulary}")
+    if words is None and size != vocabulary:
+        raise ModelError(
+            f"{directory} knows {size} of {vocabulary} tokens, but not which: it has no d2t; fetch it again"
+        )
+    if words is not None and (len(words) != size or not 0 <= int(words.min()) <= int(words.max()) < vocabulary):
+        raise ModelError(f"{directory}: d2t does not name {size} of {vocabulary} tokens; fetch the head again")
+    config = replace(whole, vocab_size=size, tie_word_embeddings=False)
+    own = raw if ours else {**(raw.get("eagle_config") or {}), **raw}
+    reads = own.get("eagle_aux_hidden_state_layer_ids") or usual_reads(target.n_layers)
+    check_reads(reads, target)
+    outer = None if "embed_tokens.weight" in known else target.embed
+    if outer is not None and config.hidden_size != width:
+        raise ModelError(
+            f"{directory} was made for a target {config.hidden_size} wide, but this one is {width} wide; give a head "
+            "of this target"
+        )
+    with torch.device("meta"):
+        made = EagleHead(
+            config,
+            reads,
+            width,
+            vocabulary,
+            outer,
+            norm_first=bool(raw.get("norm_before_residual", False)),
+            fused_norm=bool(raw.get("norm_before_fc", False)),
+            target=fingerprint(target),
+        )
+    made.words = words
+    shapes = {name: part.shape for name, part in made.named_parameters() if name != "decoder.embed.weight"}
+    state = {}
+    for name, wanted in shapes.items():
+        sources = names(name)
+        missing = next((source for source in sources if source not in known), None)
+        if missing is not None:
+            raise ModelError(f"{directory}: tensor {missing} is missing; fetch the head again, or correct config.json")
+        part = torch.cat([known.pop(source) for source in sources])
+        if part.shape != wanted:
+            raise ModelError(
+                f"{directory}: tensor {', '.join(sources)} is {list(part.shape)}, but {list(wanted)} is what "
+                f"config.json asks for with a target {width} wide; give a head of this target"
+            )
+        state[name] = part
+    if known:
+        raise ModelError(
+            f"{place} does not ask for tensor {next(iter(known))}, which the head has; its kind is not known"
+        )
+    return made, state
+
+
+def names(parameter: str) -> tuple[str, ...]:
+    """The published tensors that a parameter of an EAGLE head is made of."""
+    if parameter in EAGLE:
+        return EAGLE[parameter]
+    before, number, rest = parameter.split("layers.")[0], *parameter.split("layers.")[1].split(".", 1)
+    return tuple(name.format(i=number) for name in EAGLE[f"{before}layers.{{i}}.{rest}"])
+
+
+def medusa(directory: Path, target: Decoder) -> Artifact:
+    """Medusa heads of a directory, as they would be if they had been trained here.
+
+    Head k is k.0.linear (a residual block) and k.1 (its output); config.json says how many heads and blocks there are.
+    """
+    raw, tensors = read_config(directory), _read(directory)
+    count, blocks = raw.get("medusa_num_heads"), raw.get("medusa_num_layers", 1)
+    if type(count) is not int or count < 1 or blocks != 1:
+        raise ModelError(
+            f"{directory} has {shown(count)} heads of {shown(blocks)} blocks, but heads of one block each are read"
+        )
+    width, vocabulary, made = target.config.hidden_size, target.vocab_size, {}
+    for k in range(count):
+        for name, source, wanted in (
+            (f"lift.{k}.weight", f"{k}.0.linear.weight", [width, width]),
+            (f"lift.{k}.bias", f"{k}.0.linear.bias", [width]),
+            (f"out.{k}.weight", f"{k}.1.weight", [vocabulary, width]),
+        ):
+            if source not in tensors or list(tensors[source].shape) != wanted:
+                found = list(tensors[source].shape) if source in tensors else "missing"
+                raise ModelError(
+                    f"{directory}: tensor {source} is {found}, but {wanted} fits this target; give heads of this target"
+                )
+            made[name] = tensors[source]
+    return Artifact("heads", {"target": fingerprint(target)}, {"heads": count, "shared": False}, made)
+
+
+def _read(directory: Path) -> Mapping[str, Tensor]:
+    """All tensors of a directory's safetensors files."""
+    with ExitStack() as stack:
+        return Safetensors(directory, stack).read()

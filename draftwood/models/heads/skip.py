@@ -1,0 +1,151 @@
+"""The target with some of its sublayers left out, as a draft model (Draft & Verify, Zhang et al. 2023, "self-SD").
+
+A set of attention and MLP sublayers is skipped; the decoder of what is left shares the target's weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from draftwood.errors import ConfigurationError
+from draftwood.models.base import Batch, CausalModel
+from draftwood.models.cache import Budget, Cache
+from draftwood.models.checkpoints import artifact
+from draftwood.models.checkpoints.artifact import Artifact, fingerprint
+from draftwood.models.decoder import Block, Decoder, DecoderConfig, Sublayers
+from draftwood.models.heads.exit import layered
+from draftwood.models.wrapper import bytes_of
+
+KIND = "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Layers whose attention, and layers whose MLP, is left out; counted from 0."""
+
+    attention: tuple[int, ...] = ()
+    mlp: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("attention", "mlp"):
+            object.__setattr__(self, name, tuple(sorted(set(getattr(self, name)))))
+
+    def check(self, layers: int) -> None:
+        """Raise ConfigurationError where a target of `layers` layers has no such sublayers, or no attention is left."""
+        for name in ("attention", "mlp"):
+            beyond = [layer for layer in getattr(self, name) if not 0 <= layer < layers]
+            if beyond:
+                raise ConfigurationError(
+                    f"the {name} of layer {beyond[0]} cannot be skipped: the target's layers go from 0 to {layers - 1}"
+                )
+        if len(self.attention) == layers:
+            raise ConfigurationError(
+                f"all {layers} attention sublayers are skipped, so drafts would not see the text; keep at least one"
+            )
+
+
+def every_other(layers: int) -> Skipped:
+    """What is skipped by default: every second layer between first and last; if there is none, an MLP."""
+    middle = tuple(range(1, layers - 1, 2))
+    return Skipped(middle, middle) if middle else Skipped((), (layers - 1,))
+
+
+@dataclass(frozen=True)
+class SkippedConfig(DecoderConfig):
+    """The target's configuration, and what is left out of it."""
+
+    skipped: Skipped = Skipped()
+
+
+class SkippedDecoder(Decoder):
+    """A decoder of the sublayers that are left, one layer per attention; every weight is the target's own tensor.
+
+    It is a `Part`: its caches are the target's, where it reads and writes the layers whose attention is left.
+    """
+
+    whole: Decoder
+
+    def __init__(self, target: Decoder, skipped: Skipped) -> None:
+        nn.Module.__init__(self)
+        skipped.check(target.n_layers)
+        rests: list[Sublayers] = []
+        kinds: list[int] = []
+        planes: list[int] = []  # of the target's cache
+        ahead: list[tuple[Block, bool]] = []  # MLPs before the first attention
+        for layer in range(target.n_layers):
+            block: Any = target.layers[layer]
+            if layer not in skipped.attention:
+                rests.append(Sublayers())
+                kinds.append(target.kinds[layer])
+                planes += [2 * layer, 2 * layer + 1]
+                rests[-1].parts, ahead = [*ahead, (block, True)], []
+            if layer not in skipped.mlp:
+                (rests[-1].parts if rests else ahead).append((block, False))
+        own = {"_modules", "_parameters", "_buffers"}
+        self.__dict__.update({name: value for name, value in target.__dict__.items() if name not in own})
+        for name in own:
+            self.__dict__[name] = dict(target.__dict__[name])
+        self.__dict__["whole"] = target  # not registered: it is borrowed
+        self.skipped = skipped
+        self.planes = [*planes, 2 * target.n_layers] if target.remembers else planes  # behind: slots' positions
+        self.layers = nn.ModuleList(rests)
+        self.kinds, self.n_layers, self.home, self._program = kinds, len(rests), None, None
+        values = {field.name: getattr(target.config, field.name) for field in fields(DecoderConfig)}
+        self.config = SkippedConfig(**values, skipped=skipped)
+
+    @property
+    def skipped_parts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return self.skipped.attention, self.skipped.mlp
+
+    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
+        return self.whole.new_cache(slots, budget)
+
+    def forward(self, batch: Batch, cache: Cache) -> Tensor:
+        return super().forward(batch, cache.chosen(self.planes))
+
+    @property
+    def weight_bytes(self) -> int:
+        """As `Decoder.weight_bytes`, of what is left."""
+        total = super().weight_bytes
+        for rest in self.layers:
+            assert isinstance(rest, Sublayers)
+            total += sum(part_bytes(block)["attention" if attention else "mlp"] for block, attention in rest.parts)
+        return total
+
+
+def part_bytes(block: Block) -> dict[str, int]:
+    """Bytes of weights that each half of a layer reads: 'attention' and 'mlp'."""
+    total = {"attention": 0, "mlp": 0}
+    for name, child in block.named_children():
+        total["attention" if name in ("qkv", "o") else "mlp"] += bytes_of(child)
+    for name, part in block.named_parameters(recurse=False):
+        total["mlp" if "mlp" in name else "attention"] += part.numel() * part.element_size()
+    return total
+
+
+def skipping(target: CausalModel, skipped: Skipped | None) -> SkippedDecoder:
+    """The target without some sublayers; None: the set next to its weights, else every other middle layer."""
+    decoder = layered(target)
+    if skipped is None:
+        path = None if decoder.home is None else artifact.companion(decoder.home, KIND)
+        skipped = load(path, decoder) if path and path.is_file() else every_other(decoder.n_layers)
+    return SkippedDecoder(decoder, skipped)
+
+
+def save(path: Path, skipped: Skipped, target: str, **about: Any) -> None:
+    """Write a set for the target of a fingerprint; `about` says how it was found."""
+    settings = {"attention": list(skipped.attention), "mlp": list(skipped.mlp)}
+    Artifact(KIND, {"target": target}, settings, about=about).save(path)
+
+
+def load(path: Path, target: CausalModel) -> Skipped:
+    """A saved set; ModelError where it is missing, damaged or of another target."""
+    settings = artifact.load(path, KIND, target=fingerprint(target)).settings
+    parts = [settings.get(name) for name in ("attention", "mlp")]
+    if not all(isinstance(part, list) and all(type(layer) is int for layer in part) for part in parts):
+        raise artifact.damaged(path, KIND, "it lists no layers")
+    return Skipped(*(tuple(part) for part in parts if part is not None))

@@ -1,0 +1,164 @@
+"""Text that the target writes itself, mixed with given text: what its exit learns from (EESD §3.2).
+
+Each text depends on its number and the settings alone, so that a file that was broken off is gone on with as if it had
+not been.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from draftwood.corpus import Document
+from draftwood.engine.engine import Engine
+from draftwood.engine.engine_map import EngineMap, alone
+from draftwood.errors import ConfigurationError
+from draftwood.models.text.tokenizer import Tokenizer
+from draftwood.train.packing import in_shares
+from draftwood.train.prompts import CORPUS, prompts_of
+from draftwood.train.settings import Writing
+from draftwood.train.texts import texts_of
+from draftwood.util.safe_parsing import parse_json, read_text
+
+CHUNK = 32  # texts that are written to the file together
+
+
+def write_texts(
+    engine: Engine, plan: Writing, out: Path, concurrency: int = 16, engines: EngineMap | None = None
+) -> Iterator[int]:
+    """Write texts to `out`, a line of JSON each, from where it ends; yields how many there are after each chunk.
+
+    `engines` share the chunks, by default it is the one. A line has tokens, text, prompt_tokens and source (target or
+    given). Raises ConfigurationError where the file was begun with other settings.
+    """
+    if engine.tokenizer is None:
+        raise ConfigurationError("the target has no tokenizer, so it can write no text")
+    noted = out.with_suffix(".settings.json")
+    settings = json.loads(json.dumps({**plan.model_dump(), "models": engine.names}))
+    if out.exists() and out.stat().st_size:
+        try:
+            before = parse_json(read_text(noted))
+        except (OSError, ValueError):
+            before = None
+        if before != settings:
+            raise ConfigurationError(f"{out} was begun with other settings; give the same to go on, or another file")
+    number = _whole_lines(out)
+    prompts = _prompts(plan, engine.tokenizer)
+    given = [] if plan.given is None or not plan.given_share else _given(plan, engine.tokenizer)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    noted.write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+    yield number
+    with out.open("a", encoding="utf-8") as file:
+        chunks = [range(first, min(first + CHUNK, plan.count)) for first in range(number, plan.count, CHUNK)]
+        setup = partial(_writer, plan, prompts, given, concurrency)
+        for numbers, entries in zip(chunks, (engines or alone(engine))(setup, chunks), strict=True):
+            for entry in entries:
+                file.write(json.dumps(entry) + "\n")
+            file.flush()
+            yield numbers.stop
+
+
+def _writer(
+    plan: Writing, prompts: Sequence[str], given: Sequence[str | list[int]], concurrency: int, engine: Engine
+) -> Callable[[range], Iterator[Mapping[str, Any]]]:
+    return lambda numbers: _chunk(engine, plan, prompts, given, numbers, concurrency)
+
+
+def _chunk(
+    engine: Engine,
+    plan: Writing,
+    prompts: Sequence[str],
+    given: Sequence[str | list[int]],
+    numbers: range,
+    concurrency: int,
+) -> Iterator[Mapping[str, Any]]:
+    words = engine.tokenizer
+    assert words is not None
+    mine = [number for number in numbers if not plan.is_given(number)]
+    starts = {}
+    for number in mine:
+        prompt = words.encode(prompts[(number - int(number * plan.given_share)) % len(prompts)])
+        starts[number] = prompt[: max(1, engine.target.context // 2)]
+    opened = _continued(engine, plan, starts, {n: _opening(plan, n) for n in mine}, 0.0, concurrency)
+    left = {
+        number: plan.max_new_tokens - len(tokens)
+        for number, (tokens, over) in opened.items()
+        if not over and plan.max_new_tokens > len(tokens)
+    }
+    begun = {number: [*starts[number], *opened[number][0]] for number in left}
+    sampled = _continued(engine, plan, begun, left, plan.temperature, concurrency)
+    for number in numbers:
+        if number in starts:
+            tokens = [*starts[number], *opened[number][0], *(sampled[number][0] if number in sampled else ())]
+            source, prompt_tokens = "target", len(starts[number])
+        else:
+            text = given[int(number * plan.given_share) % len(given)]
+            tokens = text if isinstance(text, list) else words.encode(text)
+            source, prompt_tokens = "given", 0
+        yield {"tokens": tokens, "text": words.decode(tokens), "prompt_tokens": prompt_tokens, "source": source}
+
+
+def _opening(plan: Writing, number: int) -> int:
+    return min(plan.max_new_tokens, random.Random(f"{plan.seed}:{number}").randint(*plan.greedy))
+
+
+def _continued(
+    engine: Engine,
+    plan: Writing,
+    starts: Mapping[int, list[int]],
+    lengths: Mapping[int, int],
+    temperature: float,
+    concurrency: int,
+) -> dict[int, tuple[list[int], bool]]:
+    """(new tokens without the one that ends the text, whether it has ended) of each number."""
+    asked = [number for number in starts if lengths[number]]
+    results = engine.batch(
+        [{"prompt": starts[n], "max_new_tokens": lengths[n], "seed": plan.seed + n} for n in asked],
+        concurrency,
+        method="autoregressive",
+        sampling={"temperature": temperature},
+    )
+    made: dict[int, tuple[list[int], bool]] = {number: ([], False) for number in starts}
+    for number, result in zip(asked, results, strict=True):
+        over = bool(result.tokens) and result.tokens[-1] in engine.end_tokens
+        made[number] = result.tokens[:-1] if over else result.tokens, over
+    return made
+
+
+def _prompts(plan: Writing, tokenizer: Tokenizer) -> list[str]:
+    wanted = plan.count - int(plan.count * plan.given_share)
+    if plan.prompts == CORPUS:
+        return [document.prompt for document, _ in _of_corpus(tokenizer, plan.seed, wanted)]
+    return prompts_of(plan.prompts, wanted)
+
+
+def _given(plan: Writing, tokenizer: Tokenizer) -> list[str | list[int]]:
+    wanted = int(plan.count * plan.given_share)
+    if plan.given == CORPUS:
+        return [tokens for _, tokens in _of_corpus(tokenizer, plan.seed + 1, wanted)]
+    found = list(itertools.islice(texts_of(Path(str(plan.given))), wanted))
+    if not found:
+        raise ConfigurationError(f"{plan.given} holds no text; give a file with texts, or corpus")
+    return found
+
+
+def _of_corpus(tokenizer: Tokenizer, seed: int, count: int) -> Iterator[tuple[Document, list[int]]]:
+    """As many documents and their tokens, the domains in the shares that the embedded pair was trained on."""
+    return itertools.islice(in_shares(lambda texts: [tokenizer.encode(text) for text in texts], "train", seed), count)
+
+
+def _whole_lines(out: Path) -> int:
+    """How many lines a file has; what a kill left of another one is cut off."""
+    if not out.exists():
+        return 0
+    content = out.read_bytes()
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
+        with out.open("r+b") as file:
+            file.truncate(end)
+    return content.count(b"\n")

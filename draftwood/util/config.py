@@ -1,0 +1,60 @@
+"""The one parser of settings: dictionaries, JSON, YAML and `key=value` flags become checked objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from draftwood.errors import ConfigurationError, did_you_mean
+from draftwood.util.safe_parsing import parse_value, parse_yaml, read_text, shown
+
+Settings = TypeVar("Settings", bound=BaseModel)
+
+
+def parse(kind: type[Settings], values: Mapping[str, Any], what: str) -> Settings:
+    """`values` as an object of `kind`; raises ConfigurationError with one sentence about `what`."""
+    if not isinstance(values, Mapping):
+        raise ConfigurationError(f"{what} is {shown(values)}, but must be a mapping of options to values")
+    try:
+        return kind.model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise ConfigurationError(
+                f"{what} has no option {shown(key)}" + did_you_mean(key, kind.model_fields)
+            ) from None
+        message = first["msg"].removeprefix("Value error, ")
+        message = message[:1].lower() + message[1:]
+        if not key:  # options that do not go together
+            raise ConfigurationError(f"{what}: {message}") from None
+        raise ConfigurationError(f"{what}: option {key!r} is {shown(first['input'])}, but {message}") from None
+
+
+def assignments(flags: Iterable[str], option: str = "--set") -> dict[str, Any]:
+    """`key=value` flags as a dictionary; values are read as YAML scalars (4, 0.5, true, text)."""
+    values: dict[str, Any] = {}
+    for flag in flags:
+        key, sign, value = flag.partition("=")
+        if not sign or not key.strip():
+            raise ConfigurationError(f"{option} takes key=value, not {shown(flag)}")
+        values[key.strip()] = parse_value(value)
+    return values
+
+
+def document(path: Path, what: str) -> dict[str, Any]:
+    """The mapping that a JSON or YAML file holds; `what` names the file's purpose in errors."""
+    if not path.is_file():
+        raise ConfigurationError(f"{what} {path} does not exist")
+    try:
+        values = parse_yaml(read_text(path))  # JSON is YAML
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is neither JSON nor YAML: {error}") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read ({error.strerror or error})") from None
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigurationError(f"{path} must hold a mapping of options, not {shown(values)}")
+    return values
