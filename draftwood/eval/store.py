@@ -12,7 +12,8 @@ from typing import Any
 
 from draftwood.errors import ConfigurationError
 from draftwood.eval.tasks.base import digest
-from draftwood.util.jsonl import Journal, Record, writing
+from draftwood.util.files import write_json
+from draftwood.util.jsonl import Journal, Record
 from draftwood.util.safe_parsing import parse_json, read_text
 
 CONFIGURATION, ITEMS, SUMMARY = "run.json", "items.jsonl", "summary.json"
@@ -88,15 +89,6 @@ def read_run(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is not what `draftwood eval` wrote; choose another --out")
     found: dict[str, Any] = document
     return found
-
-
-def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a document so that readers see the old one or the new one, never a part."""
-    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
-    new = path.with_name(path.name + ".new")
-    with writing(path):
-        new.write_text(text + "\n", "utf-8", errors="replace")
-        os.replace(new, path)
 
 
 def check_writable(directory: Path) -> None:

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from draftwood.models.base import CausalModel
 from draftwood.models.wrapper import bytes_of
+from draftwood.util.isotonic import isotonic
 
 READ, COMPUTE = 3e-11, 1.8e-11  # guess of seconds: of a byte of weights, of a weight of any type for each row
 CACHED, NEAR = 16e6, 8e-12  # bytes of weights that a processor's caches keep, and seconds of one
@@ -226,16 +227,10 @@ class Curve:
         A single pass, which may have been disturbed, counts where nothing better is known: else a plan that avoids so
         many rows for its sake would never measure them again.
         """
-        pools: list[tuple[float, float, list[float]]] = []  # seconds, weight, rows of the points
-        known = [point for point in self.points.values() if point.count >= SEEN] or self.points.values()
-        for point in sorted(known, key=lambda point: point.rows):
-            seconds, weight, rows = point.seconds, min(SURE, point.count), [point.rows]
-            while pools and pools[-1][0] >= seconds:
-                before, heavy, first = pools.pop()
-                seconds = (before * heavy + seconds * weight) / (heavy + weight)
-                weight, rows = heavy + weight, first + rows
-            pools.append((seconds, weight, rows))
-        return [(at, seconds) for seconds, _, rows in pools for at in rows]
+        seen = [point for point in self.points.values() if point.count >= SEEN] or self.points.values()
+        known = sorted(seen, key=lambda point: point.rows)
+        rising = isotonic([point.seconds for point in known], [min(SURE, point.count) for point in known])
+        return [(point.rows, seconds) for point, seconds in zip(known, rising, strict=True)]
 
 
 @dataclass(slots=True)

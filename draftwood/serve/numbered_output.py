@@ -6,14 +6,14 @@ What is not enough for a file yet is in a journal, so that a kill loses none.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from draftwood.errors import ConfigurationError
-from draftwood.util.jsonl import Journal, Record, read_records, writing
+from draftwood.util.files import replacing, writing
+from draftwood.util.jsonl import Journal, Record, read_records
 
 Kind = Literal["jsonl", "parquet"]
 KEY = "custom_id"
@@ -74,15 +74,13 @@ class Parts:
             return
         last = max((int(path.stem.partition("-")[2]) for path in self._parts()), default=-1)
         path = self.directory / f"part-{last + 1:05d}.{self.kind}"
-        new = path.with_suffix(".new")
-        with writing(path):
+        with writing(path), replacing(path) as partial:
             if self.kind == "jsonl":
                 lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in self._pending)
-                new.write_text("".join(lines), "utf-8", errors="replace")
+                partial.write_text("".join(lines), "utf-8", errors="replace")
             else:
                 arrow = pyarrow()
-                arrow.parquet.write_table(arrow.Table.from_pylist([_row(one) for one in self._pending]), new)
-            os.replace(new, path)
+                arrow.parquet.write_table(arrow.Table.from_pylist([_row(one) for one in self._pending]), partial)
         self._restart()
 
     def _parts(self) -> list[Path]:
@@ -95,7 +93,7 @@ class Parts:
     def _read(self, path: Path) -> Iterator[Record]:
         if self.kind == "jsonl":
             with path.open("rb") as file:
-                yield from (record for record, _ in read_records(file, path, KEY))
+                yield from read_records(file, path, KEY)
             return
         for batch in pyarrow().parquet.ParquetFile(path).iter_batches(columns=[KEY, "status_code", "error"]):
             yield from ({**row, "response": row["status_code"]} for row in batch.to_pylist())

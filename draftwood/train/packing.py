@@ -15,6 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from draftwood.corpus import Document, Split, documents
+from draftwood.util.files import replacing
 
 # Shares of the tokens, not of the documents.
 SHARES = {
@@ -132,9 +133,8 @@ def packed_rows(
     path = directory / f"{split}-{context}-{rows}-{seed}.npy"
     if not path.exists():
         directory.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial.npy")
-        np.save(partial, pack(tokenizer, split, rows, context, seed, shares))
-        partial.replace(path)
+        with replacing(path) as partial, partial.open("wb") as file:  # np.save adds an ending to other paths
+            np.save(file, pack(tokenizer, split, rows, context, seed, shares))
     loaded: np.ndarray[tuple[int, int], np.dtype[np.uint16]] = np.load(path, mmap_mode="r")
     return loaded
 

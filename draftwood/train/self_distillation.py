@@ -23,6 +23,7 @@ from draftwood.train.packing import in_shares
 from draftwood.train.prompts import CORPUS, prompts_of
 from draftwood.train.settings import Writing
 from draftwood.train.texts import texts_of
+from draftwood.util.jsonl import cut_torn_line
 from draftwood.util.safe_parsing import parse_json, read_text
 
 CHUNK = 32  # texts that are written to the file together
@@ -47,7 +48,7 @@ def write_texts(
             before = None
         if before != settings:
             raise ConfigurationError(f"{out} was begun with other settings; give the same to go on, or another file")
-    number = _whole_lines(out)
+    number = _written(out)
     prompts = _prompts(plan, engine.tokenizer)
     given = [] if plan.given is None or not plan.given_share else _given(plan, engine.tokenizer)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -152,13 +153,11 @@ def _of_corpus(tokenizer: Tokenizer, seed: int, count: int) -> Iterator[tuple[Do
     return itertools.islice(in_shares(lambda texts: [tokenizer.encode(text) for text in texts], "train", seed), count)
 
 
-def _whole_lines(out: Path) -> int:
-    """How many lines a file has; what a kill left of another one is cut off."""
+def _written(out: Path) -> int:
+    """How many texts a file has; what a kill left of another one is cut off."""
     if not out.exists():
         return 0
-    content = out.read_bytes()
-    end = content.rfind(b"\n") + 1
-    if end < len(content):
-        with out.open("r+b") as file:
-            file.truncate(end)
-    return content.count(b"\n")
+    with out.open("r+b") as file:
+        cut_torn_line(file)
+        file.seek(0)
+        return sum(1 for _ in file)

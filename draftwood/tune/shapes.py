@@ -7,6 +7,7 @@ import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 
 from draftwood.core.shape import Shape
+from draftwood.util.isotonic import isotonic
 
 
 def layer_acceptance(by_place: Sequence[float], width: int) -> float:
@@ -66,16 +67,9 @@ class Cost:
 
 
 def rising(seconds: Mapping[int, float]) -> dict[int, float]:
-    """The nearest costs that do not fall with rows (isotonic least squares): what falls is noise."""
-    blocks: list[list[float]] = []  # [sum, count]
-    for rows in sorted(seconds):
-        blocks.append([seconds[rows], 1.0])
-        while len(blocks) > 1 and blocks[-2][0] / blocks[-2][1] >= blocks[-1][0] / blocks[-1][1]:
-            total, count = blocks.pop()
-            blocks[-1][0] += total
-            blocks[-1][1] += count
-    levels = [total / count for total, count in blocks for _ in range(int(count))]
-    return dict(zip(sorted(seconds), levels, strict=True))
+    """The nearest costs that do not fall with rows (isotonic regression): what falls is noise."""
+    rows = sorted(seconds)
+    return dict(zip(rows, isotonic([seconds[count] for count in rows]), strict=True))
 
 
 def round_seconds(shape: Shape, target: Cost, draft: Cost) -> float:

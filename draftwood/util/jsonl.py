@@ -10,16 +10,17 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 from draftwood.errors import ConfigurationError
+from draftwood.util.files import writing
 from draftwood.util.safe_parsing import parse_json
 
 Record = dict[str, Any]
+BLOCK = 1 << 16  # bytes that are searched for a line end at a time
 
 
 class Journal:
@@ -50,14 +51,11 @@ class Journal:
             self._file.close()
 
     def recovered(self) -> Iterator[Record]:
-        """The records that are there; at the end what is no whole line is cut off. To be exhausted before `add`."""
+        """The records that are there, without a last line that was cut. To be exhausted before `add`."""
         assert self._file is not None, "the journal is open"
-        self._file.seek(0)
-        whole = 0
-        for record, whole in read_records(self._file, self.path, self.key):  # noqa: B007
-            yield record
-        self._file.truncate(whole)
-        self._file.seek(0, os.SEEK_END)
+        cut_torn_line(self._file)
+        with self.path.open("rb") as file:
+            yield from read_records(file, self.path, self.key)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Keep a record; its line is on the disk when this returns."""
@@ -88,17 +86,28 @@ class Journal:
             ) from None
 
 
-def read_records(file: IO[bytes], path: Path, key: str = "key") -> Iterator[tuple[Record, int]]:
-    """The records of a file, each with the bytes up to its end; the last line may be cut, or under way.
+def cut_torn_line(file: IO[bytes]) -> None:
+    """Cut off what follows the last line end of an open file: a line whose writing was broken off."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - BLOCK)
+        file.seek(start)
+        if place := file.read(end - start).rfind(b"\n") + 1:
+            end = start + place
+            break
+        end = start
+    file.truncate(end)
+
+
+def read_records(file: IO[bytes], path: Path, key: str = "key") -> Iterator[Record]:
+    """The records of a file; a last line without its end is left out: it was cut, or is under way.
 
     Raises ConfigurationError where a line is damaged or a record is there twice.
     """
     known: set[str] = set()
-    whole = 0
     for number, line in enumerate(file, 1):
         if not line.endswith(b"\n"):
             break
-        whole += len(line)
         try:
             record = parse_json(line)
             name = record[key]
@@ -110,16 +119,4 @@ def read_records(file: IO[bytes], path: Path, key: str = "key") -> Iterator[tupl
             again = f"line {number} of {path} holds the {key} {name!r}, which is there already"
             raise ConfigurationError(f"{again}; remove one of them, or choose another --out")
         known.add(name)
-        yield record, whole
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Errors of the file system as ConfigurationError: what cannot be written, why, and what can be done."""
-    try:
-        yield
-    except OSError as error:
-        raise ConfigurationError(
-            f"{path} cannot be written ({error.strerror}); what was finished is kept: make room there and repeat "
-            "the command, or choose another --out"
-        ) from None
+        yield record

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.errors import ConfigurationError
+from draftwood.util.files import replacing
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c6d00", "#56b4e9", "#5b3a8c", "#e69f00")  # Okabe and Ito's
 SHADES = ("#26415a", "#54748f", "#8aa4ba", "#bccbd8", "#dde3e9")  # of parts of a whole: no method has them
@@ -118,14 +119,13 @@ def document(element: str) -> str:
 
 def save(drawn: Any, path: Path, name: str = "") -> None:
     """Write a figure; the suffix of `path` says what: .svg, .png or .pdf."""
-    partial = path.with_name(f"{path.stem}.partial{path.suffix}")
-    if path.suffix == ".svg":
-        partial.write_text(document(svg(drawn, name)), "utf-8")
-    else:
-        _save(
-            drawn, partial, dpi=160, facecolor="white", metadata={"Software": None} if path.suffix == ".png" else None
-        )
-    partial.replace(path)
+    kind = path.suffix[1:]
+    with replacing(path) as partial:
+        if kind == "svg":
+            partial.write_text(document(svg(drawn, name)), "utf-8")
+        else:
+            metadata = {"Software": None} if kind == "png" else None
+            _save(drawn, partial, format=kind, dpi=160, facecolor="white", metadata=metadata)
 
 
 def _save(drawn: Any, out: Any, **options: Any) -> None:

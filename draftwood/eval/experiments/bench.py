@@ -13,7 +13,8 @@ from draftwood.engine.loading import load
 from draftwood.errors import ConfigurationError
 from draftwood.eval.experiments.experiment import Run
 from draftwood.eval.experiments.pairs import Pair, describe, pair
-from draftwood.util.jsonl import writing
+from draftwood.util.files import writing
+from draftwood.util.jsonl import cut_torn_line
 from draftwood.util.safe_parsing import parse_json
 
 T = TypeVar("T")
@@ -70,11 +71,10 @@ class Bench:
         """A measurement (plain data) by its key: made now, or read where it was made before."""
         path = self.work / "measured.jsonl"
         if self._kept is None:
-            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-            whole = [line for line in lines if line.endswith(b"\n")]  # a kill may have cut the last one
-            self._kept = dict(map(parse_json, whole))
-            if len(whole) < len(lines):
-                path.write_bytes(b"".join(whole))
+            with path.open("a+b") as kept:
+                cut_torn_line(kept)
+                kept.seek(0)
+                self._kept = dict(map(parse_json, kept))
         name = json.dumps(key)
         if name not in self._kept:
             value = json.loads(json.dumps(make()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from draftwood.eval.experiments.bench import Bench, Told
 from draftwood.eval.experiments.experiment import Experiment, Run
 from draftwood.eval.experiments.pairs import Pair
 from draftwood.eval.store import check_writable
-from draftwood.util.jsonl import writing
+from draftwood.util.files import replacing, writing
 from draftwood.util.safe_parsing import parse_json, read_text
 
 SCHEMA = 2
@@ -120,9 +119,8 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
         text += f"{',' * bool(number)}\n  {json.dumps(name)}: [\n{lines}\n  ]"
     with writing(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(path.name + ".new")
-        new.write_text(text + "\n }\n}\n", "utf-8")
-        os.replace(new, path)
+        with replacing(path) as partial:
+            partial.write_text(text + "\n }\n}\n", "utf-8")
 
 
 def rounded(value: Any, digits: int = 5) -> Any:

@@ -40,4 +40,4 @@ def records_of(directory: Path) -> dict[str, Record]:
     if not path.is_file():
         return {}
     with path.open("rb") as file:
-        return {record["key"]: record for record, _ in read_records(file, path)}
+        return {record["key"]: record for record in read_records(file, path)}

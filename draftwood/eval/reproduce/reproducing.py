@@ -20,13 +20,13 @@ from draftwood.eval.experiments.methods import Setting, expanded
 from draftwood.eval.experiments.pairs import known
 from draftwood.eval.reproduce.paper import Declared, Paper, Scale
 from draftwood.eval.running import Job, Plan
-from draftwood.eval.store import write_json
 from draftwood.eval.tasks import parse
 from draftwood.methods import Method
 from draftwood.models.checkpoints.artifact import fingerprints
 from draftwood.models.heads import exit as exits
 from draftwood.models.heads import medusa
 from draftwood.sampling.params import SamplingParams
+from draftwood.util.files import write_json
 from draftwood.util.safe_parsing import parse_json, read_text
 
 ABOUT, TRAINED = "reproduction.json", "trained"

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftwood.errors import ModelError
+from draftwood.util.files import replacing
 from draftwood.util.safe_parsing import parse_json, read_text
 
 
@@ -30,13 +31,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
     """Write a safetensors file in one move, as readable as any new file; what was there survives a failure."""
-    partial = path.with_name(path.name + ".partial")
-    try:
+    with replacing(path) as partial:
         partial.touch()
         mode = partial.stat().st_mode  # safetensors makes files that only their owner may read
         save_file({name: part.detach().cpu().contiguous() for name, part in tensors.items()}, partial, dict(header))
         partial.chmod(mode)
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
