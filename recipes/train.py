@@ -21,7 +21,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from draftwood.models.checkpoints.saving import save
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.train.optim import Schedule
 from draftwood.train.packing import CLOSING_SHARES, OPENING_SHARES, end_token, packed_rows
 from draftwood.train.resumable import Run

@@ -5,7 +5,8 @@ import torch
 
 import draftwood
 from draftwood import Engine
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda"

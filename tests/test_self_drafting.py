@@ -19,9 +19,9 @@ from torch import Tensor
 from draftwood import ConfigurationError, Engine, Method, ModelError, SamplingParams, TabularModel
 from draftwood.draft.heads import likeliest, regular, sparse
 from draftwood.methods import self_speculative
-from draftwood.models.backend.compiled import Compiled
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache
+from draftwood.models.compiled import Compiled
 from draftwood.models.heads import medusa as trained
 from draftwood.models.heads.medusa import Heads
 from draftwood.models.heads.skip import Skipped

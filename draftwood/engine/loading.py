@@ -18,10 +18,10 @@ from draftwood.engine.engine import Engine
 from draftwood.engine.intake import whole
 from draftwood.errors import ConfigurationError, ModelError
 from draftwood.models import int4
-from draftwood.models.backend.compiled import Compiled
 from draftwood.models.backend.matrix import holder
 from draftwood.models.base import CausalModel
 from draftwood.models.checkpoints import checkpoint, gguf_tokenizer
+from draftwood.models.compiled import Compiled
 from draftwood.models.heads import eagle, foreign_heads, medusa
 from draftwood.models.other_device import Placed
 from draftwood.models.text.tokenizer import Tokenizer

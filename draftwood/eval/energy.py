@@ -21,7 +21,7 @@ import torch
 from draftwood.engine.metrics import Metrics
 from draftwood.errors import ConfigurationError
 from draftwood.models.base import CausalModel
-from draftwood.models.decoder import DecoderConfig
+from draftwood.models.decoder_config import DecoderConfig
 
 NOT_AVAILABLE = "not available on this machine"
 ESTIMATE = "estimate"  # in place of a counter's name

@@ -13,6 +13,7 @@ from draftwood.methods.options import DEEPEST, MOST_ROWS, Chain, Depth, Mixed, c
 from draftwood.methods.sequences import DrawnMethod, found
 from draftwood.models.base import CausalModel
 from draftwood.models.heads import eagle
+from draftwood.models.heads.eagle_head import StateReader
 from draftwood.runtime.session import Session
 
 
@@ -67,7 +68,7 @@ class Eagle(DrawnMethod):
         return given[:1] if given and self.head is None else [eagle.find(target, self.head)]
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
-        source = EagleSource(target, drafts[0], cast(eagle.StateReader, drafts[0].model).reads)
+        source = EagleSource(target, drafts[0], cast(StateReader, drafts[0].model).reads)
         drafter: Drafter = ModelDrafter([source], lookup=found(self.lookup))
         if self.width > 1:
             drafter = ConfidentDrafter(source, self.width, self.nodes, self.least, self.drafts == "best")

@@ -18,7 +18,8 @@ from torch import Tensor
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.models.checkpoints import saving
 from draftwood.models.checkpoints.checkpoint import DTYPES
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.replicas import Copies, maker
 
 

@@ -21,7 +21,7 @@ from draftwood.models.grow import Growth, Shape, check_new, write
 from draftwood.models.heads import eagle, skip
 from draftwood.models.heads import exit as exits
 from draftwood.models.heads import medusa as medusa
-from draftwood.models.heads.eagle import EagleHead
+from draftwood.models.heads.eagle_head import EagleHead
 from draftwood.models.heads.exit import ExitLayer
 from draftwood.models.heads.medusa import Heads
 from draftwood.models.heads.skip import Skipped

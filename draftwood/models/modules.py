@@ -23,3 +23,10 @@ class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
         if not self.weight.is_meta:
             super().reset_parameters()
+
+
+def bytes_of(module: nn.Module, recurse: bool = True) -> int:
+    """Bytes of a module's weights: of packed ones what they take, else of its parameters."""
+    held: int | None = getattr(module, "weight_bytes", None)
+    parts = module.parameters(recurse)
+    return held if held is not None else sum(part.numel() * part.element_size() for part in parts)

@@ -16,7 +16,7 @@ from hashlib import sha256
 import torch
 from torch import Tensor
 
-from draftwood.models.decoder import DecoderConfig
+from draftwood.models.decoder_config import DecoderConfig
 
 SILENT = 1e-8
 BLOCK_ROWS = 1024  # rows of a matrix that are made at a time

@@ -1,16 +1,11 @@
-"""What models that wrap a decoder have of it, and the bytes of weights that modules read."""
+"""The part of `CausalModel` that a model around a decoder takes from it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
-from torch import nn
 
 from draftwood.models.cache import Budget, Cache
-
-if TYPE_CHECKING:
-    from draftwood.models.decoder import Decoder
+from draftwood.models.decoder import Decoder
 
 
 class AroundDecoder:
@@ -40,10 +35,3 @@ class AroundDecoder:
 
     def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
         return self.decoder.new_cache(slots, budget)
-
-
-def bytes_of(module: nn.Module, recurse: bool = True) -> int:
-    """Bytes of a module's weights: of packed ones what they take, else of its parameters."""
-    held: int | None = getattr(module, "weight_bytes", None)
-    parts = module.parameters(recurse)
-    return held if held is not None else sum(part.numel() * part.element_size() for part in parts)

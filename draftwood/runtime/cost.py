@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from draftwood.models.base import CausalModel
-from draftwood.models.wrapper import bytes_of
+from draftwood.models.modules import bytes_of
 from draftwood.util.isotonic import isotonic
 
 READ, COMPUTE = 3e-11, 1.8e-11  # guess of seconds: of a byte of weights, of a weight of any type for each row

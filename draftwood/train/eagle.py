@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.models.decoder import Decoder
-from draftwood.models.heads.eagle import EagleHead, save
+from draftwood.models.heads.eagle import save
+from draftwood.models.heads.eagle_head import EagleHead
 from draftwood.train.exit_layer import ExitRun, Place
 from draftwood.train.settings import EagleSettings
 

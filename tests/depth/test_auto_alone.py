@@ -12,7 +12,7 @@ from torch import nn
 
 from draftwood.depth import Auto, Growth, Load
 from draftwood.depth.auto import FEW
-from draftwood.models.wrapper import bytes_of
+from draftwood.models.modules import bytes_of
 from draftwood.runtime.cost import DRAFTS, GUESSES, Costs, Curve
 
 

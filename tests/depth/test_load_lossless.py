@@ -15,7 +15,8 @@ from draftwood.core.forest import Forest
 from draftwood.core.records import Round
 from draftwood.depth import LOAD, Auto, Load
 from draftwood.engine.generation import Generation
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.runtime.policy import Policy
 from draftwood.runtime.session import LATEST
 from draftwood.verify import tree

@@ -14,7 +14,7 @@ from test_session import decoder
 from draftwood import ConfigurationError, Engine
 from draftwood.core.records import Round
 from draftwood.models.heads import eagle
-from draftwood.models.heads.eagle import EagleHead
+from draftwood.models.heads.eagle_head import EagleHead
 
 METHODS: dict[str, dict[str, Any]] = {
     "chain": {"name": "eagle", "gamma": 4},

@@ -319,7 +319,7 @@ def test_methods_of_an_engine_share_an_exit(places: Any) -> None:
 
 
 def test_targets_without_layer_ranges_are_refused() -> None:
-    from draftwood.models.backend.compiled import Compiled
+    from draftwood.models.compiled import Compiled
 
     for target, sentence in (
         (Compiled(decoder(3)), "a compiled model computes all of its layers at once, .* leave compile out"),

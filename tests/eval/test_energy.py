@@ -11,7 +11,8 @@ import torch
 from draftwood.engine.metrics import Metrics
 from draftwood.eval import energy
 from draftwood.eval.energy import PRICES, Meter, Nvml, Rapl, estimated, operations
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 
 
 def zone(root: Path, name: str, joules: float, span: float = 1000.0) -> Path:

@@ -26,7 +26,8 @@ from draftwood.eval.experiments.pages import Overview, overview
 from draftwood.eval.experiments.pairs import PAIRS, REAL, Pair, pair
 from draftwood.eval.experiments.tables import CELLS, concluded, documents, drawn, experiments, markdown
 from draftwood.methods import Method
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.sampling.params import SamplingParams
 from draftwood.util.plots import svg
 

@@ -23,7 +23,8 @@ from draftwood.core.forest import Forest
 from draftwood.errors import ModelError
 from draftwood.models.backend.matrix import Packed
 from draftwood.models.checkpoints import checkpoint, saving
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.rotary import RopeScaling
 
 TOKENS = [5, 90, 33, 33, 2, 71, 14]

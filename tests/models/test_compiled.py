@@ -11,11 +11,12 @@ import torch
 import draftwood
 from draftwood.core.forest import Forest
 from draftwood.errors import ConfigurationError
-from draftwood.models.backend import compiled
-from draftwood.models.backend.compiled import BUCKETS, Compiled
+from draftwood.models import compiled
 from draftwood.models.base import Batch, Segment
 from draftwood.models.checkpoints import checkpoint, saving
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.compiled import BUCKETS, Compiled
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
 

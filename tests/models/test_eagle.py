@@ -21,7 +21,7 @@ from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.checkpoints.pickled import convert
 from draftwood.models.heads import eagle, foreign_heads
-from draftwood.models.heads.eagle import ABSENT, EagleHead
+from draftwood.models.heads.eagle_head import ABSENT, EagleHead
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Answer, Run, Session
 
@@ -160,7 +160,8 @@ def test_bad_published_heads_are_refused(tmp_path: Path) -> None:
 
 
 def wide() -> Any:
-    from draftwood.models.decoder import Decoder, DecoderConfig
+    from draftwood.models.decoder import Decoder
+    from draftwood.models.decoder_config import DecoderConfig
 
     return Decoder(DecoderConfig(VOCAB, 32, 40, LAYERS, 4, 2, 8)).eval()
 

@@ -7,11 +7,12 @@ import torch
 from test_session import VOCAB
 
 from draftwood import Engine
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.grow import Growth, grow
 from draftwood.models.grown import grow_eagle, grown_layers
 from draftwood.models.heads import eagle
-from draftwood.models.heads.eagle import EagleHead
+from draftwood.models.heads.eagle_head import EagleHead
 
 
 @pytest.mark.parametrize("words", [None, torch.tensor([0, 1, 3, 4, 8, 9, 11])], ids=["all", "few"])

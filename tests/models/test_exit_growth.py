@@ -14,7 +14,8 @@ from draftwood.engine.loading import EMBEDDED
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.checkpoints.checkpoint import load
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.grow import Growth, grow
 from draftwood.models.grown import grow_exit, grown_layers
 from draftwood.models.heads import exit as exits

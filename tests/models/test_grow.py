@@ -20,7 +20,9 @@ from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError, ModelError
 from draftwood.models.backend.attention import fused
 from draftwood.models.checkpoints import checkpoint, saving
-from draftwood.models.decoder import Decoder, DecoderConfig, View
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.flat import View
 from draftwood.models.grow import Growth, grow, write
 
 CONFIG = DecoderConfig(96, 24, 40, 3, 4, 2, 8, 64)

@@ -8,7 +8,8 @@ import torch
 from draftwood import Engine
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import fingerprint
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.grow import Growth, grow
 from draftwood.models.grown import grow_heads, grow_skipped, grown_fingerprint, write_learned
 from draftwood.models.heads import medusa as trained

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from draftwood.models.cache import free_bytes
 from draftwood.models.checkpoints import saving
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 
 MIB = 2**20
 

@@ -16,9 +16,9 @@ from draftwood.core.forest import Forest, Verdict, advance
 from draftwood.depth import AdaptiveConfidence
 from draftwood.draft import SharedSession
 from draftwood.models.backend.attention import fused
-from draftwood.models.backend.compiled import Compiled
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import fingerprint
+from draftwood.models.compiled import Compiled
 from draftwood.models.decoder import Decoder
 from draftwood.models.flat import View
 from draftwood.models.heads.skip import (

@@ -20,6 +20,7 @@ from draftwood.errors import DraftwoodError
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads import eagle, medusa
+from draftwood.models.heads.eagle_head import EagleHead
 from draftwood.models.heads.skip import Skipped, SkippedDecoder
 from draftwood.models.other_device import Placed
 from draftwood.models.parallel.group import Group
@@ -171,7 +172,7 @@ def test_heads_that_share_the_targets(whole: Decoder, parts: Split, draft: Decod
 
 
 def test_a_head_that_reads_states_of_three_layers(whole: Decoder, parts: Split, draft: Decoder, tmp_path: Path) -> None:
-    made = eagle.EagleHead.of(checkpoint.load(EMBEDDED / "target", packed=False))
+    made = EagleHead.of(checkpoint.load(EMBEDDED / "target", packed=False))
     eagle.save(made.weights(), tmp_path, made.target, made.reads, torch.float32)
     for method in ({"name": "eagle", "head": str(tmp_path)}, {"name": "eagle", "head": str(tmp_path), "width": 3}):
         texts = [engine(one, draft).generate(STORY, method, GREEDY, 16).tokens for one in (whole, parts.driver)]

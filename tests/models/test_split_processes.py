@@ -24,7 +24,8 @@ from draftwood import AsyncEngine, Engine
 from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import DraftwoodError
 from draftwood.models.checkpoints import saving
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.parallel import launch
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads Linux's /proc")

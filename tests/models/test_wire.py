@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from draftwood.models.base import Batch, Segment
 from draftwood.models.cache import Cache, Extent, Journal
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.parallel.group import Group
 from draftwood.models.parallel.wire import Order
 

@@ -13,7 +13,7 @@ from test_session import LAYERS, decoder
 from draftwood import Engine
 from draftwood.errors import OutOfMemory
 from draftwood.models.backend.matrix import holder, pack
-from draftwood.models.heads.eagle import EagleHead
+from draftwood.models.heads.eagle_head import EagleHead
 from draftwood.models.heads.exit import ExitLayer
 from draftwood.models.heads.medusa import Heads
 

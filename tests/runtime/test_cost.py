@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from draftwood import Engine, TabularModel
-from draftwood.models.wrapper import bytes_of
+from draftwood.models.modules import bytes_of
 from draftwood.runtime.cost import CHANGED, NATIVE, NEAR, READ, WARM, Beside, Costs, Curve, Scale, drafts_of
 
 pytestmark = pytest.mark.measured

@@ -11,7 +11,8 @@ from torch import Tensor
 from draftwood import RequestError, TabularModel
 from draftwood.core.forest import Forest, Verdict, advance
 from draftwood.models.base import CausalModel
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
 

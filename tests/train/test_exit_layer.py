@@ -23,7 +23,8 @@ from draftwood.engine.loading import EMBEDDED
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.checkpoints.checkpoint import load
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.heads import exit as exits
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.eagle import EagleRun

@@ -23,7 +23,8 @@ from draftwood.eval.experiments.bench import Bench
 from draftwood.eval.experiments.experiment import Kind, Rows
 from draftwood.eval.intervals import median
 from draftwood.models.checkpoints import checkpoint, saving
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.sampling.grammar import Allowed, Grammar
 from draftwood.train.recording import Recording

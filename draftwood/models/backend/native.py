@@ -1,41 +1,30 @@
-"""Forwards on a CPU by the native library: all layers in one call, each row with the same bits whatever the others are.
+"""The native library for CPUs, its C interface (native/src/abi.h) and its packed matrices.
 
-The library is a package of its own, draftwood-native; what is not there, or does not fit, runs by PyTorch as before.
-The only file that knows its C interface (native/src/abi.h).
+It is a package of its own, draftwood-native; what is not there, or does not fit, runs by PyTorch.
 """
 
 from __future__ import annotations
 
 import ctypes
-from array import array
-from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
-from dataclasses import dataclass
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
 from functools import cache
-from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from draftwood.errors import ConfigurationError, ModelError, OutOfMemory
-from draftwood.models.base import Batch
-from draftwood.models.cache import Cache, addresses
 from draftwood.models.quantise import Grouped
-
-if TYPE_CHECKING:
-    from draftwood.models.decoder import Block, Decoder
 
 VERSION = 2  # of the interface
 TYPES = {"float32": 0, "bfloat16": 1, "int4": 3, "int8": 4}
-ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
-class _Shape(Structure):
+class ModelShape(Structure):
     _fields_ = [
         *_fields(c_int32, "width heads kv_heads head_dim rotary_dim vocabulary layer_norm activation gated"),
         *_fields(c_int32, "half_planes half_embeddings position_offset"),
@@ -44,16 +33,11 @@ class _Shape(Structure):
     ]
 
 
-class _Part(Structure):
+class ModelPart(Structure):
     _fields_ = [
         *_fields(c_int32, "attention window rope keys values"),
         *_fields(c_void_p, "up down norm norm_bias post_norm post_norm_bias q_norm q_norm_bias k_norm k_norm_bias"),
     ]
-
-
-# dw_batch: rows, segments, slots, reach; 15 places from token to sin; start, stop, wanted_count, wanted_first; wanted,
-# logits, output; states_count; states_after, states; threads; beside
-_CALL = Struct("@4i15P4i3Pi2PiP")
 
 
 @cache
@@ -76,8 +60,8 @@ def library() -> ctypes.CDLL | str:
     lib.dw_matrix_grouped.argtypes = [c_int, c_int64, c_int64, *[c_void_p] * 4, c_int]
     lib.dw_matrix_bytes.restype, lib.dw_matrix_bytes.argtypes = c_size_t, [c_void_p]
     lib.dw_matrix_apply.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_int]
-    lib.dw_model.argtypes = [POINTER(_Shape), c_int]
-    lib.dw_model_part.argtypes = [c_void_p, c_int, POINTER(_Part)]
+    lib.dw_model.argtypes = [POINTER(ModelShape), c_int]
+    lib.dw_model_part.argtypes = [c_void_p, c_int, POINTER(ModelPart)]
     lib.dw_forward.argtypes = [c_void_p, c_void_p]
     lib.dw_matrix_free.argtypes = lib.dw_model_free.argtypes = [c_void_p]
     lib.dw_matrix_free.restype = lib.dw_model_free.restype = None
@@ -95,29 +79,29 @@ def unavailable() -> str | None:
 
 def reads_beside() -> bool:
     """Whether forwards of trained heads can be computed: the library has what they need."""
-    return unavailable() is None and hasattr(_library(), "dw_reads_beside")
+    return unavailable() is None and hasattr(loaded_library(), "dw_reads_beside")
 
 
 def kernels() -> tuple[str, list[str]]:
     """The kernel set in use, and those that this processor can run, the best first."""
-    lib = _library()
+    lib = loaded_library()
     return lib.dw_kernels().decode(), lib.dw_runnable().decode().split()
 
 
-def _library() -> ctypes.CDLL:
+def loaded_library() -> ctypes.CDLL:
     found = library()
     if isinstance(found, str):
         raise ConfigurationError(f"the native backend is not there: {found}")
     return found
 
 
-def _check(failed: bool) -> None:
+def check(failed: bool) -> None:
     if failed:
-        reason = _library().dw_error().decode()
+        reason = loaded_library().dw_error().decode()
         raise (OutOfMemory if reason == "out of memory" else ModelError)(f"the native backend failed: {reason}")
 
 
-def _place(tensor: Tensor | None) -> int | None:
+def address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
@@ -129,21 +113,21 @@ class NativeMatrix(nn.Module):
     def __init__(self, weight: Tensor | Grouped, bias: Tensor | None, kind: str | None = None) -> None:
         """`kind`: float32, bfloat16 or int8 (a scale per output); None: the weight's own."""
         super().__init__()
-        lib, threads = _library(), torch.get_num_threads()
+        lib, threads = loaded_library(), torch.get_num_threads()
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)  # tells the dtype of small models
         held = None if bias is None else bias.detach().float().contiguous()
         if isinstance(weight, Grouped):
             self.kind, shape = "int4", (weight.codes.shape[0], weight.codes.shape[1])
             parts = [part.contiguous() for part in (weight.codes, weight.scale, weight.shift)]
             places = [part.data_ptr() for part in parts]
-            self.handle = lib.dw_matrix_grouped(TYPES[self.kind], *shape, *places, _place(held), threads)
+            self.handle = lib.dw_matrix_grouped(TYPES[self.kind], *shape, *places, address(held), threads)
         else:
             self.kind, shape = kind or str(weight.dtype).removeprefix("torch."), (weight.shape[0], weight.shape[1])
             weight = weight.detach().contiguous()
             half = weight.dtype == torch.bfloat16
-            self.handle = lib.dw_matrix(TYPES[self.kind], *shape, weight.data_ptr(), half, _place(held), threads)
+            self.handle = lib.dw_matrix(TYPES[self.kind], *shape, weight.data_ptr(), half, address(held), threads)
         self.out_features, self.in_features = shape
-        _check(not self.handle)
+        check(not self.handle)
         self.weight_bytes = lib.dw_matrix_bytes(self.handle)
         self._free = lib.dw_matrix_free
 
@@ -157,175 +141,8 @@ class NativeMatrix(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features).float().contiguous()
         out = torch.empty(len(rows), self.out_features)
-        lib = _library()
-        _check(
+        lib = loaded_library()
+        check(
             lib.dw_matrix_apply(self.handle, len(rows), rows.data_ptr(), out.data_ptr(), torch.get_num_threads()) != 0
         )
         return out.view(*x.shape[:-1], self.out_features)  # of no rows too
-
-
-class Program:
-    """The forward of a decoder whose matrices are all `NativeMatrix`."""
-
-    def __init__(self, decoder: Decoder, empty: int = 0) -> None:
-        """`empty` layers follow, so that the rows before the final norm are states that can be asked for."""
-        lib, c = _library(), decoder.config
-        self.config, self.n_layers = c, decoder.n_layers + empty  # not the decoder, which would go late in a circle
-        self._kept: list[Tensor | NativeMatrix] = []  # what the library holds pointers to
-        self._free = lib.dw_model_free
-        half = torch.bfloat16
-        embeds = len(decoder.embed.weight) > 0
-        shape = _Shape(
-            *(c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim),
-            0 if decoder.rotary is None else (c.rotary_dim or c.head_dim),
-            *(c.vocab_size, c.norm == "layer", ACTIVATIONS[c.hidden_act], c.gated, decoder.dtype == half),
-            *(decoder.embed.weight.dtype == half, c.position_offset or 0, c.rms_norm_eps),
-            c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale,
-            *(c.attention_softcap or 0, c.logit_softcap or 0),
-            float(torch.tensor(c.embedding_scale, dtype=decoder.dtype)),  # rounded, as when the models were trained
-            self._keep(decoder.embed.weight) if embeds else None,
-            self._keep(decoder.position.weight) if embeds and decoder.position is not None else None,
-            *(self._norm(decoder.norm), self._vector(decoder.norm_bias), self._matrix(decoder.head)),
-        )
-        self.handle = lib.dw_model(byref(shape), self.n_layers)
-        _check(not self.handle)
-        self._ropes = [decoder.rotary_of(window) for window in decoder.windows]  # one for each kind of layer
-        for layer, parts in enumerate(decoder.parts()):
-            for block, attention in parts:
-                part = self._part(block, attention)
-                if attention:
-                    part.rope = decoder.kinds[layer]
-                    part.window = decoder.windows[part.rope]
-                    part.keys, part.values = 2 * layer, 2 * layer + 1
-                _check(lib.dw_model_part(self.handle, layer, byref(part)) != 0)
-        self._tables = _Rotary((), 0, array("Q"), array("Q"))
-        self._forward = lib.dw_forward
-
-    def __del__(self) -> None:
-        if handle := self.__dict__.pop("handle", None):
-            self._free(handle)
-
-    def _keep(self, tensor: Tensor) -> int:
-        self._kept.append(tensor)
-        return tensor.data_ptr()
-
-    def _vector(self, values: Tensor | None) -> int | None:
-        return None if values is None else self._keep(values.detach().float().contiguous())
-
-    def _norm(self, weight: Tensor | None) -> int | None:
-        offset = weight is not None and self.config.norm == "rms_offset"
-        return self._vector(1 + weight.detach().float() if offset and weight is not None else weight)
-
-    def _matrix(self, module: nn.Module) -> Any:
-        assert isinstance(module, NativeMatrix)
-        self._kept.append(module)
-        return module.handle
-
-    def _part(self, block: Block, attention: bool) -> _Part:
-        part = _Part(attention=attention)
-        if attention:
-            up, down, names = block.qkv, block.o, {"norm": "attention_norm", "post_norm": "post_attention_norm"}
-            names |= {"q_norm": "q_norm", "k_norm": "k_norm"}
-        else:
-            up, down = block.gate_up if block.gated else block.up, block.down
-            names = {"norm": "mlp_norm", "post_norm": "post_mlp_norm"}
-        part.up, part.down = self._matrix(up), self._matrix(down)
-        if getattr(block, "norm_first", False) and attention:
-            del names["norm"]  # the rows are normalised already
-        for name, source in names.items():
-            setattr(part, name, self._norm(getattr(block, source, None)))
-            setattr(part, f"{name}_bias", self._vector(getattr(block, f"{source}_bias", None)))
-        return part
-
-    def _rotary(self, reach: int) -> _Rotary:
-        """The tables of each kind of layer for positions below `reach` at least."""
-        if reach > self._tables.reach:
-            made = [rope.tables(reach, torch.device("cpu"), torch.float32) for rope in self._ropes if rope is not None]
-            halves = [(cos[:, 0].chunk(2, -1)[0], sin[:, 0].chunk(2, -1)[1]) for cos, sin in made]
-            self._tables = _Rotary.of([(cos.contiguous(), sin.contiguous()) for cos, sin in halves])
-        return self._tables
-
-    def forward(self, batch: Batch, cache: Cache, beside: Tensor | None = None) -> Tensor:
-        """As `Decoder.forward`; hidden states are float32. A batch that the cache does not hold raises ModelError.
-
-        `beside` [N, D] is what the first product of a trained head reads before the rows.
-        """
-        config, count, segments, states = self.config, len(batch), batch.segments, batch.states
-        stop = self.n_layers if batch.stop is None else batch.stop
-        slots: list[int] = []
-        seen: list[int] = []
-        path: list[int] = []
-        ends: list[int] = []  # of each row's part of it
-        owner: list[int] = []
-        bases: list[int] = []
-        capacities: list[int] = []
-        lengths: list[int] = []
-        trunks: list[int] = []
-        for number, segment in enumerate(segments):
-            slots += segment.slots
-            seen += segment.seen
-            owner += [number] * len(segment.slots)
-            for one in segment.paths:
-                path += one
-                ends.append(len(path))
-            bases.append(segment.extent.base)
-            capacities.append(segment.extent.capacity)
-            place, length = segment.trunk.buffer_info()
-            trunks.append(place)
-            lengths.append(length)
-        if not count == len(slots) == len(seen) == len(ends):
-            raise ModelError(f"a batch of {count} tokens has {len(slots)} slots; give one for each token")
-        if batch.hidden is not None and batch.hidden.shape != (count, config.hidden_size):
-            wanted = [count, config.hidden_size]
-            raise ModelError(f"hidden states of a batch must be {wanted}, not {list(batch.hidden.shape)}")
-        table = array("i", [*slots, *seen, *ends, *owner, *bases, *capacities, *lengths, *path])
-        trunk, numbers = array("Q", trunks), _start(batch.numbers)
-        rotary = self._rotary(batch.reach)
-        hidden = None if batch.hidden is None else batch.hidden.float().contiguous()
-        if isinstance(batch.wanted, slice):
-            place, (first, end, _) = 0, batch.wanted.indices(count)
-            asked = max(0, end - first)
-        else:
-            place, first, asked = batch.wanted.data_ptr(), 0, batch.wanted.shape[0]
-        whole = stop == self.n_layers
-        if whole:
-            out = torch.empty(asked, config.vocab_size if batch.head else 0)
-        else:
-            out = torch.empty(count, config.hidden_size)
-        for layer in states:
-            batch.kept[layer] = torch.empty(asked, config.hidden_size)
-        after, kept = array("i", states), addresses([batch.kept[layer] for layer in states])
-        at, row, some = _start(table), 4 * count, 4 * len(segments)
-        base = at + 4 * row
-        call = _CALL.pack(
-            *(count, len(segments), cache.slots, min(config.max_position_embeddings, rotary.reach)),
-            *(numbers, numbers + 8 * count, at, at + row, at + 2 * row, at + 3 * row),
-            *(base + 3 * some, 0 if hidden is None else hidden.data_ptr(), base, base + some, base + 2 * some),
-            *(_start(trunk), _start(cache.places), _start(rotary.cos), _start(rotary.sin)),
-            *(batch.start, stop, asked, first, place),
-            *(out.data_ptr() if whole and batch.head else 0, 0 if whole else out.data_ptr()),
-            *(len(states), _start(after), _start(kept), torch.get_num_threads()),
-            0 if beside is None else beside.data_ptr(),
-        )
-        _check(self._forward(self.handle, call) != 0)
-        return out
-
-
-@dataclass(frozen=True, slots=True)
-class _Rotary:
-    """Cosines and sines [positions, rotary_dim / 2] of each kind of layer, and where they lie."""
-
-    tables: Sequence[tuple[Tensor, Tensor]]
-    reach: int  # positions that they are for
-    cos: array[int]
-    sin: array[int]
-
-    @classmethod
-    def of(cls, tables: Sequence[tuple[Tensor, Tensor]]) -> _Rotary:
-        reach = min((len(cos) for cos, _ in tables), default=1 << 60)
-        cos, sin = (addresses([pair[i] for pair in tables]) for i in (0, 1))
-        return cls(tables, reach, cos, sin)
-
-
-def _start(values: array[int]) -> int:
-    return values.buffer_info()[0]

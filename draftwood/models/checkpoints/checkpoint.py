@@ -32,8 +32,9 @@ from draftwood.models.checkpoints.gguf_file import PLAIN, SUFFIX
 from draftwood.models.checkpoints.gguf_weights import Weights
 from draftwood.models.checkpoints.safetensors_weights import Safetensors, part_of
 from draftwood.models.checkpoints.stored import Tensors, as_stored, check_unread
-from draftwood.models.decoder import Decoder, DecoderConfig
-from draftwood.models.parallel.split import ALONE, Parallel, Piece
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.partition import ALONE, Parallel, Piece
 from draftwood.models.quantise import Grouped
 from draftwood.util.safe_parsing import shown
 

@@ -13,7 +13,7 @@ from draftwood.errors import ModelError
 from draftwood.models.checkpoints import config_keys as keys
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.tensor_names import GEMMA_2, GEMMA_3, GPT_2, LLAMA, OPT, PHI_3, QWEN_3, Names
-from draftwood.models.decoder import DecoderConfig
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.util.safe_parsing import shown
 
 MOST_LAYERS = 100_000

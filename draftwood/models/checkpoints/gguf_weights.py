@@ -16,7 +16,7 @@ from draftwood.errors import ModelError
 from draftwood.models.checkpoints import gguf_file
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families import FAMILIES, Family
-from draftwood.models.decoder import DecoderConfig
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.rotary import RopeDivisors
 from draftwood.util.safe_parsing import shown
 

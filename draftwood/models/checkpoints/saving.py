@@ -15,7 +15,8 @@ from torch import Tensor
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints.families import FAMILIES
 from draftwood.models.checkpoints.files import write_tensors
-from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 
 SHARD_BYTES = 2 * 10**9
 SAME = [  # knobs that are called in config.json what they are called here

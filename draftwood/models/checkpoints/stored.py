@@ -18,7 +18,7 @@ from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families import Family
 from draftwood.models.checkpoints.gguf_weights import Weights
 from draftwood.models.checkpoints.safetensors_weights import Safetensors
-from draftwood.models.decoder import DecoderConfig
+from draftwood.models.decoder_config import DecoderConfig
 
 Tensors: TypeAlias = Safetensors | Weights
 

@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.errors import ModelError
-from draftwood.models.backend.compiled import Compiled
 from draftwood.models.backend.matrix import held_alike, pack
 from draftwood.models.base import Batch, CausalModel
+from draftwood.models.block import Sublayers
 from draftwood.models.cache import Cache
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import Artifact, fingerprint
-from draftwood.models.decoder import Decoder, DecoderConfig, Sublayers
+from draftwood.models.compiled import Compiled
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.modules import Embedding
 from draftwood.models.wrapper import AroundDecoder
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,11 +19,9 @@ from draftwood.models.checkpoints.checkpoint import read_config
 from draftwood.models.checkpoints.families import FAMILIES
 from draftwood.models.checkpoints.safetensors_weights import Safetensors
 from draftwood.models.checkpoints.tensor_names import EAGLE
+from draftwood.models.decoder import Decoder
+from draftwood.models.heads.eagle_head import EagleHead, check_reads, usual_reads
 from draftwood.util.safe_parsing import shown
-
-if TYPE_CHECKING:
-    from draftwood.models.decoder import Decoder
-    from draftwood.models.heads.eagle import EagleHead
 
 LAYERS = ("llama", "qwen3")  # model types that a head's layers may be of
 PADDED = 1.02  # times the tokens that padding may make of a vocabulary
@@ -57,8 +54,6 @@ def eagle(directory: Path, target: Decoder) -> tuple[EagleHead, dict[str, Tensor
     it is the layer's, and the layer is called midlayer. d2t[i] is how far the target's id of the head's token i is
     from i. `eagle_aux_hidden_state_layer_ids` are numbers of layers behind which the target is read.
     """
-    from draftwood.models.heads.eagle import EagleHead, check_reads, usual_reads
-
     raw = read_config(directory)
     ours = raw.get("speculators_model_type") is not None
     layer = raw.get("transformer_layer_config") if ours else raw

@@ -18,8 +18,7 @@ from draftwood.models.checkpoints.artifact import Artifact, fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads import foreign_heads
 from draftwood.models.heads.exit import layered
-from draftwood.models.modules import Linear
-from draftwood.models.wrapper import bytes_of
+from draftwood.models.modules import Linear, bytes_of
 
 KIND, FILE = "heads", "heads.safetensors"
 MOST = 16  # heads of one model
@@ -132,7 +131,7 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Hea
     count, shared = found.settings.get("heads"), found.settings.get("shared")
     if type(count) is not int or not 1 <= count <= MOST or not isinstance(shared, bool):
         raise artifact.damaged(path, KIND)
-    outer = decoder.parallel.head(decoder) if shared else None
+    outer = decoder.parallel.head(decoder.head, decoder.vocab_size) if shared else None
     with torch.device("meta"):
         made = Heads(decoder.config.hidden_size, decoder.vocab_size, count, whose, outer)
     state = {name: part.to(decoder.device, decoder.dtype) for name, part in found.tensors.items()}

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from draftwood.errors import ConfigurationError
 from draftwood.models.base import Batch, CausalModel
+from draftwood.models.block import Block, Sublayers
 from draftwood.models.cache import Budget, Cache
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import Artifact, fingerprint
-from draftwood.models.decoder import Block, Decoder, DecoderConfig, Sublayers
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.heads.exit import layered
-from draftwood.models.wrapper import bytes_of
+from draftwood.models.modules import bytes_of
 
 KIND = "skip"
 

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed
@@ -23,12 +23,9 @@ from torch import Tensor, nn
 from draftwood.errors import DraftwoodError
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache, Journal
-from draftwood.models.parallel.split import Parallel
+from draftwood.models.modules import bytes_of
 from draftwood.models.parallel.wire import Order
-from draftwood.models.wrapper import bytes_of
-
-if TYPE_CHECKING:
-    from draftwood.models.decoder import Decoder
+from draftwood.models.partition import Parallel
 
 dist: Any = torch.distributed  # it names what it gives to importers nowhere
 
@@ -104,27 +101,29 @@ class Group(Parallel):
         return made
 
     @contextmanager
-    def together(self, decoder: Decoder, batch: Batch, cache: Cache, x: Tensor) -> Iterator[None]:
+    def together(
+        self, batch: Batch, cache: Cache, x: Tensor, skipped: tuple[tuple[int, ...], tuple[int, ...]]
+    ) -> Iterator[None]:
         if not self.drives:
             yield
             return
         journal = cache.journal
         assert journal is not None  # the decoder made the cache
         with self._lock, uninterrupted(), self._unbroken():
-            order = Order(batch, decoder.skipped_parts, journal.cache, list(journal.changes), list(self._gone))
+            order = Order(batch, skipped, journal.cache, list(journal.changes), list(self._gone))
             self._tell(FORWARD, order.numbers(), x)
             journal.changes.clear()
             del self._gone[: len(order.gone)]
             yield
 
-    def head(self, decoder: Decoder) -> nn.Module:
-        return SplitHead(self, decoder)
+    def head(self, head: nn.Module, words: int) -> nn.Module:
+        return SplitHead(self, head, words)
 
-    def apart(self, decoder: Decoder, x: Tensor) -> Tensor:
-        """Logits [n, V] of x [n, D] by the head alone; for the driver."""
+    def apart(self, head: nn.Module, words: int, x: Tensor) -> Tensor:
+        """Logits [n, words] of x [n, D] by the head alone; for the driver."""
         with self._lock, uninterrupted(), self._unbroken():
             self._tell(HEAD, torch.empty(0, dtype=torch.int64), x)
-            return self.gather(decoder.head(x), decoder.vocab_size)
+            return self.gather(head(x), words)
 
     def fail(self, reason: str) -> None:
         """Say why nothing can be computed any more; who waits for the others is not left waiting."""
@@ -185,18 +184,17 @@ class Group(Parallel):
 class SplitHead(nn.Module):
     """The head of a split decoder, to be asked beside its forwards, in the process that drives."""
 
-    def __init__(self, group: Group, decoder: Decoder) -> None:
+    def __init__(self, group: Group, part: nn.Module, words: int) -> None:
         super().__init__()
-        self._parts = [(group, decoder)]  # in a list: they are borrowed, and not parameters
+        self._group, self._words = group, words
+        self._part = [part]  # in a list: it is borrowed, and not one of the parameters
 
     @property
     def weight_bytes(self) -> int:
-        ((_, decoder),) = self._parts
-        return bytes_of(decoder.head)
+        return bytes_of(self._part[0])
 
     def forward(self, x: Tensor) -> Tensor:
-        ((group, decoder),) = self._parts
-        return group.apart(decoder, x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
+        return self._group.apart(self._part[0], self._words, x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], -1)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from draftwood.models.decoder import Decoder
 from draftwood.models.parallel import group as groups
 from draftwood.models.parallel.follower import follow, loaded, ready
 from draftwood.models.parallel.group import Group, dist
-from draftwood.models.parallel.split import check
+from draftwood.models.partition import check
 
 POLL = 0.02  # seconds between looks at whether the others have loaded their parts
 LOADING = 3600.0  # seconds that processes of torchrun may take for it; of those that are started here it is seen

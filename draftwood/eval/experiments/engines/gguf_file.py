@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood.eval.experiments.engines.weights import Weights, fresh
-from draftwood.models.decoder import DecoderConfig
+from draftwood.models.decoder_config import DecoderConfig
 
 FIRST_CHARACTER = 0xF0000  # of a private plane: 65,534 of them
 NEVER_SAID = "ÿ"  # byte 0xff as byte-level BPE spells it

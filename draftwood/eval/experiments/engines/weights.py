@@ -10,7 +10,7 @@ from typing import Any
 from draftwood.eval.experiments.engines import Unavailable
 from draftwood.models.checkpoints.checkpoint import read_config
 from draftwood.models.checkpoints.families import FAMILIES
-from draftwood.models.decoder import DecoderConfig
+from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.rotary import UNSCALED
 
 

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from draftwood.errors import ModelError
-
-if TYPE_CHECKING:
-    from draftwood.models.cache import Cache, Journal
-    from draftwood.models.decoder import Decoder, DecoderConfig
+from draftwood.models.base import Batch
+from draftwood.models.cache import Cache, Journal
+from draftwood.models.decoder_config import DecoderConfig
 
 EVERYTHING = slice(None)
 NOTHING = nullcontext()
@@ -97,8 +95,13 @@ class Parallel:
         each = count // self.size
         return slice(self.rank * each, (self.rank + 1) * each)
 
-    def together(self, decoder: Decoder, batch: Any, cache: Cache, x: Tensor) -> AbstractContextManager[None]:
-        """A forward from the input x [N, D] of its first layer on: the followers do what is done inside, too."""
+    def together(
+        self, batch: Batch, cache: Cache, x: Tensor, skipped: tuple[tuple[int, ...], tuple[int, ...]]
+    ) -> AbstractContextManager[None]:
+        """A forward from the input x [N, D] of its first layer on: the followers do what is done inside, too.
+
+        `skipped`: the layers whose attention, and those whose MLP, the model leaves out.
+        """
         return NOTHING
 
     def sum(self, x: Tensor) -> Tensor:
@@ -109,9 +112,9 @@ class Parallel:
         """Logits [n, words] in the first process, of the parts [n, ...] that each of them has."""
         return x
 
-    def head(self, decoder: Decoder) -> torch.nn.Module:
-        """A decoder's head for inputs beside its forwards."""
-        return decoder.head
+    def head(self, head: nn.Module, words: int) -> nn.Module:
+        """A head of so many logits, of which this process may hold a part, for inputs beside the forwards."""
+        return head
 
     def journal(self) -> Journal | None:
         """Where a cache notes what changes in it, for the followers' caches; None: there are none."""

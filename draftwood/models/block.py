@@ -1,0 +1,125 @@
+"""One transformer layer: attention over cache slots, then an MLP.
+
+Knobs that are off cost no operation: what a layer does is chosen when it is built.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.flat import Memory, View
+from draftwood.models.functions import ACTIVATIONS, NORMS, activate
+from draftwood.models.modules import Linear
+from draftwood.models.partition import ALONE, Parallel
+from draftwood.models.rotary import rotate, rotate_leading
+
+
+def norm_parameters(config: DecoderConfig, width: int) -> tuple[nn.Parameter, nn.Parameter | None]:
+    """Weight and bias of a norm that starts as the plain one; no bias where the kind has none."""
+    weight = torch.zeros(width) if config.norm == "rms_offset" else torch.ones(width)
+    return nn.Parameter(weight), nn.Parameter(torch.zeros(width)) if config.norm == "layer" else None
+
+
+class Block(nn.Module):
+    """One transformer layer: attention over cache slots, then an MLP, a norm before each.
+
+    With `parallel` it is one process's part of a layer, of the heads and hidden units that `config` says.
+    """
+
+    def __init__(self, config: DecoderConfig, parallel: Parallel = ALONE) -> None:
+        super().__init__()
+        c = config
+        self.parallel = parallel
+        self.heads, self.kv_heads, self.head_dim, self.eps = (
+            c.num_attention_heads,
+            c.num_key_value_heads,
+            c.head_dim,
+            c.rms_norm_eps,
+        )
+        self.normalise = NORMS[c.norm]
+        self.attention_norm, self.attention_norm_bias = norm_parameters(c, c.hidden_size)
+        self.qkv = Linear(c.hidden_size, (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim, c.qkv_bias)
+        self.o = Linear(c.num_attention_heads * c.head_dim, c.hidden_size, c.o_bias)
+        self.mlp_norm, self.mlp_norm_bias = norm_parameters(c, c.hidden_size)
+        if c.gated:
+            self.gate_up = Linear(c.hidden_size, 2 * c.intermediate_size, c.mlp_bias)
+        else:
+            self.up = Linear(c.hidden_size, c.intermediate_size, c.mlp_bias)
+        self.down = Linear(c.intermediate_size, c.hidden_size, c.mlp_bias)
+        self.activation = ACTIVATIONS[c.hidden_act]
+        self.gated, self.sandwich, self.qk_norm = c.gated, c.sandwich, c.qk_norm
+        if c.sandwich:
+            self.post_attention_norm, self.post_attention_norm_bias = norm_parameters(c, c.hidden_size)
+            self.post_mlp_norm, self.post_mlp_norm_bias = norm_parameters(c, c.hidden_size)
+        if c.qk_norm:
+            self.q_norm, self.q_norm_bias = norm_parameters(c, c.head_dim)
+            self.k_norm, self.k_norm_bias = norm_parameters(c, c.head_dim)
+        self.rotate = rotate if c.rotary_dim is None else rotate_leading
+        self.scale, self.softcap = c.attention_scale, c.attention_softcap
+
+    @property
+    def parts(self) -> list[tuple[Block, bool]]:
+        return [(self, True), (self, False)]
+
+    def forward(self, x: Tensor, view: View, memory: Memory | None) -> Tensor:
+        """x [B, N, D] -> [B, N, D]; B = 1 where keys and values are kept in `memory`."""
+        return self.feed(self.attend(x, view, memory))
+
+    def attend(self, x: Tensor, view: View, memory: Memory | None) -> Tensor:
+        """The first half of the layer: x + attention."""
+        b, n, _ = x.shape
+        qkv = self.qkv(self.enter(x, view)).view(b, n, -1, self.head_dim)
+        turned, v = qkv[:, :, : self.heads + self.kv_heads], qkv[:, :, self.heads + self.kv_heads :]
+        if self.qk_norm:
+            turned = self._normalise_heads(turned)
+        if view.cos is not None and view.sin is not None:
+            turned = self.rotate(turned, view.cos, view.sin)
+        q, k = turned[:, :, : self.heads], turned[:, :, self.heads :]
+        if memory is None:
+            out: Tensor = view.attend(q, k.transpose(1, 2), v.transpose(1, 2), view.bias, self.scale, self.softcap)
+        else:
+            out = memory.attend(q, k, v, view, self.scale, self.softcap)
+        out = self.parallel.sum(self.o(out))
+        if self.sandwich:
+            out = self.normalise(out, self.post_attention_norm, self.post_attention_norm_bias, self.eps)
+        return x + out
+
+    def enter(self, x: Tensor, view: View) -> Tensor:
+        """What queries, keys and values are made of."""
+        return self.normalise(x, self.attention_norm, self.attention_norm_bias, self.eps)
+
+    def feed(self, x: Tensor) -> Tensor:
+        """The second half of the layer: x + MLP."""
+        normed = self.normalise(x, self.mlp_norm, self.mlp_norm_bias, self.eps)
+        out: Tensor
+        if self.gated:
+            gate, up = self.gate_up(normed).chunk(2, -1)
+            out = self.down(activate(self.activation, gate) * up)
+        else:
+            out = self.down(activate(self.activation, self.up(normed)))
+        out = self.parallel.sum(out)
+        if self.sandwich:
+            out = self.normalise(out, self.post_mlp_norm, self.post_mlp_norm_bias, self.eps)
+        return x + out
+
+    def _normalise_heads(self, qk: Tensor) -> Tensor:
+        """Norms over each head's components of queries and keys [B, Q, heads + kv_heads, head_dim]."""
+        q = self.normalise(qk[:, :, : self.heads], self.q_norm, self.q_norm_bias, self.eps)
+        k = self.normalise(qk[:, :, self.heads :], self.k_norm, self.k_norm_bias, self.eps)
+        return torch.cat((q, k), 2)
+
+
+class Sublayers(nn.Module):
+    """Sublayers that stand for a layer: an attention and the MLPs around it, or none, and rows pass as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[tuple[Block, bool]] = []  # (layer, whether its attention); not registered: they are borrowed
+
+    def forward(self, x: Tensor, view: View, memory: Memory | None) -> Tensor:
+        """As `Block.forward`."""
+        for block, attention in self.parts:
+            x = block.attend(x, view, memory) if attention else block.feed(x)
+        return x

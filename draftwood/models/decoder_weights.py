@@ -1,0 +1,78 @@
+"""The weights of a decoder: its layers, tables and norms, and which of them a layer's positions and window need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from draftwood.errors import ModelError
+from draftwood.models.block import Block, norm_parameters
+from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.modules import Embedding, Linear, bytes_of
+from draftwood.models.partition import ALONE, Parallel
+from draftwood.models.rotary import Rotary
+
+
+class DecoderWeights(nn.Module):
+    """The modules of a decoder. With `parallel` they are one process's part of the model."""
+
+    def __init__(self, config: DecoderConfig, parallel: Parallel = ALONE) -> None:
+        super().__init__()
+        self.config, self.parallel = config, parallel
+        self.local = parallel.local(config)  # the shape of what is held here
+        self.vocab_size = config.vocab_size
+        self.context = config.max_position_embeddings
+        self.n_layers = config.num_hidden_layers
+        self.home: Path | None = None  # the directory that it was loaded from
+        rows = (config.vocab_size, self.context + (config.position_offset or 0)) if parallel.drives else (0, 0)
+        self.embed = Embedding(rows[0], config.hidden_size)
+        self.position = None if config.position_offset is None else Embedding(rows[1], config.hidden_size)
+        self.layers = nn.ModuleList(Block(self.local, parallel) for _ in range(config.num_hidden_layers))
+        self.norm, self.norm_bias = norm_parameters(config, config.hidden_size)
+        self.head = Linear(config.hidden_size, self.local.vocab_size, bias=False)
+        if config.tie_word_embeddings and parallel.size == 1:
+            self.head.weight = self.embed.weight
+        windows = config.windows[: self.n_layers] or (0,) * self.n_layers
+        self.windows = sorted(set(windows))  # one kind of layer each
+        self.kinds = [self.windows.index(window) for window in windows]  # kind of each layer
+        c, self.rotary, self.local_rotary = config, None, None
+        dim = c.rotary_dim or c.head_dim
+        if c.position_offset is None:
+            self.rotary = Rotary(c.rope_theta, dim, self.context, c.rope_scaling)
+            if c.local_rope_theta is not None:
+                self.local_rotary = Rotary(c.local_rope_theta, dim, self.context)
+
+    def parts(self) -> list[list[tuple[Block, bool]]]:
+        """Of each layer the sublayers in order: (block, whether it is its attention)."""
+        return [layer.parts for layer in self.layers]  # type: ignore[misc]
+
+    def rotary_of(self, window: int) -> Rotary | None:
+        """Rotary positions of the layers with a window; None where positions are learned."""
+        return self.rotary if not window or self.local_rotary is None else self.local_rotary
+
+    def must_be_plain(self, purpose: str) -> None:
+        """Raise a ModelError where matrices are held packed, quantised or in part, which cannot be turned back."""
+        if self.parallel.size > 1:
+            raise ModelError(f"a model that is split among processes cannot be {purpose}; leave out tensor_parallel")
+        if not all(
+            isinstance(module, nn.Linear)
+            for module in (self.head, *(block.qkv for parts in self.parts() for block, _ in parts))
+        ):
+            raise ModelError(f"a model whose matrices are packed cannot be {purpose}; load it with packed=False")
+
+    @property
+    def device(self) -> torch.device:
+        return self.norm.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.norm.dtype
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a forward reads, however few cells it has; the table of embeddings is hardly read."""
+        own = sum(part.nbytes for part in self.parameters(recurse=False))
+        apart = (self, self.embed, self.position)
+        return own + sum(bytes_of(module, recurse=False) for module in self.modules() if module not in apart)

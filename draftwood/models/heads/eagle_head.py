@@ -1,0 +1,284 @@
+"""EAGLE-3 heads (Li et al. 2025, arXiv 2503.01840): a transformer layer drafts token by token from the target's states.
+
+At a token the head reads its embedding and a state of the token before: of a verified one the target's output after
+some of its layers (three, as published), fused into one vector; of a draft what the head's own layers made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from draftwood.errors import ModelError
+from draftwood.models.backend.attention import fused
+from draftwood.models.backend.program import Program
+from draftwood.models.base import Batch, CausalModel
+from draftwood.models.block import Block
+from draftwood.models.cache import Cache
+from draftwood.models.checkpoints.artifact import fingerprint
+from draftwood.models.decoder import Decoder
+from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.flat import View
+from draftwood.models.modules import Embedding, Linear, bytes_of
+from draftwood.models.wrapper import AroundDecoder
+
+ABSENT = -1e30  # logit of a token that the head does not know: finite, so that a grammar that leaves no other has a law
+
+
+@runtime_checkable
+class StateReader(CausalModel, Protocol):
+    """A model that reads states of the target at the token before, or its own there.
+
+    `Batch.hidden` [N, W] has the target's output after the layers `reads`, side by side, or the model's own state (its
+    output after layer n_layers - 1), behind it NaN. Rows at position 0 have zeros there, and no other row sees them.
+    """
+
+    reads: tuple[int, ...]
+
+
+class EagleBlock(Block):
+    """The first layer: its attention reads the token's embedding, normalised, beside the state.
+
+    With `norm_first` the state is normalised for the sum too, not for the attention alone.
+    """
+
+    def __init__(self, config: DecoderConfig, norm_first: bool = False) -> None:
+        super().__init__(config)
+        self.qkv = Linear(2 * config.hidden_size, self.qkv.out_features, config.qkv_bias)
+        self.input_norm = nn.Parameter(torch.ones(config.hidden_size))
+        self.norm_first = norm_first
+
+    def attend(self, x: Tensor, view: View, memory: Any) -> Tensor:
+        return super().attend(super().enter(x, view) if self.norm_first else x, view, memory)
+
+    def enter(self, x: Tensor, view: View) -> Tensor:
+        assert view.beside is not None
+        embedded = self.normalise(view.beside, self.input_norm, None, self.eps)
+        return torch.cat((embedded, x if self.norm_first else super().enter(x, view)), -1)
+
+
+class EagleHead(AroundDecoder, nn.Module):
+    """fc, layers, norm and head over states of a target, as a `StateReader`.
+
+    It knows `words` of the target's tokens, or all where that is None, and has an embedding of its own or borrows the
+    target's (`outer`). `fused_norm`: states are normalised before fc.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        reads: Sequence[int],
+        width: int,
+        vocabulary: int,
+        outer: nn.Module | None,
+        norm_first: bool = False,
+        fused_norm: bool = False,
+        target: str = "",
+    ) -> None:
+        """`config` is of the layers and the head, whose vocabulary may be smaller than the target's `vocabulary`."""
+        super().__init__()
+        self.reads, self.vocab_size, self.target = tuple(reads), vocabulary, target
+        self.n_layers, self.context = config.num_hidden_layers + 1, config.max_position_embeddings
+        self.states, self.width = len(self.reads) * width, config.hidden_size
+        self.fc = Linear(self.states, config.hidden_size, bias=False)
+        self.fused_norm = nn.Parameter(torch.ones(self.states)) if fused_norm else None
+        self.decoder = Decoder(config)
+        self.decoder.layers[0] = EagleBlock(config, norm_first)
+        self.decoder.embed = Embedding(0, config.hidden_size).requires_grad_(False)
+        self.embed = Embedding(vocabulary, config.hidden_size) if outer is None else None
+        self._outer = [] if outer is None else [outer]  # in a list: it is borrowed, and not one of the parameters
+        self._program: Program | None = None  # made when it is first needed
+        self.words: Tensor | None = None  # [V_head] the target's tokens that it knows
+
+    @staticmethod
+    def of(target: Decoder, reads: Sequence[int] | None = None, words: Tensor | None = None) -> EagleHead:
+        """A new one of one layer in float32. It begins as the target's last layer and head, the last state fused alone.
+
+        Where the target's parts do not fit, for they are of another family, it begins at random.
+        """
+        target.must_be_plain("given an EAGLE head")
+        reads = usual_reads(target.n_layers) if reads is None else tuple(reads)
+        check_reads(reads, target)
+        config = shape(target.config, None if words is None else len(words))
+        outer = target.embed
+        made = EagleHead(config, reads, target.config.hidden_size, target.vocab_size, outer, target=fingerprint(target))
+        known: dict[str, Tensor] = {
+            name.replace(f"layers.{target.n_layers - 1}.", "layers.0."): p for name, p in target.named_parameters()
+        }
+        known["head.weight"] = target.head.weight if words is None else target.head.weight[words.to(target.device)]
+        known["layers.0.qkv.weight"] = torch.cat([known["layers.0.qkv.weight"]] * 2, 1) * 0.5**0.5
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for name, part in made.named_parameters():
+                source = known.get(name.removeprefix("decoder."))
+                plain = part.dim() > 1 or target.config.norm == "rms"  # another norm's weights mean something else
+                if source is not None and plain and source.shape == part.shape:
+                    part.copy_(source)
+                elif part.dim() > 1:
+                    part.copy_(torch.randn(part.shape, generator=generator) * part.shape[1] ** -0.5)
+            made.fc.weight.zero_()[:, -made.width :] = torch.eye(made.width)
+        made.words = words
+        return made.to(target.device)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a forward reads; fc reads verified tokens alone, and counts for all."""
+        return super().weight_bytes + bytes_of(self.fc)
+
+    def forward(self, batch: Batch, cache: Cache) -> Tensor:
+        """Logits [n, V] of the wanted rows; their states after the last layer are `kept`, and behind the norm."""
+        if batch.hidden is None:
+            raise ModelError(
+                "an EAGLE head reads hidden states of its target; it cannot run alone as a draft model: "
+                "use method eagle"
+            )
+        decoder, embedded, x = self.decoder, self.embedded(batch.tokens), self.state(batch.hidden)
+        if decoder.native:
+            return self.spread(self._native(replace(batch, hidden=x), cache, embedded))
+        views = decoder.views(batch, cache)
+        for view in views:
+            view.beside = embedded[None]
+        x = x[None]
+        own = decoder.run(x, views, decoder.memories(batch, cache), 0, decoder.n_layers)[0][batch.wanted]
+        if decoder.n_layers in batch.states:
+            batch.kept[decoder.n_layers] = own
+        if self.n_layers in batch.states:
+            batch.kept[self.n_layers] = decoder.normed(own)
+        return self.spread(decoder.logits(own)) if batch.head else own.new_empty(len(own), 0)
+
+    def _native(self, batch: Batch, cache: Cache, embedded: Tensor) -> Tensor:
+        """The same in one call, but for fc and the embeddings; `batch.hidden` is what the layers read."""
+        block = self.decoder.layers[0]
+        assert isinstance(block, EagleBlock) and batch.hidden is not None
+        if self._program is None:
+            self._program = Program(self.decoder, empty=1)
+        if block.norm_first:
+            batch.hidden = block.normalise(batch.hidden, block.attention_norm.float(), None, block.eps)
+        beside = block.normalise(embedded, block.input_norm.float(), None, block.eps)
+        return self._program.forward(batch, cache, beside.contiguous())
+
+    @property
+    def computed(self) -> torch.dtype:
+        """What rows are computed in: native kernels take and give float32."""
+        return torch.float32 if self.decoder.native else self.dtype
+
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """Embeddings [..., D] of tokens."""
+        table = self._outer[0] if self.embed is None else self.embed
+        found: Tensor = table(tokens)
+        return found.to(self.computed)
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """The target's states side by side [..., W] -> [..., D]."""
+        if self.fused_norm is not None:
+            weight = self.fused_norm.to(states.dtype)
+            states = F.rms_norm(states, weight.shape, weight, self.decoder.config.rms_norm_eps)
+        fused_states: Tensor = self.fc(states)
+        return fused_states
+
+    def state(self, given: Tensor) -> Tensor:
+        """What the layers read [N, D] of `Batch.hidden` [N, W]: the target's states fused, its own as they are."""
+        given = given.to(self.computed)
+        own = given[:, -1].isnan()
+        if bool(own.all()):
+            return given[:, : self.width]
+        fused_states = self.fuse(given.masked_fill(own[:, None], 0.0))
+        return torch.where(own[:, None], given[:, : self.width], fused_states)
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """Logits [n, V_head] -> [n, V] of the target's tokens."""
+        if self.words is None:
+            return logits
+        out = logits.new_full((len(logits), self.vocab_size), ABSENT)
+        out[:, self.words] = logits
+        return out
+
+    def train_forward(self, states: Tensor, tokens: Tensor, steps: int) -> Tensor:
+        """Logits [steps, B, T - 1, V_head] of step k of drafting, differentiable ("training-time test").
+
+        states [B, T, W] of the target at each of tokens [B, T]; row i is of token i + 1. In step k it reads what step
+        k - 1 made of the token before, and sees what drafting would have left there: of the last k - 1 tokens the rows
+        of steps 2 to k, of those before them the rows of step 1. The first k - 1 rows have nothing to go by.
+        """
+        x = self.fuse(states[:, :-1]).to(states.dtype)
+        views, unrolled = self.decoder.train_views(x), Unrolled()
+        view = replace(views[0], attend=unrolled, beside=self.embedded(tokens[:, 1:]))
+        found = []
+        for _ in range(steps):
+            made = self.decoder.layers[0](x, view, None)
+            found.append(self.decoder.logits(made))
+            x = F.pad(made, (0, 0, 1, -1))
+        return torch.stack(found)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The parameters by name, on the CPU, and `words` where it does not know all."""
+        self.decoder.must_be_plain("saved")
+        names = {name: part.detach().cpu() for name, part in self.named_parameters() if name != "decoder.embed.weight"}
+        return names if self.words is None else {**names, "words": self.words.cpu()}
+
+
+class Unrolled:
+    """Attention of the rows of one drafting step after the other, of one layer; it remembers the steps before."""
+
+    def __init__(self) -> None:
+        self.past: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, cap: float | None
+    ) -> Tensor:
+        """As `fused`, of step s: row i sees rows 0 to i - s + 1 of step 1, then row i - s + n of step n = 2 to s."""
+        self.past.append((k, v))
+        if len(self.past) == 1:
+            return fused(q, k, v, bias, scale, cap)
+        b, n, heads, width = q.shape
+        rows = q.view(b, n, k.shape[1], -1, width).permute(0, 2, 3, 1, 4)  # [B, kv_heads, group, T, D]
+        first, values = self.past[0]
+        back = len(self.past) - 1
+        seen = torch.ones(n, n, dtype=torch.bool, device=q.device).tril(-back)
+        scores = (rows @ first[:, :, None].transpose(-1, -2)).masked_fill(~seen, -torch.inf)
+        later = [
+            [F.pad(part, (0, 0, back - step, step - back))[:, :, None] for part in pair]
+            for step, pair in enumerate(self.past[1:], 1)
+        ]
+        scores = torch.cat((scores, torch.stack([(rows * keys).sum(-1) for keys, _ in later], -1)), -1)
+        weights = (scores * (width**-0.5 if scale is None else scale)).float().softmax(-1).to(v.dtype)
+        out = weights[..., :n] @ values[:, :, None]
+        for place, (_, part) in enumerate(later, n):
+            out = out + weights[..., place, None] * part
+        return out.permute(0, 3, 1, 2, 4).reshape(b, n, heads * width)
+
+
+def usual_reads(layers: int) -> tuple[int, ...]:
+    """The layers of a target that heads read unless they say otherwise: after 2, half and all but 3 of them."""
+    return tuple(min(max(n, 1), layers - 1) for n in (2, layers // 2, layers - 3))
+
+
+def check_reads(reads: Sequence[int], target: CausalModel) -> None:
+    """Raise ModelError where a target does not have the layers that a head reads."""
+    if not reads or not all(type(n) is int and 1 <= n < target.n_layers for n in reads):
+        raise ModelError(
+            f"the EAGLE head reads the target after layers {', '.join(map(str, reads))}, but a target of "
+            f"{target.n_layers} layers can be read after 1 to {target.n_layers - 1}; give a head of this target"
+        )
+
+
+def shape(config: DecoderConfig, words: int | None) -> DecoderConfig:
+    """The shape of a head that is trained for a target: one layer like its own, of the Llama family."""
+    return DecoderConfig(
+        words or config.vocab_size,
+        config.hidden_size,
+        config.intermediate_size,
+        1,
+        config.num_attention_heads,
+        config.num_key_value_heads,
+        config.head_dim,
+        config.max_position_embeddings,
+        config.rms_norm_eps,
+        config.rope_theta,
+        config.rope_scaling,
+    )
