@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from shared import FAMILIES, engine, settle, shortage
+from every_method import FAMILIES, engine, settle, shortage
+from small_decoder import LAYERS, VOCAB
 from test_early_exit import Ledger
-from test_session import LAYERS, VOCAB
 
 from draftwood import Engine, GenerationResult
 from draftwood.core.records import Round

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import write
+from checkpoint_files import write
 from family_models import PROMPT, VARIANTS
 from family_models import write as write_family
 from native_library import TYPES, chain, embedded, needs_native, python
