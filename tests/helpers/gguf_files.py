@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from draftwood.eval.experiments.engines.gguf_file import rotary_rows
+from benchmarks.engines.gguf_file import rotary_rows
 from draftwood.models.text.tokenizer import Tokenizer
 
 Stored = Callable[[str, np.ndarray], tuple[np.ndarray, str]]  # a tensor's name and values -> its bytes and type
