@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.bench import Bench
 from benchmarks.experiment import Kind, Rows
 from draftwood.core.records import Round
-from draftwood.depth import Acceptance, BetaThompson, CalibratedThompson, DepthController, Fixed, Growth, Load
+from draftwood.depth import Acceptance, BetaThompson, CalibratedThompson, DepthController, DraftState, Fixed, Load
 from draftwood.depth.calibrated import PLACES, Calibration, Seen
 from draftwood.depth.settings import parse_depth
 from draftwood.sampling.distributions import Streams
@@ -93,8 +93,8 @@ class Predictor:
     def __init__(self, text: Text, seed: int) -> None:
         self.text, self.seed, self.place = text, seed, 0
 
-    def __call__(self, growth: Growth, target: object) -> float:
-        place = self.place + growth.depth - 1
+    def __call__(self, state: DraftState, target: object) -> float:
+        place = self.place + state.depth - 1
         known = (self.text.known or self.text.chance)(place)
         noise = random.Random(self.seed * 1_000_003 + place).gauss(0, PREDICTOR_NOISE)
         return min(1.0, max(0.0, known + noise))
@@ -133,9 +133,9 @@ def a_round(accepted: int, drafted: int, c: float) -> Round:
     return Round(0, [], [], [], [], [], [], *numbers, drafted, [], [], [], [], [])
 
 
-def sure(chance: float, depth: int) -> Growth:
+def sure(chance: float, depth: int) -> DraftState:
     """A layer whose draft was as probable as it says."""
-    return Growth(depth, [0], torch.tensor([[math.log(chance), math.log(1 - chance)]]), [(0, 0)])
+    return DraftState(depth, [0], torch.tensor([[math.log(chance), math.log(1 - chance)]]), [(0, 0)])
 
 
 def simulate(make: Make, text: Text, c: float, tokens: int, seed: int) -> tuple[float, float]:
@@ -147,10 +147,10 @@ def simulate(make: Make, text: Text, c: float, tokens: int, seed: int) -> tuple[
         streams.at(made)
         predict.place = made
         controller.start(streams, Load(lambda rows: c, lambda rows: 1.0))
-        growth, depth = Growth(0), 0
-        while controller.deeper(growth):
+        state, depth = DraftState(0), 0
+        while controller.deeper(state):
             depth += 1
-            growth = sure(text.chance(made + depth - 1), depth) if text.confident else Growth(depth)
+            state = sure(text.chance(made + depth - 1), depth) if text.confident else DraftState(depth)
         accepted = 0
         while accepted < depth and rng.random() < text.chance(made + accepted):
             accepted += 1
@@ -208,7 +208,7 @@ class Controllers(Kind):
         rows: Rows = []
         with torch.inference_mode():
             for name, controller in made.items():
-                layers = [Growth(0)] + [Growth(i, [i], logits, [(0, 7)], state) for i in range(1, 5)]
+                layers = [DraftState(0)] + [DraftState(i, [i], logits, [(0, 7)], state) for i in range(1, 5)]
                 streams, deciding, around = Streams(1), [], []
                 round_ = a_round(3, 4, 0.05)
                 for number in range(self.decisions):
@@ -216,8 +216,8 @@ class Controllers(Kind):
                     began = perf_counter()
                     controller.start(streams)
                     started = perf_counter()
-                    for growth in layers:
-                        controller.deeper(growth)
+                    for layer in layers:
+                        controller.deeper(layer)
                     asked = perf_counter()
                     controller.observe(round_, of_target)
                     deciding.append(1e6 * (asked - started) / len(layers))

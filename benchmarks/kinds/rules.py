@@ -18,7 +18,7 @@ from draftwood.eval.tasks import Instance, parse
 from draftwood.methods.sequences import RULES
 from draftwood.sampling.distributions import Distributions, Streams
 from draftwood.train.recording import Recording
-from draftwood.verify import Verifier, Watching
+from draftwood.verify import Verifier, VerifierProxy
 
 
 class Toss(float):
@@ -69,7 +69,7 @@ def expected_tokens(verify: Verifier, forest: Forest, target: Distributions) -> 
 
 
 @dataclass(slots=True)
-class Weighed(Watching):
+class Weighed(VerifierProxy):
     """Passes another verifier's verdicts on, and sums up the mean tokens of its rounds with drafts by several rules."""
 
     rules: Mapping[str, Verifier]

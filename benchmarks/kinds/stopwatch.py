@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from draftwood.core.records import Round
-from draftwood.depth import ALONE, DepthController, Growth, Load
+from draftwood.depth import ALONE, DepthController, DraftState, Load
 from draftwood.engine.engine import Engine
 from draftwood.engine.generation import Generation
 from draftwood.sampling.distributions import Streams
@@ -35,8 +35,8 @@ class Timed(DepthController):
     def copies(self, chances: Sequence[float]) -> int:
         return self._timed(lambda: self.inner.copies(chances))
 
-    def deeper(self, growth: Growth) -> bool:
-        return self._timed(lambda: self.inner.deeper(growth))
+    def deeper(self, state: DraftState) -> bool:
+        return self._timed(lambda: self.inner.deeper(state))
 
     def width(self, most: int) -> int:
         return self.inner.width(most)
