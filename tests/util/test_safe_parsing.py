@@ -15,7 +15,7 @@ from draftwood.depth import parse_depth
 from draftwood.errors import ConfigurationError
 from draftwood.methods import Method
 from draftwood.util import config
-from draftwood.util.safe_parsing import DEEPEST, parse_json, parse_value, parse_yaml, read_text, shown
+from draftwood.util.safe_parsing import MAX_NESTING, parse_json, parse_value, parse_yaml, read_text, short_repr
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
@@ -71,7 +71,7 @@ def test_plain_settings_are_read_as_before() -> None:
         "q": None,
         "r": True,
     }
-    deep = "[" * DEEPEST + "]" * DEEPEST
+    deep = "[" * MAX_NESTING + "]" * MAX_NESTING
     assert parse_yaml(deep) == json.loads(deep)
     assert parse_json("[NaN]", finite=False)[0] != parse_json("[Infinity]", finite=False)[0] == math.inf
 
@@ -98,7 +98,7 @@ def test_long_names_and_values_are_cut() -> None:
     nested: Any = []
     for _ in range(10**5):
         nested = [nested]
-    assert len(shown(nested)) <= 60 and len(shown("x" * 10**7)) <= 60 and len(shown(10**4000)) <= 60
+    assert len(short_repr(nested)) <= 60 and len(short_repr("x" * 10**7)) <= 60 and len(short_repr(10**4000)) <= 60
 
 
 def test_files_are_bounded(tmp_path: Path) -> None:
@@ -120,4 +120,4 @@ def test_whatever_a_text_is_it_is_read_or_refused(text: str) -> None:
         except ValueError as error:
             assert len(str(error)) < 300
     parse_value(text)
-    shown(text)
+    short_repr(text)
