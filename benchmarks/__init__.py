@@ -1,1 +1,0 @@
-"""Experiments: a YAML file each in experiments/, kinds of measurement in kinds/, what was measured in results/."""

@@ -1,1 +1,0 @@
-"""Kinds of measurement, one module each."""
