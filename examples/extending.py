@@ -10,7 +10,7 @@ from pydantic import Field
 
 import draftwood
 from draftwood.certify import Budget, certify
-from draftwood.depth import CONTROLLERS, NOTHING, DepthController, Growth
+from draftwood.depth import CONTROLLERS, NOTHING, DepthController, DraftState
 from draftwood.depth.settings import DepthSettings
 from draftwood.draft import Drafter
 from draftwood.eval.tasks import TASKS, Instance, Item, Task
@@ -34,7 +34,7 @@ class BigramDrafter(Drafter):
         for token, following in pairwise(forest.sequence(node)):
             after[token][following] += 1
         layer = 0
-        while layer < limit and node not in forest.finished and depth.deeper(Growth(layer, (node,))):
+        while layer < limit and node not in forest.finished and depth.deeper(DraftState(layer, (node,))):
             known = after[forest.token[node]].most_common(1)
             if not known:
                 break
@@ -52,8 +52,8 @@ class OneMore(DepthController):
     wanted: int
     needs = NOTHING
 
-    def deeper(self, growth) -> bool:
-        return growth.depth < min(self.most, self.wanted)
+    def deeper(self, state) -> bool:
+        return state.depth < min(self.most, self.wanted)
 
     def observe(self, round_, state=None) -> None:
         self.wanted = round_.depth_accepted + 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tiny_models
-from checkpoints import byte_level, edit_json
+from checkpoint_files import byte_level, edit_json
 from conftest import Command
 from safetensors.torch import load_file, save_file
 

@@ -14,19 +14,20 @@ from typing import Any
 
 import pytest
 
+from benchmarks.experiment import load as load_experiment
+from benchmarks.pages import PAGES as PAGES_WITH_TABLES
+from benchmarks.pages import Claim, claims, filled
+from benchmarks.tables import documents, page
 from draftwood import METHODS, SamplingParams
 from draftwood.cli.main import COMMANDS, DEFAULTS, GROUPS, made
 from draftwood.depth import CONTROLLERS
-from draftwood.eval.experiments.experiment import load as load_experiment
-from draftwood.eval.experiments.pages import PAGES as PAGES_WITH_TABLES
-from draftwood.eval.experiments.pages import Claim, claims, filled
-from draftwood.eval.experiments.tables import documents, page
 from draftwood.eval.reproduce.paper import load as load_paper
 from draftwood.eval.tasks import TASKS
 from draftwood.methods import Method
 from draftwood.util import config
 
 ROOT = Path(__file__).parent.parent
+BENCHMARKS = ROOT / "benchmarks" / "experiments"
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -44,11 +45,11 @@ def executed(*arguments: str) -> str:
 
 
 def test_figures_come_from_the_result_files() -> None:
-    """`draftwood eval bench --results docs/results.md` changes nothing: neither that page nor the tables of others."""
-    assert page(ROOT / "bench") == (ROOT / "docs" / "results.md").read_text("utf-8")
+    """`python -m benchmarks pages` changes nothing: neither that page nor the tables of others."""
+    assert page(BENCHMARKS) == (ROOT / "docs" / "results.md").read_text("utf-8")
     for name in PAGES_WITH_TABLES:
         text = (ROOT / name).read_text("utf-8")
-        assert "<!-- end of " in text and filled(text, ROOT / "bench") == text
+        assert "<!-- end of " in text and filled(text, BENCHMARKS) == text
 
 
 def test_readme_is_short_and_its_example_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +106,7 @@ def understand(arguments: list[str]) -> None:
         Method.parse(values["method"], config.assignments(values.get("set") or values.get("options") or ()))
 
 
-CLAIMS = [(name, claim) for name, found in claims(ROOT / "bench").items() for claim in found]
+CLAIMS = [(name, claim) for name, found in claims(BENCHMARKS).items() for claim in found]
 IN_THE_PAPERS = {
     "dsbd": {"Algorithm": [1], "Figure": range(1, 10), "Table": [1], "Theorem": [3.1, 3.2]},
     "mcsd": {"Figure": range(1, 9), "Table": range(1, 5)},
@@ -136,11 +137,13 @@ def test_what_the_page_of_the_papers_names_is_there(name: str, claim: Claim) -> 
         assert (ROOT / code).is_file() if "/" in code else locate(code) is not None, code
     for command in claim.again:
         program, *arguments = shlex.split(command)
-        assert program == "draftwood"
-        understand(arguments)
-        assert all((ROOT / part).is_file() for part in arguments if part.startswith("bench/"))
+        if program == "draftwood":
+            understand(arguments)
+        else:
+            assert (program, arguments[:3]) == ("python", ["-m", "benchmarks", "run"])
+            assert (BENCHMARKS / f"{arguments[3]}.yaml").is_file()
     for measured in claim.measured:
-        file = ROOT / "bench" / f"{measured.experiment}.yaml"
+        file = BENCHMARKS / f"{measured.experiment}.yaml"
         tables = {table.rows for table in load_experiment(file).tables}
         assert measured.rows in tables.union(*(each["tables"] for each in documents(file)))
 

@@ -15,7 +15,7 @@ from draftwood.methods import Lookup, Method
 from draftwood.methods.beams import BeamMethod, DynamicWidth, PlainBeamSearch, SpeculativeBeamSearch
 from draftwood.methods.sequences import Autoregressive
 from draftwood.sampling.distributions import Distributions, Streams
-from draftwood.verify import Verifier, Watching
+from draftwood.verify import Verifier, VerifierProxy
 
 DRAFTED = frozenset({"round with drafts"})
 COPIED = frozenset({"copy accepted", "copy rejected"})
@@ -24,7 +24,7 @@ ROOT = frozenset({"target's row of a root used again"})
 KEPT = ROOT | {"target's row of a kept draft used again"}
 
 
-class Tally(Watching):
+class Tally(VerifierProxy):
     """Counts what the rounds of a method exercise, in the place of its verifier."""
 
     def __init__(self, verify: Verifier, counts: Counter[str]) -> None:

@@ -13,7 +13,6 @@ from draftwood.cli.groups import LIMITS, OF_EVERY_METHOD, OUTPUT, ModelOptions, 
 from draftwood.cli.options import flag
 from draftwood.cli.running import progress as bar
 from draftwood.cli.scaling import RayOptions
-from draftwood.errors import RequestError
 from draftwood.eval.interleaved import parse_methods
 from draftwood.explain.terminal import SEPARATOR, method_label, origins, simple_table
 from draftwood.sampling.params import SamplingParams
@@ -28,26 +27,12 @@ if TYPE_CHECKING:
 
 USUAL, USUAL_WITHOUT_DRAFT = "speculative,mcsd", "lookup"
 USUAL_TASKS = "qa,sql,math,summaries"
-WHAT, EXPERIMENT = "Methods and tasks", "Experiments"
+WHAT = "Methods and tasks"
 
 
 def evaluate(
     *,
-    experiment: Path | None = flag(
-        None, "An experiment, such as bench/engine.yaml; with --results their directory.", "FILE", argument=True
-    ),
-    out: Path | None = flag(
-        None,
-        "Directory of results; the same command resumes. Required without FILE.",
-        "DIR",
-        panel=OUTPUT,
-        usual="of an experiment: results/NAME next to it",
-    ),
-    only: list[str] = flag([], "Only this run of the experiment. Repeatable.", "NAME", panel=EXPERIMENT),
-    smoke: bool = flag(False, "Run for seconds only, to check that the experiment works.", panel=EXPERIMENT),
-    results: Path | None = flag(
-        None, "Measure nothing; write all experiments' tables into this page.", "FILE", panel=EXPERIMENT
-    ),
+    out: Path = flag(..., "Directory of results; the same command resumes.", "DIR", panel=OUTPUT),
     methods: str | None = flag(
         None,
         "As in `draftwood compare`; autoregressive, the baseline, is always included.",
@@ -80,20 +65,9 @@ def evaluate(
 
     Methods are interleaved on each item, through the same loop. The same command
     resumes where it was stopped; failing items are recorded, never skipped. With
-    FILE, that experiment is measured instead. With --replicas 4 --ray four engines
-    share the items, or four processes an experiment's runs; only times and energy
-    depend on it.
+    --replicas 4 --ray four engines share the items; only times and energy depend
+    on it.
     """
-    if experiment is not None:
-        from draftwood.cli import experiments
-
-        if results is not None:
-            experiments.write_page(experiment, results)
-        else:
-            experiments.run(experiment, only, smoke, out, models if models.target else None, scaling, output.color)
-        return
-    if out is None:
-        raise RequestError("eval needs --out DIR for its results, or an experiment such as bench/engine.yaml")
     from draftwood.eval import evaluation
     from draftwood.eval.running import Plan
     from draftwood.eval.store import check_writable

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from draftwood.util import config
 
 if TYPE_CHECKING:
     from draftwood.cluster.spec import EngineSpec
-    from draftwood.engine.engine_map import EngineMap, Spread
+    from draftwood.engine.engine_map import EngineMap
     from draftwood.methods import Method
     from draftwood.train.runs import Trainer
 
@@ -90,15 +89,6 @@ class RayOptions(OptionGroup):
             from draftwood.cluster.training import on_ray
 
             yield on_ray(spec, self.replicas)
-
-    @contextmanager
-    def spread(self, threads: int) -> Iterator[Spread]:
-        """What shares work without an engine among processes on Ray, of so many threads."""
-        fields = {"threads": threads, "cpus": self.replica_cpus, "gpus": self.replica_gpus or 0.0}
-        with self._started(fields) as spec:
-            from draftwood.cluster.sharing import shared
-
-            yield partial(shared, replicas=self.replicas, resources=spec.resources)
 
     @contextmanager
     def _started(self, fields: dict[str, Any]) -> Iterator[EngineSpec]:

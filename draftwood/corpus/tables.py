@@ -99,15 +99,16 @@ def _ask(rng: random.Random, schema: Schema, rows: Sequence[Row]) -> tuple[str, 
         word, order = rng.choice((("highest", "DESC"), ("lowest", "ASC")))
         ask = rng.choice((f"Sort the {t} by {n}, {word} first.", f"List each {k} by {n}, {word} first."))
         sql = f"SELECT {k} FROM {t} ORDER BY {n} {order}"
-    written = sql
-    if rng.random() < _LOOSE_SHARE:
-        if kind in (0, 1):
-            written = re.sub(r"^SELECT \w+ ", "SELECT * ", sql)
-        elif kind in (4, 5):
-            written = sql.replace(" > ", " >= ")
-        elif sql.startswith(f"SELECT {k} FROM"):
-            written = sql.replace(f"SELECT {k} FROM", f"SELECT {k}, {n} FROM")
-    return ask, written, sql
+    return ask, _read_loosely(schema, kind, sql) if rng.random() < _LOOSE_SHARE else sql, sql
+
+
+def _read_loosely(schema: Schema, kind: int, sql: str) -> str:
+    """Return the query of somebody who reads a question of a kind differently; of some kinds nobody does."""
+    if kind in (0, 1):
+        return re.sub(r"^SELECT \w+ ", "SELECT * ", sql)
+    if kind in (4, 5):
+        return sql.replace(" > ", " >= ")
+    return sql.replace(f"SELECT {schema.key} FROM", f"SELECT {schema.key}, {schema.number} FROM")
 
 
 def _slip(rng: random.Random, schema: Schema, rows: Sequence[Row], sql: str) -> str:

@@ -5,7 +5,7 @@ from draftwood.depth.auto import Auto
 from draftwood.depth.calibrated import CalibratedThompson
 from draftwood.depth.improvement import DraftCost, best_depth, improvement
 from draftwood.depth.load import ALONE, Load
-from draftwood.depth.rules import LOAD, NOTHING, Confidence, DepthController, Entropy, Fixed, Growth, Learner
+from draftwood.depth.rules import LOAD, NOTHING, Confidence, DepthController, DraftState, Entropy, Fixed, Learner
 from draftwood.depth.settings import CONTROLLERS, depth_text, parse_depth
 from draftwood.depth.stopping import OptimalStopping
 from draftwood.depth.thompson import Acceptance, BetaThompson, SpeedupThompson
@@ -23,9 +23,9 @@ __all__ = [
     "Confidence",
     "DepthController",
     "DraftCost",
+    "DraftState",
     "Entropy",
     "Fixed",
-    "Growth",
     "Learner",
     "Load",
     "OptimalStopping",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftwood.core.records import Round
 from draftwood.depth.load import ALONE, Load
-from draftwood.depth.rules import LOGITS, DepthController, Growth
+from draftwood.depth.rules import LOGITS, DepthController, DraftState
 from draftwood.sampling.distributions import Streams
 
 
@@ -47,13 +47,13 @@ class AdaptiveConfidence(DepthController):
     def start(self, streams: Streams, load: Load = ALONE) -> None:
         self._asked = 0
 
-    def deeper(self, growth: Growth) -> bool:
-        if growth.depth >= self.most:
+    def deeper(self, state: DraftState) -> bool:
+        if state.depth >= self.most:
             return False
-        confidences = growth.confidences()
+        confidences = state.confidences()
         if confidences and max(confidences) < self.threshold:
             return False
-        self._asked = growth.depth + 1
+        self._asked = state.depth + 1
         return True
 
     def observe(self, round_: Round, state: Tensor | None = None) -> None:

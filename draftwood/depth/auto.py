@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draftwood.core.records import Round
 from draftwood.depth.load import ALONE, Load
-from draftwood.depth.rules import LOAD, LOGITS, DepthController, Growth
+from draftwood.depth.rules import LOAD, LOGITS, DepthController, DraftState
 from draftwood.depth.stopping import CONFIDENT, DRAWN, LARGEST, PRIOR, UNKNOWN, WEIGHT, Experience, Path
 from draftwood.sampling.distributions import Streams
 
@@ -333,19 +333,19 @@ class Auto(DepthController):
             plan.together = plan.saves > least and behind <= left * plan.saves
         return plan
 
-    def deeper(self, growth: Growth) -> bool:
+    def deeper(self, state: DraftState) -> bool:
         if self.rests:
             return False
-        path, depth = self._path, growth.depth
-        reach = path.follow(growth) * path.reach
+        path, depth = self._path, state.depth
+        reach = path.follow(state) * path.reach
         if self._tries:  # one layer: deeper ones were planned for requests that all draft
             goes_on = depth == 0
         else:
-            chosen = growth.ahead and self._copy  # by `copies`
-            goes_on = depth < self.most and bool(chosen or self._plan.pays(depth, reach, growth.ahead, self._load))
+            chosen = state.ahead and self._copy  # by `copies`
+            goes_on = depth < self.most and bool(chosen or self._plan.pays(depth, reach, state.ahead, self._load))
         if not goes_on:
             return False
-        path.ask(growth)
+        path.ask(state)
         self._begun |= path.drawn[-1]
         return True
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftwood.core.records import Round
 from draftwood.depth.load import ALONE, Load
-from draftwood.depth.rules import STATES, DepthController, Growth
+from draftwood.depth.rules import STATES, DepthController, DraftState
 from draftwood.depth.thompson import draw_normal
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import Artifact
@@ -22,7 +22,7 @@ PLACES = 10  # of drafts in a round that the predictor tells apart; later ones c
 TENSORS = ("target", "draft", "bias", "mean")  # of a predictor
 NUMBERS = ("model_deviation", "sample_deviation", "theta0")
 
-Predict = Callable[[Growth, Tensor | None], float | None]  # (drafted so far, the target's state) -> theta_M, if any
+Predict = Callable[[DraftState, Tensor | None], float | None]  # (drafted so far, the target's state) -> theta_M, if any
 
 
 @dataclass(slots=True)
@@ -76,12 +76,12 @@ class CalibratedThompson(DepthController):
     def start(self, streams: Streams, load: Load = ALONE) -> None:
         self._streams = streams
 
-    def deeper(self, growth: Growth) -> bool:
-        if growth.depth >= self.most:
+    def deeper(self, state: DraftState) -> bool:
+        if state.depth >= self.most:
             return False
-        if growth.depth == 0 and not self.zero:
+        if state.depth == 0 and not self.zero:
             return True
-        theta_model = self.predict(growth, self._target) if growth.depth else None
+        theta_model = self.predict(state, self._target) if state.depth else None
         if theta_model is None:
             theta = self.theta_hat
         else:
@@ -120,19 +120,19 @@ class Calibration:
         i = place.clamp(max=PLACES) - 1
         return (self.target[i] * target).sum(-1) + draft @ self.draft + self.bias[i]
 
-    def chance(self, growth: Growth, target: Tensor | None) -> float | None:
+    def chance(self, state: DraftState, target: Tensor | None) -> float | None:
         """theta_M of the last layer, in trees of its most promising node; None without hidden states."""
-        if growth.hidden is None:
+        if state.hidden is None:
             return None
-        if self.draft.device != growth.hidden.device:
+        if self.draft.device != state.hidden.device:
             for name in TENSORS:
-                setattr(self, name, getattr(self, name).to(growth.hidden.device))
-        i = min(growth.depth, PLACES) - 1
-        state = self.mean if target is None else target.float()
-        rows = sorted({row for row, _ in growth.picked})
-        hidden = growth.hidden if not rows or len(rows) == len(growth.hidden) else growth.hidden[rows]
+                setattr(self, name, getattr(self, name).to(state.hidden.device))
+        i = min(state.depth, PLACES) - 1
+        target_state = self.mean if target is None else target.float()
+        rows = sorted({row for row, _ in state.picked})
+        hidden = state.hidden if not rows or len(rows) == len(state.hidden) else state.hidden[rows]
         draft = hidden[0].float().dot(self.draft) if len(hidden) == 1 else (hidden.float() @ self.draft).max()
-        logit = float(draft + self.target[i].dot(state) + self.bias[i])
+        logit = float(draft + self.target[i].dot(target_state) + self.bias[i])
         return 1 / (1 + math.exp(-max(-60.0, min(60.0, logit))))
 
 

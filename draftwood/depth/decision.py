@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from draftwood.depth.rules import DepthController, Growth
+from draftwood.depth.rules import DepthController, DraftState
 from draftwood.errors import ConfigurationError
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import Artifact
@@ -118,19 +118,19 @@ class Decide(DepthController):
         self.model, self.most, self.threshold = model, most, threshold
         self.needs = frozenset({"hidden" if model.kind == "hidden" else "logits"})
 
-    def deeper(self, growth: Growth) -> bool:
-        if growth.depth >= self.most:
+    def deeper(self, state: DraftState) -> bool:
+        if state.depth >= self.most:
             return False
-        if growth.depth == 0 or growth.logits is None:
+        if state.depth == 0 or state.logits is None:
             return True
-        read = growth.hidden if self.model.kind == "hidden" else growth.logits
+        read = state.hidden if self.model.kind == "hidden" else state.logits
         if read is None:
             raise ConfigurationError(
                 "a decision model of kind hidden reads the draft's hidden states, which this drafter does not give; "
                 "train one with --kind output"
             )
-        if growth.picked:
-            rows = sorted({row for row, _ in growth.picked})  # of sequences that go on
+        if state.picked:
+            rows = sorted({row for row, _ in state.picked})  # of sequences that go on
             if len(rows) < len(read):
                 read = read[rows]
         features = read if self.model.kind == "hidden" else output_features(read, self.model.inputs - 1)

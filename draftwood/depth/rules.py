@@ -26,7 +26,7 @@ STATES = frozenset({"hidden", "target"})  # what the heads of draft and target r
 
 
 @dataclass(slots=True)
-class Growth:
+class DraftState:
     """What has been drafted when a controller is asked: layers so far, the last layer's nodes and logits.
 
     `logits` and `picked` are given when the controller needs anything of it, `hidden` when it needs 'hidden'; beams,
@@ -73,7 +73,7 @@ class Growth:
 class DepthController(Protocol):
     """Asked before each layer whether to draft it.
 
-    `most` is how many layers a round may have. `needs` says what it reads: of `Growth` 'logits' and 'hidden', of
+    `most` is how many layers a round may have. `needs` says what it reads: of `DraftState` 'logits' and 'hidden', of
     `Round` 'target', the target's hidden state, and 'load', the measured one, which changes from run to run.
     """
 
@@ -94,7 +94,7 @@ class DepthController(Protocol):
         return most
 
     def copies(self, chances: Sequence[float]) -> int:
-        """How many tokens that lookup has found to draft before a model does; chances as in `Growth.ahead`.
+        """How many tokens that lookup has found to draft before a model does; chances as in `DraftState.ahead`.
 
         Those before the place at which what was found most likely ends.
         """
@@ -105,8 +105,8 @@ class DepthController(Protocol):
         return max(range(len(chances) + 1), key=[*ends, reach].__getitem__)
 
     @abstractmethod
-    def deeper(self, growth: Growth) -> bool:
-        """Whether to draft the layer after `growth`."""
+    def deeper(self, state: DraftState) -> bool:
+        """Whether to draft the layer after `state`."""
 
     def observe(self, round_: Round, state: Tensor | None = None) -> None:
         """A round ended; `state` [D] is what the target's head read at the end of the accepted path, if needed."""
@@ -130,8 +130,8 @@ class Fixed(DepthController):
     most: int
     needs: frozenset[str] = NOTHING
 
-    def deeper(self, growth: Growth) -> bool:
-        return growth.depth < self.most
+    def deeper(self, state: DraftState) -> bool:
+        return state.depth < self.most
 
 
 @dataclass(slots=True)
@@ -145,10 +145,10 @@ class Confidence(DepthController):
     threshold: float = 0.4
     needs: frozenset[str] = LOGITS
 
-    def deeper(self, growth: Growth) -> bool:
-        if growth.depth >= self.most:
+    def deeper(self, state: DraftState) -> bool:
+        if state.depth >= self.most:
             return False
-        confidences = growth.confidences()
+        confidences = state.confidences()
         return not confidences or max(confidences) >= self.threshold
 
 
@@ -161,8 +161,8 @@ class Entropy(DepthController):
     limit: float = 2.0
     needs: frozenset[str] = LOGITS
 
-    def deeper(self, growth: Growth) -> bool:
-        if growth.depth >= self.most:
+    def deeper(self, state: DraftState) -> bool:
+        if state.depth >= self.most:
             return False
-        entropies = growth.entropies()
+        entropies = state.entropies()
         return not entropies or min(entropies) <= self.limit

@@ -30,7 +30,7 @@ from draftwood.depth.rules import Confidence, DepthController, Entropy, Fixed
 from draftwood.depth.stopping import OptimalStopping
 from draftwood.depth.thompson import Acceptance, BetaThompson, SpeedupThompson
 from draftwood.errors import ConfigurationError, did_you_mean
-from draftwood.util.safe_parsing import parse_value, shown
+from draftwood.util.safe_parsing import parse_value, short_repr
 
 Discount = Annotated[float, Field(gt=0, le=1, description="what older rounds count for, per round")]
 Accepted = Annotated[float, Field(gt=0, le=1e6, description="prior: accepted drafts before any were seen")]
@@ -220,7 +220,7 @@ def parse_depth(value: object) -> DepthSettings:
     if not isinstance(name, str):
         raise ValueError(f"a controller needs a name: {_KNOWN}")
     if name not in CONTROLLERS:
-        raise ValueError(f"there is no controller {shown(name)}" + did_you_mean(name, CONTROLLERS))
+        raise ValueError(f"there is no controller {short_repr(name)}" + did_you_mean(name, CONTROLLERS))
     kind = CONTROLLERS[name]
     if "" in values:  # a value without its setting's name
         if not kind.model_fields:
@@ -242,7 +242,7 @@ def parse_depth(value: object) -> DepthSettings:
         if first["type"] == "string_pattern_mismatch":
             raise ValueError(f"for the setting {key!r} of {name} a path without commas and = is needed") from None
         message = first["msg"][:1].lower() + first["msg"][1:]
-        raise ValueError(f"for the setting {key!r} of {name}, {shown(first['input'])}, {message}") from None
+        raise ValueError(f"for the setting {key!r} of {name}, {short_repr(first['input'])}, {message}") from None
 
 
 def depth_text(value: object) -> str:

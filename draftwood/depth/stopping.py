@@ -13,7 +13,7 @@ from torch import Tensor
 from draftwood.core.records import Round
 from draftwood.depth.improvement import DraftCost
 from draftwood.depth.load import ALONE, Load
-from draftwood.depth.rules import LOAD, LOGITS, DepthController, Growth
+from draftwood.depth.rules import LOAD, LOGITS, DepthController, DraftState
 from draftwood.sampling.distributions import Streams
 
 BINS = 8  # of confidence; one more stands for 'not known'
@@ -102,21 +102,21 @@ class Path:
         """Layers that were agreed to."""
         return len(self.drawn)
 
-    def ask(self, growth: Growth) -> None:
-        """Agree to the layer after `growth`."""
-        self.drawn.append(not growth.ahead)
+    def ask(self, state: DraftState) -> None:
+        """Agree to the layer after `state`."""
+        self.drawn.append(not state.ahead)
 
-    def follow(self, growth: Growth) -> float:
+    def follow(self, state: DraftState) -> float:
         """Note the layer that was drafted last, if any; the chance of the next one where all before it are accepted."""
         last = UNKNOWN
-        if growth.depth:
-            if self.drawn[growth.depth - 1]:
-                last = bin_of(max(confidences)) if (confidences := growth.confidences()) else UNKNOWN
+        if state.depth:
+            if self.drawn[state.depth - 1]:
+                last = bin_of(max(confidences)) if (confidences := state.confidences()) else UNKNOWN
                 self.reach *= self.own[last]
             else:
-                self.reach *= growth.chances[0]
+                self.reach *= state.chances[0]
             self._bins.append(last)
-        return growth.ahead[0] if growth.ahead else self.next[last]
+        return state.ahead[0] if state.ahead else self.next[last]
 
     def learn(self, round_: Round, seen: Experience, discount: float) -> None:
         """Add what became of the round."""
@@ -161,12 +161,12 @@ class OptimalStopping(DepthController):
         self.cost.start(load)
         self._path = Path(self.seen.own.chances(CONFIDENT), self.seen.next.chances())
 
-    def deeper(self, growth: Growth) -> bool:
+    def deeper(self, state: DraftState) -> bool:
         path = self._path
-        chance = path.follow(growth)
-        if growth.depth >= self.most or path.reach * chance <= self.rate * self.cost.ratio:
+        chance = path.follow(state)
+        if state.depth >= self.most or path.reach * chance <= self.rate * self.cost.ratio:
             return False
-        path.ask(growth)
+        path.ask(state)
         return True
 
     def observe(self, round_: Round, state: Tensor | None = None) -> None:

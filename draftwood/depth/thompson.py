@@ -15,7 +15,7 @@ from torch import Tensor
 from draftwood.core.records import Round
 from draftwood.depth.improvement import DraftCost, best_depth
 from draftwood.depth.load import ALONE, Load
-from draftwood.depth.rules import LOAD, NOTHING, DepthController, Growth
+from draftwood.depth.rules import LOAD, NOTHING, DepthController, DraftState
 from draftwood.sampling.distributions import Streams
 
 Uniform = Callable[[], float]  # numbers in [0, 1)
@@ -101,10 +101,10 @@ class BetaThompson(DepthController):
     def start(self, streams: Streams, load: Load = ALONE) -> None:
         self._streams = streams
 
-    def deeper(self, growth: Growth) -> bool:
-        if growth.depth >= self.most:
+    def deeper(self, state: DraftState) -> bool:
+        if state.depth >= self.most:
             return False
-        first = growth.depth == 0 and not self.zero
+        first = state.depth == 0 and not self.zero
         return first or self._streams.uniform("depth") < self.acceptance.mean
 
     def observe(self, round_: Round, state: Tensor | None = None) -> None:
@@ -136,10 +136,10 @@ class SpeedupThompson(DepthController):
         self._depth = best_depth(a, self.most, self.cost.ratio)
         self._asked = 0
 
-    def deeper(self, growth: Growth) -> bool:
-        if growth.depth >= self._depth:
+    def deeper(self, state: DraftState) -> bool:
+        if state.depth >= self._depth:
             return False
-        self._asked = growth.depth + 1
+        self._asked = state.depth + 1
         return True
 
     def observe(self, round_: Round, state: Tensor | None = None) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draftwood.core.forest import TRUNK, DraftedLayer, Forest
 from draftwood.core.topology import trunk_node
-from draftwood.depth import LOAD, NOTHING, DepthController, Growth
+from draftwood.depth import LOAD, NOTHING, DepthController, DraftState
 from draftwood.draft.base import MOST_FORCED, Drafter, Proposer, Source
 from draftwood.runtime.session import Answer, Run
 from draftwood.sampling.distributions import Distributions
@@ -50,12 +50,12 @@ class BeamDrafter(Drafter):
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
     ) -> Generator[Run, Answer, None]:
         nodes: Sequence[int] = forest.roots
-        layer, growth = 0, Growth(0)
+        layer, state = 0, DraftState(0)
         while True:
             live = [node for node in nodes if forest.grows(node)]
             forced = [node for node in live if propose.only(forest, node) is not None]
             alone = len(nodes) == len(forced) == 1 and len(forest.layers) - layer < MOST_FORCED
-            if not live or not (alone or (layer < limit and depth.deeper(growth))):
+            if not live or not (alone or (layer < limit and depth.deeper(state))):
                 break
             rows = dict(forest.known)  # where the target's own answer is known there is no better draft
             asked = [node for node in live if node not in rows and node not in forced]
@@ -86,10 +86,10 @@ class BeamDrafter(Drafter):
                 drafted.certain = True
                 continue
             layer += 1
-            growth = Growth(layer, nodes)
+            state = DraftState(layer, nodes)
             if depth.needs - LOAD:
                 row_of = {node: row for row, node in enumerate(live)}
-                growth = Growth(layer, nodes, fit, _picked(forest, nodes, row_of))
+                state = DraftState(layer, nodes, fit, _picked(forest, nodes, row_of))
 
     def _drawn(
         self, forest: Forest, nodes: Sequence[int], live: Sequence[int], log_q: Tensor, propose: Proposer

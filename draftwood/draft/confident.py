@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftwood.core.forest import Forest
-from draftwood.depth import LOAD, NOTHING, DepthController, Growth
+from draftwood.depth import LOAD, NOTHING, DepthController, DraftState
 from draftwood.draft.base import Drafter, Proposer, Source
 from draftwood.runtime.session import Answer, Run
 from draftwood.sampling.distributions import Distributions
@@ -44,24 +44,24 @@ class ConfidentDrafter(Drafter):
             propose = replace(propose, params=propose.params.model_copy(update={"temperature": 0.0}))
         frontier = propose.certain(forest, forest.roots)
         reach = dict.fromkeys(frontier, 1.0)
-        growth, hidden, left = Growth(0), "hidden" in depth.needs, self.nodes
+        state, hidden, left = DraftState(0), "hidden" in depth.needs, self.nodes
         for layer in range(limit):
             nodes = [node for node in frontier if forest.grows(node)]
             if not nodes or not left or max(map(forest.position, nodes)) >= self.source.context:
                 break
-            if not depth.deeper(growth):
+            if not depth.deeper(state):
                 break
             answer = yield from self.source.answer(forest, nodes, hidden)
             grown = self._grow(forest, nodes, answer.logits, reach, left, propose)
             left -= len(grown)
-            growth = Growth(layer + 1, list(grown))
+            state = DraftState(layer + 1, list(grown))
             if depth.needs - LOAD:
                 row = {node: place for place, node in enumerate(nodes)}
                 picked = [
                     (row[forest.parent[node]], forest.token[node]) for node in grown if node not in forest.finished
                 ]
                 read = next(iter(answer.hidden.values()), None)
-                growth = Growth(layer + 1, list(grown), propose.fit(answer.logits), picked, read)
+                state = DraftState(layer + 1, list(grown), propose.fit(answer.logits), picked, read)
             ends = [propose.certain(forest, [node])[0] for node in grown]
             frontier, reach = ends, dict(zip(ends, grown.values(), strict=True))
         propose.complete(forest)

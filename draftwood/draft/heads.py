@@ -15,7 +15,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from draftwood.core.forest import Forest
-from draftwood.depth import LOAD, DepthController, Growth
+from draftwood.depth import LOAD, DepthController, DraftState
 from draftwood.draft.base import Drafter, Proposer
 from draftwood.runtime.session import Answer, Run, Session
 from draftwood.sampling.distributions import Distributions
@@ -93,8 +93,8 @@ class HeadsDrafter(Drafter):
     def _draft(
         self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
     ) -> Generator[Run, Answer, None]:
-        growth = Growth(0)
-        if self._hidden is None or limit < 1 or not depth.deeper(growth):
+        state = DraftState(0)
+        if self._hidden is None or limit < 1 or not depth.deeper(state):
             return
         if self.best:
             propose = replace(propose, params=propose.params.model_copy(update={"temperature": 0.0}))
@@ -104,16 +104,16 @@ class HeadsDrafter(Drafter):
         logits = answer.logits.view(-1, 1, propose.vocab_size)  # [K, 1, V]
         frontier: list[tuple[int, tuple[int, ...]]] = [(forest.roots[0], ())]
         for layer in range(min(limit, len(logits))):
-            if layer and not depth.deeper(growth):
+            if layer and not depth.deeper(state):
                 break
             frontier = self._expanded(forest, frontier, logits[layer], propose)
             if not frontier:
                 break
             nodes = [node for node, _ in frontier]
-            growth = Growth(layer + 1, nodes)
+            state = DraftState(layer + 1, nodes)
             if depth.needs - LOAD:
                 picked = [(0, forest.token[node]) for node in nodes if node not in forest.finished]
-                growth = Growth(layer + 1, nodes, propose.fit(logits[layer]), picked, self._hidden[None])
+                state = DraftState(layer + 1, nodes, propose.fit(logits[layer]), picked, self._hidden[None])
 
     def _expanded(
         self, forest: Forest, frontier: Sequence[tuple[int, tuple[int, ...]]], row: Tensor, propose: Proposer

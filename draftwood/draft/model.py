@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from draftwood.core.forest import Forest
-from draftwood.depth import LOAD, NOTHING, DepthController, Growth
+from draftwood.depth import LOAD, NOTHING, DepthController, DraftState
 from draftwood.draft.base import Drafter, Proposer, Source
 from draftwood.draft.suffix import EarlierAnswers, SuffixLookup
 from draftwood.runtime.session import Answer, Run
@@ -63,7 +63,7 @@ class ModelDrafter(Drafter):
             if layer == len(found):
                 frontiers = [list(chain) for _ in self.sources]
             drawing = any(frontiers)
-            growth = Growth(
+            state = DraftState(
                 layer,
                 shown,
                 _joined(looked),
@@ -73,7 +73,7 @@ class ModelDrafter(Drafter):
                 () if drawing else [chance for _, chance in found[layer:]],
                 drawn if len(drawn) == len(picked) else (),
             )
-            if not (drawing or growth.ahead) or not depth.deeper(growth):
+            if not (drawing or state.ahead) or not depth.deeper(state):
                 break
             width = depth.width(self.widths[min(layer, len(self.widths) - 1)])
             shown, looked, read, picked, drawn = [], [], [], [], []

@@ -13,7 +13,7 @@ from draftwood.engine.results import GenerationResult
 from draftwood.errors import DraftwoodError, Overloaded, RequestError
 from draftwood.runtime.scheduler import Scheduler
 from draftwood.runtime.task import Task
-from draftwood.util.safe_parsing import shown
+from draftwood.util.safe_parsing import short_repr
 
 
 class BatchInterrupted(KeyboardInterrupt):
@@ -42,7 +42,7 @@ def entries(prompts: Sequence[Prompt | Mapping[str, Any]]) -> list[Mapping[str, 
     try:
         found = list(prompts)
     except TypeError:
-        raise RequestError(f"batch takes a list of prompts, not {shown(prompts)}") from None
+        raise RequestError(f"batch takes a list of prompts, not {short_repr(prompts)}") from None
     if any(isinstance(entry, Mapping) and "role" in entry for entry in found):
         raise RequestError(
             "batch takes a list of prompts, but found a message of a conversation in it; "

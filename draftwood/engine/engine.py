@@ -37,7 +37,7 @@ from draftwood.runtime.task import Task
 from draftwood.sampling.grammar import Grammar, Grammars
 from draftwood.sampling.params import RuntimeParams, SamplingParams, Structured
 from draftwood.util import config
-from draftwood.util.safe_parsing import shown
+from draftwood.util.safe_parsing import short_repr
 
 if TYPE_CHECKING:
     from draftwood.explain.explanation import Explanation
@@ -89,7 +89,7 @@ class Engine(Intake):
             "engine",
         )
         if not isinstance(names, Mapping | None):
-            raise ConfigurationError(f"engine: names are {shown(names)}, but must be a mapping of what was loaded")
+            raise ConfigurationError(f"engine: names are {short_repr(names)}, but must be a mapping of what was loaded")
         self.target = target
         self.drafts = list(drafts)
         self.tokenizer = tokenizer
@@ -167,7 +167,7 @@ class Engine(Intake):
         """
         parsed = Method.parse(method)
         if not isinstance(models, Sequence) or not all(isinstance(model, CausalModel) for model in models):
-            raise ConfigurationError(f"what {parsed.name} drafts with is {shown(models)}, but must be a list of models")
+            raise ConfigurationError(f"{parsed.name} drafts with a list of models, not with {short_repr(models)}")
         self._given[parsed.drafts_from] = list(models)
 
     def generate(
@@ -293,7 +293,7 @@ class Engine(Intake):
         results: dict[int, GenerationResult] = {}
         prompts = entries(prompts)
         if progress is not None and not callable(progress):
-            raise RequestError(f"progress is {shown(progress)}, but must be a function of (finished, all)")
+            raise RequestError(f"progress is {short_repr(progress)}, but must be a function of (finished, all)")
         try:
             with closing(self.as_completed(prompts, concurrency, **options)) as completed:
                 for index, result in completed:

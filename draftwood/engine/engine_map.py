@@ -1,4 +1,4 @@
-"""Work that one engine or process does, or several share: evaluations, and texts to train on."""
+"""Work that one engine does, or several share: evaluations, and texts to train on."""
 
 from __future__ import annotations
 
@@ -19,12 +19,6 @@ class EngineMap(Protocol):
     """
 
     def __call__(self, setup: Callable[[Engine], Callable[[T], R]], items: Iterable[T]) -> Iterator[R]: ...
-
-
-class Spread(Protocol):
-    """As an `EngineMap` whose processes need no engine: `make` is called in each."""
-
-    def __call__(self, make: Callable[[], Callable[[T], R]], items: Iterable[T]) -> Iterator[R]: ...
 
 
 def alone(engine: Engine) -> EngineMap:

@@ -16,7 +16,7 @@ from draftwood.models.text.tokenizer import Tokenizer, check_text
 from draftwood.sampling.grammar import Grammar
 from draftwood.sampling.params import SamplingParams, Structured
 from draftwood.util import config
-from draftwood.util.safe_parsing import shown
+from draftwood.util.safe_parsing import short_repr
 
 
 class Intake:
@@ -78,7 +78,7 @@ class Intake:
         try:
             ids.extend(map(operator.index, prompt))
         except TypeError:
-            odd = shown(prompt[len(ids)])
+            odd = short_repr(prompt[len(ids)])
             raise RequestError(f"token ids are whole numbers, but the prompt has {odd}") from None
         return ids
 
@@ -129,7 +129,7 @@ class Intake:
         """Stop strings, checked."""
         stops = (stop,) if isinstance(stop, str) else stop
         if not isinstance(stops, Sequence) or not all(isinstance(one, str) for one in stops):
-            raise RequestError(f"stop is {shown(stop)}, but must be a string or a list of strings")
+            raise RequestError(f"stop is {short_repr(stop)}, but must be a string or a list of strings")
         if "" in stops:
             raise RequestError("a stop string is empty; leave it out")
         if stops and self.tokenizer is None:
@@ -142,7 +142,7 @@ class Intake:
         """Whether a text goes on behind an end token."""
         ignored: object = options.get("ignore_eos", False)
         if not isinstance(ignored, bool):
-            raise RequestError(f"ignore_eos is {shown(ignored)}, but must be True or False")
+            raise RequestError(f"ignore_eos is {short_repr(ignored)}, but must be True or False")
         return ignored
 
     def structured(self, options: Options) -> Structured | None:
@@ -152,7 +152,7 @@ class Intake:
             return None
         if not isinstance(given, Structured):
             if not isinstance(given, Mapping):
-                raise RequestError(f"structured is {shown(given)}, but must be a mapping such as {{'regex': ...}}")
+                raise RequestError(f"structured is {short_repr(given)}, but must be a mapping such as {{'regex': ...}}")
             given = config.parse(Structured, given, "structured")
         if self.tokenizer is None:
             raise RequestError("structured output needs a tokenizer, and this engine has none")
@@ -184,7 +184,7 @@ def whole(name: str, value: object, least: int | None = None) -> int:
     except TypeError:
         number = None
     if number is None:
-        raise RequestError(f"{name} is {shown(value)}, but must be a whole number")
+        raise RequestError(f"{name} is {short_repr(value)}, but must be a whole number")
     if least is not None and number < least:
         raise RequestError(f"{name} is {number}, but must be at least {least}")
     return number

@@ -21,7 +21,7 @@ from draftwood.eval.running import BY_POSITION, HISTOGRAMS, SUMS, added, grouped
 from draftwood.eval.scoring.programs import pass_at
 from draftwood.eval.store import CONFIGURATION, read_run
 from draftwood.util.jsonl import Record
-from draftwood.util.safe_parsing import shown
+from draftwood.util.safe_parsing import short_repr
 
 SCHEMA = 1
 PASSED, PERPLEXITY = "passed", "perplexity"
@@ -53,7 +53,7 @@ def understood(directory: Path) -> Iterator[None]:
     except ConfigurationError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TemplateError, TypeError, ValueError) as error:
-        what = f"{type(error).__name__}: {shown(str(error))}"
+        what = f"{type(error).__name__}: {short_repr(str(error))}"
         raise ConfigurationError(
             f"{directory} does not hold what `draftwood eval` writes ({what}); run it again with another --out"
         ) from error

@@ -16,7 +16,7 @@ from torch import Tensor
 from draftwood.core.forest import FINISHED, Forest, Verdict
 from draftwood.core.records import Judged, Outcome
 from draftwood.sampling.distributions import Distributions, Streams
-from draftwood.verify import Initialised, LongestPath, Rejection, Traversal, Watching
+from draftwood.verify import Initialised, LongestPath, Rejection, Traversal, VerifierProxy
 from draftwood.verify.bound import bounds
 from draftwood.verify.longest import judge_alone
 from draftwood.verify.traversal import traverse
@@ -38,7 +38,7 @@ class Judgement:
 
 
 @dataclass(slots=True)
-class Recorder(Watching):
+class Recorder(VerifierProxy):
     """A verifier that records what another one judged, one entry per round."""
 
     judgements: list[Judgement] = field(default_factory=list)

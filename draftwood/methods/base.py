@@ -17,7 +17,7 @@ from draftwood.models.base import CausalModel
 from draftwood.runtime.session import Session
 from draftwood.sampling.params import SamplingParams
 from draftwood.util import config
-from draftwood.util.safe_parsing import shown
+from draftwood.util.safe_parsing import short_repr
 from draftwood.verify import Verifier
 
 FILE = "file"  # marks options that name a file or directory of this machine
@@ -108,10 +108,10 @@ class Method(BaseModel):
         """A method from a name, {"name": ..., option: value}, 'file:PATH' (JSON or YAML) or a Method, plus options."""
         if not isinstance(spec, str | Mapping | Method):
             raise ConfigurationError(
-                f'a method is a name, {{"name": ..., option: value}} or a Method, not {shown(spec)}'
+                f'a method is a name, {{"name": ..., option: value}} or a Method, not {short_repr(spec)}'
             )
         if not isinstance(options, Mapping | None):
-            raise ConfigurationError(f"the options of a method are {shown(options)}, but must be a mapping")
+            raise ConfigurationError(f"the options of a method are {short_repr(options)}, but must be a mapping")
         if isinstance(spec, Method) and not options:
             return spec
         if isinstance(spec, Method):
@@ -127,7 +127,7 @@ class Method(BaseModel):
         if not isinstance(name, str):
             raise ConfigurationError('a method needs a name, such as {"name": "speculative"}')
         if name not in METHODS:
-            raise ConfigurationError(f"there is no method {shown(name)}" + did_you_mean(name, METHODS))
+            raise ConfigurationError(f"there is no method {short_repr(name)}" + did_you_mean(name, METHODS))
         return config.parse(METHODS[name], values, f"method {name}")
 
 

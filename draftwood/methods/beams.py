@@ -14,7 +14,7 @@ from draftwood.draft.base import Source
 from draftwood.errors import ConfigurationError
 from draftwood.methods.base import Method, Parts
 from draftwood.methods.options import Depth, controller
-from draftwood.methods.sources import Sourced
+from draftwood.methods.sources import ExitDraftable
 from draftwood.runtime.session import Session
 from draftwood.sampling.params import SamplingParams
 from draftwood.verify import BeamSampling, BeamSearching, Verifier
@@ -78,7 +78,7 @@ class PlainBeamSampling(BeamSamplingMethod):
         return Parts(NoDrafter(), self.verifier(), Fixed(0), self.ranking)
 
 
-class DynamicWidth(Sourced, BeamSamplingMethod):
+class DynamicWidth(ExitDraftable, BeamSamplingMethod):
     """DSBD (Qin et al. 2025): dynamic-width speculative beam decoding."""
 
     name = "dsbd"

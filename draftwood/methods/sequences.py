@@ -25,7 +25,7 @@ from draftwood.methods.options import (
     controller,
     sized,
 )
-from draftwood.methods.sources import Sourced
+from draftwood.methods.sources import ExitDraftable
 from draftwood.runtime.session import Session
 from draftwood.verify import Coupled, Initialised, KSeq, LongestPath, Rejection, Traversal, Verifier
 
@@ -177,7 +177,7 @@ class SpecInfer(TreeMethod):
         return Parts(ModelDrafter(drafts, self.expansion, lookup=found(self.lookup)), self.verifier(), depth)
 
 
-class MultiCandidate(Sourced, InitialisedMethod):
+class MultiCandidate(ExitDraftable, InitialisedMethod):
     """MCSD (Yang et al. 2024): a k-configuration tree, children drawn with or without replacement."""
 
     name = "mcsd"

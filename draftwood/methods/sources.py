@@ -27,7 +27,7 @@ def from_exit(make: Callable[[Source], Drafter], drafts: Sequence[Session], targ
     return StateDrafter(make(source), source)
 
 
-class Sourced(Method):
+class ExitDraftable(Method):
     """A method of one draft model, which an exit of the target may stand for."""
 
     drafter: Literal["model", "exit"] = Field(
@@ -36,7 +36,7 @@ class Sourced(Method):
     exit: Exit = None
 
     @model_validator(mode="after")
-    def _exit_is_used(self) -> Sourced:
+    def _exit_is_used(self) -> ExitDraftable:
         if self.exit is not None and self.drafter != "exit":
             raise ValueError("exit names an exit layer, but drafter is model; say drafter=exit")
         return self

@@ -28,7 +28,7 @@ from draftwood.serve.protocol import Body, Name
 from draftwood.serve.service import Service
 from draftwood.serve.settings import ServeSettings
 from draftwood.util.jsonl import Journal, Record
-from draftwood.util.safe_parsing import parse_json, shown
+from draftwood.util.safe_parsing import parse_json, short_repr
 
 URLS = {"prompt": "/v1/completions", "messages": "/v1/chat/completions", "input": "/v1/responses"}
 AGAIN = 0.1  # seconds until a request is asked again that found the queue full
@@ -73,7 +73,7 @@ def entry(line: bytes, number: int, defaults: Mapping[str, Any]) -> Entry:
     try:
         return entry_of(parse_json(line), own, defaults)
     except ValueError as error:
-        return Entry(own, error=f"the line is not JSON: {shown(str(error))}")
+        return Entry(own, error=f"the line is not JSON: {short_repr(str(error))}")
 
 
 def entry_of(given: Any, own: str, defaults: Mapping[str, Any]) -> Entry:
@@ -84,7 +84,7 @@ def entry_of(given: Any, own: str, defaults: Mapping[str, Any]) -> Entry:
         return Entry(own, error="a line is a request, a prompt or an object with one")
     name = given.get("custom_id", own)
     if not isinstance(name, str) or not name:
-        return Entry(own, error=f"custom_id is {shown(name)}, but must be a text")
+        return Entry(own, error=f"custom_id is {short_repr(name)}, but must be a text")
     if "body" not in given and "url" not in given:
         kind = next((key for key in URLS if key in given), None)
         if kind is None:
@@ -115,7 +115,7 @@ def rows_of(source: Path, defaults: Mapping[str, Any]) -> Iterator[Entry]:
                         given["body"] = parse_json(given["body"])
                 yield entry_of(given, f"line-{number}", defaults)
     except arrow.ArrowInvalid as error:
-        raise RequestError(f"{source} is not Parquet: {shown(str(error))}") from None
+        raise RequestError(f"{source} is not Parquet: {short_repr(str(error))}") from None
 
 
 def lines_of(source: Path, defaults: Mapping[str, Any]) -> Iterator[Entry]:
@@ -132,7 +132,9 @@ def read_entries(source: Path, defaults: Mapping[str, Any]) -> Iterator[Entry]:
     try:
         for found in (rows_of if source.suffix == ".parquet" else lines_of)(source, defaults):
             if found.id in known:
-                raise RequestError(f"{source} has the custom_id {shown(found.id)} twice; give each request its own")
+                raise RequestError(
+                    f"{source} has the custom_id {short_repr(found.id)} twice; give each request its own"
+                )
             known.add(found.id)
             yield found
     except OSError as error:

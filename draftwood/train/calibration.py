@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draftwood.core.records import Round
-from draftwood.depth import ALONE, DepthController, Growth, Load
+from draftwood.depth import ALONE, DepthController, DraftState, Load
 from draftwood.depth.calibrated import PLACES, Calibration, Trained
 from draftwood.depth.rules import STATES
 from draftwood.engine.engine import Engine
@@ -73,15 +73,15 @@ class _Recorder(DepthController):
         self._states = []
         self.inner.start(streams, load)
 
-    def deeper(self, growth: Growth) -> bool:
-        if growth.depth:
-            if growth.hidden is None or len(growth.hidden) != 1:
+    def deeper(self, state: DraftState) -> bool:
+        if state.depth:
+            if state.hidden is None or len(state.hidden) != 1:
                 raise ConfigurationError(
                     "the predictor is trained on chains of drafts whose hidden states can be read; "
                     "use speculative, eesd or self-spec with gamma, without tree"
                 )
-            self._states.append(growth.hidden[0].float().cpu().clone())
-        return self.inner.deeper(growth)
+            self._states.append(state.hidden[0].float().cpu().clone())
+        return self.inner.deeper(state)
 
     def observe(self, round_: Round, state: Tensor | None = None) -> None:
         notes, number = self.notes, len(self.notes.target)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest, Verdict
 from draftwood.core.records import Round
-from draftwood.depth import ALONE, DepthController, Growth, Load
+from draftwood.depth import ALONE, DepthController, DraftState, Load
 from draftwood.depth.decision import Decision, DecisionKind, output_features
 from draftwood.engine.engine import Engine
 from draftwood.engine.generation import Generation
@@ -24,7 +24,7 @@ from draftwood.models.checkpoints.artifact import fingerprints
 from draftwood.sampling.distributions import Distributions, Streams
 from draftwood.train.calibration_metrics import Judgement, judge
 from draftwood.train.recording import Recording, drafts_one_by_one, fit, split
-from draftwood.verify import Watching
+from draftwood.verify import VerifierProxy
 
 
 def hidden_label(p: Tensor, q: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Examples:
 
 
 @dataclass(slots=True)
-class Recorder(DepthController, Watching):
+class Recorder(DepthController, VerifierProxy):
     """Verifier and depth controller of one request, which notes an example for each draft that was judged.
 
     A draft is judged when all before it on its path were accepted and no sibling drawn before it was. Its features are
@@ -66,21 +66,21 @@ class Recorder(DepthController, Watching):
     prompt: int
     most: int = field(init=False)
     needs: frozenset[str] = field(init=False)
-    _growths: list[Growth] = field(init=False, default_factory=list)  # one per drafted layer of the round
+    _states: list[DraftState] = field(init=False, default_factory=list)  # one per drafted layer of the round
 
     def __post_init__(self) -> None:
-        Watching.__post_init__(self)
+        VerifierProxy.__post_init__(self)
         self.most = self.depth.most
         self.needs = self.depth.needs | {"hidden" if self.examples.kind == "hidden" else "logits"}
 
     def start(self, streams: Streams, load: Load = ALONE) -> None:
-        self._growths = []
+        self._states = []
         self.depth.start(streams, load)
 
-    def deeper(self, growth: Growth) -> bool:
-        if growth.depth:
-            self._growths.append(growth)
-        return self.depth.deeper(growth)
+    def deeper(self, state: DraftState) -> bool:
+        if state.depth:
+            self._states.append(state)
+        return self.depth.deeper(state)
 
     def observe(self, round_: Round, state: Tensor | None = None) -> None:
         self.depth.observe(round_, state)
@@ -104,35 +104,35 @@ class Recorder(DepthController, Watching):
         The last layer's drafts are left out when the request's end, and not the controller, ended the drafting.
         """
         frontier = forest.live
-        for parent, after, growth in zip(path, [*path[1:], None], self._growths, strict=False):
-            if growth.logits is None:
+        for parent, after, state in zip(path, [*path[1:], None], self._states, strict=False):
+            if state.logits is None:
                 return
             rows = [node for node in frontier if node not in forest.finished]
             if len(frontier) == 1:
-                rows *= len(growth.logits)  # the root, once per draft model
+                rows *= len(state.logits)  # the root, once per draft model
             places = [row for row, node in enumerate(rows) if node == parent]
             for place, proposal in zip(places, forest.proposals.get(parent, ()), strict=False):
                 nodes = list(dict.fromkeys(proposal.nodes))
                 accepted = after in nodes
                 yield (
-                    self._features(growth, place),
+                    self._features(state, place),
                     parent,
                     nodes[: nodes.index(after) + 1] if after is not None and accepted else nodes,
                     proposal.q,
                 )
                 if accepted:
                     break
-            frontier = list(growth.nodes)
+            frontier = list(state.nodes)
 
-    def _features(self, growth: Growth, row: int) -> Tensor:
+    def _features(self, state: DraftState, row: int) -> Tensor:
         if self.examples.kind == "hidden":
-            if growth.hidden is None:
+            if state.hidden is None:
                 raise ConfigurationError(
                     "this drafter gives no hidden states for a decision model of kind hidden; train one of kind output"
                 )
-            return growth.hidden[row].float().cpu().clone()
-        assert growth.logits is not None
-        return output_features(growth.logits[row : row + 1], self.top)[0].cpu()
+            return state.hidden[row].float().cpu().clone()
+        assert state.logits is not None
+        return output_features(state.logits[row : row + 1], self.top)[0].cpu()
 
 
 def recordable(engine: Engine, spec: MethodSpec | None) -> Method:

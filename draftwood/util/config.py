@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from draftwood.errors import ConfigurationError, did_you_mean
-from draftwood.util.safe_parsing import parse_value, parse_yaml, read_text, shown
+from draftwood.util.safe_parsing import parse_value, parse_yaml, read_text, short_repr
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -17,7 +17,7 @@ Settings = TypeVar("Settings", bound=BaseModel)
 def parse(kind: type[Settings], values: Mapping[str, Any], what: str) -> Settings:
     """`values` as an object of `kind`; raises ConfigurationError with one sentence about `what`."""
     if not isinstance(values, Mapping):
-        raise ConfigurationError(f"{what} is {shown(values)}, but must be a mapping of options to values")
+        raise ConfigurationError(f"{what} is {short_repr(values)}, but must be a mapping of options to values")
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
@@ -25,13 +25,13 @@ def parse(kind: type[Settings], values: Mapping[str, Any], what: str) -> Setting
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             raise ConfigurationError(
-                f"{what} has no option {shown(key)}" + did_you_mean(key, kind.model_fields)
+                f"{what} has no option {short_repr(key)}" + did_you_mean(key, kind.model_fields)
             ) from None
         message = first["msg"].removeprefix("Value error, ")
         message = message[:1].lower() + message[1:]
         if not key:  # options that do not go together
             raise ConfigurationError(f"{what}: {message}") from None
-        raise ConfigurationError(f"{what}: option {key!r} is {shown(first['input'])}, but {message}") from None
+        raise ConfigurationError(f"{what}: option {key!r} is {short_repr(first['input'])}, but {message}") from None
 
 
 def assignments(flags: Iterable[str], option: str = "--set") -> dict[str, Any]:
@@ -40,7 +40,7 @@ def assignments(flags: Iterable[str], option: str = "--set") -> dict[str, Any]:
     for flag in flags:
         key, sign, value = flag.partition("=")
         if not sign or not key.strip():
-            raise ConfigurationError(f"{option} takes key=value, not {shown(flag)}")
+            raise ConfigurationError(f"{option} takes key=value, not {short_repr(flag)}")
         values[key.strip()] = parse_value(value)
     return values
 
@@ -56,5 +56,5 @@ def document(path: Path, what: str) -> dict[str, Any]:
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read ({error.strerror or error})") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise ConfigurationError(f"{path} must hold a mapping of options, not {shown(values)}")
+        raise ConfigurationError(f"{path} must hold a mapping of options, not {short_repr(values)}")
     return values

@@ -1,7 +1,7 @@
 """JSON and YAML that others may have written, read with bounds: bytes, depth, digits, no aliases, finite numbers.
 
-Every such text goes through here. What parses raises ValueError with a short reason (OSError where a file cannot be
-read), whatever the text holds; callers say which file it is and what to do.
+Every such text goes through here. The functions that parse raise ValueError with a short
+reason whatever the text holds (OSError where a file cannot be read); callers add which file it is and what to do.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 
 import yaml
 
-MOST_BYTES = 64 << 20  # of a JSON document: the longest indices of published checkpoints have some MiB
-MOST_YAML = 1 << 20  # characters; settings are short, and the parser is slow
-DEEPEST = 64  # mappings and lists inside each other
-DIGITS = 40  # of a whole number; published configurations have up to 31
+MAX_JSON_BYTES = 64 << 20  # of a JSON document: the longest indices of published checkpoints have some MiB
+MAX_YAML_LENGTH = 1 << 20  # characters; settings are short, and the parser is slow
+MAX_NESTING = 64  # mappings and lists inside each other
+MAX_DIGITS = 40  # of an integer; published configurations have up to 31
 
 
-def read_text(path: Path, most: int = MOST_BYTES) -> str:
-    """The text of a file of at most `most` bytes in UTF-8."""
+def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
+    """The text of a file of at most `max_bytes` bytes in UTF-8."""
     data = bytearray()
     with path.open("rb") as file:
-        while len(data) <= most and (piece := file.read(1 << 20)):
+        while len(data) <= max_bytes and (piece := file.read(1 << 20)):
             data += piece
-    if len(data) > most:
-        raise ValueError(f"it has more than {most:,} bytes")
+    if len(data) > max_bytes:
+        raise ValueError(f"it has more than {max_bytes:,} bytes")
     return data.decode("utf-8")
 
 
@@ -44,27 +44,27 @@ def parse_json(text: str | bytes, finite: bool = True) -> Any:
     def fraction(digits: str) -> float:
         value = float(digits)
         if finite and math.isinf(value):
-            raise ValueError(f"the number {shown(digits)} is too large")
+            raise ValueError(f"the number {short_repr(digits)} is too large")
         return value
 
     try:
-        return json.loads(text, parse_int=_whole, parse_float=fraction, parse_constant=constant)
+        return json.loads(text, parse_int=_integer, parse_float=fraction, parse_constant=constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
 def parse_yaml(text: str) -> Any:
     """A YAML document, JSON included; dates stay text."""
-    if len(text) > MOST_YAML:
-        raise ValueError(f"it has more than {MOST_YAML:,} characters")
+    if len(text) > MAX_YAML_LENGTH:
+        raise ValueError(f"it has more than {MAX_YAML_LENGTH:,} characters")
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ValueError(f"{getattr(error, 'problem', None) or shown(str(error))}{place}") from None
+        raise ValueError(f"{getattr(error, 'problem', None) or short_repr(str(error))}{place}") from None
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:  # a malformed tag
-        raise ValueError(f"it holds what no setting can be ({shown(str(error))})") from None
+        raise ValueError(f"it holds what no setting can be ({short_repr(str(error))})") from None
 
 
 def parse_value(text: str) -> Any:
@@ -75,17 +75,17 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def shown(value: object, most: int = 60) -> str:
-    """A value as an error may print it: its repr, cut to `most` characters."""
+def short_repr(value: object, max_length: int = 60) -> str:
+    """The repr of any value on one line for an error message, cut to `max_length` characters; it never raises."""
     try:
         text = " ".join(_SHORT.repr(value).split())
     except Exception:  # whatever a foreign object's repr raises
         text = f"a {type(value).__name__}"
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return text if len(text) <= max_length else f"{text[: max_length - 3]}..."
 
 
-def _whole(digits: str) -> int:
-    if len(digits) > DIGITS:
+def _integer(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number of {len(digits):,} digits is too large")
     return int(digits)
 
@@ -97,8 +97,8 @@ class _Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         self.depth += 1
-        if self.depth > DEEPEST or self.check_event(yaml.AliasEvent):
-            reason = "it is nested too deeply" if self.depth > DEEPEST else "aliases are not read"
+        if self.depth > MAX_NESTING or self.check_event(yaml.AliasEvent):
+            reason = "it is nested too deeply" if self.depth > MAX_NESTING else "aliases are not read"
             raise yaml.composer.ComposerError(None, None, reason, self.get_mark())
         try:
             return super().compose_node(parent, index)
@@ -107,13 +107,13 @@ class _Loader(yaml.SafeLoader):
 
     def number(self, node: yaml.ScalarNode) -> int | float:
         """A number as PyYAML reads it, if it is short and finite."""
-        text, whole = node.value, node.tag.endswith(":int")
-        reason = f"{shown(text)} is not a finite number"
-        if whole and len(text) > DIGITS:
+        text, integer = node.value, node.tag.endswith(":int")
+        reason = f"{short_repr(text)} is not a finite number"
+        if integer and len(text) > MAX_DIGITS:
             reason = f"a number of {len(text):,} digits is too large"
         else:
             with suppress(ValueError):
-                value = self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+                value = self.construct_yaml_int(node) if integer else self.construct_yaml_float(node)
                 if math.isfinite(value):
                     return value
         raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark)

@@ -28,7 +28,7 @@ __all__ = [
     "Traversal",
     "Typical",
     "Verifier",
-    "Watching",
+    "VerifierProxy",
 ]
 
 
@@ -46,8 +46,8 @@ class Verifier(Protocol):
 
 
 @dataclass(slots=True)
-class Watching:
-    """What looks on while another verifier judges, and stands in its place: it says of itself what that one does."""
+class VerifierProxy:
+    """Stands in for a verifier, to watch it: has its name and its properties, and calls it in a subclass."""
 
     verify: Verifier
     name: str = field(init=False)

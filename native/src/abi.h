@@ -18,9 +18,9 @@ DW_API const char* dw_kernels(void);
 DW_API const char* dw_runnable(void);
 
 /* A weight [n][k] packed for the kernels, from floats or (half) bfloat16; bias [n] or null. Types: 0 float32,
-   1 bfloat16, 2 int8 with a scale for each output, 3 int4 and 4 int8 with scales for groups of 32 inputs. */
+   1 bfloat16, 3 int4 and 4 int8 with scales for groups of 32 inputs. */
 DW_API void* dw_matrix(int type, int64_t n, int64_t k, const void* weight, int half, const float* bias, int threads);
-/* int4 or int8 in groups, of whole numbers [n][k] (0..15, or int8) with float16 scales and shifts [n][ceil(k / 32)]:
+/* int4 or int8 of whole numbers [n][k] (0..15, or int8) with float16 scales and shifts [n][ceil(k / 32)]:
    weight = scale * number + shift. shift: null for int8. */
 DW_API void* dw_matrix_grouped(int type, int64_t n, int64_t k, const uint8_t* numbers, const uint16_t* scale,
                                const uint16_t* shift, const float* bias, int threads);

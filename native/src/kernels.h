@@ -25,22 +25,21 @@ inline bf16 rounded(float f) {  // to nearest even; a NaN stays one
 
 inline size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-enum Type : int { F32 = 0, BF16 = 1, INT8 = 2, INT4 = 3, INT8G = 4 };
+enum Type : int { F32 = 0, BF16 = 1, INT4 = 3, INT8 = 4 };
 
 constexpr int PANEL = 16;   // outputs that lie together
-constexpr int GROUP = 32;   // inputs that share a scale, in INT4 and INT8G
+constexpr int GROUP = 32;   // inputs that share a scale, in INT4 and INT8
 
 // Bytes of two groups of a panel: float16 scales [2][16], for INT4 shifts [2][16], then the weights.
 constexpr int64_t pair_bytes(Type type) { return type == INT4 ? PANEL * (8 + GROUP) : PANEL * (4 + 2 * GROUP); }
 
-// A weight W [n][k], repacked into panels of 16 outputs (matrix.cpp says how), with what its type needs beside.
+// A weight W [n][k], repacked into panels of 16 outputs (matrix.cpp says how).
 struct Matrix {
   Type type;
   int64_t n, k;
   int64_t panels;   // ceil(n / PANEL)
   int64_t kp;       // k rounded up to what the type packs together; the rest is zero
   uint8_t* data;    // 64-byte aligned
-  float* scale;     // INT8: [panels * PANEL], else null
   float* bias;      // [panels * PANEL], or null
   size_t bytes;     // of all of these
 };

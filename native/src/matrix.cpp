@@ -49,12 +49,10 @@ static void* room(Matrix& m, size_t bytes) {
 static Matrix* made(Type type, int64_t n, int64_t k, const float* bias) {
   if (n < 1 || k < 1 || k > 1 << 17) throw std::invalid_argument("a weight must have 1 to 131072 inputs and at least one output");
   const int64_t together = type == F32 ? 1 : type == BF16 ? 32 : 64;
-  Matrix* m = new Matrix{type, n, k, (n + PANEL - 1) / PANEL, static_cast<int64_t>(up(k, together)), nullptr, nullptr, nullptr, 0};
+  Matrix* m = new Matrix{type, n, k, (n + PANEL - 1) / PANEL, static_cast<int64_t>(up(k, together)), nullptr, nullptr, 0};
   try {
-    const bool grouped = type == INT4 || type == INT8G;
-    m->data = static_cast<uint8_t*>(room(*m, m->panels * (grouped ? m->kp / 64 * pair_bytes(type)
-                                                                  : m->kp * PANEL * (type == F32 ? 4 : type == BF16 ? 2 : 1))));
-    if (type == INT8) m->scale = static_cast<float*>(room(*m, 4 * m->panels * PANEL));
+    const bool floats = type == F32 || type == BF16;
+    m->data = static_cast<uint8_t*>(room(*m, m->panels * (floats ? m->kp * PANEL * (type == F32 ? 4 : 2) : m->kp / 64 * pair_bytes(type))));
     if (bias) {
       m->bias = static_cast<float*>(room(*m, 4 * m->panels * PANEL));
       for (int64_t i = 0; i < m->panels * PANEL; i++) m->bias[i] = i < n ? bias[i] : 0;
@@ -73,11 +71,6 @@ template <class F> static Matrix* filled(Matrix* m, int threads, F panel) {
   return m;
 }
 
-// One step of whole numbers: weight j of four of output i.
-static inline uint8_t& place(const Matrix& m, int64_t panel, int64_t k, int i) {
-  return m.data[(panel * m.kp + k / 4 * 4) * PANEL + i * 4 + k % 4];
-}
-
 // Put group `group` of output i of a panel: `count` numbers, the rest of it is zero.
 static void put_group(const Matrix& m, int64_t panel, int64_t group, int i, const uint8_t* number, int64_t count, uint16_t scale,
                       uint16_t shift) {
@@ -88,7 +81,7 @@ static void put_group(const Matrix& m, int64_t panel, int64_t group, int i, cons
   uint8_t* at = pair + PANEL * (m.type == INT4 ? 8 : 4) + group % 2 * PANEL * GROUP / (m.type == INT4 ? 2 : 1) + i * 4;
   for (int j = 0; j < GROUP; j++) {
     const uint8_t v = j < count ? number[j] : 0;
-    if (m.type == INT8G) at[j / 4 * 4 * PANEL + j % 4] = v;
+    if (m.type == INT8) at[j / 4 * 4 * PANEL + j % 4] = v;
     else if (j % 8 < 4) at[j / 8 * 4 * PANEL + j % 4] = v & 15;
     else at[j / 8 * 4 * PANEL + j % 4] |= v << 4;
   }
@@ -127,13 +120,6 @@ template <class Weight> static Matrix* packed(Matrix* m, const Weight* weight, i
     }
     for (int i = 0; i < PANEL; i++) {
       const Weight* w = weight + (panel * PANEL + i) * k;
-      if (m->type == INT8) {
-        const float size = i < outputs ? most(w, k) : 0;
-        const float steps = size > 1e-30f && std::isfinite(size) ? 127 / size : 0;
-        m->scale[panel * PANEL + i] = steps || !std::isfinite(size) ? size / 127 : 0;
-        for (int64_t j = 0; j < kp; j++) place(*m, panel, j, i) = steps && j < k ? nearest(value(w[j]) * steps) : 0;
-        continue;
-      }
       for (int64_t group = 0; group < kp / GROUP; group++) {
         const int64_t from = group * GROUP, count = i < outputs ? std::max<int64_t>(0, std::min<int64_t>(GROUP, k - from)) : 0;
         const float size = most(w + from, count);
@@ -162,7 +148,7 @@ Matrix* pack(Type type, int64_t n, int64_t k, const void* weight, bool half, con
 
 Matrix* pack_grouped(Type type, int64_t n, int64_t k, const uint8_t* numbers, const uint16_t* scale, const uint16_t* shift,
                      const float* bias, int threads) {
-  if (type != INT4 && (type != INT8G || shift)) throw std::invalid_argument("groups are of 4 bits, or of 8 without shifts");
+  if (type != INT4 && (type != INT8 || shift)) throw std::invalid_argument("whole numbers have 4 bits, or 8 and no shifts");
   Matrix* m = made(type, n, k, bias);
   const int64_t groups = (k + GROUP - 1) / GROUP;
   return filled(m, threads, [=](int64_t panel, int64_t outputs) {
@@ -179,7 +165,6 @@ Matrix* pack_grouped(Type type, int64_t n, int64_t k, const uint8_t* numbers, co
 void release(Matrix* m) {
   if (!m) return;
   std::free(m->data);
-  std::free(m->scale);
   std::free(m->bias);
   delete m;
 }

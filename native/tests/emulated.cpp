@@ -35,7 +35,7 @@ static int wrong() {
       std::vector<float> weight(n * k), x(50 * k);
       for (float& w : weight) w = normal(random);
       for (float& v : x) v = normal(random);
-      for (Type type : {F32, BF16, INT8, INT4, INT8G}) {
+      for (Type type : {F32, BF16, INT4, INT8}) {
         Matrix* m = pack(type, n, k, weight.data(), false, nullptr, 1);
         const int64_t wide = m->panels * PANEL;
         const std::vector<float> all = product(*set, *m, x.data(), 50);

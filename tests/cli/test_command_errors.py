@@ -235,7 +235,7 @@ def test_a_full_disk_comes_after_the_answer(
     short = ("--max-new-tokens", 8, "--prompts", prompts, *pair)
     flags = {"plan": ("--seconds", 0.1), "tune": ("--method", "lookup", "--budget", 2)}[name]
     with monkeypatch.context() as patch:
-        patch.setattr("pathlib.Path.replace", full)
+        patch.setattr("os.replace", full)
         shown = command(name, *short, *flags, "--out", tmp_path / "best.json")
     assert (shown.code == 2 and "lookup" in shown.out) or "recommended" in shown.out
     assert "best.json was not written: No space left on device; make room or name another" in shown.err

@@ -27,7 +27,6 @@ def roomy(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["--target", str(target), "--draft", str(draft)]
 
 
-BENCH = Path(__file__).parents[2] / "bench"
 SMALL = ("--tasks", "qa,stories", "--limit", 2, "--max-new-tokens", 5)
 
 
@@ -115,35 +114,6 @@ def test_results_that_cannot_be_written_are_told_of_before_the_work_and_what_was
     assert json.loads((tmp_path / "out" / "summary.json").read_text("utf-8"))["runs"]["made"] == 2
     assert command("eval", *arguments).code == 0
     assert json.loads((tmp_path / "out" / "summary.json").read_text("utf-8"))["complete"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["eval"], "eval needs --out DIR for its results, or an experiment such as bench/engine.yaml"),
-        (["eval", "no.yaml"], "no.yaml cannot be read (No such file or directory)"),
-        (
-            ["eval", BENCH / "controllers.yaml", "--only", "simulate"],
-            "has no run 'simulate' (did you mean 'simulation'",
-        ),
-        (["eval", BENCH / "controllers.yaml", "--smoke"], "a smoke run is no result; give --out DIR for it"),
-        (["eval", BENCH / "controllers.yaml", "--out", "/dev/null/x"], "/dev/null is not a directory"),
-        (["eval", BENCH / "plan.yaml"], "is made by `draftwood plan"),
-        (["eval", BENCH / "controllers.yaml", "--target", "x"], "give --draft, too"),
-        (["eval", BENCH.parent / "docs", "--results", "x.md"], "holds no experiment"),
-        (["eval", BENCH, "--results", "/dev/null/x"], "cannot be written"),
-    ],
-    ids=range(9),
-)
-def test_mistakes_with_experiments_are_one_sentence(command: Command, arguments: list[Any], sentence: str) -> None:
-    done = command(*arguments)
-    assert done.code == 2 and sentence in " ".join(done.err.split())
-
-
-def test_an_experiment_prints_its_tables(command: Command, tmp_path: Path) -> None:
-    done = command("eval", BENCH / "controllers.yaml", "--smoke", "--out", tmp_path)
-    assert done.code == 0 and "| controller | a decision, µs |" in done.out and "simulation.json" in done.out
-    assert json.loads((tmp_path / "simulation.json").read_text("utf-8"))["environment"]["torch"]
 
 
 def test_tasks_are_listed(command: Command) -> None:

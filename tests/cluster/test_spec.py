@@ -48,11 +48,10 @@ def test_an_engine_of_several_processes_needs_the_cpus_of_all() -> None:
         ("serve",),
         ("batch", "requests.jsonl", "--out", "answers.jsonl"),
         ("eval", "--out", "results", "--limit", 1, "--tasks", "qa"),
-        ("eval", Path(__file__).parents[2] / "bench" / "training.yaml", "--out", "results"),
         ("train", "corpus", "--out", "texts.jsonl", "--count", 1),
         ("train", "eesd", "--out", "exit"),
     ],
-    ids=["serve", "batch", "eval", "experiment", "corpus", "training"],
+    ids=["serve", "batch", "eval", "corpus", "training"],
 )
 def test_without_the_extra_it_is_one_sentence(
     arguments: tuple[object, ...], command: Command, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -61,7 +60,6 @@ def test_without_the_extra_it_is_one_sentence(
     monkeypatch.setitem(sys.modules, "ray", None)
     for name in [name for name in sys.modules if name.startswith("draftwood.cluster")]:
         monkeypatch.delitem(sys.modules, name)
-    models = () if "training.yaml" in str(arguments) else ("--target", target)
-    shown = command(*arguments, *models, "--ray")
+    shown = command(*arguments, "--target", target, "--ray")
     assert shown.code == 2 and not shown.out and shown.err.count("\n") == 1
     assert "Ray need" in shown.err and "ray, which is missing; pip install 'draftwood[scale]'" in shown.err

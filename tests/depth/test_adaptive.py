@@ -4,22 +4,22 @@ import torch
 from pytest import approx
 
 from draftwood.core.records import Round
-from draftwood.depth import AdaptiveConfidence, Growth
+from draftwood.depth import AdaptiveConfidence, DraftState
 from draftwood.sampling.distributions import Streams
 
 
-def growth(depth: int, *chances: float) -> Growth:
+def state(depth: int, *chances: float) -> DraftState:
     """Tokens that the draft gave these probabilities."""
     logits = torch.tensor([[p, (1 - p)] for p in chances], dtype=torch.float64).log()
-    return Growth(depth, list(range(len(chances))), logits, [(row, 0) for row in range(len(chances))])
+    return DraftState(depth, list(range(len(chances))), logits, [(row, 0) for row in range(len(chances))])
 
 
 def drafts(controller: AdaptiveConfidence, *chances: float) -> int:
     """Layers that are drafted when the draft is as sure of each as `chances` say."""
     controller.start(Streams(0))
-    depth, last = 0, Growth(0)
+    depth, last = 0, DraftState(0)
     while controller.deeper(last):
-        last = growth(depth + 1, chances[min(depth, len(chances) - 1)])
+        last = state(depth + 1, chances[min(depth, len(chances) - 1)])
         depth += 1
     return depth
 
@@ -39,7 +39,7 @@ def test_drafting_ends_below_the_threshold() -> None:
     assert drafts(AdaptiveConfidence(0), 0.9) == 0
     assert drafts(AdaptiveConfidence(5, threshold=0.0), 0.01) == 5
     wide = AdaptiveConfidence(5)
-    assert wide.deeper(growth(1, 0.1, 0.7)) and not wide.deeper(growth(1, 0.1, 0.5))  # the surest of a tree
+    assert wide.deeper(state(1, 0.1, 0.7)) and not wide.deeper(state(1, 0.1, 0.5))  # the surest of a tree
 
 
 def test_the_formula_over_three_rounds() -> None:

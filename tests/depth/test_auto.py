@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from draftwood.core.records import Round
-from draftwood.depth import ALONE, LOAD, Auto, Growth, Load
+from draftwood.depth import ALONE, LOAD, Auto, DraftState, Load
 from draftwood.depth.auto import AGE, OFTEN, Pace, Places, Plan, deviation
 from draftwood.sampling.distributions import Streams
 
@@ -33,7 +33,7 @@ def asked(controller: Auto, load: Load) -> int:
     """Layers of a round."""
     controller.start(STREAMS, load)
     depth = 0
-    while controller.deeper(Growth(depth)):
+    while controller.deeper(DraftState(depth)):
         depth += 1
     return depth
 
@@ -155,7 +155,7 @@ def test_the_width_of_a_tree_follows_the_load() -> None:
             controller.known.places.add(a_round(1, 4, [(2, 4), (1, 2)]), 0.99)
             controller.known.places.add(a_round(0, 4, [(3, 4)]), 0.99)
         controller.start(STREAMS, load)
-        return controller.width(4) if controller.deeper(Growth(0)) else 0
+        return controller.width(4) if controller.deeper(DraftState(0)) else 0
 
     assert width("weights are read", 1) == 4
     assert width("arithmetic", 1) < 4
@@ -364,7 +364,7 @@ def test_what_lookup_drafts_alone_teaches_nothing_of_the_models() -> None:
     known = controller.own
     for _ in range(50):
         controller.start(STREAMS, load)
-        assert controller.deeper(Growth(0, ahead=[0.9]))
+        assert controller.deeper(DraftState(0, ahead=[0.9]))
         controller.observe(a_round(0, 1, [(1, 1)]))
     assert not known.drafted and not known.places.met and not any(known.paths.own.tried + known.paths.next.tried)
 

@@ -10,7 +10,7 @@ import torch
 from test_auto import MOST, STREAMS, a_round, asked, tokens
 from torch import nn
 
-from draftwood.depth import Auto, Growth, Load
+from draftwood.depth import Auto, DraftState, Load
 from draftwood.depth.auto import FEW
 from draftwood.models.modules import bytes_of
 from draftwood.runtime.cost import DRAFTS, GUESSES, Costs, Curve
@@ -107,7 +107,9 @@ def test_a_request_alone_is_near_the_best_chain_from_its_few_rounds_and_nominal_
                 drafted = depth or 0
                 if depth is None:
                     controller.start(STREAMS, load)
-                    while controller.deeper(Growth(drafted, chances=[text[place + drafted - 1][0]] if drafted else ())):
+                    while controller.deeper(
+                        DraftState(drafted, chances=[text[place + drafted - 1][0]] if drafted else ())
+                    ):
                         drafted += 1
                 ahead = [accepted for _, accepted in text[place : place + drafted]]
                 accepted = [*ahead, False].index(False)

@@ -12,7 +12,7 @@ from enumeration import EnumeratedRandomness
 
 import draftwood
 from draftwood import ConfigurationError, DraftwoodError, Engine, Method, ModelError, TabularModel
-from draftwood.depth import CalibratedThompson, Growth
+from draftwood.depth import CalibratedThompson, DraftState
 from draftwood.depth.calibrated import (
     PLACES,
     Calibration,
@@ -40,18 +40,18 @@ def test_vectors_say_what_the_papers_matrices_say() -> None:
     for place in (1, 2, 9, 10, 11, 40):
         target = torch.randn(D_TARGET, generator=generator)
         draft = torch.randn(D_DRAFT, generator=generator)
-        growth = Growth(place, [3], torch.zeros(1, 2), [(0, 1)], draft[None])
-        assert model.chance(growth, target) == pytest.approx(of_paper(place, target, draft, maps, w), abs=1e-6)
+        state = DraftState(place, [3], torch.zeros(1, 2), [(0, 1)], draft[None])
+        assert model.chance(state, target) == pytest.approx(of_paper(place, target, draft, maps, w), abs=1e-6)
         one = torch.sigmoid(model.logits(torch.tensor([place]), target[None], draft[None]))
         assert float(one) == pytest.approx(of_paper(place, target, draft, maps, w), abs=1e-6)
 
 
 def test_an_unknown_target_state_is_the_mean_one_and_trees_count_their_best_node() -> None:
     model = Calibration(torch.ones(PLACES, 2), torch.tensor([1.0]), torch.zeros(PLACES), torch.tensor([0.5, 0.25]))
-    growth = Growth(1, [1, 2, 3], torch.zeros(3, 2), [(0, 1), (2, 0)], torch.tensor([[-1.0], [9.0], [0.25]]))
-    assert model.chance(growth, None) == pytest.approx(1 / (1 + math.exp(-(0.75 + 0.25))))  # row 1 is over
-    assert model.chance(growth, torch.tensor([0.0, 0.0])) == pytest.approx(1 / (1 + math.exp(-0.25)))
-    assert model.chance(Growth(1, [1]), None) is None
+    state = DraftState(1, [1, 2, 3], torch.zeros(3, 2), [(0, 1), (2, 0)], torch.tensor([[-1.0], [9.0], [0.25]]))
+    assert model.chance(state, None) == pytest.approx(1 / (1 + math.exp(-(0.75 + 0.25))))  # row 1 is over
+    assert model.chance(state, torch.tensor([0.0, 0.0])) == pytest.approx(1 / (1 + math.exp(-0.25)))
+    assert model.chance(DraftState(1, [1]), None) is None
 
 
 def simulated(requests: int = 60, seed: int = 0) -> Drafts:
@@ -259,6 +259,6 @@ def test_the_targets_state_is_handed_over_each_round(monkeypatch: pytest.MonkeyP
             rows.append(state is not None)
             super().observe(round_, state)
 
-    controlled(monkeypatch, lambda: Looking(4, lambda growth, target: 0.6))
+    controlled(monkeypatch, lambda: Looking(4, lambda state, target: 0.6))
     result = engine.generate([1, 2], "speculative", max_new_tokens=20)
     assert all(rows) and len(rows) == len(result.rounds) > 3

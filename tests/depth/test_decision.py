@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftwood.depth import Growth
+from draftwood.depth import DraftState
 from draftwood.depth.decision import (
     Decide,
     Decision,
@@ -151,13 +151,13 @@ def test_drafting_stops_when_every_sequence_looks_bad() -> None:
     sure, unsure = torch.zeros(1, 20), torch.zeros(1, 20)
     sure[0, 3] = 12.0
     control = Decide(model, 5, 0.4)
-    assert control.deeper(Growth(0))
-    assert control.deeper(Growth(1, [1], sure))
-    assert control.deeper(Growth(1, [1, 2], torch.cat((unsure, sure))))
-    assert not control.deeper(Growth(1, [1, 2], torch.cat((unsure, unsure))))
-    assert not control.deeper(Growth(1, [1], torch.cat((unsure, sure)), [(0, 2)]))  # the sure one is over
-    assert not control.deeper(Growth(5, [1], sure))
-    assert Decide(model, 5, 0.0).deeper(Growth(1, [1], unsure))
+    assert control.deeper(DraftState(0))
+    assert control.deeper(DraftState(1, [1], sure))
+    assert control.deeper(DraftState(1, [1, 2], torch.cat((unsure, sure))))
+    assert not control.deeper(DraftState(1, [1, 2], torch.cat((unsure, unsure))))
+    assert not control.deeper(DraftState(1, [1], torch.cat((unsure, sure)), [(0, 2)]))  # the sure one is over
+    assert not control.deeper(DraftState(5, [1], sure))
+    assert Decide(model, 5, 0.0).deeper(DraftState(1, [1], unsure))
 
 
 def test_hidden_states_of_sequences_that_go_on_are_read() -> None:
@@ -169,15 +169,15 @@ def test_hidden_states_of_sequences_that_go_on_are_read() -> None:
     control, logits = Decide(model, 5, 0.5), torch.zeros(2, 9)
     low_high = torch.tensor([[1.0, 9.0], [4.0, 0.0]])
     assert control.needs == {"hidden"}
-    assert control.deeper(Growth(0))
-    assert control.deeper(Growth(1, [1, 2], logits, [(0, 3), (1, 5)], low_high))
-    assert not control.deeper(Growth(1, [1, 2], logits, [(0, 3)], low_high))  # the better one is over
-    assert not control.deeper(Growth(1, [1, 2], logits, [(0, 3), (0, 4)], low_high))
-    assert control.deeper(Growth(1, [1, 2], logits, [(1, 0)], low_high))
+    assert control.deeper(DraftState(0))
+    assert control.deeper(DraftState(1, [1, 2], logits, [(0, 3), (1, 5)], low_high))
+    assert not control.deeper(DraftState(1, [1, 2], logits, [(0, 3)], low_high))  # the better one is over
+    assert not control.deeper(DraftState(1, [1, 2], logits, [(0, 3), (0, 4)], low_high))
+    assert control.deeper(DraftState(1, [1, 2], logits, [(1, 0)], low_high))
     with pytest.raises(ConfigurationError, match="train one with --kind output"):
-        control.deeper(Growth(1, [1], logits, [(0, 3)]))
+        control.deeper(DraftState(1, [1], logits, [(0, 3)]))
     with pytest.raises(ConfigurationError, match="of width 2, but the draft's are 3 wide"):
-        control.deeper(Growth(1, [1], logits, [(0, 3)], torch.zeros(2, 3)))
+        control.deeper(DraftState(1, [1], logits, [(0, 3)], torch.zeros(2, 3)))
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, math.nan])

@@ -11,7 +11,7 @@ from tabular import follows
 
 from draftwood import Engine, Method, SamplingParams, TabularModel
 from draftwood.core.records import Round
-from draftwood.depth import Growth
+from draftwood.depth import DraftState
 from draftwood.depth.decision import Decide, Decision, DecisionKind, save_decision
 from draftwood.errors import ConfigurationError, ModelError
 from draftwood.methods import Fork, MultiCandidate, Speculative
@@ -54,9 +54,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> set[bool]:
     """The decisions that were taken after a layer."""
     seen: set[bool] = set()
 
-    def deeper(control: Decide, growth: Growth, decide: Any = Decide.deeper) -> bool:
-        on: bool = decide(control, growth)
-        if 0 < growth.depth < control.most:
+    def deeper(control: Decide, state: DraftState, decide: Any = Decide.deeper) -> bool:
+        on: bool = decide(control, state)
+        if 0 < state.depth < control.most:
             seen.add(on)
         return on
 
@@ -116,9 +116,9 @@ def test_no_drafted_token_is_dropped(
         def start(self, streams: Streams, load: Any = None) -> None:
             self.layers = 0
 
-        def deeper(self, growth: Growth) -> bool:
-            on = super().deeper(growth)
-            self.layers = growth.depth + on
+        def deeper(self, state: DraftState) -> bool:
+            on = super().deeper(state)
+            self.layers = state.depth + on
             return on
 
         def observe(self, round_: Round, state: Any = None) -> None:

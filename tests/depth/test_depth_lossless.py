@@ -10,7 +10,7 @@ from enumeration import Choices, EnumeratedRandomness, law_of
 from tabular import exact_law, follows, frequencies
 
 from draftwood import Engine, SamplingParams, TabularModel
-from draftwood.depth import ALONE, Confidence, DepthController, Growth, Load, parse_depth
+from draftwood.depth import ALONE, Confidence, DepthController, DraftState, Load, parse_depth
 from draftwood.methods import Speculative
 from draftwood.sampling.distributions import Streams
 
@@ -176,10 +176,10 @@ class _Watched(DepthController):
 
         self.inner.start(Noted(0), load)
 
-    def deeper(self, growth: Growth) -> bool:
-        if not self.inner.deeper(growth):
+    def deeper(self, state: DraftState) -> bool:
+        if not self.inner.deeper(state):
             return False
-        self.asked = growth.depth + 1
+        self.asked = state.depth + 1
         return True
 
     def width(self, most: int) -> int:

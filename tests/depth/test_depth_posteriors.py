@@ -12,8 +12,8 @@ from draftwood.depth import (
     CalibratedThompson,
     Confidence,
     DraftCost,
+    DraftState,
     Entropy,
-    Growth,
     Load,
     SpeedupThompson,
     best_depth,
@@ -68,7 +68,7 @@ def test_beta_posterior_finds_the_rate_and_the_papers_does_not(acceptance: float
 @pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.9])
 def test_running_mean_finds_the_rate_and_the_papers_only_rises(acceptance: float) -> None:
     """Spec §9.5."""
-    right = CalibratedThompson(8, lambda growth, target: 0.5)
+    right = CalibratedThompson(8, lambda state, target: 0.5)
     wrong, t, history = 0.5, 0, []
     for drafted, accepted in rounds_of(acceptance, 3000):
         right.observe(a_round(accepted, drafted, 0.1))
@@ -81,9 +81,7 @@ def test_running_mean_finds_the_rate_and_the_papers_only_rises(acceptance: float
 
 
 def test_calibrated_posterior_by_hand() -> None:
-    controller = CalibratedThompson(
-        8, lambda growth, target: 0.9, model_deviation=0.2, sample_deviation=0.4, theta0=0.5
-    )
+    controller = CalibratedThompson(8, lambda state, target: 0.9, model_deviation=0.2, sample_deviation=0.4, theta0=0.5)
     assert controller.posterior(0.9) == pytest.approx((0.9, 0.04))  # nothing seen: the predictor's word
     controller.observe(a_round(1, 4, 0.1))
     controller.observe(a_round(0, 0, 0.1))  # nothing was verified
@@ -99,12 +97,12 @@ def test_calibrated_posterior_by_hand() -> None:
 
 def test_calibrated_thompson_follows_its_predictor_at_first() -> None:
     def mean_depth(chance: float) -> float:
-        controller, streams, total = CalibratedThompson(50, lambda growth, target: chance, 0.01), Streams(1), 0
+        controller, streams, total = CalibratedThompson(50, lambda state, target: chance, 0.01), Streams(1), 0
         for position in range(2000):
             streams.at(position)
             controller.start(streams)
             depth = 0
-            while controller.deeper(Growth(depth)):
+            while controller.deeper(DraftState(depth)):
                 depth += 1
             total += depth
         return total / 2000
@@ -122,7 +120,7 @@ def test_beta_thompson_goes_on_as_often_as_when_theta_is_drawn() -> None:
         streams.at(position)
         controller.start(streams)
         depth = 1
-        while controller.deeper(Growth(depth)):
+        while controller.deeper(DraftState(depth)):
             depth += 1
         ours.append(depth)
         depth = 1
@@ -134,10 +132,10 @@ def test_beta_thompson_goes_on_as_often_as_when_theta_is_drawn() -> None:
 
 
 def test_first_layer_of_the_papers_controllers_is_always_drafted() -> None:
-    for controller in (BetaThompson(4, Acceptance(1e-3, 1e3)), CalibratedThompson(4, lambda growth, target: 0.0)):
+    for controller in (BetaThompson(4, Acceptance(1e-3, 1e3)), CalibratedThompson(4, lambda state, target: 0.0)):
         controller.start(Streams(0))
-        assert controller.deeper(Growth(0))
-        assert not controller.deeper(Growth(4))
+        assert controller.deeper(DraftState(0))
+        assert not controller.deeper(DraftState(4))
 
 
 @pytest.mark.parametrize(("a", "b"), [(0.3, 0.6), (1.0, 1.0), (2.5, 0.5), (40.0, 10.0), (3000.0, 1000.0)])
@@ -210,7 +208,7 @@ def test_speedup_thompson_goes_by_the_load() -> None:
             streams.at(position)
             controller.start(streams, Load(lambda rows: c, lambda rows: 1.0))
             k = 0
-            while controller.deeper(Growth(k)):
+            while controller.deeper(DraftState(k)):
                 k += 1
             total += k
             controller.observe(a_round(k - 1 if position % 2 else k, k, c) if k else a_round(0, 0, c))
@@ -244,16 +242,16 @@ def test_confidence_and_entropy_read_logits() -> None:
 
     flat, sharp = [0.0, 0.0, 0.0, 0.0], [9.0, 0.0, 0.0, 0.0]
     logits = torch.tensor([flat, sharp])
-    unsure, sure = Growth(1, [5], logits, [(0, 2)]), Growth(1, [6], logits, [(1, 0)])
+    unsure, sure = DraftState(1, [5], logits, [(0, 2)]), DraftState(1, [6], logits, [(1, 0)])
     assert unsure.confidences() == pytest.approx([0.25])
     assert sure.confidences()[0] > 0.99
-    assert Growth(1, [5], logits, [(0, 2)], drawn=[0.75]).confidences() == [0.75]  # as it was drawn
+    assert DraftState(1, [5], logits, [(0, 2)], drawn=[0.75]).confidences() == [0.75]  # as it was drawn
     assert unsure.entropies() == pytest.approx([1.3863], abs=1e-4)
-    both = Growth(1, [5, 6], logits, [(0, 2), (1, 0)])
+    both = DraftState(1, [5, 6], logits, [(0, 2), (1, 0)])
     for rule in (Confidence(8, 0.4), Entropy(8, 1.0)):
         assert not rule.deeper(unsure)
         assert rule.deeper(sure)
         assert rule.deeper(both)  # one live node is enough
-        assert rule.deeper(Growth(0))
-        assert not rule.deeper(Growth(8, [6], logits, [(1, 0)]))
+        assert rule.deeper(DraftState(0))
+        assert not rule.deeper(DraftState(8, [6], logits, [(1, 0)]))
     assert Confidence(8, 0.24).deeper(unsure)

@@ -10,8 +10,8 @@ from draftwood.depth import (
     Acceptance,
     BetaThompson,
     DepthController,
+    DraftState,
     Fixed,
-    Growth,
     Load,
     OptimalStopping,
     SpeedupThompson,
@@ -38,7 +38,7 @@ def simulated(controller: DepthController, accept: Accept, c: float, seed: int =
         streams.at(made)
         controller.start(streams, Load(lambda rows: c, lambda rows: 1.0))
         depth = 0
-        while controller.deeper(Growth(depth)):
+        while controller.deeper(DraftState(depth)):
             depth += 1
         accepted = 0
         while accepted < depth and rng.random() < accept(made + accepted):
@@ -123,12 +123,12 @@ def test_chances_that_confidence_tells_beat_every_fixed_depth() -> None:
             streams.at(made)
             controller.start(streams, Load(lambda rows: c, lambda rows: 1.0))
             chances: list[float] = []
-            growth = Growth(0)
-            while controller.deeper(growth):
+            state = DraftState(0)
+            while controller.deeper(state):
                 easy = rng.random() < (0.9 if not chances or chances[-1] > 0.5 else 0.3)  # hard places come in runs
                 chances.append(0.97 if easy else 0.2)
                 logits = torch.tensor([[math.log(chances[-1]), math.log(1 - chances[-1])]])
-                growth = Growth(len(chances), [0], logits, [(0, 0)])
+                state = DraftState(len(chances), [0], logits, [(0, 0)])
             accepted = 0
             while accepted < len(chances) and rng.random() < chances[accepted]:
                 accepted += 1

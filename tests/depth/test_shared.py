@@ -16,7 +16,7 @@ from draftwood.depth import (
     CalibratedThompson,
     DepthController,
     DraftCost,
-    Growth,
+    DraftState,
     Learner,
     OptimalStopping,
     SpeedupThompson,
@@ -34,7 +34,7 @@ LEARNERS: dict[str, Callable[[], Learner]] = {
     "beta-ts": lambda: BetaThompson(6, shared=True),
     "speedup-ts": lambda: SpeedupThompson(6, shared=True),
     "optimal-stopping": lambda: OptimalStopping(6, shared=True),
-    "cali-ts": lambda: CalibratedThompson(6, lambda growth, target: 0.7, shared=True),
+    "cali-ts": lambda: CalibratedThompson(6, lambda state, target: 0.7, shared=True),
 }
 
 
@@ -50,7 +50,7 @@ def ask(controller: DepthController, seed: int, position: int) -> int:
     streams.at(position)
     controller.start(streams)
     depth = 0
-    while controller.deeper(Growth(depth)):
+    while controller.deeper(DraftState(depth)):
         depth += 1
     return depth
 
@@ -65,7 +65,7 @@ def test_requests_learn_into_one_posterior_and_keep_their_rounds_apart(name: str
     for position in range(30):
         streams.at(position)
         first.start(streams)
-        began = first.deeper(Growth(0)) and first.deeper(Growth(1))
+        began = first.deeper(DraftState(0)) and first.deeper(DraftState(1))
         ask(other, 4, position)  # another round begins and is asked in between
         again: Any = first.for_request()
         assert again._asked == 0 if hasattr(again, "_asked") else True
@@ -169,7 +169,7 @@ def test_settings_round_trip(depth: str) -> None:
 
 WITH_ZERO: dict[str, Callable[[], DepthController]] = {
     "beta-ts": lambda: BetaThompson(6, Acceptance(discount=0.95), zero=True),
-    "cali-ts": lambda: CalibratedThompson(6, lambda growth, target: 0.8, zero=True),
+    "cali-ts": lambda: CalibratedThompson(6, lambda state, target: 0.8, zero=True),
     "speedup-ts": lambda: SpeedupThompson(6, cost=DraftCost(0.4)),
     "optimal-stopping": lambda: OptimalStopping(6, cost=DraftCost(0.4)),
 }

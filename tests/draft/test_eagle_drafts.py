@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from eagle_heads import config, says, write
-from shared import shortage
-from test_greedy import models, naive, prompt_of
-from test_session import decoder
+from every_method import shortage
+from greedy_reference import models, naive, prompt_of
+from small_decoder import decoder
 
 from draftwood import ConfigurationError, Engine
 from draftwood.core.records import Round

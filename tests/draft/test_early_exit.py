@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from beam_reference import BeamLaw
+from greedy_reference import MARGIN, NEW, models, naive, prompt_of
+from small_decoder import LAYERS, decoder
 from tabular import follows, frequencies
-from test_greedy import MARGIN, NEW, models, naive, prompt_of
-from test_session import LAYERS, decoder
 from torch import Tensor
 
 from draftwood import ConfigurationError, Engine, ModelError, SamplingParams, TabularModel

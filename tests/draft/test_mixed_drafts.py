@@ -13,7 +13,7 @@ from torch import Tensor
 from draftwood import Engine, Method, SamplingParams, TabularModel
 from draftwood.core.forest import Forest, Proposal
 from draftwood.core.records import Round
-from draftwood.depth import Auto, Fixed, Growth, Load
+from draftwood.depth import Auto, DraftState, Fixed, Load
 from draftwood.draft import ModelDrafter, Proposer, SuffixLookup
 from draftwood.errors import ConfigurationError
 from draftwood.runtime.executor import execute
@@ -140,7 +140,7 @@ def test_auto_takes_layers_of_lookup_for_what_they_cost() -> None:
     """Drafting costs as much as a target forward here: a model's layer never pays, a copy's does."""
     auto = Auto(8, lookup=True)
     auto.start(Streams(0), Load(draft=lambda rows: 1.0, verify=lambda rows: 1 + rows / 20))
-    assert auto.deeper(Growth(0, ahead=[0.9, 0.9])) and not auto.deeper(Growth(0))
+    assert auto.deeper(DraftState(0, ahead=[0.9, 0.9])) and not auto.deeper(DraftState(0))
 
 
 def test_auto_drops_copies_that_are_not_worth_their_rows() -> None:
@@ -174,7 +174,7 @@ def test_copies_that_go_wrong_must_promise_more() -> None:
         one.start(Streams(0), load)
         found = one.copies([0.7, 0.8])
         if accepted is not None:
-            one.deeper(Growth(0, ahead=[0.7]))
+            one.deeper(DraftState(0, ahead=[0.7]))
             one.observe(a_round(accepted, 1))
         return found
 

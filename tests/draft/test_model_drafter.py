@@ -5,7 +5,7 @@ import torch
 
 from draftwood import SamplingParams, TabularModel
 from draftwood.core.forest import Forest
-from draftwood.depth import Confidence, DepthController, Fixed, Growth
+from draftwood.depth import Confidence, DepthController, DraftState, Fixed
 from draftwood.draft import ModelDrafter, Proposer
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Session
@@ -107,24 +107,24 @@ def test_a_seed_decides_the_drafts(seed: int) -> None:
 @pytest.mark.parametrize("widths", [(1,), (2, 1)])
 def test_controllers_are_told_what_tokens_were_drawn_with(widths: tuple[int, ...]) -> None:
     """Else the softmax would be computed again for each layer."""
-    asked: list[Growth] = []
+    asked: list[DraftState] = []
 
     class Rule(Confidence):
-        def deeper(self, growth: Growth) -> bool:
-            asked.append(growth)
-            return growth.depth < 3
+        def deeper(self, state: DraftState) -> bool:
+            asked.append(state)
+            return state.depth < 3
 
     for params in ({}, {"temperature": 0.5}, {"temperature": 0.0}):
         asked.clear()
         forest = grown([MODEL], widths, [0], rule=Rule(3), **params)
-        assert [growth.depth for growth in asked] == [0, 1, 2, 3]
-        for growth in asked[1:]:
-            assert growth.logits is not None and len(growth.picked) == len(growth.nodes) == widths[0]
-            rows = [(forest.parent[node], forest.token[node]) for node in growth.nodes]
+        assert [state.depth for state in asked] == [0, 1, 2, 3]
+        for state in asked[1:]:
+            assert state.logits is not None and len(state.picked) == len(state.nodes) == widths[0]
+            rows = [(forest.parent[node], forest.token[node]) for node in state.nodes]
             if params.get("temperature") == 0:
-                assert not growth.drawn
+                assert not state.drawn
                 continue
             expected = [forest.proposals[parent][0].q[token].item() for parent, token in rows]  # type: ignore[index]
-            assert growth.confidences() == list(growth.drawn) == expected
-            softmax = Growth(1, logits=growth.logits, picked=growth.picked).confidences()
+            assert state.confidences() == list(state.drawn) == expected
+            softmax = DraftState(1, logits=state.logits, picked=state.picked).confidences()
             assert (softmax == pytest.approx(expected)) == (not params)

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from shared import FAMILIES, engine, settle, shortage
+from every_method import FAMILIES, engine, settle, shortage
+from small_decoder import LAYERS, VOCAB
 from test_early_exit import Ledger
-from test_session import LAYERS, VOCAB
 
 from draftwood import Engine, GenerationResult
 from draftwood.core.records import Round
-from draftwood.depth import ALONE, LOAD, NOTHING, DepthController, Growth, Load
+from draftwood.depth import ALONE, LOAD, NOTHING, DepthController, DraftState, Load
 from draftwood.draft.early_exit import ExitSource
 from draftwood.engine.generation import Generation
 from draftwood.runtime.executor import Pending
@@ -49,8 +49,8 @@ class Script(DepthController):
         if self.needs:
             self.behind.append(load.behind())
 
-    def deeper(self, growth: Growth) -> bool:
-        return not self.rests and growth.depth < self.most
+    def deeper(self, state: DraftState) -> bool:
+        return not self.rests and state.depth < self.most
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.kinds import learned
+from benchmarks.kinds.learned import Exit, Exits, Learned, Places, Recorded, Steps, learn_for, shapes
 from draftwood.engine.engine import Engine
 from draftwood.engine.loading import EMBEDDED, load
 from draftwood.errors import ConfigurationError
-from draftwood.eval.experiments import learned
-from draftwood.eval.experiments.learned import Exit, Exits, Learned, Places, Recorded, Steps, learn_for, shapes
 from draftwood.eval.report.measures import MEASURES
 from draftwood.eval.reproduce import exhibits, page, reproducing, results
 from draftwood.eval.reproduce.paper import PAPERS, Paper, Scale

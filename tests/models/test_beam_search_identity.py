@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import VOCAB, write
+from checkpoint_files import VOCAB, write
 from covering import covering
 
 import draftwood

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import SHAPE, VOCAB, edit_json, ours, reference, theirs, write
+from checkpoint_files import SHAPE, VOCAB, edit_json, ours, reference, theirs, write
 
 from draftwood.core.forest import TRUNK, Forest, Verdict, advance
 from draftwood.models.base import Batch, CausalModel, Segment

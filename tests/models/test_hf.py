@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from checkpoints import VOCAB, byte_level, write
+from checkpoint_files import VOCAB, byte_level, write
 from torch import Tensor
 from transformers import GPTNeoXForCausalLM, PreTrainedModel
 

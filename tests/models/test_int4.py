@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from test_session import decoder
+from small_decoder import decoder
 from torch import Tensor, nn
 
 from draftwood.corpus import DOMAINS, documents

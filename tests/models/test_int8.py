@@ -9,8 +9,8 @@ import pytest
 import torch
 from native_library import needs_native
 
+from benchmarks.kinds.quantisation import read
 from draftwood.corpus import documents
-from draftwood.eval.experiments.quantisation import read
 from draftwood.models.backend.matrix import Int8
 from draftwood.models.backend.native import NativeMatrix
 from draftwood.models.checkpoints import checkpoint

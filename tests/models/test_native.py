@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import VOCAB, write
+from checkpoint_files import VOCAB, write
 from native_library import TYPES, chain, embedded, needs_native, python
 
 import draftwood

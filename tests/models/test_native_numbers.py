@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import write
+from checkpoint_files import write
 from family_models import PROMPT, VARIANTS
 from family_models import write as write_family
 from native_library import TYPES, chain, embedded, needs_native, python
@@ -201,7 +201,7 @@ def test_the_backend_pytorch_calls_nothing_native(monkeypatch: pytest.MonkeyPatc
     def called() -> None:
         raise AssertionError("the library was asked for")
 
-    monkeypatch.setattr(native, "_library", called)
+    monkeypatch.setattr(native, "loaded_library", called)
     engine = draftwood.load(backend="pytorch")
     assert not engine.target.native  # type: ignore[attr-defined]
     assert not any(isinstance(module, NativeMatrix) for module in engine.target.modules())  # type: ignore[attr-defined]

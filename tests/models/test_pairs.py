@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import byte_level, edit_json, llama_like, theirs, write
+from checkpoint_files import byte_level, edit_json, llama_like, theirs, write
 
 import draftwood
 from draftwood.errors import ModelError, RequestError

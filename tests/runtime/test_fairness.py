@@ -10,8 +10,8 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from shared import FAMILIES, TARGET, engine
-from test_session import VOCAB
+from every_method import FAMILIES, TARGET, engine
+from small_decoder import VOCAB
 
 from draftwood import Engine
 from draftwood.errors import Overloaded

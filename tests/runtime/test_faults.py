@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from every_method import FAMILIES, SLOT, TARGET, engine, settle, shortage
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shared import FAMILIES, SLOT, TARGET, engine, settle, shortage
-from test_session import VOCAB
+from small_decoder import VOCAB
 from torch import Tensor
 
 from draftwood import DraftwoodError, Engine, NonFiniteError, TabularModel

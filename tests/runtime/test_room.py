@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from shared import SLOT, engine, settle
+from every_method import SLOT, engine, settle
 from torch import Tensor
 
 from draftwood import OutOfMemory, Overloaded, RequestError

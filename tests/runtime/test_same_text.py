@@ -6,8 +6,8 @@ import random
 from typing import Any
 
 import pytest
-from shared import CHAINS, FAMILIES, SAMPLINGS, SLOT, engine, settle, shortage
-from test_session import VOCAB
+from every_method import CHAINS, FAMILIES, SAMPLINGS, SLOT, engine, settle, shortage
+from small_decoder import VOCAB
 
 from draftwood import GenerationResult
 from draftwood.models.cache import Cache

@@ -6,39 +6,15 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from small_decoder import LAYERS, VOCAB, decoder
 from torch import Tensor
 
 from draftwood import RequestError, TabularModel
 from draftwood.core.forest import Forest, Verdict, advance
 from draftwood.models.base import CausalModel
 from draftwood.models.decoder import Decoder
-from draftwood.models.decoder_config import DecoderConfig
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
-
-VOCAB, LAYERS = 19, 4
-
-
-def decoder(seed: int = 0, dtype: torch.dtype = torch.float32, context: int = 1024) -> Decoder:
-    """A small decoder with grouped heads and weights large enough that everything matters."""
-    torch.manual_seed(seed)
-    model = Decoder(
-        DecoderConfig(
-            vocab_size=VOCAB,
-            hidden_size=24,
-            intermediate_size=40,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=6,
-            max_position_embeddings=context,
-        )
-    )
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.25)
-    return model.to(dtype).eval()
-
 
 MODEL = decoder()
 DOUBLE = decoder(dtype=torch.float64)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from checkpoints import llama_like
+from checkpoint_files import llama_like
 from growing import certain, following
 from servers import Running, running
 

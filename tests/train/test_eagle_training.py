@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from own_texts import own_texts
-from test_session import VOCAB, decoder
+from small_decoder import VOCAB, decoder
 
 from draftwood import Engine
 from draftwood.engine.loading import EMBEDDED

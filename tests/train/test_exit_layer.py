@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import resource
 import subprocess
 import sys
@@ -189,7 +190,6 @@ def test_a_save_that_fails_leaves_the_last_good_one(tmp_path: Path) -> None:
 SCRIPT = """
 import os, sys, torch
 from pathlib import Path
-sys.path.insert(0, sys.argv[2])
 from test_exit_layer import runs
 from draftwood.train.exit_layer import Rank
 torch.set_num_threads(1)
@@ -198,7 +198,7 @@ if rank.count > 1:
     torch.distributed.init_process_group("gloo")
 for run in runs(Path(sys.argv[1]), rank):
     for _ in run.train(3, 4, torch.float32):
-        if run.progress.step == int(sys.argv[3]):
+        if run.progress.step == int(sys.argv[2]):
             os._exit(9)
 if rank.count > 1:
     torch.distributed.destroy_process_group()
@@ -216,11 +216,12 @@ def runs(out: Path, rank: Rank) -> Iterator[ExitRun]:
 @pytest.mark.slow
 def test_two_processes_train_what_one_does(tmp_path: Path) -> None:
     """torchrun, gloo on the CPU: a step is that of one process up to rounding, also behind a kill; one saves."""
-    script, here = tmp_path / "train.py", Path(__file__).parent
+    script, environment = tmp_path / "train.py", {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     script.write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     for out, stop in (("two", 0), ("killed", 5), ("killed", 0)):
-        done = subprocess.run([*torchrun, script, tmp_path / out, here, str(stop)], capture_output=True, text=True)
+        command = [*torchrun, script, tmp_path / out, str(stop)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert (done.returncode == 0) == (not stop), done.stderr
     for one, two, killed in zip(*(runs(tmp_path / name, Rank()) for name in ("one", "two", "killed")), strict=True):
         assert two.progress.step == killed.progress.step == 8 and not one.progress.step

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_session import VOCAB, decoder
+from small_decoder import VOCAB, decoder
 
 from draftwood import ConfigurationError, Engine, ModelError
 from draftwood.models.checkpoints import artifact

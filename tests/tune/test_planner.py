@@ -6,11 +6,11 @@ import itertools
 import json
 import random
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_models
 import torch
 
 from draftwood import Engine, Method, SamplingParams, TabularModel
@@ -269,8 +269,6 @@ def test_the_command(tmp_path: Path, tiny: list[str], capsys: pytest.CaptureFixt
 @pytest.fixture
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Flags of a pair of random models with one token per byte."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "cli"))
-    tiny_models = import_module("tiny_models")
     monkeypatch.setenv("COLUMNS", "80")
     pair = [tiny_models.write(tmp_path / role, seed=seed) for seed, role in enumerate(("target", "draft"))]
     return list(itertools.chain(*zip(("--target", "--draft"), map(str, pair), strict=True)))

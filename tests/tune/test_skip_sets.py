@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from covering import covering
-from test_session import VOCAB, decoder
+from small_decoder import VOCAB, decoder
 
 from draftwood import ConfigurationError, Engine, SamplingParams
 from draftwood.models.decoder import Decoder

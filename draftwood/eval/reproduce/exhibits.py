@@ -8,8 +8,8 @@ from itertools import combinations, product
 from statistics import fmean
 from typing import Any
 
+from benchmarks.kinds.learned import Places
 from draftwood.eval.energy import ESTIMATED
-from draftwood.eval.experiments.learned import Places
 from draftwood.eval.report.charts import UNBOUNDED, Curve, Dot, Figure, Span, curves, scatter
 from draftwood.eval.report.figures import file_name, times
 from draftwood.eval.report.measures import JOULES, MEASURES, NONE, PERPLEXITY, SCORE, cell, ends, exact

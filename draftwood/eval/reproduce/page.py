@@ -8,10 +8,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from draftwood.eval.experiments import execute
-from draftwood.eval.experiments.execute import SCHEMA
-from draftwood.eval.experiments.experiment import Rows
-from draftwood.eval.experiments.learned import Places
+from benchmarks import execute
+from benchmarks.execute import SCHEMA
+from benchmarks.experiment import Rows
+from benchmarks.kinds.learned import Places
 from draftwood.eval.provenance import machine
 from draftwood.eval.report import page as report
 from draftwood.eval.report.charts import Figure

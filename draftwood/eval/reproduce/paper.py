@@ -10,10 +10,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from benchmarks.experiment import Strict, merged
+from benchmarks.kinds.learned import Learned
+from benchmarks.kinds.methods import Entry
 from draftwood.errors import ConfigurationError, did_you_mean
-from draftwood.eval.experiments.experiment import Strict, merged
-from draftwood.eval.experiments.learned import Learned
-from draftwood.eval.experiments.methods import Entry
 from draftwood.eval.report.charts import Figure, Span, bars, stacks
 from draftwood.eval.report.figures import file_name
 from draftwood.eval.report.tables import Column, Table

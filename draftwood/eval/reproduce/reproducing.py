@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.kinds.learned import Places, learn_for
+from benchmarks.kinds.methods import Setting, expanded
+from benchmarks.pairs import known
 from draftwood.depth.decision import load_decision
 from draftwood.engine.engine import Engine
 from draftwood.errors import ConfigurationError, ModelError
 from draftwood.eval.evaluation import evaluate
-from draftwood.eval.experiments.learned import Places, learn_for
-from draftwood.eval.experiments.methods import Setting, expanded
-from draftwood.eval.experiments.pairs import known
 from draftwood.eval.reproduce.paper import Declared, Paper, Scale
 from draftwood.eval.running import Job, Plan
 from draftwood.eval.tasks import parse

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from draftwood.eval.experiments.methods import Setting, together
+from benchmarks.kinds.methods import Setting, together
 from draftwood.eval.intervals import Interval
 from draftwood.eval.report.measures import RATE, Measure, Row
 from draftwood.eval.report.reading import records_of, summary_of

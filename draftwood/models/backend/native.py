@@ -111,7 +111,7 @@ class NativeMatrix(nn.Module):
     fewest_rows = 1
 
     def __init__(self, weight: Tensor | Grouped, bias: Tensor | None, kind: str | None = None) -> None:
-        """`kind`: float32, bfloat16 or int8 (a scale per output); None: the weight's own."""
+        """`kind`: float32, bfloat16 or int8 (in groups of 32 inputs); None: the weight's own."""
         super().__init__()
         lib, threads = loaded_library(), torch.get_num_threads()
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)  # tells the dtype of small models

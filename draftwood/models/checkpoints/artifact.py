@@ -21,7 +21,7 @@ from torch import Tensor
 from draftwood.errors import ModelError
 from draftwood.models.base import CausalModel
 from draftwood.models.checkpoints.files import write_tensors
-from draftwood.util.safe_parsing import parse_json, shown
+from draftwood.util.safe_parsing import parse_json, short_repr
 
 KEY = "draftwood"  # of the header
 KINDS = {  # kind -> (what it is, the command that makes it)
@@ -73,15 +73,15 @@ def load(path: Path, kind: str, **models: str) -> Artifact:
             raise TypeError("its header is no header of a learned file")
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         raise ModelError(
-            f"{what} {path} cannot be read ({shown(error, 120)}); make it again with `{command}`"
+            f"{what} {path} cannot be read ({short_repr(error, 120)}); make it again with `{command}`"
         ) from error
     if found.kind != kind:
-        raise ModelError(f"{path} does not hold {what}, but {shown(found.kind)}; make one with `{command}`")
+        raise ModelError(f"{path} does not hold {what}, but {short_repr(found.kind)}; make one with `{command}`")
     for role, here in models.items():
         if found.models.get(role) != here:
             raise ModelError(
-                f"{what} {path} was trained for another {role} (fingerprint {shown(found.models.get(role))}, this one "
-                f"has {here}); make one for this {role} with `{command}`"
+                f"{what} {path} was trained for another {role} (fingerprint {short_repr(found.models.get(role))}, this "
+                f"one has {here}); make one for this {role} with `{command}`"
             )
     return found
 
@@ -89,7 +89,7 @@ def load(path: Path, kind: str, **models: str) -> Artifact:
 def damaged(path: Path, kind: str, why: object = "it holds something else") -> ModelError:
     """The error for a file whose settings or tensors are not those of its kind."""
     what, command = KINDS[kind]
-    return ModelError(f"{what} {path} is damaged ({shown(why, 120)}); make it again with `{command}`")
+    return ModelError(f"{what} {path} is damaged ({short_repr(why, 120)}); make it again with `{command}`")
 
 
 def companion(home: Path, kind: str) -> Path:

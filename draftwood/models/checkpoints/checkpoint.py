@@ -36,7 +36,7 @@ from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.partition import ALONE, Parallel, Piece
 from draftwood.models.quantise import Grouped
-from draftwood.util.safe_parsing import shown
+from draftwood.util.safe_parsing import short_repr
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def end_tokens(place: Path) -> frozenset[int]:
         if ids is not None:
             found = ids if isinstance(ids, list) else [ids]
             if not all(isinstance(token, int) for token in found):
-                raise ModelError(f"{path}: eos_token_id is {shown(ids)}, but must be a token id or a list of them")
+                raise ModelError(f"{path}: eos_token_id is {short_repr(ids)}, but must be a token id or a list of them")
             return frozenset(found)
     return frozenset()
 
@@ -246,7 +246,7 @@ def described(directory: Path) -> tuple[Raw, Family, DecoderConfig]:
     kind = str(raw.get("model_type") or "unnamed")
     if kind not in FAMILIES:
         raise ModelError(
-            f"{directory}: architecture {shown(kind)} is not supported ({', '.join(sorted(FAMILIES))} are); "
+            f"{directory}: architecture {short_repr(kind)} is not supported ({', '.join(sorted(FAMILIES))} are); "
             f"{_elsewhere(raw, directory)}"
         )
     if (directory / "adapter_config.json").is_file():

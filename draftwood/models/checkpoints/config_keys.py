@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from draftwood.errors import ModelError, did_you_mean
 from draftwood.models.functions import ACTIVATIONS
 from draftwood.models.rotary import RopeScaling
-from draftwood.util.safe_parsing import shown
+from draftwood.util.safe_parsing import short_repr
 
 Raw: TypeAlias = dict[str, Any]  # config.json
 
@@ -22,9 +22,9 @@ def whole(raw: Raw, key: str, default: int, most: int = 2**31) -> int:
     """A positive whole number of config.json, at most `most`; absent or null means the family's default."""
     value = default if raw.get(key) is None else raw[key]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelError(f"{key} is {shown(value)}, but must be a positive whole number")
+        raise ModelError(f"{key} is {short_repr(value)}, but must be a positive whole number")
     if value > most:
-        raise ModelError(f"{key} is {shown(value)}, but models have at most {most}")
+        raise ModelError(f"{key} is {short_repr(value)}, but models have at most {most}")
     return value
 
 
@@ -32,14 +32,14 @@ def number(raw: Raw, key: str, default: float | None) -> float:
     """A positive number of config.json; with no default it must be there."""
     value = default if raw.get(key) is None else raw[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ModelError(f"{key} is {'missing' if value is None else shown(value)}, but must be a positive number")
+        raise ModelError(f"{key} is {'missing' if value is None else short_repr(value)}, but must be a positive number")
     return float(value)
 
 
 def flag(raw: Raw, key: str, default: bool) -> bool:
     value = default if raw.get(key) is None else raw[key]
     if not isinstance(value, bool):
-        raise ModelError(f"{key} is {shown(value)}, but must be true or false")
+        raise ModelError(f"{key} is {short_repr(value)}, but must be true or false")
     return value
 
 
@@ -47,14 +47,14 @@ def only(raw: Raw, key: str, *values: object) -> None:
     """Refuse a setting that the decoder has no knob for, except some values, absence and null."""
     if raw.get(key) is not None and raw[key] not in values:
         instead = f"only {values[0]!r}" if values else "leave it out"
-        raise ModelError(f"{key} {shown(raw[key])} is not supported for this family; {instead}")
+        raise ModelError(f"{key} {short_repr(raw[key])} is not supported for this family; {instead}")
 
 
 def activation(raw: Raw, key: str, default: str) -> str:
     activation = default if raw.get(key) is None else raw[key]
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ModelError(
-            f"activation {shown(activation)} is not supported" + did_you_mean(str(activation), ACTIVATIONS)
+            f"activation {short_repr(activation)} is not supported" + did_you_mean(str(activation), ACTIVATIONS)
         )
     return activation
 
@@ -67,13 +67,13 @@ def rope_object(raw: Raw) -> Raw:
     found = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
     for name, rope in zip(("rope_parameters", "rope_scaling"), found, strict=True):
         if not isinstance(rope, dict):
-            raise ModelError(f"{name} is {shown(rope)}, but must be an object")
+            raise ModelError(f"{name} is {short_repr(rope)}, but must be an object")
     new, old = (_spelled(rope, raw) for rope in found)
     differing = next((key for key in {**old, **new} if key != "type" and old.get(key) != new.get(key)), None)
     if all(found) and differing is not None:
         raise ModelError(
-            f"rope_parameters and rope_scaling differ: {differing} is {shown(new.get(differing))} in the former and "
-            f"{shown(old.get(differing))} in the latter; keep the one that the model was trained with"
+            f"rope_parameters and rope_scaling differ: {differing} is {short_repr(new.get(differing))} in the former "
+            f"and {short_repr(old.get(differing))} in the latter; keep the one that the model was trained with"
         )
     return found[0] or found[1]
 
@@ -95,7 +95,9 @@ def _scaling(rope: Raw, context: int) -> RopeScaling:
     if nested is not None:
         raise ModelError(f"rope_parameters has settings of its own for {nested}, which this family's decoder has not")
     if kind not in ("default", "linear", "llama3"):
-        raise ModelError(f"rotary scaling {shown(kind)} is not supported; supported are default, linear and llama3")
+        raise ModelError(
+            f"rotary scaling {short_repr(kind)} is not supported; supported are default, linear and llama3"
+        )
     if kind == "default":
         return RopeScaling()
     if kind == "linear":

@@ -14,7 +14,7 @@ from draftwood.models.checkpoints import config_keys as keys
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.tensor_names import GEMMA_2, GEMMA_3, GPT_2, LLAMA, OPT, PHI_3, QWEN_3, Names
 from draftwood.models.decoder_config import DecoderConfig
-from draftwood.util.safe_parsing import shown
+from draftwood.util.safe_parsing import short_repr
 
 MOST_LAYERS = 100_000
 OF_ALL = {"is_causal": True, "is_encoder_decoder": False, "add_cross_attention": False}  # what every config must mean
@@ -109,7 +109,7 @@ def _windows(raw: Raw, layers: int, window: int, sliding: Callable[[int], bool])
     known = ("full_attention", "sliding_attention")
     if not isinstance(types, list) or len(types) < layers or any(kind not in known for kind in types):
         raise ModelError(
-            f"layer_types is {shown(types)}, but must name {' or '.join(known)} for each of {layers} layers"
+            f"layer_types is {short_repr(types)}, but must name {' or '.join(known)} for each of {layers} layers"
         )
     if "sliding_attention" in types[:layers] and not window:
         raise ModelError("layer_types asks for sliding_attention, but sliding_window is not set")
@@ -120,7 +120,7 @@ def _without_windows(raw: Raw) -> None:
     """Refuse layers of other types in a family whose layers all see all positions."""
     types = raw.get("layer_types")
     if types is not None and (not isinstance(types, list) or set(map(str, types)) - {"full_attention"}):
-        raise ModelError(f"layer_types is {shown(types)}, but this family has full_attention alone; leave it out")
+        raise ModelError(f"layer_types is {short_repr(types)}, but this family has full_attention alone; leave it out")
 
 
 def _llama(raw: Raw) -> DecoderConfig:
@@ -141,7 +141,7 @@ def _qwen_windows(raw: Raw, layers: int) -> tuple[int, ...]:
     window = _window(raw, 4096) if keys.flag(raw, "use_sliding_window", False) else 0
     first = raw.get("max_window_layers", 28)
     if isinstance(first, bool) or not isinstance(first, int):
-        raise ModelError(f"max_window_layers is {shown(first)}, but must be a whole number")
+        raise ModelError(f"max_window_layers is {short_repr(first)}, but must be a whole number")
     return _windows(raw, layers, window, lambda layer: window > 0 and layer >= first)
 
 
@@ -234,7 +234,7 @@ def _gemma3(raw: Raw) -> DecoderConfig:
     ):
         part = rope.get(kind) or {}
         if not isinstance(part, dict):
-            raise ModelError(f"rope_parameters of {kind} is {shown(part)}, but must be an object")
+            raise ModelError(f"rope_parameters of {kind} is {short_repr(part)}, but must be an object")
         kinds.append({**part, "rope_theta": keys.number(part, "rope_theta", keys.number(raw, key, base))})
     if rope and not rope.keys() <= {"full_attention", "sliding_attention"}:
         raise ModelError("rope_parameters must hold full_attention and sliding_attention, each with its own settings")
@@ -279,7 +279,9 @@ def _renamed(raw: Raw, **names: str) -> Raw:
     """A config with a family's own names for keys that may have the usual ones, too."""
     for usual, own in names.items():
         if usual in raw and raw.get(own, raw[usual]) != raw[usual]:
-            raise ModelError(f"{own} is {shown(raw[own])}, but {usual} is {shown(raw[usual])}; keep the right one")
+            raise ModelError(
+                f"{own} is {short_repr(raw[own])}, but {usual} is {short_repr(raw[usual])}; keep the right one"
+            )
     return {**{own: raw[usual] for usual, own in names.items() if usual in raw}, **raw}
 
 

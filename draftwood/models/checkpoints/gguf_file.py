@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import ConfigurationError, ModelError
-from draftwood.util.safe_parsing import shown
+from draftwood.util.safe_parsing import short_repr
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 BLOCKS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # quantised types
@@ -78,7 +78,7 @@ class File:
         except OSError as error:
             raise ModelError(f"{path} cannot be read ({error.strerror or error}); check the file") from error
         if (parts := self.metadata.get("split.count", 1)) != 1:
-            raise ModelError(f"{path} is one of {shown(parts)} parts; join them with llama-gguf-split --merge")
+            raise ModelError(f"{path} is one of {short_repr(parts)} parts; join them with llama-gguf-split --merge")
 
     def _read(self, header: _Header) -> None:
         header.take(4)
@@ -91,38 +91,38 @@ class File:
         for _ in range(values):
             key = header.string()
             if key in self.metadata:
-                raise Damage(f"key {shown(key)} is there twice")
+                raise Damage(f"key {short_repr(key)} is there twice")
             self.metadata[key] = header.value(header.number("I"))
         found = [self._entry(header) for _ in range(min(tensors, header.size))]
         step = self.metadata.get("general.alignment", 32)
         if type(step) is not int or step < 8 or step & (step - 1):
-            raise Damage(f"general.alignment is {shown(step)}, but must be a power of two from 8")
+            raise Damage(f"general.alignment is {short_repr(step)}, but must be a power of two from 8")
         first = -(-header.at // step) * step
         for name, entry in found:
             if name in self.tensors:
-                raise Damage(f"tensor {shown(name)} is there twice")
+                raise Damage(f"tensor {short_repr(name)} is there twice")
             place = replace(entry, start=first + entry.start)
             if place.start + place.size > header.size:
-                raise Damage(f"tensor {shown(name)} ends at byte {place.start + place.size:,} of {header.size:,}")
+                raise Damage(f"tensor {short_repr(name)} ends at byte {place.start + place.size:,} of {header.size:,}")
             self.tensors[name] = place
 
     def _entry(self, header: _Header) -> tuple[str, Entry]:
         """The next tensor's name and entry, whose start counts from that of the first tensor."""
         name, axes = header.string(), header.number("I")
         if not 1 <= axes <= 4:
-            raise Damage(f"tensor {shown(name)} has {axes} dimensions")
+            raise Damage(f"tensor {short_repr(name)} has {axes} dimensions")
         shape = tuple(header.number("Q") for _ in range(axes))[::-1]
         number, start = header.number("I"), header.number("Q")
         kinds = library().GGMLQuantizationType
         kind = kinds(number).name if number in set(kinds) else f"type {number}"
         if kind not in PLAIN and kind not in BLOCKS:
             raise ModelError(
-                f"{self.path}: tensor {shown(name)} is stored as {kind}, but read are {', '.join((*PLAIN, *BLOCKS))}; "
-                "give a file of the model in these types, such as Q4_K_M or Q8_0"
+                f"{self.path}: tensor {short_repr(name)} is stored as {kind}, but read are "
+                f"{', '.join((*PLAIN, *BLOCKS))}; give a file of the model in these types, such as Q4_K_M or Q8_0"
             )
         block, size = library().GGML_QUANT_SIZES[number]
         if not all(shape) or shape[-1] % block:
-            raise Damage(f"tensor {shown(name)} of type {kind} has the shape {list(shape)}")
+            raise Damage(f"tensor {short_repr(name)} of type {kind} has the shape {list(shape)}")
         return name, Entry(shape, kind, start, prod(shape) // block * size)
 
     def array(self, key: str) -> list[Any]:

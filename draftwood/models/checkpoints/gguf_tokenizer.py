@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints import gguf_file
-from draftwood.util.safe_parsing import shown
+from draftwood.util.safe_parsing import short_repr
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens
 SPACE = "▁"  # sentencepiece's
@@ -66,7 +66,7 @@ def read(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
     kind = file.metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         raise ModelError(
-            f"{path}: a tokenizer of the kind {shown(kind)} is not supported (gpt2 and llama are); "
+            f"{path}: a tokenizer of the kind {short_repr(kind)} is not supported (gpt2 and llama are); "
             "give the directory of the model's own tokenizer as tokenizer"
         )
     try:
@@ -165,7 +165,7 @@ class _Words:
         name = self.get("pre")
         if name not in SPLITS:
             raise ModelError(
-                f"{self.file.path} splits text by {shown(name)}, which is not known ({', '.join(SPLITS)} are); "
+                f"{self.file.path} splits text by {short_repr(name)}, which is not known ({', '.join(SPLITS)} are); "
                 "give the directory of the model's own tokenizer as tokenizer"
             )
         split = SPLITS[name]

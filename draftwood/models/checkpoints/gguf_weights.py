@@ -18,7 +18,7 @@ from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families import FAMILIES, Family
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.rotary import RopeDivisors
-from draftwood.util.safe_parsing import shown
+from draftwood.util.safe_parsing import short_repr
 
 FAMILY = {  # of each of the format's architectures
     **{name: name for name in ("llama", "qwen2", "qwen3", "phi3", "gemma", "gemma2")},
@@ -46,11 +46,13 @@ class Weights:
         """The metadata as config.json would say it, the family with the file's tensor names, the decoder's shape."""
         purpose = self.file.metadata.get("general.type", "model")
         if purpose != "model":
-            raise ModelError(f"{self.source} holds a part for a model ({shown(purpose)}), and no model; give the model")
+            raise ModelError(
+                f"{self.source} holds a part for a model ({short_repr(purpose)}), and no model; give the model"
+            )
         kind = FAMILY.get(self.architecture)
         if kind is None:
             raise ModelError(
-                f"{self.source}: architecture {shown(self.architecture)} is not supported "
+                f"{self.source}: architecture {short_repr(self.architecture)} is not supported "
                 f"({', '.join(sorted(FAMILY))} are); give a model of one of these"
             )
         family = FAMILIES[kind]
@@ -79,8 +81,8 @@ class Weights:
             values = self.file.array(name)
             if len(set(values)) > 1:
                 raise ModelError(
-                    f"{self.source}: {name} differs from layer to layer ({shown(values)}), which is not supported; "
-                    "give a model whose layers are alike"
+                    f"{self.source}: {name} differs from layer to layer ({short_repr(values)}), which is not "
+                    "supported; give a model whose layers are alike"
                 )
             return values[0] if values else default
         return value
@@ -101,16 +103,16 @@ class Weights:
             wide = key == "attention.sliding_window" and type(value) is int and value >= context
             if key not in HARMLESS and value not in neutral and not wide:
                 raise ModelError(
-                    f"{self.source}: {name} is {shown(value)}, which this architecture's decoder has no part for; give "
-                    "a file that llama.cpp's own converter made, or another model"
+                    f"{self.source}: {name} is {short_repr(value)}, which this architecture's decoder has no part for; "
+                    "give a file that llama.cpp's own converter made, or another model"
                 )
 
     def _whole(self, key: str, default: int | None = None) -> int:
         value = self._value(key, default)
         if type(value) is not int or not 0 < value < 2**31:
             raise ModelError(
-                f"{self.source}: {self.architecture}.{key} is {'missing' if value is None else shown(value)}, but must "
-                "be a positive whole number; convert the model again"
+                f"{self.source}: {self.architecture}.{key} is {'missing' if value is None else short_repr(value)}, but "
+                "must be a positive whole number; convert the model again"
             )
         return value
 

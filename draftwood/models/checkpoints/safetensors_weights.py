@@ -13,7 +13,7 @@ from torch import Tensor
 
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints.files import read_json
-from draftwood.util.safe_parsing import shown
+from draftwood.util.safe_parsing import short_repr
 
 LARGE = 1 << 18  # elements of a tensor that is mapped apart
 STORED = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes that hold plain weights
@@ -101,7 +101,9 @@ def weight_files(directory: Path) -> list[Path]:
             raise ModelError(f"{index} has no weight_map from tensors to files; fetch it again")
         outside = next((name for name in weight_map.values() if not re.fullmatch(r"[^/\\]*\.safetensors", name)), None)
         if outside is not None:
-            raise ModelError(f"{index} names {shown(outside)}, but weights lie in its own directory; fetch it again")
+            raise ModelError(
+                f"{index} names {short_repr(outside)}, but weights lie in its own directory; fetch it again"
+            )
         files = [directory / name for name in sorted(set(weight_map.values()))]
         for path in files:
             if not path.is_file():

@@ -21,7 +21,7 @@ from draftwood.models.checkpoints.safetensors_weights import Safetensors
 from draftwood.models.checkpoints.tensor_names import EAGLE
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.eagle_head import EagleHead, check_reads, usual_reads
-from draftwood.util.safe_parsing import shown
+from draftwood.util.safe_parsing import short_repr
 
 LAYERS = ("llama", "qwen3")  # model types that a head's layers may be of
 PADDED = 1.02  # times the tokens that padding may make of a vocabulary
@@ -37,7 +37,9 @@ def kind_of(directory: Path) -> str | None:
         return "medusa"
     named = raw.get("speculators_model_type")
     if named not in (None, "eagle3"):
-        raise ModelError(f"{directory} holds a speculator of type {shown(named)}, but of these only eagle3 is read")
+        raise ModelError(
+            f"{directory} holds a speculator of type {short_repr(named)}, but of these only eagle3 is read"
+        )
     architectures = raw.get("architectures") or []
     told = isinstance(architectures, list) and any("eagle3" in str(one).lower() for one in architectures)
     return "eagle" if named or told or raw.get("draft_vocab_size") is not None else None
@@ -60,7 +62,9 @@ def eagle(directory: Path, target: Decoder) -> tuple[EagleHead, dict[str, Tensor
     place = directory / "config.json"
     kind = layer.get("model_type", "llama") if isinstance(layer, dict) else None
     if not isinstance(layer, dict) or kind not in LAYERS:
-        raise ModelError(f"{place}: an EAGLE head of {shown(kind)} layers is not supported; {' and '.join(LAYERS)} are")
+        raise ModelError(
+            f"{place}: an EAGLE head of {short_repr(kind)} layers is not supported; {' and '.join(LAYERS)} are"
+        )
     tensors = _read(directory)
     known = {name.replace("midlayer.", "layers.0."): part for name, part in tensors.items() if name not in UNREAD}
     words = known.pop("d2t", None)
@@ -78,7 +82,7 @@ def eagle(directory: Path, target: Decoder) -> tuple[EagleHead, dict[str, Tensor
         )
     size = raw.get("draft_vocab_size") or vocabulary
     if type(size) is not int or not 0 < size <= vocabulary:
-        raise ModelError(f"{place}: draft_vocab_size is {shown(size)}, but must be 1 to {vocabulary}")
+        raise ModelError(f"{place}: draft_vocab_size is {short_repr(size)}, but must be 1 to {vocabulary}")
     if words is None and size != vocabulary:
         raise ModelError(
             f"{directory} knows {size} of {vocabulary} tokens, but not which: it has no d2t; fetch it again"
@@ -145,7 +149,8 @@ def medusa(directory: Path, target: Decoder) -> Artifact:
     count, blocks = raw.get("medusa_num_heads"), raw.get("medusa_num_layers", 1)
     if type(count) is not int or count < 1 or blocks != 1:
         raise ModelError(
-            f"{directory} has {shown(count)} heads of {shown(blocks)} blocks, but heads of one block each are read"
+            f"{directory} has {short_repr(count)} heads of {short_repr(blocks)} blocks, but heads of one block "
+            "each are read"
         )
     width, vocabulary, made = target.config.hidden_size, target.vocab_size, {}
     for k in range(count):

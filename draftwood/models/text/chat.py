@@ -17,7 +17,7 @@ from typing import Any
 
 from draftwood.errors import ModelError, RequestError
 from draftwood.models.checkpoints.files import read_json
-from draftwood.util.safe_parsing import read_text, shown
+from draftwood.util.safe_parsing import read_text, short_repr
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, and what else the template reads
 
@@ -188,13 +188,13 @@ def _conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
     they ask for.
     """
     if not isinstance(messages, Sequence):
-        raise RequestError(f"a conversation is a list of messages, not {shown(messages)}")
+        raise RequestError(f"a conversation is a list of messages, not {short_repr(messages)}")
     if not messages:
         raise RequestError("the conversation is empty; give at least one message")
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise RequestError(
-                f'a message is a mapping such as {{"role": "user", "content": "..."}}, not {shown(message)}'
+                f'a message is a mapping such as {{"role": "user", "content": "..."}}, not {short_repr(message)}'
             )
     kept = [{key: value for key, value in message.items() if value is not None} for message in messages]
     plain: list[dict[str, Any]] = _plain(kept, "messages")
@@ -211,4 +211,4 @@ def _plain(value: Any, what: str) -> Any:
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"{what} must be plain data, as JSON has it: {shown(error, 200)}") from error
+        raise RequestError(f"{what} must be plain data, as JSON has it: {short_repr(error, 200)}") from error

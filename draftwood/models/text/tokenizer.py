@@ -21,7 +21,7 @@ from draftwood.models.checkpoints import gguf_tokenizer
 from draftwood.models.checkpoints.files import read_json
 from draftwood.models.checkpoints.gguf_file import SUFFIX
 from draftwood.models.text import chat, grammar_words, sentencepiece
-from draftwood.util.safe_parsing import shown
+from draftwood.util.safe_parsing import short_repr
 
 LONG = 1 << 14  # characters or ids, for which `tokenizers` is called so that it gives back the interpreter's lock
 INCOMPLETE = "\ufffd"  # what a decoder shows for bytes that are not a whole character (yet)
@@ -150,7 +150,7 @@ class Tokenizer:
         is what is no text.
         """
         if not isinstance(text, str):
-            raise RequestError(f"a text is a string, not {shown(text)}")
+            raise RequestError(f"a text is a string, not {short_repr(text)}")
         if most is not None:
             self._check_length(len(text), most)
         check_text(text, "the prompt")
@@ -172,7 +172,7 @@ class Tokenizer:
                 return str(self.backend.decode_batch([list(tokens)], skip_special_tokens=skip_special)[0])
             return str(self.backend.decode(list(tokens), skip_special_tokens=skip_special))
         except (TypeError, OverflowError):
-            raise RequestError(f"token ids are a list of whole numbers from 0 on, not {shown(tokens)}") from None
+            raise RequestError(f"token ids are a list of whole numbers from 0 on, not {short_repr(tokens)}") from None
 
     def chat_text(self, messages: Sequence[chat.Message], **variables: Any) -> str:
         """A conversation as the text that the model was trained on, by the checkpoint's chat template.
@@ -234,7 +234,7 @@ class Tokenizer:
         try:
             return TokenStream(self, context, special)
         except (TypeError, KeyError):
-            raise RequestError(f"token ids are a list of whole numbers from 0 on, not {shown(context)}") from None
+            raise RequestError(f"token ids are a list of whole numbers from 0 on, not {short_repr(context)}") from None
 
 
 def _backend(directory: Path, config: Mapping[str, Any]) -> Backend:

@@ -22,7 +22,7 @@ constexpr int REGISTERS = 16;
 #endif
 typedef int8_t Chars __attribute__((vector_size(DW_WIDTH)));
 
-struct Given {  // of a row of whole numbers, or of a group of them: x = factor * number; total = factor * sum
+struct Given {  // of a group of a row's whole numbers: x = factor * number; total = factor * sum
   float factor, total;
   int32_t sum;
 };

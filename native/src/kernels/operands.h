@@ -1,6 +1,6 @@
 // Rows as the products read them. Included inside a set's namespace.
-// F32: [rows][kp] floats; BF16: the same of bfloat16's digits, or of pairs; integers: what is Given of each row or of each
-// of its groups, then the rows' numbers.
+// F32: [rows][kp] floats; BF16: the same of bfloat16's digits, or of pairs; integers: what is Given of each group
+// of each row, then the rows' numbers.
 
 template <class Kind> struct Operand {
   typedef typename Kind::X X;
@@ -11,7 +11,7 @@ template <class Kind> struct Operand {
 
   Operand(const Matrix& m, const void* operand, int64_t rows)
       : row(m.kp / Kind::INPUTS * Kind::PARTS),
-        groups(m.type == INT8 ? 1 : m.kp / GROUP),
+        groups(m.kp / GROUP),
         head(Kind::WHOLE ? up(sizeof(Given) * groups * rows, 64) : 0),
         bytes(head + up(sizeof(X) * row * rows, 64)),
         given(static_cast<Given*>(const_cast<void*>(operand))),
@@ -57,11 +57,10 @@ static Given quantised(const float* x, int64_t n, int8_t* code) {
 }
 
 template <class Kind> static void converted(const Operand<Kind>& to, const Matrix& m, const float* x, int64_t row) {
-  const int64_t size = m.type == INT8 ? m.kp : GROUP;
   int8_t* code = reinterpret_cast<int8_t*>(to.at(row + 1, 0)) - m.kp;  // at the end of its place: what is put overtakes nothing
   std::memset(code + m.k, 0, m.kp - m.k);
-  for (int64_t i = 0; i < m.kp; i += size)
-    to.given[row * to.groups + i / size] = i < m.k ? quantised(x + i, m.k - i < size ? m.k - i : size, code + i) : Given{0, 0, 0};
+  for (int64_t i = 0; i < m.kp; i += GROUP)
+    to.given[row * to.groups + i / GROUP] = i < m.k ? quantised(x + i, m.k - i < GROUP ? m.k - i : GROUP, code + i) : Given{0, 0, 0};
   if constexpr (Kind::PUT)
     for (int64_t i = 0; i < m.kp / 4; i++) {
       int8_t four[4];

@@ -91,16 +91,11 @@ template <class Kind, int R, int P> static __attribute__((noinline)) void block(
   DW_UNROLL for (int r = 0; r < R; r++)
     DW_UNROLL for (int v = 0; v < P * VECTORS; v++) {
       const int64_t n = panel * PANEL + v * WIDTH;
-      Floats found = (Floats)sum[r][v];
-      if constexpr (Kind::WHOLE) {
-        const Given& given = t.x.given[row + r];
-        found = __builtin_convertvector(Kind::total(sum[r][v], given), Floats) * load(t.m.scale + n) * given.factor;
-      }
-      store(t.out + (row + r) * t.ldo + n, found + t.bias(n));
+      store(t.out + (row + r) * t.ldo + n, sum[r][v] + t.bias(n));
     }
 }
 
-// Groups: whole sums of each, scaled and added up in order. A pair of groups: scales [2][16], shifts [2][16] (INT4), weights.
+// Whole numbers: exact sums of each group, scaled and added up in order. A pair of groups: scales [2][16], shifts [2][16] (INT4), weights.
 template <class Kind, int R, int P> static __attribute__((noinline)) void grouped(const Task<Kind>& t, int64_t row, int64_t panel) {
   constexpr int64_t HEAD = Kind::SHIFTS ? 8 * PANEL : 4 * PANEL, STEPS = GROUP / Kind::INPUTS;
   const int64_t size = pair_bytes(t.m.type), groups = t.m.kp / GROUP, bytes = groups / 2 * size;
@@ -133,13 +128,13 @@ template <class Kind, int R, int P> static __attribute__((noinline)) void groupe
     }
 }
 
-template <class Kind, bool GROUPS>
+template <class Kind>
 static void products(const Matrix& m, int64_t rows, const void* operand, float* out, int64_t ldo, int64_t from, int64_t to) {
   const Task<Kind> task{m, Operand<Kind>(m, operand, rows), out, ldo};
   for (int64_t top = 0; top < rows; top += TALL)
     blocks<Kind::CHAINS>(rows - top < TALL ? rows - top : TALL, from, to, [&](auto r, auto p, int64_t row, int64_t panel) {
       constexpr int R = decltype(r)::value, P = decltype(p)::value;
-      if constexpr (GROUPS) grouped<Kind, R, P>(task, top + row, panel);
+      if constexpr (Kind::WHOLE) grouped<Kind, R, P>(task, top + row, panel);
       else block<Kind, R, P>(task, top + row, panel);
     });
 }
@@ -149,15 +144,13 @@ static void products(const Matrix& m, int64_t rows, const void* operand, float* 
 #endif
 
 static void multiply(const Matrix& m, int64_t rows, const void* operand, float* out, int64_t ldo, int64_t from, int64_t to) {
-#ifdef DW_TILES  // bfloat16 always: elsewhere it is rounded otherwise; whole numbers are the same
-  if (m.type == BF16) return tile_products<Bfloat16>(m, rows, operand, out, ldo, from, to);
-  if (m.type == INT8 && rows > 4) return tile_products<Int8>(m, rows, operand, out, ldo, from, to);
+#ifdef DW_TILES  // for any number of rows: elsewhere bfloat16 is rounded otherwise
+  if (m.type == BF16) return tile_products(m, rows, operand, out, ldo, from, to);
 #endif
   switch (m.type) {
-    case F32: return products<Float32, false>(m, rows, operand, out, ldo, from, to);
-    case BF16: return products<Bfloat16, false>(m, rows, operand, out, ldo, from, to);
-    case INT8: return products<Int8, false>(m, rows, operand, out, ldo, from, to);
-    case INT4: return products<Int4, true>(m, rows, operand, out, ldo, from, to);
-    case INT8G: return products<Int8, true>(m, rows, operand, out, ldo, from, to);
+    case F32: return products<Float32>(m, rows, operand, out, ldo, from, to);
+    case BF16: return products<Bfloat16>(m, rows, operand, out, ldo, from, to);
+    case INT4: return products<Int4>(m, rows, operand, out, ldo, from, to);
+    case INT8: return products<Int8>(m, rows, operand, out, ldo, from, to);
   }
 }

@@ -1,6 +1,6 @@
-// Products on AMX: tiles of 16 rows by 64 bytes of k, and of a panel's 16 steps. Included inside a set's namespace.
-// Operands are those of AVX-512 with pairs of bfloat16 or four int8: rows that tiles read as they lie. A row of a tile
-// does not change another's sums, so that few rows take smaller tiles.
+// Products of bfloat16 on AMX: tiles of 16 rows by 64 bytes of k, and of a panel's 16 steps. Included inside a set's
+// namespace. Operands are those of AVX-512 with pairs of bfloat16: rows that tiles read as they lie. A row of a tile does
+// not change another's sums, so that few rows take smaller tiles.
 
 #ifdef DW_EMULATED
 static int32_t tile[8][16][16];
@@ -11,28 +11,24 @@ static void tiles_configure(const uint8_t* rows) {
 static void tile_move(int t, char* p, int64_t stride, bool out) {
   for (int r = 0; r < tile_rows[t]; r++) out ? std::memcpy(p + r * stride, tile[t][r], 64) : std::memcpy(tile[t][r], p + r * stride, 64);
 }
-static void tile_product(int c, int a, int b, bool whole) {
+static void tile_product(int c, int a, int b) {
   for (int r = 0; r < tile_rows[c]; r++)
     for (int n = 0; n < 16; n++) {
-      float even, odd = 0, sum;
+      float even = 0, odd = 0, sum;
       std::memcpy(&sum, &tile[c][r][n], 4);
-      even = 0;
       for (int k = 0; k < 16; k++) {
-        int8_t x[4], w[4];
-        bf16 xs[2], ws[2];
+        bf16 x[2], w[2];
         std::memcpy(x, &tile[a][r][k], 4), std::memcpy(w, &tile[b][k][n], 4);
-        std::memcpy(xs, x, 4), std::memcpy(ws, w, 4);
-        if (whole) for (int j = 0; j < 4; j++) tile[c][r][n] += x[j] * w[j];
-        even += widened(xs[0]) * widened(ws[0]), odd += widened(xs[1]) * widened(ws[1]);
+        even += widened(x[0]) * widened(w[0]), odd += widened(x[1]) * widened(w[1]);
       }
       sum += even + odd;
-      if (!whole) std::memcpy(&tile[c][r][n], &sum, 4);
+      std::memcpy(&tile[c][r][n], &sum, 4);
     }
 }
 #define DW_TILE_ZERO(t) std::memset(tile[t], 0, sizeof tile[t])
 #define DW_TILE_LOAD(t, p, stride) tile_move(t, reinterpret_cast<char*>(const_cast<uint8_t*>(p)), stride, false)
 #define DW_TILE_STORE(t, p, stride) tile_move(t, reinterpret_cast<char*>(p), stride, true)
-#define DW_TILE_PRODUCT(c, a, b) tile_product(c, a, b, Kind::WHOLE)
+#define DW_TILE_PRODUCT(c, a, b) tile_product(c, a, b)
 static void tiles_release() {}
 #else
 static inline void tiles_configure(const uint8_t* rows) {
@@ -47,17 +43,13 @@ static inline void tiles_configure(const uint8_t* rows) {
 #define DW_TILE_ZERO(t) _tile_zero(t)
 #define DW_TILE_LOAD(t, p, stride) _tile_loadd(t, p, stride)
 #define DW_TILE_STORE(t, p, stride) _tile_stored(t, p, stride)
-#define DW_TILE_PRODUCT(c, a, b)                       \
-  do {                                                 \
-    if constexpr (Kind::WHOLE) _tile_dpbssd(c, a, b);  \
-    else _tile_dpbf16ps(c, a, b);                      \
-  } while (false)
+#define DW_TILE_PRODUCT(c, a, b) _tile_dpbf16ps(c, a, b)
 static inline void tiles_release() { _tile_release(); }
 #endif
 
 // Up to 32 rows and two panels: sums in tiles 0 to 3, rows in 4 and 5, weights in 6 and 7.
-template <class Kind, bool TALLER, bool WIDER>
-static void tile_block(const uint8_t* x, int64_t stride, const uint8_t* w, int64_t panel, int64_t steps, int32_t* sums) {
+template <bool TALLER, bool WIDER>
+static void tile_block(const uint8_t* x, int64_t stride, const uint8_t* w, int64_t panel, int64_t steps, float* sums) {
   DW_TILE_ZERO(0);
   DW_TILE_ZERO(1);
   DW_TILE_ZERO(2);
@@ -89,11 +81,10 @@ static void tile_block(const uint8_t* x, int64_t stride, const uint8_t* w, int64
   }
 }
 
-template <class Kind>
 static void tile_products(const Matrix& m, int64_t rows, const void* operand, float* out, int64_t ldo, int64_t from, int64_t to) {
-  const Operand<Kind> x(m, operand, rows);
-  const int64_t steps = m.kp / (16 * Kind::INPUTS), stride = 4 * x.row;
-  alignas(64) int32_t sums[32][32];
+  const Operand<Bfloat16> x(m, operand, rows);
+  const int64_t steps = m.kp / (16 * Bfloat16::INPUTS), stride = 4 * x.row;
+  alignas(64) float sums[32][32];
   for (int64_t row = 0, before = 0; row < rows; row += 32) {
     const int64_t count = rows - row < 32 ? rows - row : 32;
     if (count != before) {
@@ -104,16 +95,14 @@ static void tile_products(const Matrix& m, int64_t rows, const void* operand, fl
     for (int64_t panel = from; panel < to; panel += 2) {
       const bool two = panel + 1 < to;
       const uint8_t *at = reinterpret_cast<const uint8_t*>(x.at(row, 0)), *w = m.data + panel * steps * 1024;
-      if (count > 16 && two) tile_block<Kind, true, true>(at, stride, w, steps * 1024, steps, sums[0]);
-      else if (count > 16) tile_block<Kind, true, false>(at, stride, w, 0, steps, sums[0]);
-      else if (two) tile_block<Kind, false, true>(at, stride, w, steps * 1024, steps, sums[0]);
-      else tile_block<Kind, false, false>(at, stride, w, 0, steps, sums[0]);
+      if (count > 16 && two) tile_block<true, true>(at, stride, w, steps * 1024, steps, sums[0]);
+      else if (count > 16) tile_block<true, false>(at, stride, w, 0, steps, sums[0]);
+      else if (two) tile_block<false, true>(at, stride, w, steps * 1024, steps, sums[0]);
+      else tile_block<false, false>(at, stride, w, 0, steps, sums[0]);
       for (int64_t i = 0; i < count; i++)
         for (int v = 0; v < (two ? 2 : 1); v++) {
           const int64_t n = (panel + v) * PANEL;
-          const Ints sum = *reinterpret_cast<const Ints*>(sums[i] + v * 16);
-          Floats found = bits(sum);
-          if constexpr (Kind::WHOLE) found = __builtin_convertvector(sum, Floats) * load(m.scale + n) * x.given[row + i].factor;
+          const Floats found = load(sums[i] + v * 16);
           store(out + (row + i) * ldo + n, m.bias ? found + load(m.bias + n) : found);
         }
     }

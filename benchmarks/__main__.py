@@ -1,0 +1,92 @@
+"""`python -m benchmarks`: measure experiments, and write the pages that show their results."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.execute import chosen, execute, results_of
+from benchmarks.experiment import HERE, find, load
+from draftwood.cli.running import check_writable, progress, write_text
+from draftwood.errors import ConfigurationError, DraftwoodError
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+
+@app.command()
+def run(
+    experiment: Annotated[str, typer.Argument(help="A file of benchmarks/experiments, or its name: engine.")],
+    only: Annotated[list[str] | None, typer.Option(help="Only this run of the experiment. Repeatable.")] = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Run for seconds, to check that it works.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Directory of results. Default: benchmarks/results/NAME.")] = None,
+) -> None:
+    """Measure an experiment's runs, each into a result file; the same command resumes where it was stopped."""
+    from benchmarks import tables
+
+    file = find(experiment)
+    asked = load(file)
+    place = out or results_of(file)
+    if smoke and out is None:
+        raise ConfigurationError("a smoke run is no result; give --out DIR for it")
+    for name, each in chosen(asked, only or ()).items():
+        with progress(None, name, live=False) as update:
+
+            def told(what: str, done: int, total: int | None, name: str = name) -> None:
+                update(completed=done, total=total, description=f"{name}: {what}")
+
+            try:
+                document = execute(asked, file, name, each, place, smoke, told=told)
+            except KeyboardInterrupt:
+                print(f"{place / name}.work keeps what was measured; the same command resumes", file=sys.stderr)
+                raise typer.Exit(130) from None
+        for table in asked.tables:
+            if made := tables.markdown(table, [document]):
+                print(f"\n{table.title}\n\n{made}")
+        print(f"\n{place / name}.json")
+
+
+@app.command()
+def pages(
+    root: Annotated[Path, typer.Option(help="The clone whose pages are written.")] = HERE.parent,
+) -> None:
+    """Write docs/results.md, and the tables of results on other pages, from the result files."""
+    from benchmarks.pages import PAGES, filled
+    from benchmarks.tables import drawings, page
+    from draftwood.util import plots
+
+    folder, out = HERE / "experiments", root / "docs" / "results.md"
+    text = page(folder)
+    check_writable(out, "--root")
+    write_text(out, text, "--root")
+    print(out)
+    for name, title, drawn in drawings(folder):
+        path = out.parent / "assets" / name
+        path.parent.mkdir(exist_ok=True)
+        plots.save(drawn, path, title)
+        print(path)
+    for path in (root / name for name in PAGES):
+        if path.is_file() and (after := filled(before := path.read_text("utf-8"), folder)) != before:
+            write_text(path, after, "--root")
+            print(path)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns its exit code: 2 with one sentence for bad input, 130 after Ctrl-C."""
+    try:
+        return app(arguments, prog_name="python -m benchmarks", standalone_mode=False) or 0
+    except DraftwoodError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except typer.Abort:
+        return 130
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # a bad flag, which typer has words for
+            raise
+        print(f"error: {error.format_message()}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

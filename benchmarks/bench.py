@@ -1,0 +1,98 @@
+"""What every experiment uses: its models, measurements that are kept as they are made, and the bar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from benchmarks.experiment import Run
+from benchmarks.pairs import Pair, describe, pair
+from draftwood.engine.engine import Engine
+from draftwood.engine.loading import load
+from draftwood.errors import ConfigurationError
+from draftwood.util.files import writing
+from draftwood.util.jsonl import cut_torn_line
+from draftwood.util.safe_parsing import parse_json
+
+T = TypeVar("T")
+Told = Callable[[str, int, int | None], None]  # what is done, how many times already, of how many
+
+
+@dataclass
+class Bench:
+    """One run of an experiment. `work` keeps what was measured until the result is written."""
+
+    run: Run
+    work: Path
+    told: Told = lambda what, done, total: None
+    models: Pair | None = None  # instead of the run's pair
+    stopped: bool = False  # by Ctrl-C: rows are of what was measured before
+    _engines: dict[tuple[str, ...], Engine] = field(default_factory=dict)
+    _kept: dict[str, Any] | None = None
+
+    @property
+    def pair(self) -> Pair:
+        """The models, grown first where they are not there yet."""
+        if self.models is None:
+            if self.run.pair is None:
+                raise ConfigurationError("this experiment needs models; give its run a pair")
+            self.models = pair(self.run.pair)
+            if self.run.draft_of is not None:
+                name = f"{self.run.pair}-draft-{self.run.draft_of}"
+                other = pair(self.run.draft_of).draft
+                self.models = replace(self.models, draft=other, made=self.models.made.with_name(name))
+        return self.models
+
+    @property
+    def engine(self) -> Engine:
+        """The pair of this run, loaded once."""
+        return self.engine_of(self.pair, self.run.dtype, self.run.quantize)
+
+    def engine_of(self, chosen: Pair, dtype: str, quantize: str | None = None, backend: str = "auto") -> Engine:
+        """Any pair, loaded once."""
+        key = chosen.name, dtype, str(quantize), backend
+        if key not in self._engines:
+            self.told(f"loading {chosen.name}", 0, None)
+            self._engines[key] = load(
+                chosen.target, chosen.draft, dtype=dtype, quantize=quantize, backend=backend, reuse_prefixes=False
+            )
+        return self._engines[key]
+
+    def describe(self) -> dict[str, Any]:
+        """For result files: shapes and sizes; empty where no model was used."""
+        if self.run.pair is None and self.models is None:
+            return {}
+        return {**describe(self.pair), "draft_of": self.run.draft_of or self.pair.name}
+
+    def once(self, key: Sequence[Any], make: Callable[[], T]) -> T:
+        """A measurement (plain data) by its key: made now, or read where it was made before."""
+        path = self.work / "measured.jsonl"
+        if self._kept is None:
+            with path.open("a+b") as kept:
+                cut_torn_line(kept)
+                kept.seek(0)
+                self._kept = dict(map(parse_json, kept))
+        name = json.dumps(key)
+        if name not in self._kept:
+            value = json.loads(json.dumps(make()))
+            with writing(self.work), path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([name, value]) + "\n")
+            self._kept[name] = value
+        found: T = self._kept[name]
+        return found
+
+    def track(self, items: Iterable[T], what: str) -> Iterator[T]:
+        """The items, with a bar."""
+        each = list(items)
+        for done, item in enumerate(each):
+            self.told(what, done, len(each))
+            yield item
+
+
+def turned(items: Sequence[T], number: int) -> list[T]:
+    """The items in their order, in each turn from another one on: so that none always follows the same one."""
+    first = number % max(1, len(items))
+    return [*items[first:], *items[:first]]

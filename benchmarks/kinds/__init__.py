@@ -1,0 +1,1 @@
+"""Kinds of measurement, one module each."""

@@ -1,0 +1,81 @@
+"""An engine in which every method works, and what its memory must come to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from small_decoder import LAYERS, decoder
+
+from draftwood import Engine
+from draftwood.errors import OutOfMemory
+from draftwood.models.backend.matrix import holder, pack
+from draftwood.models.heads.eagle_head import EagleHead
+from draftwood.models.heads.exit import ExitLayer
+from draftwood.models.heads.medusa import Heads
+
+TARGET, DRAFT = decoder(1), decoder(2)
+EXIT, HEADS, EAGLE = ExitLayer.of(TARGET, 1), Heads.of(TARGET, 3), EagleHead.of(TARGET)
+for model in (TARGET, DRAFT, EXIT, EAGLE):  # held so, a row's bits do not depend on the other rows
+    pack(model.eval(), holder(torch.float32, torch.device("cpu"), None))
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "plain": {"name": "autoregressive"},
+    "chain": {"name": "speculative", "gamma": 3},
+    "coupled": {"name": "speculative", "gamma": 3, "verify": "coupled"},
+    "tree": {"name": "mcsd", "tree": [3, 2]},
+    "lookup": {"name": "lookup"},
+    "exit": {"name": "eesd", "gamma": 3},
+    "exit-tree": {"name": "eesd", "tree": [2, 2]},
+    "self": {"name": "self-spec", "attention": [1], "mlp": [2], "gamma": 3, "depth": "fixed"},
+    "medusa": {"name": "medusa", "tree": [2, 1]},
+    "eagle": {"name": "eagle", "gamma": 3},
+    "eagle-tree": {"name": "eagle", "gamma": 2, "width": 3, "least": 0.0},
+    "beams": {"name": "beam-sampling", "width": 3},
+    "dsbd": {"name": "dsbd", "draft_width": 3, "gamma": 2},
+    "search": {"name": "speculative-beam-search", "width": 2},
+}
+CHAINS = ("plain", "chain", "coupled", "lookup", "exit", "self")  # their slots are in order, so bits stay the same
+SAMPLINGS = ({"temperature": 0}, {"temperature": 0.9}, {"temperature": 1.0, "top_k": 5})
+SLOT = 4 * 2 * LAYERS * 2 * 6  # bytes of a slot of either model
+
+
+def engine(**options: Any) -> Engine:
+    made = Engine(TARGET, [DRAFT], **options)
+    made.draft_with("eesd", [EXIT])
+    made.draft_with("medusa", [HEADS])
+    made.draft_with("eagle", [EAGLE])
+    return made
+
+
+def settle(engine: Engine) -> None:
+    """Nobody is under way: what is lent is what finished requests left, and after a reset nothing."""
+    scheduler = engine.scheduler
+    assert not scheduler.busy and not scheduler.prefixes.live and not scheduler._cancelled
+    kept = scheduler.prefixes.kept
+    assert sum(cache.lent for cache in engine._caches.values()) == sum(entry.extent.capacity for entry in kept)
+    engine.reset_prefix_cache()
+    assert all(cache.lent == cache.bytes == 0 for cache in engine._caches.values())
+    assert engine._budget.used == 0
+
+
+@contextmanager
+def shortage(chance: float, rng: random.Random, engine: Engine) -> Iterator[None]:
+    """Memory runs out now and then while several requests run, whatever the budget is."""
+    from draftwood.runtime.session import Session
+
+    rows = Session.rows
+
+    def short(session: Session, run: Any) -> Any:
+        if len(engine.scheduler.active) > 1 and rng.random() < chance:
+            raise OutOfMemory("made up")
+        return rows(session, run)
+
+    Session.rows = short  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        Session.rows = rows  # type: ignore[method-assign]

@@ -1,0 +1,156 @@
+"""Tiny random models of every family, written by Hugging Face's own code, and what they compute.
+
+Every weight is randomised, biases and norms too; the prompt is longer than the windows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from checkpoint_files import VOCAB, ours
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from draftwood.core.forest import TRUNK, Forest
+from draftwood.models.checkpoints import checkpoint
+
+IDS = {"vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+SHAPE: dict[str, Any] = {
+    **IDS,
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+OPT = {**SHAPE, "ffn_dim": 40}
+GPT_2: dict[str, Any] = {**IDS, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 40, "n_positions": 64}
+GEMMA = {**SHAPE, "head_dim": 12}
+SLIDING, FULL = "sliding_attention", "full_attention"
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral": ("mistral", {**SHAPE, "sliding_window": 5, "head_dim": 12}),
+    "mistral_1": ("mistral", {**SHAPE, "sliding_window": 1}),
+    "mistral_unlimited": ("mistral", {**SHAPE, "sliding_window": None}),
+    "qwen2": ("qwen2", SHAPE),
+    "qwen2_windows": (
+        "qwen2",
+        {
+            **SHAPE,
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "max_window_layers": 1,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3": ("qwen3", {**SHAPE, "head_dim": 16}),
+    "qwen3_bias_windows": (
+        "qwen3",
+        {
+            **SHAPE,
+            "head_dim": 12,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 3,
+            "layer_types": [FULL, SLIDING, FULL],
+        },
+    ),
+    "phi3": ("phi3", {**SHAPE, "sliding_window": 6}),
+    "phi3_partial": (
+        "phi3",
+        {**SHAPE, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}},
+    ),
+    "gemma": ("gemma", {**GEMMA, "num_key_value_heads": 1}),
+    "gemma_bias": ("gemma", {**GEMMA, "hidden_act": "gelu", "attention_bias": True, "tie_word_embeddings": False}),
+    "gemma2": (
+        "gemma2",
+        {
+            **GEMMA,
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "gemma2_uncapped": (
+        "gemma2",
+        {**GEMMA, "sliding_window": 5, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {**GEMMA, "sliding_window": 4, "layer_types": [SLIDING, FULL, SLIDING], "final_logit_softcapping": 4.0},
+    ),
+    "gemma3_scaled": (
+        "gemma3_text",
+        {
+            **GEMMA,
+            "sliding_window": 4,
+            "layer_types": [SLIDING, SLIDING, FULL],
+            "rope_parameters": {
+                FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 50000.0},
+                SLIDING: {"rope_type": "default", "rope_theta": 100.0},
+            },
+        },
+    ),
+    "opt": ("opt", OPT),
+    "opt_plain": ("opt", {**OPT, "enable_bias": False, "tie_word_embeddings": False, "activation_function": "gelu"}),
+    "gpt2": ("gpt2", GPT_2),
+    "gpt2_default_inner": ("gpt2", {**GPT_2, "n_inner": None, "activation_function": "relu"}),
+}
+FIRST = {kind: name for name, (kind, _) in reversed(VARIANTS.items())}  # the first variant of each family
+PROMPT = [3, 94, 17, 17, 60, 5, 0, 41, 8, 77, 2, 29]
+
+
+def reference(name: str, seed: int = 0, **changes: Any) -> Any:
+    """A random Hugging Face model whose logits spread; eager attention, since the fused one drops Gemma 2's cap."""
+    kind, settings = VARIANTS[name]
+    config = AutoConfig.for_model(kind, **{**settings, **changes})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for key, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        norm = parameter.ndim == 1 and key.endswith("weight")
+        parameter.copy_(1 + 0.3 * noise if norm else 0.25 * noise)
+    return model
+
+
+def write(directory: Path, name: str, seed: int = 0, **changes: Any) -> Any:
+    model = reference(name, seed, **changes)
+    model.save_pretrained(directory)
+    return model
+
+
+def theirs(model: Any, tokens: list[int]) -> torch.Tensor:
+    logits: torch.Tensor = model(torch.tensor([tokens])).logits[0]
+    return logits
+
+
+def per_path(model: Any, forest: Forest) -> torch.Tensor:
+    return torch.stack([theirs(model, forest.sequence(node))[-1] for node in range(len(forest))])
+
+
+def chain(tokens: list[int]) -> Forest:
+    forest = Forest(trunk=[])
+    parent = TRUNK
+    for token in tokens:
+        parent = forest.add(parent, token)
+    return forest
+
+
+def grow(forest: Forest) -> int:
+    """Branch twice at the root and once below; the leaf on the later branch, so that its slots are not in order."""
+    a, b = forest.propose(forest.roots[0], [11, 12], None)
+    (c,) = forest.propose(b, [21], None)
+    forest.propose(a, [21, 22], None)
+    (d,) = forest.propose(c, [31], None)
+    return d
+
+
+def prompt_logits(directory: Path) -> torch.Tensor:
+    return ours(checkpoint.load(directory), chain(PROMPT))
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    assert expected.std() > 0.3  # logits of a size at which a difference shows
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)

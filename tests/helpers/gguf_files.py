@@ -1,0 +1,180 @@
+"""GGUF files for tests, converted from checkpoint directories, and random blocks of every quantised type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.engines.gguf_file import rotary_rows
+from draftwood.models.text.tokenizer import Tokenizer
+
+Stored = Callable[[str, np.ndarray], tuple[np.ndarray, str]]  # a tensor's name and values -> its bytes and type
+SCALES = {  # places of the float16 numbers in a block
+    **{"Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2)},
+    **{"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)},
+}
+
+
+def matrices(kind: str) -> Stored:
+    """This type for matrices, F32 for vectors, as llama.cpp's converter has it."""
+
+    def stored(name: str, array: np.ndarray) -> tuple[np.ndarray, str]:
+        chosen = kind if array.ndim > 1 else "F32"
+        return gguf.quants.quantize(np.ascontiguousarray(array), gguf.GGMLQuantizationType[chosen]), chosen
+
+    return stored
+
+
+PLAIN = matrices("F32")
+
+
+def write(
+    directory: Path,
+    path: Path,
+    stored: Stored = PLAIN,
+    words: Mapping[str, Any] | None = None,
+    more: Mapping[str, np.ndarray] | None = None,
+    **metadata: Any,
+) -> Path:
+    """A directory's model as a GGUF file; `words` are a tokenizer, `more` further tensors, `metadata` further keys."""
+    raw = json.loads((directory / "config.json").read_text("utf-8"))
+    arch = raw["model_type"].removesuffix("_text")
+    tensors = load_file(directory / "model.safetensors")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], raw["num_hidden_layers"])
+    heads = raw["num_attention_heads"]
+    writer = gguf.GGUFWriter(path, arch)
+    for key, value in {**_shape(raw, arch, heads), **metadata}.items():
+        _add(writer, f"{arch}.{key}", value)
+    _tell(writer, words or {})
+    divisors = _divisors(raw)
+    for name, array in {**(more or {}), **({} if divisors is None else {"rope_freqs.weight": divisors})}.items():
+        writer.add_tensor(name, array)
+    for name, tensor in tensors.items():
+        array = tensor.float().numpy()
+        if arch == "llama" and ("q_proj" in name or "k_proj" in name):
+            count = heads if "q_proj" in name else raw["num_key_value_heads"]
+            array = rotary_rows(array.reshape(len(array), -1), count).reshape(array.shape)
+        if arch.startswith("gemma") and name.endswith("norm.weight"):
+            array = array + 1
+        there = names.get_name(name, (".weight", ".bias"))
+        data, kind = stored(there, array)
+        writer.add_tensor(there, data, raw_shape=data.shape, raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_words(path: Path, words: Mapping[str, Any], arch: str = "llama") -> Path:
+    """A file with a tokenizer only."""
+    writer = gguf.GGUFWriter(path, arch)
+    _tell(writer, words)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def _tell(writer: gguf.GGUFWriter, words: Mapping[str, Any]) -> None:
+    for key, value in words.items():
+        _add(writer, f"tokenizer.{key}" if key.startswith("chat_template") else f"tokenizer.ggml.{key}", value)
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    else:
+        kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        kinds[type(value)](key, value)
+
+
+def _shape(raw: Mapping[str, Any], arch: str, heads: int) -> dict[str, Any]:
+    rope = raw["rope_parameters"]
+    local = rope.get("sliding_attention", {})
+    rope = rope.get("full_attention", rope)
+    values = {
+        "context_length": raw["max_position_embeddings"],
+        "embedding_length": raw["hidden_size"],
+        "block_count": raw["num_hidden_layers"],
+        "feed_forward_length": raw["intermediate_size"],
+        "attention.head_count": heads,
+        "attention.head_count_kv": raw["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": raw["rms_norm_eps"],
+        **dict.fromkeys(("attention.key_length", "attention.value_length"), raw.get("head_dim")),
+        "rope.freq_base": float(rope["rope_theta"]),
+        "rope.freq_base_swa": local.get("rope_theta") and float(local["rope_theta"]),
+    }
+    if rope.get("rope_type") == "linear":
+        values |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
+    if arch == "phi3":
+        part = rope.get("partial_rotary_factor", 1.0)
+        values["rope.dimension_count"] = int(part * raw["hidden_size"] // heads)
+    if arch in ("phi3", "gemma2", "gemma3"):
+        values["attention.sliding_window"] = raw["sliding_window"]
+    if arch.startswith("gemma"):
+        values |= {key: raw.get(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _divisors(raw: Mapping[str, Any]) -> np.ndarray | None:
+    """Llama 3.1's scaling as llama.cpp's converter writes it."""
+    rope = raw["rope_parameters"]
+    if rope.get("rope_type") != "llama3":
+        return None
+    half = raw["head_dim"] // 2
+    frequency = 1 / rope["rope_theta"] ** (torch.arange(half, dtype=torch.float32) / half)
+    turns = rope["original_max_position_embeddings"] * frequency / (2 * np.pi)
+    slow, fast = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = ((turns - slow) / (fast - slow)).clamp(0, 1)
+    divisors: np.ndarray = (1 / ((1 - smooth) / rope["factor"] + smooth)).numpy()
+    return divisors
+
+
+def byte_level(tokenizer: Tokenizer, pre: str, size: int | None = None, **more: Any) -> dict[str, Any]:
+    """A byte-level tokenizer of the library as metadata; padded to `size` tokens as llama.cpp's converter does."""
+    told = json.loads(tokenizer.backend.to_str())
+    ids = tokenizer.backend.get_vocab(True)
+    added = {token["content"]: token["special"] for token in told["added_tokens"]}
+    texts = [f"[PAD{i}]" for i in range(size or tokenizer.size)]
+    types = [5] * len(texts)
+    for text, i in ids.items():
+        texts[i], types[i] = text, (3 if added[text] else 4) if text in added else 1
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in told["model"]["merges"]]
+    return {"model": "gpt2", "pre": pre, "tokens": texts, "token_type": types, "merges": merges, **more}
+
+
+def pieces(model: Any, size: int | None = None, **more: Any) -> dict[str, Any]:
+    """A sentencepiece model as metadata; padded as above."""
+    texts = [f"[PAD{i}]" for i in range(size or model.get_piece_size())]
+    types, scores = [5] * len(texts), [-10000.0] * len(texts)
+    for i in range(model.get_piece_size()):
+        texts[i], scores[i] = model.id_to_piece(i), model.get_score(i)
+        flags = (model.is_unknown(i), model.is_control(i), texts[i] == "<|user|>", model.is_unused(i), model.is_byte(i))
+        types[i] = flags.index(True) + 2 if True in flags else 1
+    roles = {"bos_token_id": model.bos_id(), "eos_token_id": model.eos_id(), "unknown_token_id": model.unk_id()}
+    words = {"model": "llama", "pre": "default", "tokens": texts, "token_type": types, "scores": scores}
+    return {**words, **roles, **more}
+
+
+def blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
+    """Random bytes [rows, bytes of a row] of a quantised type, with scales of either sign around 0.01."""
+    rng = np.random.default_rng(seed)
+    length, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    data = rng.integers(0, 256, (rows, columns // length, size), np.uint8)
+    for place in SCALES[kind]:
+        scales = rng.normal(0, 0.01, (*data.shape[:2], 1)).astype(np.float16)
+        data[..., place : place + 2] = scales.view(np.uint8)
+    return data.reshape(rows, -1)
+
+
+def dequantised(data: np.ndarray, kind: str) -> torch.Tensor:
+    """What the library makes of bytes."""
+    return torch.from_numpy(gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind]))

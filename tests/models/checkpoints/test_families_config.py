@@ -1,0 +1,176 @@
+"""What a family's config says reaches the logits, in both spellings; what the decoder cannot do is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_files import edit_json, ours
+from family_models import FULL, PROMPT, SLIDING, chain, close, prompt_logits, theirs, write
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from draftwood.errors import ModelError
+from draftwood.models.checkpoints import checkpoint, saving
+from draftwood.models.checkpoints.families import FAMILIES
+from draftwood.models.decoder import Decoder
+
+# controls: what a config or a small tensor says reaches the logits
+
+KNOBS: list[tuple[str, dict[str, Any]]] = [
+    ("mistral", {"sliding_window": 4}),
+    ("mistral", {"sliding_window": None}),
+    ("qwen2_windows", {"use_sliding_window": False, "layer_types": None}),
+    ("qwen2_windows", {"max_window_layers": 2, "layer_types": None}),
+    ("qwen3_bias_windows", {"layer_types": [SLIDING, FULL, FULL]}),
+    ("phi3", {"sliding_window": 5}),
+    ("phi3_partial", {"rope_parameters": {"rope_theta": 100.0}}),
+    ("phi3_partial", {"rope_parameters": {"rope_theta": 200.0, "partial_rotary_factor": 0.5}}),
+    ("gemma", {"hidden_act": "relu"}),
+    ("gemma2", {"hidden_activation": "silu"}),
+    ("gemma2", {"query_pre_attn_scalar": 12}),
+    ("gemma2", {"attn_logit_softcapping": None}),
+    ("gemma2", {"attn_logit_softcapping": 2.0}),
+    ("gemma2", {"final_logit_softcapping": None}),
+    ("gemma2", {"layer_types": [FULL, SLIDING, FULL]}),
+    ("gemma2", {"sliding_window": 6}),
+    ("gemma3", {"layer_types": [FULL, FULL, SLIDING]}),
+    ("gemma3", {"rope_parameters": {FULL: {"rope_theta": 100.0}}}),
+    ("gemma3", {"rope_parameters": {SLIDING: {"rope_theta": 100.0}}}),
+    ("gemma3", {"final_logit_softcapping": None}),
+    ("opt", {"activation_function": "gelu"}),
+    ("gpt2", {"activation_function": "relu"}),
+    ("gpt2", {"layer_norm_epsilon": 0.1}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), KNOBS)
+def test_each_knob_of_a_config_changes_the_logits(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path, name)
+    before = prompt_logits(tmp_path)
+    edit_json(tmp_path / "config.json", **changes)
+    assert (prompt_logits(tmp_path) - before).abs().max() > 1e-3
+
+
+PARTS = {
+    "qwen2": ["layers.1.qkv.bias"],
+    "qwen3": ["layers.1.q_norm", "layers.1.k_norm"],
+    "gemma2": ["norm", *(f"layers.1.{x}_norm" for x in ("attention", "post_attention", "mlp", "post_mlp"))],
+    "gemma3": ["layers.2.q_norm", "layers.2.k_norm", "layers.2.post_mlp_norm"],
+    "opt": [
+        "position.weight",
+        "norm_bias",
+        *(f"layers.1.{x}" for x in ("attention_norm_bias", "mlp_norm_bias", "up.bias")),
+    ],
+    "gpt2": ["position.weight", "norm_bias", *(f"layers.1.{x}.bias" for x in ("qkv", "o", "up", "down"))],
+}
+
+
+@pytest.mark.parametrize(("name", "part"), [(name, part) for name, parts in PARTS.items() for part in parts])
+def test_each_small_parameter_changes_the_logits(name: str, part: str, tmp_path: Path) -> None:
+    write(tmp_path, name)
+    decoder = checkpoint.load(tmp_path, packed=False)
+    before = ours(decoder, chain(PROMPT))
+    decoder.get_parameter(part).mul_(0.5)
+    assert (ours(decoder, chain(PROMPT)) - before).abs().max() > 1e-3
+
+
+# spellings and defaults
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_absent_keys_mean_the_defaults_of_hugging_faces_class(kind: str) -> None:
+    family = FAMILIES[kind]
+    assert family.config({"model_type": kind}) == family.config(AutoConfig.for_model(kind).to_dict())
+
+
+VERSION_4: dict[str, dict[str, Any]] = {
+    "mistral": {"rope_theta": 10000.0},
+    "qwen2_windows": {"rope_theta": 10000.0, "layer_types": None},
+    "qwen3": {"rope_theta": 10000.0, "rope_scaling": None},
+    "phi3_partial": {"rope_theta": 100.0, "partial_rotary_factor": 0.5, "rope_scaling": None},
+    "gemma": {"rope_theta": 10000.0, "hidden_act": "gelu"},
+    "gemma2": {"rope_theta": 10000.0, "layer_types": None},
+    "gemma3_scaled": {
+        "rope_theta": 50000.0,
+        "rope_local_base_freq": 100.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "sliding_window_pattern": 3,
+        "layer_types": None,
+    },
+}
+
+
+@pytest.mark.parametrize("name", VERSION_4)
+def test_checkpoints_of_transformers_4_load_alike(name: str, tmp_path: Path) -> None:
+    model = write(tmp_path, name)
+    edit_json(tmp_path / "config.json", ("rope_parameters", "dtype"), **VERSION_4[name], torch_dtype="float32")
+    close(prompt_logits(tmp_path), theirs(model, PROMPT))
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("gpt2", "transformer."), ("opt", "model.")])
+def test_names_without_the_models_prefix(name: str, prefix: str, tmp_path: Path) -> None:
+    """As the first published checkpoints have it, with the attention's old mask buffers beside the weights."""
+    model = write(tmp_path, name)
+    path = tmp_path / "model.safetensors"
+    tensors = {key.removeprefix(prefix): tensor for key, tensor in load_file(path).items()}
+    save_file({**tensors, "h.0.attn.bias": torch.ones(1, 1, 64, 64).tril()}, path)
+    close(prompt_logits(tmp_path), theirs(model, PROMPT))
+
+
+# what does not fit is refused
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("mistral", {"sliding_window": 0}, "sliding_window is 0, but must be a positive whole number"),
+    ("mistral", {"layer_types": [FULL] * 3}, "layer_types .* is not supported for this family"),
+    ("qwen2", {"layer_types": [SLIDING] * 3}, "asks for sliding_attention, but sliding_window is not set"),
+    ("qwen2", {"layer_types": [FULL]}, "layer_types is .*, but must name full_attention or sliding_attention for each"),
+    ("qwen3", {"layer_types": ["chunked_attention"] * 3}, "layer_types is .*chunked_attention"),
+    ("qwen2", {"max_window_layers": "x"}, "max_window_layers is 'x', but must be a whole number"),
+    ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type 'longrope' is not supported"),
+    ("phi3", {"rope_parameters": {"partial_rotary_factor": 0.4}}, "rotates 3 of 8 components"),
+    ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supported"),
+    ("gemma3", {"attn_logit_softcapping": 9.0}, "attn_logit_softcapping 9.0 is not supported"),
+    ("gemma3", {"rope_parameters": {"rope_theta": 9.0}}, "must hold full_attention and sliding_attention"),
+    ("gemma3", {"rope_parameters": {SLIDING: {"rope_type": "linear"}}}, "rope_type 'linear' is not supported"),
+    ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before False is not supported"),
+    ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim 16 is not supported .*; only 32"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True is not supported"),
+    ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights False is not supported"),
+    ("gpt2", {"activation_function": "gelu_fast"}, "activation 'gelu_fast' is not supported"),
+    ("gemma2", {"final_logit_softcapping": -1}, "final_logit_softcapping is -1, but must be a positive number"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "sentence"), REFUSED)
+def test_what_the_decoder_cannot_do_is_refused(
+    name: str, changes: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    write(tmp_path, name)
+    edit_json(tmp_path / "config.json", **changes)
+    with pytest.raises(ModelError, match=sentence) as caught:
+        checkpoint.load(tmp_path)
+    assert str(tmp_path / "config.json") in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_biases_that_a_config_forgets_are_not_dropped_silently(tmp_path: Path) -> None:
+    write(tmp_path, "opt")
+    edit_json(tmp_path / "config.json", enable_bias=False)
+    with pytest.raises(ModelError, match=r"does not ask for tensor model\.decoder\.layers\.0\.fc1\.bias"):
+        checkpoint.load(tmp_path)
+
+
+def test_only_what_llama_can_say_is_saved_as_llama(tmp_path: Path) -> None:
+    write(tmp_path / "limited", "mistral")
+    with pytest.raises(ModelError, match="the Llama family has no word for this model's windows; it cannot be saved"):
+        saving.save(checkpoint.load(tmp_path / "limited", packed=False), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    write(tmp_path / "source", "mistral_unlimited")
+    decoder = checkpoint.load(tmp_path / "source", packed=False)
+    config = decoder.config
+    plain = Decoder(type(config)(**{**vars(config), "windows": ()})).requires_grad_(False)
+    plain.load_state_dict(decoder.state_dict())
+    saving.save(plain, tmp_path / "out")
+    assert torch.equal(prompt_logits(tmp_path / "out"), prompt_logits(tmp_path / "source"))

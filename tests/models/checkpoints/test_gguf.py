@@ -1,0 +1,217 @@
+"""GGUF files compute and say what the checkpoints do that they were made from."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf_files
+import numpy as np
+import pytest
+import torch
+from checkpoint_files import ours
+from checkpoint_files import write as write_llama
+from conftest import Command
+from family_models import PROMPT, chain
+from family_models import write as write_family
+from safetensors.torch import load_file, save_file
+
+import draftwood
+from draftwood.engine.loading import EMBEDDED
+from draftwood.errors import ConfigurationError, ModelError
+from draftwood.models.checkpoints import checkpoint, gguf_file
+from draftwood.models.checkpoints.gguf_weights import Weights
+from draftwood.models.text.tokenizer import Tokenizer
+
+ROPE: dict[str, Any] = {"rope_theta": 500.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
+ROPE |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+LLAMAS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "tied": {"tie_word_embeddings": True},
+    "head": {"head_dim": 12, "num_key_value_heads": 1},
+    "linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0}},
+    "llama3": {"rope_parameters": ROPE},
+}
+SCALE = {"query_pre_attn_scalar": 12}  # the width of a head: the format has no word for another
+FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # changes to the variant, metadata
+    "qwen2": ({}, {}),
+    "qwen3": ({}, {}),
+    "phi3": ({}, {}),
+    "phi3_partial": ({}, {}),
+    "gemma": ({}, {}),
+    "gemma2": (SCALE, {}),
+    "gemma3": (SCALE, {"attention.sliding_window_pattern": 2}),
+    "gemma3_scaled": (SCALE, {"attention.sliding_window_pattern": 3}),
+}
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1, "max_position_embeddings": 32}
+
+
+def logits(place: Path, **options: Any) -> torch.Tensor:
+    return ours(checkpoint.load(place, **options), chain(PROMPT))
+
+
+def same(directory: Path, file: Path, **options: Any) -> None:
+    """Equal logits, to rounding."""
+    expected = logits(directory, **options)
+    assert expected.std() > 0.3
+    torch.testing.assert_close(logits(file, **options), expected, atol=1e-5, rtol=1e-5)
+
+
+# families
+
+
+@pytest.mark.parametrize("name", LLAMAS)
+def test_llama(name: str, tmp_path: Path) -> None:
+    write_llama(tmp_path, **LLAMAS[name])
+    same(tmp_path, gguf_files.write(tmp_path, tmp_path / "x.gguf"))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families(name: str, tmp_path: Path) -> None:
+    changes, metadata = FAMILIES[name]
+    write_family(tmp_path, name, **changes)
+    file = gguf_files.write(tmp_path, tmp_path / "x.gguf", **metadata)
+    assert checkpoint.load(file).config == checkpoint.load(tmp_path).config
+    same(tmp_path, file)
+
+
+# types of tensors
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("F16", "float16"), ("BF16", "bfloat16")])
+def test_short_floats(kind: str, dtype: str, tmp_path: Path) -> None:
+    write_llama(tmp_path).to(getattr(torch, dtype)).save_pretrained(tmp_path)
+    file = gguf_files.write(tmp_path, tmp_path / "x.gguf", gguf_files.matrices(kind))
+    assert torch.equal(logits(file), logits(tmp_path))
+    auto = torch.float32 if kind == "F16" else torch.bfloat16
+    assert checkpoint.load(file, "auto").dtype == checkpoint.load(tmp_path, "auto").dtype == auto
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_quantised_rows_of_llama_go_where_they_belong(kind: str, tmp_path: Path) -> None:
+    """Each row is quantised on its own, so the rows of q and k may be moved before or after."""
+    write_llama(tmp_path, intermediate_size=64, num_hidden_layers=1)
+    file = gguf_files.write(tmp_path, tmp_path / "x.gguf", gguf_files.matrices(kind))
+    assert checkpoint.load(file, "auto").dtype == torch.bfloat16
+    path = tmp_path / "model.safetensors"
+    rounded = {name: gguf_files.dequantised(*stored(kind, t)) for name, t in load_file(path).items()}
+    save_file(rounded, path)
+    for options in ({}, {"quantize": "int8"}, {"dtype": "bfloat16"}):
+        assert torch.equal(logits(file, **options), logits(tmp_path, **options))
+
+
+def stored(kind: str, tensor: torch.Tensor) -> tuple[np.ndarray, str]:
+    return gguf_files.matrices(kind)("", tensor.numpy())
+
+
+@pytest.mark.parametrize("kind", gguf_file.BLOCKS)
+def test_every_quantised_type(kind: str, tmp_path: Path) -> None:
+    """Random blocks in the file, and what the library makes of them in the directory."""
+    write_family(tmp_path, "qwen2", **WIDE)
+    path, made = tmp_path / "model.safetensors", {}
+
+    def random_blocks(name: str, array: np.ndarray) -> tuple[np.ndarray, str]:
+        if array.ndim == 1:
+            return array, "F32"
+        data = gguf_files.blocks(kind, *array.shape, seed=len(made))
+        made[array.tobytes()] = gguf_files.dequantised(data, kind)
+        return data, kind
+
+    file = gguf_files.write(tmp_path, tmp_path / "x.gguf", random_blocks)
+    save_file({name: made.get(t.numpy().tobytes(), t) for name, t in load_file(path).items()}, path)
+    assert torch.equal(logits(file), logits(tmp_path))
+    assert checkpoint.dequantised_from(file) == kind and checkpoint.dequantised_from(tmp_path) is None
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K"])
+def test_groups_are_the_library_s_weights_bit_for_bit(kind: str) -> None:
+    data = gguf_files.blocks(kind, 7, 1024)
+    codes, scale, shift = gguf_file.groups(data, kind)
+    assert codes.dtype == (torch.int8 if kind == "Q8_0" else torch.uint8)
+    assert codes.shape == (7, 1024) and scale.shape == shift.shape == (7, 32)
+    assert kind == "Q8_0" or (int(codes.max()), int(codes.min())) == (15, 0)
+    weights = codes.view(7, 32, 32) * scale[:, :, None] + shift[:, :, None]
+    assert torch.equal(weights.view(7, 1024), gguf_files.dequantised(data, kind))
+    assert (shift != 0).any() == (kind != "Q8_0")
+
+
+def test_groups_of_a_matrix_have_its_rows(tmp_path: Path) -> None:
+    write_llama(tmp_path, intermediate_size=64)
+    weights = Weights(gguf_files.write(tmp_path, tmp_path / "x.gguf", gguf_files.matrices("Q8_0")))
+    name = "blk.1.attn_k.weight"
+    codes, scale, _ = weights.groups(name)
+    filled = torch.empty(codes.shape)
+    weights.fill(name, filled, slice(0, len(filled)), slice(None))
+    assert torch.equal(codes.view(*scale.shape, 32) * scale[..., None], filled.view(*scale.shape, 32))
+    with pytest.raises(ModelError, match=r"type F32 have no groups of 32 \(Q8_0, Q4_0, Q4_K have\); dequantise them"):
+        weights.groups("output_norm.weight")
+
+
+def test_rows_are_dequantised_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_llama(tmp_path)
+    file = gguf_files.write(tmp_path, tmp_path / "x.gguf", gguf_files.matrices("F16"))
+    expected = logits(file)
+    monkeypatch.setattr("draftwood.models.checkpoints.gguf_weights.CHUNK", 200)  # 6 rows of 32
+    assert torch.equal(logits(file), expected)
+
+
+# the embedded pair
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The embedded pair in one type each."""
+    place = tmp_path_factory.mktemp("pair")
+    words = gguf_files.byte_level(Tokenizer.load(EMBEDDED / "target"), "smollm", eos_token_id=0)
+    kinds = {"target": "BF16", "draft": "BF16", "small": "Q8_0"}
+    return {
+        role: gguf_files.write(
+            EMBEDDED / role.replace("small", "target"), place / f"{role}.gguf", gguf_files.matrices(kind), words
+        )
+        for role, kind in kinds.items()
+    }
+
+
+GREEDY: dict[str, Any] = {"sampling": {"temperature": 0}, "max_new_tokens": 24}
+
+
+def test_the_pair_writes_the_same_texts(pair: dict[str, Path]) -> None:
+    own = draftwood.load(EMBEDDED / "target", device="cpu")
+    mine = draftwood.load(pair["target"], str(pair["draft"]), device="cpu")
+    mixed = draftwood.load(EMBEDDED / "target", pair["draft"], device="cpu")
+    assert mine.end_tokens == own.end_tokens and "dequantised" not in mine.names
+    for prompt in ("Story: In Corfe there lived", "Question: What is 17 + 25?\nAnswer:"):
+        expected = own.generate(prompt, "autoregressive", **GREEDY)
+        for engine, method in (
+            (mine, "autoregressive"),
+            (mine, {"name": "mcsd", "tree": [3, 2]}),
+            (mixed, "speculative"),
+        ):
+            result = engine.generate(prompt, method, **GREEDY)
+            assert (result.tokens, result.text) == (expected.tokens, expected.text)
+
+
+def test_quantised_files_say_so(
+    pair: dict[str, Path], command: Command, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    with caplog.at_level(logging.INFO, "draftwood"):
+        engine = draftwood.load(pair["small"], quantize="int8", device="cpu")
+    assert f"{pair['small']}: weights of type Q8_0 are held as int8" in caplog.messages
+    assert engine.names["dequantised"] == {"target": "Q8_0", "draft": []}
+    flags = ("--target", pair["small"], "--draft", pair["draft"], "--max-new-tokens", 4)
+    shown = command("generate", "Once", *flags)
+    assert shown.code == 0 and shown.err.rstrip("\n").split(" · ")[-1] == "target dequantised from Q8_0"
+
+
+def test_learned_files_are_looked_for_beside_the_file(pair: dict[str, Path]) -> None:
+    assert checkpoint.load(pair["target"]).home == pair["target"].parent
+
+
+def test_the_missing_package_is_one_sentence(pair: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    gguf_file._opened.cache_clear()
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ConfigurationError, match=r"reading GGUF files needs the extra draftwood\[gguf\]"):
+        draftwood.load(pair["target"])

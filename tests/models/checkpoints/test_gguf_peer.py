@@ -1,0 +1,101 @@
+"""llama.cpp reads the same files to the same tokens, logits and texts (extra bench; run with -m slow)."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf_files
+import numpy as np
+import pieces
+import pytest
+import sentencepiece
+import torch
+from checkpoint_files import ours
+from checkpoint_files import write as write_llama
+from family_models import PROMPT, chain
+from family_models import write as write_family
+from test_gguf import FAMILIES, LLAMAS, WIDE
+from test_gguf_tokenizer import PARTS, PATTERNS, byte_level
+
+import draftwood
+from draftwood.models.checkpoints import checkpoint, gguf_file
+from draftwood.models.text.tokenizer import Tokenizer
+
+llama_cpp = pytest.importorskip("llama_cpp", exc_type=ImportError)
+pytestmark = pytest.mark.slow
+VOCAB = 320
+GELU = 5e-2  # llama.cpp looks it up in float16
+FILES = {**{name: ({}, {}) for name in ("plain", "biases", "tied", "llama3", "linear")}, **FAMILIES}
+FILES["phi3"] = ({"sliding_window": None}, {})  # which llama.cpp ignores
+
+
+def words() -> dict[str, Any]:
+    theirs = Tokenizer(byte_level("gpt-2"), "")
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id"), theirs.id_of("<|end|>"))
+    return gguf_files.byte_level(theirs, "gpt-2", VOCAB, **ends)
+
+
+def theirs(file: Path, **options: Any) -> Any:
+    return llama_cpp.Llama(str(file), n_ctx=64, n_threads=1, type_k=0, type_v=0, verbose=False, **options)
+
+
+def their_logits(file: Path, tokens: Sequence[int]) -> torch.Tensor:
+    model = theirs(file, logits_all=True)
+    model.eval(list(tokens))
+    return torch.from_numpy(np.array(model.scores[: len(tokens)]))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_greedy_texts(name: str, tmp_path: Path) -> None:
+    changes, metadata = FILES[name]
+    if name in FAMILIES:
+        write_family(tmp_path, name, vocab_size=VOCAB, **changes)
+    else:
+        write_llama(tmp_path, vocab_size=VOCAB, **LLAMAS[name])
+    file = gguf_files.write(tmp_path, tmp_path / "x.gguf", words=words(), **metadata)
+    engine = draftwood.load(file, device="cpu")
+    result = engine.generate(PROMPT, sampling={"temperature": 0}, max_new_tokens=24, ignore_eos=True)
+    tokens = [*PROMPT, *result.tokens]
+    logits, expected = ours(checkpoint.load(file), chain(tokens)), their_logits(file, tokens)
+    near = GELU if "gemma" in name else 2e-5
+    torch.testing.assert_close(logits, expected, atol=near, rtol=0)
+    best, written = expected[len(PROMPT) - 1 : -1].max(-1).values, torch.tensor(result.tokens)[:, None]
+    assert (best - expected[len(PROMPT) - 1 : -1].gather(1, written)[:, 0] <= 2 * near).all()
+
+
+@pytest.mark.parametrize("kind", gguf_file.BLOCKS)
+def test_quantised_types(kind: str, tmp_path: Path) -> None:
+    """llama.cpp rounds activations to 8 bits, too."""
+    write_llama(tmp_path, vocab_size=VOCAB, **WIDE)
+
+    def random_blocks(name: str, array: np.ndarray) -> tuple[np.ndarray, str]:
+        return (array, "F32") if array.ndim == 1 else (gguf_files.blocks(kind, *array.shape, seed=len(name)), kind)
+
+    file = gguf_files.write(tmp_path, tmp_path / "x.gguf", random_blocks, words())
+    logits, expected = ours(checkpoint.load(file), chain(PROMPT)), their_logits(file, PROMPT)
+    assert (logits - expected).abs().mean() < 0.08 * expected.std()
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_byte_level_tokens(name: str, tmp_path: Path) -> None:
+    source = Tokenizer(byte_level(name), "")
+    told = gguf_files.byte_level(source, name, bos_token_id=source.id_of("<|begin|>"))
+    compare(gguf_files.write_words(tmp_path / "x.gguf", told), (*PARTS, "<think>"))
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_pieces(prefix: bool, tmp_path: Path) -> None:
+    model = sentencepiece.SentencePieceProcessor(model_proto=pieces.model("llama"))
+    told = gguf_files.pieces(model, add_space_prefix=prefix)
+    compare(gguf_files.write_words(tmp_path / "x.gguf", told), ("</s>", "[INST]", "<|user|>"))
+
+
+def compare(file: Path, extra: tuple[str, ...]) -> None:
+    mine, model = Tokenizer.load(file), theirs(file, vocab_only=True)
+    for text in pieces.texts(500, extra):
+        text = unicodedata.normalize("NFC", text.replace("▁", " ").replace("\x00", ""))
+        if text:
+            assert mine.encode(text) == model.tokenize(text.encode(), add_bos=True, special=True)
