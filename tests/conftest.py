@@ -140,7 +140,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def skipping(target: TabularModel, skipped: object) -> TabularModel:
         part = TabularModel.random(target.vocab_size, seed=99)
-        part.whole = target  # type: ignore[attr-defined]
+        part.full_model = target  # type: ignore[attr-defined]
         return part
 
     @cache

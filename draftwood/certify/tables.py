@@ -34,7 +34,7 @@ class Part(Exit):
 
     def __init__(self, model: TabularModel, target: TabularModel) -> None:
         super().__init__(model, target)
-        self.whole = target
+        self.full_model = target
 
 
 class StandInHeads(Heads):

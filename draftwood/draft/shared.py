@@ -14,7 +14,7 @@ from draftwood.runtime.session import LOST, Answer, Job, Row, Run, Session
 
 @dataclass(slots=True, eq=False)
 class SharedSession(Session):
-    """A session of a model that reads and writes the target's cache (`models.base.Part`): a `Source` of drafts.
+    """A session of a model that reads and writes the target's cache (`models.base.SubModel`): a `Source` of drafts.
 
     Verified tokens are as the whole target left them. Drafts get their slots here; the keys and values written there
     count as nothing computed, so that the target's forward, which verifies them, overwrites them in all layers.

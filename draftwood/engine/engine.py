@@ -26,7 +26,8 @@ from draftwood.errors import ConfigurationError, RequestError
 from draftwood.methods import Method
 from draftwood.methods.default import usual
 from draftwood.models.base import CausalModel
-from draftwood.models.cache import Budget, Cache, free_bytes
+from draftwood.models.cache import Cache
+from draftwood.models.memory_budget import MemoryBudget, free_bytes
 from draftwood.models.text.tokenizer import Tokenizer, TokenStream
 from draftwood.runtime.policy import SHORT
 from draftwood.runtime.prefix import PrefixCache
@@ -95,7 +96,7 @@ class Engine(Intake):
         self.tokenizer = tokenizer
         self.end_tokens = end_tokens
         self.names = dict(names or {})
-        self._budget = Budget(runtime.kv_cache_bytes or free_bytes(target.device) // 2)
+        self._budget = MemoryBudget(runtime.kv_cache_bytes or free_bytes(target.device) // 2)
         self.scheduler = Scheduler(
             PrefixCache(runtime.reuse_prefixes),
             running=runtime.max_running,
@@ -364,7 +365,7 @@ class Engine(Intake):
 
     def _drafting(self, model: CausalModel, target: Session) -> Session:
         """A draft model's session: with a cache of its own, unless the model is a part of the target."""
-        if getattr(model, "whole", None) is self.target:
+        if getattr(model, "full_model", None) is self.target:
             return SharedSession(model, target.cache, "draft", target=target)
         if hasattr(model, "reads"):
             return EagleSession(model, self._cache(model), "draft", self.scheduler.prefixes)

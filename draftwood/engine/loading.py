@@ -23,7 +23,7 @@ from draftwood.models.base import CausalModel
 from draftwood.models.checkpoints import checkpoint, gguf_tokenizer
 from draftwood.models.compiled import Compiled
 from draftwood.models.heads import eagle, foreign_heads, medusa
-from draftwood.models.other_device import Placed
+from draftwood.models.other_device import OnOtherDevice
 from draftwood.models.text.tokenizer import Tokenizer
 
 ModelSource: TypeAlias = str | Path | CausalModel | Any  # Any: a transformers model object
@@ -119,7 +119,7 @@ def load(
         drafted = (
             _model(source, where, how) if kind is None else HEADS[kind].load(checkpoint.locate(str(source)), model)
         )
-        drafts.append(drafted if drafted.device == model.device else Placed(drafted, model.device))
+        drafts.append(drafted if drafted.device == model.device else OnOtherDevice(drafted, model.device))
     used = str(getattr(model, "dtype", dtype)).removeprefix("torch.")
     names: dict[str, Any] = {"target": _name(target), "draft": [_name(source) for source in sources], "dtype": used}
     names |= {"quantize": quantize} if quantize else {}

@@ -1,6 +1,7 @@
-"""What a model is to the rest of the system, and what one forward is told.
+"""The interface of models (`CausalModel`) and the input of one forward pass (`Batch`, of one `Segment` per request).
 
-Anything with these members plugs in: the configurable decoder, a tabular function, an adapter.
+Everything that has the members of `CausalModel` can be used as a target or a draft model: the configurable decoder, a
+table of probabilities, an adapter around a model of another library.
 """
 
 from __future__ import annotations
@@ -16,26 +17,28 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from draftwood.models.cache import Budget, Cache, Extent
+from draftwood.models.cache import Cache, Extent
+from draftwood.models.memory_budget import MemoryBudget
 
 
 @dataclass(slots=True)
 class Segment:
-    """The rows of a forward that belong to one request: where their keys and values go, and what they see.
+    """The rows of a forward that belong to one request: the slots that they write, and those that they see.
 
-    A row at position p sees the p + 1 slots trunk[:seen], then its path, in order of position. The trunk may be longer
-    than any row sees: it is shared with the session, which goes on writing behind what was seen.
+    Rows are tokens of the trunk (the tokens that are final) or nodes of the draft tree below it. The row at position p
+    sees p + 1 slots in order of position: the first `seen` slots of the trunk, then its path. `trunk` may be longer
+    than any row sees: the session shares this array and appends to it.
     """
 
     extent: Extent
-    slots: Sequence[int]  # slots of the extent that receive each row's keys and values
-    trunk: array[int]  # slots of the trunk's tokens, 32 bits each
-    seen: Sequence[int]  # how many of them each row sees, itself included where it is a token of the trunk
-    paths: Sequence[Sequence[int]]  # slots of each row's ancestors that are nodes, and its own; empty in the trunk
+    slots: Sequence[int]  # the slot of the extent that each row's key and value are written to
+    trunk: array[int]  # the slots of the trunk's tokens, 32 bits each
+    seen: Sequence[int]  # how many slots of the trunk each row sees, its own included if it is a token of the trunk
+    paths: Sequence[Sequence[int]]  # slots of each row's ancestors in the tree, and its own; empty in the trunk
 
     @classmethod
     def causal(cls, extent: Extent, first: int, count: int) -> Segment:
-        """The rows at positions [first, first + count), each in the slot of its position, as all before them are."""
+        """Rows at positions [first, first + count) of a text; the slot of every token is the number of its position."""
         slots = range(first, first + count)
         return cls(extent, slots, array("i", range(first + count)), [i + 1 for i in slots], [()] * count)
 
@@ -43,24 +46,24 @@ class Segment:
         return len(self.slots)
 
     def visible(self, row: int) -> list[int]:
-        """The slots that a row sees, in order of position."""
+        """The slots that row number `row` sees, in order of position."""
         return [*self.trunk[: self.seen[row]], *self.paths[row]]
 
     @property
     def span(self) -> int:
-        """All rows see slots in [0, span) only, and the last of these is seen."""
+        """One more than the largest slot that any row sees."""
         behind = max(chain.from_iterable(self.paths), default=-1)
         return 1 + int(np.maximum.reduce(np.asarray(self.trunk)[: max(self.seen)], initial=behind))
 
     def mask(self, span: int) -> npt.NDArray[np.bool_] | None:
-        """Which of the slots [0, span) each row sees [n, span]; None where all rows see all of them."""
+        """Which of the slots [0, span) each of n rows sees, bool [n, span]; None where every row sees all of them."""
         count, longest = len(self.slots), max(self.seen)
         lengths = [seen + len(path) for seen, path in zip(self.seen, self.paths, strict=True)]
         if min(lengths) == span:
             return None
         first = span - count
         if lengths == list(range(first + 1, span + 1)) and list(self.slots) == list(range(first, span)):
-            # the last row sees every slot, so that the rows are one chain: none sees those of the rows behind it
+            # a chain of the last slots: each row sees one slot more than the row before it
             mask: npt.NDArray[np.bool_] = np.arange(span) < np.array(lengths)[:, None]
             return mask
         trunk = np.asarray(self.trunk)[:longest]
@@ -69,7 +72,7 @@ class Segment:
             mask[0, trunk] = True
             mask[1:] = mask[0]
         else:
-            place = np.full(span, span, np.int32)  # of each slot in the trunk
+            place = np.full(span, span, np.int32)  # of each slot: its place in the trunk
             place[trunk] = np.arange(longest)
             mask = place < np.array(self.seen)[:, None]
         nodes = [row * span + slot for row, path in enumerate(self.paths) for slot in path]
@@ -79,22 +82,23 @@ class Segment:
 
 @dataclass(slots=True)
 class Batch:
-    """One forward pass over N rows (tokens), those of each segment together; the last row is repeated where N is small.
+    """The input of one forward pass: N rows (tokens), sorted by segment, and what the model returns of them.
 
-    Segments of one capacity that are neighbours in the cache come in its order: they share their products.
+    Where a model needs more rows than there are (`CausalModel.padded_rows`), the last row is repeated. Segments whose
+    extents are neighbours in the cache and have one capacity come in the order of the cache: they share products.
     """
 
-    numbers: array[int]  # [2 N], 64 bits each: the tokens, then the place of each in its sequence, 0-based
+    numbers: array[int]  # [2 N], 64 bits each: the tokens, then the position of each in its sequence, from 0
     segments: Sequence[Segment]
-    reach: int  # all positions are below
-    wanted: Tensor | slice  # rows whose logits are asked for: [n] int64, or a slice of them
+    reach: int  # one more than the largest position
+    wanted: Tensor | slice  # the rows whose logits are returned: [n] int64, or a slice
     start: int = 0  # layers [start, stop) are computed
-    stop: int | None = None  # None = to the end, with logits
-    hidden: Tensor | None = None  # [N, D] output of layer start - 1 where start > 0, or of the model that is read
-    head: bool = True  # whether logits are asked for
-    states: tuple[int, ...] = ()  # layers whose output is asked for; the last: after the final norm
-    near: CausalModel | Tensor | None = None  # what its tensors are made on the device of; None: the CPU
-    kept: dict[int, Tensor] = field(default_factory=dict)  # layer -> [n, D] of the wanted rows, set by the model
+    stop: int | None = None  # None: up to the last layer, with logits
+    hidden: Tensor | None = None  # [N, D] input of layer `start` > 0; for trained heads: states of the target
+    head: bool = True  # whether logits are returned
+    states: tuple[int, ...] = ()  # numbers of layers whose output is also returned; of the last after the final norm
+    device_of: CausalModel | Tensor | None = None  # tensors are made on the device of this; None: the CPU
+    kept: dict[int, Tensor] = field(default_factory=dict)  # set by the model: layer -> [n, D] of the wanted rows
     _both: Tensor | None = field(init=False, default=None)  # [2, N], made when it is first needed
 
     @classmethod
@@ -108,20 +112,20 @@ class Batch:
         hidden: Tensor | None = None,
         **options: Any,
     ) -> Batch:
-        """A batch for a model, with as many rows as it needs at least; `wanted` counts the rows that are given."""
+        """A batch for a model, padded to the number of rows that it needs; `wanted` are numbers of the rows given."""
         count, reach = len(tokens), max(positions) + 1
-        more = model.cells(count) - count
-        if more > 0:
-            tokens, positions = ([*part, *[part[-1]] * more] for part in (tokens, positions))
+        padding = model.padded_rows(count) - count
+        if padding > 0:
+            tokens, positions = ([*part, *[part[-1]] * padding] for part in (tokens, positions))
             if hidden is not None:
-                hidden = torch.cat((hidden, hidden[-1:].expand(more, -1)))
+                hidden = torch.cat((hidden, hidden[-1:].expand(padding, -1)))
         if isinstance(wanted, slice):
             wanted = slice(*wanted.indices(count))
         elif wanted and list(wanted) == [*range(wanted[0], wanted[-1] + 1)]:
             wanted = slice(wanted[0], wanted[-1] + 1)
         numbers = array("q", [*tokens, *positions])
         rows = wanted if isinstance(wanted, slice) else torch.tensor(wanted, dtype=torch.int64, device=model.device)
-        return cls(numbers, segments, reach, rows, hidden=hidden, near=model, **options)
+        return cls(numbers, segments, reach, rows, hidden=hidden, device_of=model, **options)
 
     def __len__(self) -> int:
         return len(self.numbers) // 2
@@ -139,18 +143,18 @@ class Batch:
     def _made(self) -> Tensor:
         if self._both is None:
             both = torch.frombuffer(self.numbers, dtype=torch.int64).view(2, -1)
-            self._both = both if self.near is None else both.to(self.near.device)
+            self._both = both if self.device_of is None else both.to(self.device_of.device)
         return self._both
 
 
 @runtime_checkable
 class CausalModel(Protocol):
-    """A next-token model over slots.
+    """A model of the next token whose keys and values lie in the slots of a `Cache`.
 
-    `forward` writes the rows' keys and values, then returns logits [n, vocab_size] of the wanted rows (float32, or
-    float64 where the model computes in it), or their hidden states [n, D] when `batch.stop` ends below the last layer.
-    Without `batch.head` the logits may be left out. `batch.states` are put in `batch.kept`; a model that cannot raises
-    ModelError.
+    `forward` writes the keys and values of all rows to the cache and returns the logits [n, vocab_size] of the wanted
+    rows, in float32, or in float64 where the model computes in it. Where `batch.stop` is below the last layer it
+    returns the output [N, D] of layer stop - 1 instead. Without `batch.head` the logits may have no columns. The
+    outputs of the layers `batch.states` are put in `batch.kept`; a model that has none raises ModelError.
     """
 
     vocab_size: int
@@ -160,18 +164,18 @@ class CausalModel(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def cells(self, count: int) -> int:
-        """How many rows a forward that needs `count` of them should have: the last one is repeated."""
+    def padded_rows(self, count: int) -> int:
+        """How many rows a forward of `count` rows needs; `Batch.of` repeats the last row that often."""
         ...
 
-    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache: ...
+    def new_cache(self, slots: int = 0, budget: MemoryBudget | None = None) -> Cache: ...
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor: ...
 
 
 @runtime_checkable
-class Part(CausalModel, Protocol):
-    """A model that is a part of another one and reads and writes the keys and values in its cache."""
+class SubModel(CausalModel, Protocol):
+    """A model that is a part of another one, and stores its keys and values in that model's cache."""
 
     @property
-    def whole(self) -> CausalModel: ...
+    def full_model(self) -> CausalModel: ...

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.models.decoder_config import DecoderConfig
-from draftwood.models.flat import Memory, View
+from draftwood.models.flat import AttentionMetadata, KVStore
 from draftwood.models.functions import ACTIVATIONS, NORMS, activate
 from draftwood.models.modules import Linear
 from draftwood.models.partition import ALONE, Parallel
@@ -63,30 +63,30 @@ class Block(nn.Module):
     def parts(self) -> list[tuple[Block, bool]]:
         return [(self, True), (self, False)]
 
-    def forward(self, x: Tensor, view: View, memory: Memory | None) -> Tensor:
-        """x [B, N, D] -> [B, N, D]; B = 1 where keys and values are kept in `memory`."""
-        return self.feed(self.attend(x, view, memory))
+    def forward(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
+        """x [B, N, D] -> [B, N, D]; B = 1 where keys and values are kept in `store`."""
+        return self.feed(self.attend(x, meta, store))
 
-    def attend(self, x: Tensor, view: View, memory: Memory | None) -> Tensor:
+    def attend(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
         """The first half of the layer: x + attention."""
         b, n, _ = x.shape
-        qkv = self.qkv(self.enter(x, view)).view(b, n, -1, self.head_dim)
+        qkv = self.qkv(self.enter(x, meta)).view(b, n, -1, self.head_dim)
         turned, v = qkv[:, :, : self.heads + self.kv_heads], qkv[:, :, self.heads + self.kv_heads :]
         if self.qk_norm:
             turned = self._normalise_heads(turned)
-        if view.cos is not None and view.sin is not None:
-            turned = self.rotate(turned, view.cos, view.sin)
+        if meta.cos is not None and meta.sin is not None:
+            turned = self.rotate(turned, meta.cos, meta.sin)
         q, k = turned[:, :, : self.heads], turned[:, :, self.heads :]
-        if memory is None:
-            out: Tensor = view.attend(q, k.transpose(1, 2), v.transpose(1, 2), view.bias, self.scale, self.softcap)
+        if store is None:
+            out: Tensor = meta.attend(q, k.transpose(1, 2), v.transpose(1, 2), meta.bias, self.scale, self.softcap)
         else:
-            out = memory.attend(q, k, v, view, self.scale, self.softcap)
+            out = store.attend(q, k, v, meta, self.scale, self.softcap)
         out = self.parallel.sum(self.o(out))
         if self.sandwich:
             out = self.normalise(out, self.post_attention_norm, self.post_attention_norm_bias, self.eps)
         return x + out
 
-    def enter(self, x: Tensor, view: View) -> Tensor:
+    def enter(self, x: Tensor, meta: AttentionMetadata) -> Tensor:
         """What queries, keys and values are made of."""
         return self.normalise(x, self.attention_norm, self.attention_norm_bias, self.eps)
 
@@ -118,8 +118,8 @@ class Sublayers(nn.Module):
         super().__init__()
         self.parts: list[tuple[Block, bool]] = []  # (layer, whether its attention); not registered: they are borrowed
 
-    def forward(self, x: Tensor, view: View, memory: Memory | None) -> Tensor:
+    def forward(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
         """As `Block.forward`."""
         for block, attention in self.parts:
-            x = block.attend(x, view, memory) if attention else block.feed(x)
+            x = block.attend(x, meta, store) if attention else block.feed(x)
         return x

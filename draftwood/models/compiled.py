@@ -18,10 +18,11 @@ from torch import Tensor
 from draftwood.errors import ConfigurationError
 from draftwood.models.backend.attention import products
 from draftwood.models.base import Batch
-from draftwood.models.cache import Budget, Cache, whole
+from draftwood.models.cache import Cache, round_up
 from draftwood.models.decoder import Decoder
-from draftwood.models.flat import View
-from draftwood.models.wrapper import AroundDecoder
+from draftwood.models.flat import AttentionMetadata
+from draftwood.models.memory_budget import MemoryBudget
+from draftwood.models.wrapper import DecoderWrapper
 
 BUCKETS = (2, 8, 32)  # cells of a compiled forward
 ROOM = 2048  # slots of a new cache's rows: programs are made for one capacity
@@ -38,22 +39,24 @@ OPTIONS: dict[str, Any] = {"guard_filter_fn": shapes_only} if hasattr(torch.comp
 
 
 @dataclass(slots=True)
-class Alone:
+class ExtentKV:
     """Keys and values of one extent in one layer: its part of two planes, [1, heads, capacity, width]."""
 
     keys: Tensor
     values: Tensor
     slots: Tensor  # [N] that are written
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, view: View, scale: float | None, cap: float | None) -> Tensor:
-        assert view.bias is not None
-        span = view.bias.shape[-1]
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, meta: AttentionMetadata, scale: float | None, cap: float | None
+    ) -> Tensor:
+        assert meta.bias is not None
+        span = meta.bias.shape[-1]
         for plane, values in ((self.keys, k), (self.values, v)):
             plane[0].index_copy_(1, self.slots, values[0].transpose(0, 1))
-        return products(q, self.keys[:, :, :span], self.values[:, :, :span], view.bias, scale, cap)
+        return products(q, self.keys[:, :, :span], self.values[:, :, :span], meta.bias, scale, cap)
 
 
-class Compiled(AroundDecoder):
+class Compiled(DecoderWrapper):
     """A decoder whose small forwards are compiled, each bucket when it is first met.
 
     `compile_seconds` is what that took so far. PyTorch keeps single kernels on disk, but no program with weights packed
@@ -71,12 +74,12 @@ class Compiled(AroundDecoder):
     def config(self) -> Any:
         return self.decoder.config
 
-    def cells(self, count: int) -> int:
+    def padded_rows(self, count: int) -> int:
         return next((bucket for bucket in BUCKETS if bucket >= count), count)
 
-    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
+    def new_cache(self, slots: int = 0, budget: MemoryBudget | None = None) -> Cache:
         cache = self.decoder.new_cache(0, budget)
-        cache.fixed = whole(min(self.context, ROOM) + 1)
+        cache.fixed = round_up(min(self.context, ROOM) + 1)
         return cache
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
@@ -84,37 +87,37 @@ class Compiled(AroundDecoder):
         if len(batch.segments) > 1 or rows not in BUCKETS or partial or batch.states or batch.hidden is not None:
             return self.decoder.forward(batch, cache)
         extent = batch.segments[0].extent
-        views = self.decoder.views(batch, cache)
-        if any(view.groups[0].span >= extent.capacity for view in views):
+        metadata = self.decoder.attention_metadata(batch, cache)
+        if any(meta.groups[0].span >= extent.capacity for meta in metadata):
             return self.decoder.forward(batch, cache)  # a full extent would be a shape of its own
         x = self.decoder.embedded(batch.tokens, batch.positions)[None]
         slots = torch.tensor([*batch.segments[0].slots, *[batch.segments[0].slots[-1]] * rows][:rows])
-        for view in views:
-            bias = view.groups[0].bias
+        for meta in metadata:
+            bias = meta.groups[0].bias
             if bias.shape[1] == 1:  # one shape for all
                 bias = bias.repeat(1, rows * self._group, 1)
             torch._dynamo.mark_dynamic(bias, 2)
-            view.bias, view.attend, view.groups = bias, products, ()
+            meta.bias, meta.attend, meta.groups = bias, products, ()
         planes = [cache.read(plane, extent) for plane in range(len(cache.planes))]
         program = self._programs.get((rows, extent.capacity))
         if program is None:
             began = perf_counter()
             program = self._program()
             with torch._inductor.config.patch(**SETTINGS):
-                logits = self._compile(program, x, views, slots, planes)
+                logits = self._compile(program, x, metadata, slots, planes)
             self._programs[rows, extent.capacity] = program
             self.compile_seconds += perf_counter() - began
         else:
-            logits = program(x, views, slots, planes)
+            logits = program(x, metadata, slots, planes)
         return logits[batch.wanted]
 
     def _program(self) -> Callable[..., Tensor]:
         """What is compiled: all layers and the head, logits [N, V]."""
         decoder = self.decoder
 
-        def run(x: Tensor, views: list[View], slots: Tensor, planes: list[Tensor]) -> Tensor:
-            memories = [Alone(planes[2 * layer], planes[2 * layer + 1], slots) for layer in range(decoder.n_layers)]
-            return decoder.logits(decoder.run(x, views, memories, 0, decoder.n_layers)[0])
+        def run(x: Tensor, metadata: list[AttentionMetadata], slots: Tensor, planes: list[Tensor]) -> Tensor:
+            stores = [ExtentKV(planes[2 * layer], planes[2 * layer + 1], slots) for layer in range(decoder.n_layers)]
+            return decoder.logits(decoder.run(x, metadata, stores, 0, decoder.n_layers)[0])
 
         # code of its own: PyTorch looks programs up by code, in turn, and refuses more than eight
         own = FunctionType(run.__code__.replace(), run.__globals__, run.__name__, None, run.__closure__)

@@ -14,11 +14,20 @@ from draftwood.models.backend.attention import FEWEST_ROWS, additive, folded, fu
 from draftwood.models.backend.native import NativeMatrix, kernels
 from draftwood.models.backend.program import Program
 from draftwood.models.base import Batch
-from draftwood.models.cache import Budget, Cache, Plane
+from draftwood.models.cache import Cache, Plane
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.decoder_weights import DecoderWeights
-from draftwood.models.flat import Group, Layered, Memory, View, index, packs, visible
+from draftwood.models.flat import (
+    AttentionGroup,
+    AttentionMetadata,
+    CachedKV,
+    KVStore,
+    group_segments,
+    visibility,
+    written_rows,
+)
 from draftwood.models.functions import NORMS
+from draftwood.models.memory_budget import MemoryBudget
 from draftwood.models.partition import ALONE, Parallel
 
 
@@ -55,18 +64,18 @@ class Decoder(DecoderWeights):
         """Why it cannot compute any more: a process that had a part of it is gone."""
         return self.parallel.broken
 
-    def cells(self, count: int) -> int:
+    def padded_rows(self, count: int) -> int:
         if self._program is not None or self.native:
             return count
         return max(count, self._fewest, getattr(self.head, "fewest_rows", 2))
 
-    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
+    def new_cache(self, slots: int = 0, budget: MemoryBudget | None = None) -> Cache:
         c, parallel = self.local, self.parallel
         planes: list[Plane] = [(c.num_key_value_heads, c.head_dim, self.dtype)] * (2 * self.n_layers)
         if self.remembers:  # the positions of the slots, exact in every dtype
             planes.append((1, 1, torch.int64))
         copies = parallel.size if self.device.type == "cpu" else 1  # memory of GPUs is each one's own
-        return Cache(planes, self.device, slots, budget, copies=copies, journal=parallel.journal())
+        return Cache(planes, self.device, slots, budget, copies=copies, change_log=parallel.change_log())
 
     @property
     def remembers(self) -> bool:
@@ -81,7 +90,8 @@ class Decoder(DecoderWeights):
         stop = self.n_layers if batch.stop is None else batch.stop
         x = self.embedded(batch.tokens, batch.positions) if batch.hidden is None else batch.hidden
         with self.parallel.together(batch, cache, x, self.skipped_parts):
-            x = self.run(x[None], self.views(batch, cache), self.memories(batch, cache), batch.start, stop, batch)[0]
+            metadata, stores = self.attention_metadata(batch, cache), self.kv_stores(batch, cache)
+            x = self.run(x[None], metadata, stores, batch.start, stop, batch)[0]
             return x if stop < self.n_layers else self._answer(x, batch)
 
     def _answer(self, x: Tensor, batch: Batch) -> Tensor:
@@ -96,36 +106,36 @@ class Decoder(DecoderWeights):
     def run(
         self,
         x: Tensor,
-        views: Sequence[View],
-        memories: Sequence[Memory],
+        metadata: Sequence[AttentionMetadata],
+        kv_stores: Sequence[KVStore],
         start: int,
         stop: int,
         batch: Batch | None = None,
     ) -> Tensor:
         """Layers [start, stop) over rows x [1, N, D] -> [1, N, D]."""
         for layer in range(start, stop):
-            x = self.layers[layer](x, views[self.kinds[layer]], memories[layer])
+            x = self.layers[layer](x, metadata[self.kinds[layer]], kv_stores[layer])
             if batch is not None and layer + 1 in batch.states and layer + 1 < self.n_layers:
                 batch.kept[layer + 1] = x[0]
         return x
 
-    def memories(self, batch: Batch, cache: Cache) -> list[Layered]:
+    def kv_stores(self, batch: Batch, cache: Cache) -> list[CachedKV]:
         """Where each layer keeps the rows' keys and values."""
-        rows = index(batch, cache, self.local.num_key_value_heads)
-        return [Layered(cache, layer, rows) for layer in range(self.n_layers)]
+        rows = written_rows(batch, cache, self.local.num_key_value_heads)
+        return [CachedKV(cache, layer, rows) for layer in range(self.n_layers)]
 
-    def views(self, batch: Batch, cache: Cache) -> list[View]:
+    def attention_metadata(self, batch: Batch, cache: Cache) -> list[AttentionMetadata]:
         """What each kind of layer needs beside the rows: one mask per group, additive, which no layer converts."""
         count, place = len(batch.tokens), 2 * self.n_layers
         if self.remembers and batch.start == 0:
-            cache.planes[place].index_copy_(0, index(batch, cache, 1), batch.positions[:, None])
-        packed, take, back = packs(batch, self._fewest)
-        visibles = [visible(segments, rows, self.device) for segments, rows in packed]
+            cache.planes[place].index_copy_(0, written_rows(batch, cache, 1), batch.positions[:, None])
+        packed, take, back = group_segments(batch, self._fewest)
+        visibles = [visibility(segments, rows, self.device) for segments, rows in packed]
         as_they_are = take == list(range(count))
         taken = None if as_they_are else torch.tensor(take, device=self.device)
         places = None if as_they_are else torch.tensor(back, device=self.device)
         cpu = self.device.type == "cpu"
-        views = []
+        metadata = []
         for window in self.windows:
             groups, first = [], 0
             for (segments, rows), seen in zip(packed, visibles, strict=True):
@@ -138,15 +148,15 @@ class Decoder(DecoderWeights):
                 bias = additive(seen, self.dtype)
                 if cpu:
                     bias = folded(bias, self.local.num_attention_heads, self.local.num_key_value_heads)
-                groups.append(Group(slice(first, last), len(segments), extent, span, bias))
+                groups.append(AttentionGroup(slice(first, last), len(segments), extent, span, bias))
                 first = last
             cos = sin = None
             if (rotary := self.rotary_of(window)) is not None:
                 tables = rotary.tables(batch.reach, self.device, self.dtype)
                 cos, sin = (part[batch.positions][None] for part in tables)
             attend = ordered if cpu else fused
-            views.append(View(cos, sin, attend, None, groups, taken, places))
-        return views
+            metadata.append(AttentionMetadata(cos, sin, attend, None, groups, taken, places))
+        return metadata
 
     def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Input of the first layer [B, Q, D]."""
@@ -178,20 +188,22 @@ class Decoder(DecoderWeights):
 
     def train_layers(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Layers [start, stop) of the same: x [B, T, D], the positions 0, 1, ... of each row -> [B, T, D]."""
-        views = self.train_views(x)
+        metadata = self.train_metadata(x)
         for layer in range(start, stop):
-            x = self.layers[layer](x, views[self.kinds[layer]], None)
+            x = self.layers[layer](x, metadata[self.kinds[layer]], None)
         return x
 
-    def train_views(self, x: Tensor) -> list[View]:
+    def train_metadata(self, x: Tensor) -> list[AttentionMetadata]:
         """Of each kind of layer what it needs beside rows x [B, T, D] at the positions 0, 1, ..."""
         n = x.shape[1]
-        views: list[View] = []
+        metadata: list[AttentionMetadata] = []
         for window in self.windows:
             bias = None  # the fused kernel knows the causal one
             if 0 < window < n:
                 bias = additive(torch.ones(1, n, n, dtype=torch.bool, device=x.device).tril().triu(1 - window), x.dtype)
             rotary = self.rotary_of(window)
-            cos, sin = (None, None) if rotary is None else rotary.tables(n, x.device, x.dtype)
-            views.append(View(cos if cos is None else cos[:n], sin if sin is None else sin[:n], fused, bias))
-        return views
+            cos = sin = None
+            if rotary is not None:
+                cos, sin = (table[:n] for table in rotary.tables(n, x.device, x.dtype))
+            metadata.append(AttentionMetadata(cos, sin, fused, bias))
+        return metadata

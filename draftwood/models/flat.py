@@ -1,6 +1,7 @@
-"""A flat batch as a decoder sees it: rows of all requests in one, attention for each group of like segments.
+"""From the rows of several requests in one batch to attention: which rows share a product, and what each row sees.
 
-A group's segments have as many rows of queries each and lie side by side in the cache, so that one product serves them.
+All operations but attention treat the rows of a batch alike. For attention, segments (the rows of one request each)
+with equally many rows whose extents lie side by side in the cache form a group, which one batched product serves.
 """
 
 from __future__ import annotations
@@ -14,107 +15,123 @@ import torch
 from torch import Tensor
 
 from draftwood.models.base import Batch, Segment
-from draftwood.models.cache import GRAIN, Cache, Extent
+from draftwood.models.cache import SPAN_MULTIPLE, Cache, Extent
 
 
 @dataclass(slots=True)
-class Group:
-    """Segments whose attention is one product: as many queries each, in neighbouring extents of one capacity."""
+class AttentionGroup:
+    """Segments whose attention is one product: equally many queries each, in neighbouring extents of one capacity."""
 
-    rows: slice  # of the queries
-    count: int
-    extent: Extent  # the first one
-    span: int
-    bias: Tensor  # additive mask, as `attend` wants it
+    rows: slice  # its rows among the queries
+    count: int  # number of segments
+    extent: Extent  # of the first segment
+    span: int  # slots that are read of each extent
+    bias: Tensor  # additive mask, shaped as `attend` wants it
 
 
 @dataclass(slots=True)
-class View:
-    """What the layers of one kind share in a forward."""
+class AttentionMetadata:
+    """What layers with the same attention window share in a forward: rotary tables, masks, the attention function."""
 
-    cos: Tensor | None  # [1, N, 1, rotary_dim]; None: no rotation
+    cos: Tensor | None  # [1, N, 1, rotary_dim] of each row's position; None: no rotation
     sin: Tensor | None
     attend: Callable[..., Tensor]
-    bias: Tensor | None = None  # in training, where there are no groups; None: causal
-    groups: Sequence[Group] = ()
-    take: Tensor | None = None  # rows that the groups' queries are, where these are not the rows one by one
-    back: Tensor | None = None  # place of each row among the queries
-    beside: Tensor | None = None  # [B, N, D] what a layer reads beside its rows: a trained head, the tokens' embeddings
+    bias: Tensor | None = None  # mask in training, where there are no groups; None: causal
+    groups: Sequence[AttentionGroup] = ()
+    query_rows: Tensor | None = None  # [Q] row of the batch for each query of the groups; None: the rows in order
+    row_queries: Tensor | None = None  # [N] query of each row, to undo `query_rows`
+    beside: Tensor | None = None  # [B, N, D] what trained heads read beside the rows: the tokens' embeddings
 
 
-class Memory(Protocol):
-    """Where a layer keeps keys and values."""
+class KVStore(Protocol):
+    """Where one layer stores keys and values, and reads them for attention."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, view: View, scale: float | None, cap: float | None) -> Tensor:
-        """Keep k and v [1, N, kv_heads, D]; attention [1, N, heads * D] of q [1, N, heads, D]."""
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, meta: AttentionMetadata, scale: float | None, cap: float | None
+    ) -> Tensor:
+        """Store k and v [1, N, kv_heads, D] of N rows; return attention [1, N, heads * D] of q [1, N, heads, D]."""
         ...
 
 
 @dataclass(slots=True)
-class Layered:
-    """A layer's keys and values in a cache; attention group by group."""
+class CachedKV:
+    """The keys and values of one layer in a `Cache`: planes 2 * layer and 2 * layer + 1."""
 
     cache: Cache
     layer: int
     index: Tensor  # [N * kv_heads] rows of both planes that are written
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, view: View, scale: float | None, cap: float | None) -> Tensor:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, meta: AttentionMetadata, scale: float | None, cap: float | None
+    ) -> Tensor:
         for plane, values in enumerate((k, v), 2 * self.layer):
             self.cache.planes[plane].index_copy_(0, self.index, values.reshape(-1, values.shape[-1]))
-        rows = q[0] if view.take is None else q[0, view.take]
+        rows = q[0] if meta.query_rows is None else q[0, meta.query_rows]
         parts: list[Tensor] = []
-        for group in view.groups:
+        for group in meta.groups:
             keys, values = (
                 self.cache.read(plane, group.extent, group.span, group.count)
                 for plane in (2 * self.layer, 2 * self.layer + 1)
             )
             queries = rows[group.rows].view(group.count, -1, *rows.shape[1:])
-            parts.append(view.attend(queries, keys, values, group.bias, scale, cap).flatten(0, 1))
+            parts.append(meta.attend(queries, keys, values, group.bias, scale, cap).flatten(0, 1))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return (out if view.back is None else out[view.back])[None]
+        return (out if meta.row_queries is None else out[meta.row_queries])[None]
 
 
-def index(batch: Batch, cache: Cache, heads: int) -> Tensor:
-    """Rows [N * heads] of a plane that a batch writes; rows that repeat the last one write what it does."""
+def written_rows(batch: Batch, cache: Cache, heads: int) -> Tensor:
+    """The rows [N * heads] int64 of a plane with `heads` heads that a batch writes.
+
+    Padding rows, which repeat the last row of the batch, write the same values to the same place.
+    """
     rows = cache.index(heads, [(segment.extent, segment.slots) for segment in batch.segments])
-    more = len(batch.tokens) - len(rows) // heads
-    return torch.cat((rows, rows[-heads:].repeat(more))) if more else rows
+    padding = len(batch.tokens) - len(rows) // heads
+    return torch.cat((rows, rows[-heads:].repeat(padding))) if padding else rows
 
 
-def packs(batch: Batch, fewest: int) -> tuple[list[tuple[list[Segment], int]], list[int], list[int]]:
-    """Segments that share their products, with rows of queries each; the row that each query is, and the reverse."""
-    packs: list[tuple[list[Segment], int]] = []
-    take: list[int] = []
-    back: list[int] = []
+def group_segments(batch: Batch, min_rows: int) -> tuple[list[tuple[list[Segment], int]], list[int], list[int]]:
+    """Group the segments of a batch whose attention is one product, and pad each to `min_rows` query rows at least.
+
+    Returns the groups, each as its segments and the number of query rows of each; the row of the batch that each query
+    is (padding repeats a segment's last row); and the query of each row.
+    """
+    groups: list[tuple[list[Segment], int]] = []
+    query_rows: list[int] = []
+    row_queries: list[int] = []
     row, single = 0, len(batch.segments) == 1
     for segment in batch.segments:
         count = len(segment)
-        rows = len(batch.tokens) if single else max(count, fewest)
-        back.extend(range(len(take), len(take) + count))
-        take.extend(range(row, row + count))
+        rows = len(batch.tokens) if single else max(count, min_rows)
+        row_queries.extend(range(len(query_rows), len(query_rows) + count))
+        query_rows.extend(range(row, row + count))
         row += count
-        take.extend(range(row, len(batch.tokens)) if single else [row - 1] * (rows - count))
-        if packs and packs[-1][1] == rows:
-            before = packs[-1][0][-1].extent
+        query_rows.extend(range(row, len(batch.tokens)) if single else [row - 1] * (rows - count))
+        if groups and groups[-1][1] == rows:
+            before = groups[-1][0][-1].extent
             if (segment.extent.base, segment.extent.capacity) == (before.base + before.capacity, before.capacity):
-                packs[-1][0].append(segment)
+                groups[-1][0].append(segment)
                 continue
-        packs.append(([segment], rows))
-    back.extend(range(len(back), len(batch.tokens)) if single else [back[-1]] * (len(batch.tokens) - len(back)))
-    return packs, take, back
+        groups.append(([segment], rows))
+    padding = len(batch.tokens) - len(row_queries)
+    row_queries.extend(range(len(row_queries), len(batch.tokens)) if single else [row_queries[-1]] * padding)
+    return groups, query_rows, row_queries
 
 
-def visible(segments: Sequence[Segment], rows: int, device: torch.device) -> Tensor:
-    """Which slots the rows of some segments see [count, rows, span], in whole grains; [1, 1, span] where all do."""
+def visibility(segments: Sequence[Segment], rows: int, device: torch.device) -> Tensor:
+    """Which slots each row of the segments of a group sees, as a bool mask [count, rows, span].
+
+    span is rounded up to a multiple of SPAN_MULTIPLE. The mask is [1, 1, span] where all rows of the only segment see
+    the same slots. Padding rows see what the last row sees.
+    """
     spans = [segment.span for segment in segments]
     masks = [segment.mask(span) for segment, span in zip(segments, spans, strict=True)]
     if len(segments) == 1 and masks[0] is None:
         rows = 1
-    visible = np.zeros((len(segments), rows, -(-max(spans) // GRAIN) * GRAIN), np.bool_)
-    for place, span, mask in zip(visible, spans, masks, strict=True):
+    visible = np.zeros((len(segments), rows, -(-max(spans) // SPAN_MULTIPLE) * SPAN_MULTIPLE), np.bool_)
+    for seen, span, mask in zip(visible, spans, masks, strict=True):
         if mask is None:
-            place[:, :span] = True
+            seen[:, :span] = True
         else:
-            place[: len(mask), :span] = mask
-            place[len(mask) :, :span] = mask[-1]
+            seen[: len(mask), :span] = mask
+            seen[len(mask) :, :span] = mask[-1]
     return torch.from_numpy(visible).to(device)

@@ -21,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache, Extent
-from draftwood.models.flat import packs, visible
+from draftwood.models.flat import group_segments, visibility
 
 ATTENTION = ("eager", "sdpa")  # the implementations that take any mask as a tensor
 GROUPWISE = "draftwood_"  # before their names: called group by group
@@ -43,7 +43,7 @@ class Reach:
         return None
 
 
-class Recorder(TransformersCache):
+class CacheRecorder(TransformersCache):
     """Stands in for a cache in the first forward and notes what each layer would keep."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Recorder(TransformersCache):
 
 
 @dataclass
-class Group:
+class MaskedGroup:
     """Requests whose attention is one product: as many rows each, in neighbouring extents of one capacity."""
 
     rows: slice  # of the batch
@@ -68,13 +68,13 @@ class Group:
     masks: dict[str, Tensor]  # layer type -> [count, 1, rows, span], additive: eager attention would misread booleans
 
 
-def grouped(batch: Batch, cache: Cache, types: Sequence[Reach], dtype: torch.dtype) -> list[Group]:
+def grouped(batch: Batch, cache: Cache, types: Sequence[Reach], dtype: torch.dtype) -> list[MaskedGroup]:
     """The groups of a batch, in the order of its rows. Where a type has a reach, the last plane holds positions."""
-    groups: list[Group] = []
+    groups: list[MaskedGroup] = []
     first, device = 0, batch.tokens.device
-    for segments, count in packs(batch, 1)[0]:
+    for segments, count in group_segments(batch, 1)[0]:
         rows = slice(first, first := first + len(segments) * count)
-        seen, positions = visible(segments, count, device), batch.positions[rows].view(-1, count)
+        seen, positions = visibility(segments, count, device), batch.positions[rows].view(-1, count)
         shape, masks = (*positions.shape, seen.shape[-1]), {}
         for each in types:
             near = None
@@ -84,14 +84,16 @@ def grouped(batch: Batch, cache: Cache, types: Sequence[Reach], dtype: torch.dty
             mask = torch.zeros(shape, dtype=dtype, device=device)
             mask.masked_fill_(~(seen if near is None else seen & near), torch.finfo(dtype).min)
             masks[each.kind] = mask[:, None]
-        groups.append(Group(rows, len(segments), segments[0].extent, shape[-1], masks))
+        groups.append(MaskedGroup(rows, len(segments), segments[0].extent, shape[-1], masks))
     return groups
 
 
 class Pass(TransformersCache):
     """One forward's view of our cache: layers write their rows' slots and read those of each group."""
 
-    def __init__(self, cache: Cache, planes: dict[int, int], types: Sequence[str], groups: Sequence[Group]) -> None:
+    def __init__(
+        self, cache: Cache, planes: dict[int, int], types: Sequence[str], groups: Sequence[MaskedGroup]
+    ) -> None:
         """`planes`: the first one of each layer; `types` of the layers, or the only one."""
         super().__init__(layers=[])
         self.cache, self.planes, self.types, self.groups = cache, planes, types, groups
@@ -108,7 +110,7 @@ class Pass(TransformersCache):
             self.cache.planes[plane].index_copy_(0, self.index[states.shape[1]], rows)
         return self.read(self.groups[0]) if len(self.groups) == 1 else (key_states, value_states)
 
-    def read(self, group: Group) -> tuple[Tensor, Tensor]:
+    def read(self, group: MaskedGroup) -> tuple[Tensor, Tensor]:
         """Keys and values [count, heads, span, width] of the layer that was written last."""
         plane = self.planes[self.layer]
         keys, values = (self.cache.read(plane + i, group.extent, group.span, group.count) for i in range(2))

@@ -23,10 +23,11 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from draftwood.errors import ModelError, did_you_mean
 from draftwood.models.backend.matrix import computed
 from draftwood.models.base import Batch, Segment
-from draftwood.models.cache import Budget, Cache, Extent, Plane
+from draftwood.models.cache import Cache, Extent, Plane
 from draftwood.models.checkpoints import checkpoint
-from draftwood.models.flat import index
-from draftwood.models.groupwise import ATTENTION, Pass, Reach, Recorder, grouped, groupwise
+from draftwood.models.flat import written_rows
+from draftwood.models.groupwise import ATTENTION, CacheRecorder, Pass, Reach, grouped, groupwise
+from draftwood.models.memory_budget import MemoryBudget
 from draftwood.models.text.tokenizer import Tokenizer
 
 UNBOUNDED = 1 << 20  # context of a model that names no limit
@@ -120,10 +121,10 @@ class HuggingFaceModel:
         ids = getattr(self.model.generation_config, "eos_token_id", None)
         return frozenset() if ids is None else frozenset(ids if isinstance(ids, list) else [ids])
 
-    def cells(self, count: int) -> int:
+    def padded_rows(self, count: int) -> int:
         return count
 
-    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
+    def new_cache(self, slots: int = 0, budget: MemoryBudget | None = None) -> Cache:
         """Keys and values of each layer; where layers have windows, the position of each slot as the last plane."""
         planes: list[Plane] = [(*tail, self.dtype) for pair in self._facts.tails.values() for tail in pair]
         if self._windowed:
@@ -145,8 +146,8 @@ class HuggingFaceModel:
                 "that read them (decision models of kind hidden, Medusa) need a family of draftwood's own decoder"
             )
         if self._windowed:
-            cache.planes[-1].index_copy_(0, index(batch, cache, 1), batch.positions[:, None])
-        written = {heads: index(batch, cache, heads) for heads in {heads for heads, _, _ in cache.layout}}
+            cache.planes[-1].index_copy_(0, written_rows(batch, cache, 1), batch.positions[:, None])
+        written = {heads: written_rows(batch, cache, heads) for heads in {heads for heads, _, _ in cache.layout}}
         groups = grouped(batch, cache, self._attention, self.dtype)
         wanted = torch.arange(len(batch.tokens), device=self.device)[batch.wanted]
         if self._facts.together or len(groups) == 1:
@@ -197,7 +198,7 @@ class HuggingFaceModel:
 
     def _probe(self) -> _Facts:
         """A first forward of two tokens, for the shapes."""
-        recorder = Recorder()
+        recorder = CacheRecorder()
         tokens = torch.tensor([[0, 1]], device=self.device)
         with torch.no_grad():
             out = self.model(

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from draftwood.models.base import Batch, CausalModel
-from draftwood.models.cache import Budget, Cache
+from draftwood.models.cache import Cache
+from draftwood.models.memory_budget import MemoryBudget
 
 
-class Placed:
+class OnOtherDevice:
     """A model whose logits, and the states that are asked for, come to the device `answers`; else it is as it is."""
 
     def __init__(self, model: CausalModel, answers: torch.device) -> None:
@@ -25,10 +26,10 @@ class Placed:
     def device(self) -> torch.device:
         return self._model.device
 
-    def cells(self, count: int) -> int:
-        return self._model.cells(count)
+    def padded_rows(self, count: int) -> int:
+        return self._model.padded_rows(count)
 
-    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
+    def new_cache(self, slots: int = 0, budget: MemoryBudget | None = None) -> Cache:
         return self._model.new_cache(slots, budget)
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:

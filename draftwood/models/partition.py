@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from draftwood.errors import ModelError
 from draftwood.models.base import Batch
-from draftwood.models.cache import Cache, Journal
+from draftwood.models.cache import Cache, ChangeLog
 from draftwood.models.decoder_config import DecoderConfig
 
 EVERYTHING = slice(None)
@@ -116,7 +116,7 @@ class Parallel:
         """A head of so many logits, of which this process may hold a part, for inputs beside the forwards."""
         return head
 
-    def journal(self) -> Journal | None:
+    def change_log(self) -> ChangeLog | None:
         """Where a cache notes what changes in it, for the followers' caches; None: there are none."""
         return None
 

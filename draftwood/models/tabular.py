@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from draftwood.models.base import Batch
-from draftwood.models.cache import Budget, Cache
+from draftwood.models.cache import Cache
+from draftwood.models.memory_budget import MemoryBudget
 
 
 class TabularModel:
@@ -56,10 +57,10 @@ class TabularModel:
 
         return cls(law, vocab_size, **options)
 
-    def cells(self, count: int) -> int:
+    def padded_rows(self, count: int) -> int:
         return count
 
-    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
+    def new_cache(self, slots: int = 0, budget: MemoryBudget | None = None) -> Cache:
         """Two numbers per slot: token and position."""
         return Cache([(1, 2, torch.int64)], self.device, slots, budget)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from draftwood.models.cache import Budget, Cache
+from draftwood.models.cache import Cache
 from draftwood.models.decoder import Decoder
+from draftwood.models.memory_budget import MemoryBudget
 
 
-class AroundDecoder:
+class DecoderWrapper:
     """A `CausalModel` around a decoder: what it does not say of itself is the decoder's."""
 
     decoder: Decoder
@@ -30,8 +31,8 @@ class AroundDecoder:
         """Bytes of weights that a forward reads."""
         return self.decoder.weight_bytes
 
-    def cells(self, count: int) -> int:
-        return self.decoder.cells(count)
+    def padded_rows(self, count: int) -> int:
+        return self.decoder.padded_rows(count)
 
-    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
+    def new_cache(self, slots: int = 0, budget: MemoryBudget | None = None) -> Cache:
         return self.decoder.new_cache(slots, budget)

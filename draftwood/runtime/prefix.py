@@ -99,7 +99,7 @@ class PrefixCache:
                 slots += cache.capacity(room)
             else:
                 grown[entry.extent] = cache.capacity(room)
-        cache.expect(slots, grown)
+        cache.make_room(slots, grown)
 
     def _longest(self, cache: Cache, tokens: Sequence[int]) -> tuple[int, Kept | None, Extent | None]:
         """The length of the longest prefix that is there and worth a copy, who kept it unless it is live, and where."""

@@ -24,7 +24,7 @@ from draftwood.engine.loading import EMBEDDED
 from draftwood.models.backend import matrix
 from draftwood.models.backend.attention import additive, folded, ordered
 from draftwood.models.backend.matrix import Int8, Packed
-from draftwood.models.cache import GRAIN
+from draftwood.models.cache import SPAN_MULTIPLE
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.functions import ACTIVATIONS, activate, rms_norm
 from draftwood.models.grow import Growth, write
@@ -87,7 +87,7 @@ def test_attention_of_a_cell_does_not_depend_on_the_others(dtype: str, shape: tu
     def attend(row: slice, cell: slice, span: int) -> torch.Tensor:
         rows = len(range(*row.indices(2)))
         visible = torch.ones(rows, cells, span, dtype=torch.bool).tril(past)[:, cell]
-        wide = -(-span // GRAIN) * GRAIN
+        wide = -(-span // SPAN_MULTIPLE) * SPAN_MULTIPLE
         visible = torch.nn.functional.pad(visible, (0, wide - span))
         bias = folded(additive(visible, DTYPES[dtype]), heads, kv_heads)
         return ordered(q[row, cell], k[row, :, :wide], v[row, :, :wide], bias)
@@ -216,7 +216,7 @@ def test_chains_change_no_bit(grown: Path, dtype: str) -> None:
 @two_threads
 @pytest.mark.slow
 def test_single_cells_of_int8_change_no_bit(grouped: Path) -> None:
-    assert checkpoint.load(grouped, quantize="int8").cells(1) == 1
+    assert checkpoint.load(grouped, quantize="int8").padded_rows(1) == 1
     compare(grouped, "int8", PROMPTS[1:3], 40)
 
 

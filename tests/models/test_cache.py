@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import OutOfMemory
-from draftwood.models.cache import GRAIN, STEP, Budget, Cache, Extent
+from draftwood.models.cache import CAPACITY_STEP, SPAN_MULTIPLE, Cache, Extent
+from draftwood.models.memory_budget import MemoryBudget
 
 CPU = torch.device("cpu")
 SLOT = 2 * 3 * 4 + 8  # bytes of a slot in `cache`
 
 
 def cache(slots: int = 0, limit: int | None = None, fixed: int | None = None) -> Cache:
-    return Cache([(2, 3, torch.float32), (1, 1, torch.int64)], CPU, slots, Budget(limit), fixed)
+    return Cache([(2, 3, torch.float32), (1, 1, torch.int64)], CPU, slots, MemoryBudget(limit), fixed)
 
 
 def fill(cache: Cache, extent: Extent, slots: list[int], seed: int = 0) -> Tensor:
@@ -102,7 +103,7 @@ def test_moving_lays_those_of_one_capacity_together() -> None:
 )
 def test_capacities_are_whole_steps_with_room_to_grow(slots: int, capacity: int) -> None:
     extent = cache().lend(slots)
-    assert extent.capacity == capacity >= slots and capacity % STEP == capacity % GRAIN == 0
+    assert extent.capacity == capacity >= slots and capacity % CAPACITY_STEP == capacity % SPAN_MULTIPLE == 0
 
 
 def test_fixed_capacities() -> None:
@@ -190,13 +191,13 @@ def test_many_that_come_one_by_one_seldom_move_the_others() -> None:
 def test_what_is_expected_is_lent_without_moving_anything() -> None:
     c = cache(limit=2000 * SLOT)
     c.lend(10)
-    c.expect(5 * c.capacity(100))
+    c.make_room(5 * c.capacity(100))
     planes = list(c.planes)
     for _ in range(5):
         c.lend(100)
     assert apart(c) and all(one is two for one, two in zip(planes, c.planes, strict=True))
     slots = c.slots
-    c.expect(5000)  # beyond the budget
+    c.make_room(5000)  # beyond the budget
     assert c.slots == slots
 
 
@@ -204,7 +205,7 @@ def test_extents_that_are_expected_to_grow_move_together_and_keep_what_they_hold
     c = cache(limit=2000 * SLOT)
     extents = [c.lend(40) for _ in range(6)]
     values = [fill(c, extent, [0, 39], seed) for seed, extent in enumerate(extents)]
-    c.expect(c.capacity(10), dict.fromkeys(extents[1:5], c.capacity(100)))
+    c.make_room(c.capacity(10), dict.fromkeys(extents[1:5], c.capacity(100)))
     planes, room = list(c.planes), c.slots
     for extent in extents[1:5]:
         c.reserve(extent, 100)
@@ -213,7 +214,7 @@ def test_extents_that_are_expected_to_grow_move_together_and_keep_what_they_hold
     for extent, expected in zip(extents, values, strict=True):
         assert torch.equal(stored(c, extent, [0, 39]), expected)
     state = [(extent.base, extent.capacity) for extent in extents]
-    c.expect(0, {extents[0]: 5000})  # beyond the budget
+    c.make_room(0, {extents[0]: 5000})  # beyond the budget
     assert state == [(extent.base, extent.capacity) for extent in extents]
 
 
@@ -236,7 +237,7 @@ def test_a_budget_refuses_and_nothing_is_lost() -> None:
 
 
 def test_a_budget_is_shared_by_caches() -> None:
-    budget = Budget(200 * SLOT)
+    budget = MemoryBudget(200 * SLOT)
     one, two = (Cache([(2, 3, torch.float32), (1, 1, torch.int64)], CPU, 0, budget) for _ in range(2))
     extent = one.lend(100)
     with pytest.raises(OutOfMemory):
@@ -265,7 +266,7 @@ def test_copies_of_extents_and_choices_of_planes() -> None:
     values = fill(c, source, list(range(10)))
     c.copy(source, target, 7)
     assert torch.equal(stored(c, target, list(range(7))), values[:7]) and not c.read(0, target)[:, :, 7:].any()
-    only = c.chosen([1])
+    only = c.select_planes([1])
     assert only.layout == [(1, 1, torch.int64)] and only.read(0, source, 3)[0, 0, :, 0].tolist() == [0, 1, 2]
     only.planes[0].index_copy_(0, only.index(1, [(source, [2])]), torch.tensor([[8]]))
     assert c.read(1, source, 3)[0, 0, :, 0].tolist() == [0, 1, 8]
@@ -301,7 +302,7 @@ def test_any_order_of_lending_growing_and_releasing(seed: int, limit: int | None
         assert limit is None or c.bytes <= limit
         for extent, slots, values in held if step % 5 == 0 else ():
             assert torch.equal(stored(c, extent, list(range(slots))), values)
-        assert c.slots <= 2 * c.lent + 4 * STEP or c.slots <= 1.05 * c.lent
+        assert c.slots <= 2 * c.lent + 4 * CAPACITY_STEP or c.slots <= 1.05 * c.lent
     assert (refused > 0) == (limit is not None)
     for extent, _, _ in held:
         c.release(extent)

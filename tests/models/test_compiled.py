@@ -89,7 +89,7 @@ def test_text_is_the_eager_one_alone_and_beside_others() -> None:
 
 def test_forwards_are_padded_to_few_shapes() -> None:
     model = Compiled(tiny())
-    assert [model.cells(n) for n in (1, 2, 3, 8, 9, 32, 33, 500)] == [2, 2, 8, 8, 32, 32, 33, 500]
+    assert [model.padded_rows(n) for n in (1, 2, 3, 8, 9, 32, 33, 500)] == [2, 2, 8, 8, 32, 32, 33, 500]
     assert model.new_cache().lend(3).capacity >= 256 and BUCKETS[0] == 2
 
 

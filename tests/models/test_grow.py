@@ -22,7 +22,7 @@ from draftwood.models.backend.attention import fused
 from draftwood.models.checkpoints import checkpoint, saving
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
-from draftwood.models.flat import View
+from draftwood.models.flat import AttentionMetadata
 from draftwood.models.grow import Growth, grow, write
 
 CONFIG = DecoderConfig(96, 24, 40, 3, 4, 2, 8, 64)
@@ -131,7 +131,7 @@ def test_early_layers_give_the_same_hidden_states() -> None:
     grown = grow(model, 9, 72, keep_first=2)
     x, y = model.embed(TOKENS), grown.embed(TOKENS)
     cos, sin = model.rotary.tables(20, x.device, x.dtype)
-    view = View(cos[:20], sin[:20], fused)
+    view = AttentionMetadata(cos[:20], sin[:20], fused)
     for layer, wide in zip(model.layers[:2], grown.layers[:2], strict=True):
         x = layer(x, view, None)
         y = wide(y, view, None)

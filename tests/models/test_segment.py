@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from draftwood.models.base import Segment
-from draftwood.models.cache import GRAIN, Extent
-from draftwood.models.flat import visible
+from draftwood.models.cache import SPAN_MULTIPLE, Extent
+from draftwood.models.flat import visibility
 
 EXTENT = Extent(0, 64)
 
@@ -49,8 +49,8 @@ def test_masks_are_the_slots_that_rows_see(seed: int, shuffled: bool) -> None:
         mask, expected = segment.mask(segment.span), seen(segment)
         assert bool(expected.all()) if mask is None else torch.equal(torch.from_numpy(mask), expected)
     rows = max(map(len, segments)) + 2
-    together = visible(segments, rows, torch.device("cpu"))
-    assert together.shape[:2] == (3, rows) and together.shape[2] % GRAIN == 0
+    together = visibility(segments, rows, torch.device("cpu"))
+    assert together.shape[:2] == (3, rows) and together.shape[2] % SPAN_MULTIPLE == 0
     for segment, part in zip(segments, together, strict=True):
         expected = seen(segment)
         assert torch.equal(part[: len(segment), : segment.span], expected) and not part[:, segment.span :].any()

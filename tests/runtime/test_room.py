@@ -11,7 +11,8 @@ from every_method import SLOT, engine, settle
 from torch import Tensor
 
 from draftwood import OutOfMemory, Overloaded, RequestError
-from draftwood.models.cache import Budget, Cache, Extent
+from draftwood.models.cache import Cache, Extent
+from draftwood.models.memory_budget import MemoryBudget
 
 
 def test_memory_for_one_request_only() -> None:
@@ -56,7 +57,7 @@ def written(cache: Cache, *extents: Extent) -> bool:
 @pytest.mark.parametrize("refused", [(2,), (2, 5)], ids=["with room", "both"])
 def test_allocations_that_fail(refused: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without room to grow in it may do; else nothing has changed."""
-    budget = Budget(1 << 30)
+    budget = MemoryBudget(1 << 30)
     cache = Cache([(2, 4, torch.float32), (1, 1, torch.int64)], torch.device("cpu"), budget=budget)
     first, second = cache.lend(40), cache.lend(40)
     for number, (extent, plane) in enumerate(product((first, second), (0, 1)), 1):
@@ -85,7 +86,7 @@ def test_allocations_that_fail(refused: tuple[int, ...], monkeypatch: pytest.Mon
 
 
 def test_idle_memory_of_one_model_serves_another() -> None:
-    budget = Budget(200 * 8)
+    budget = MemoryBudget(200 * 8)
     caches = [Cache([(1, 1, torch.int64)], torch.device("cpu"), budget=budget) for _ in range(2)]
     extents = [caches[0].lend(20) for _ in range(5)]
     for extent in extents[2:]:

@@ -16,7 +16,7 @@ from draftwood.errors import ModelError
 from draftwood.models.backend.native import ModelPart, ModelShape, NativeMatrix, check, loaded_library
 from draftwood.models.base import Batch
 from draftwood.models.block import Block
-from draftwood.models.cache import Cache, addresses
+from draftwood.models.cache import Cache, data_pointers
 from draftwood.models.decoder_weights import DecoderWeights
 
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
@@ -155,14 +155,14 @@ class Program:
             out = torch.empty(count, config.hidden_size)
         for layer in states:
             batch.kept[layer] = torch.empty(asked, config.hidden_size)
-        after, kept = array("i", states), addresses([batch.kept[layer] for layer in states])
+        after, kept = array("i", states), data_pointers([batch.kept[layer] for layer in states])
         at, row, some = _start(table), 4 * count, 4 * len(segments)
         base = at + 4 * row
         call = _CALL.pack(
             *(count, len(segments), cache.slots, min(config.max_position_embeddings, rotary.reach)),
             *(numbers, numbers + 8 * count, at, at + row, at + 2 * row, at + 3 * row),
             *(base + 3 * some, 0 if hidden is None else hidden.data_ptr(), base, base + some, base + 2 * some),
-            *(_start(trunk), _start(cache.places), _start(rotary.cos), _start(rotary.sin)),
+            *(_start(trunk), _start(cache.pointers), _start(rotary.cos), _start(rotary.sin)),
             *(batch.start, stop, asked, first, place),
             *(out.data_ptr() if whole and batch.head else 0, 0 if whole else out.data_ptr()),
             *(len(states), _start(after), _start(kept), torch.get_num_threads()),
@@ -184,7 +184,7 @@ class RotaryTables:
     @classmethod
     def of(cls, tables: Sequence[tuple[Tensor, Tensor]]) -> RotaryTables:
         reach = min((len(cos) for cos, _ in tables), default=1 << 60)
-        cos, sin = (addresses([pair[i] for pair in tables]) for i in (0, 1))
+        cos, sin = (data_pointers([pair[i] for pair in tables]) for i in (0, 1))
         return cls(tables, reach, cos, sin)
 
 

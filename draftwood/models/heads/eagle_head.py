@@ -23,9 +23,9 @@ from draftwood.models.cache import Cache
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
-from draftwood.models.flat import View
+from draftwood.models.flat import AttentionMetadata
 from draftwood.models.modules import Embedding, Linear, bytes_of
-from draftwood.models.wrapper import AroundDecoder
+from draftwood.models.wrapper import DecoderWrapper
 
 ABSENT = -1e30  # logit of a token that the head does not know: finite, so that a grammar that leaves no other has a law
 
@@ -53,16 +53,16 @@ class EagleBlock(Block):
         self.input_norm = nn.Parameter(torch.ones(config.hidden_size))
         self.norm_first = norm_first
 
-    def attend(self, x: Tensor, view: View, memory: Any) -> Tensor:
-        return super().attend(super().enter(x, view) if self.norm_first else x, view, memory)
+    def attend(self, x: Tensor, meta: AttentionMetadata, store: Any) -> Tensor:
+        return super().attend(super().enter(x, meta) if self.norm_first else x, meta, store)
 
-    def enter(self, x: Tensor, view: View) -> Tensor:
-        assert view.beside is not None
-        embedded = self.normalise(view.beside, self.input_norm, None, self.eps)
-        return torch.cat((embedded, x if self.norm_first else super().enter(x, view)), -1)
+    def enter(self, x: Tensor, meta: AttentionMetadata) -> Tensor:
+        assert meta.beside is not None
+        embedded = self.normalise(meta.beside, self.input_norm, None, self.eps)
+        return torch.cat((embedded, x if self.norm_first else super().enter(x, meta)), -1)
 
 
-class EagleHead(AroundDecoder, nn.Module):
+class EagleHead(DecoderWrapper, nn.Module):
     """fc, layers, norm and head over states of a target, as a `StateReader`.
 
     It knows `words` of the target's tokens, or all where that is None, and has an embedding of its own or borrows the
@@ -140,11 +140,11 @@ class EagleHead(AroundDecoder, nn.Module):
         decoder, embedded, x = self.decoder, self.embedded(batch.tokens), self.state(batch.hidden)
         if decoder.native:
             return self.spread(self._native(replace(batch, hidden=x), cache, embedded))
-        views = decoder.views(batch, cache)
-        for view in views:
-            view.beside = embedded[None]
+        metadata = decoder.attention_metadata(batch, cache)
+        for meta in metadata:
+            meta.beside = embedded[None]
         x = x[None]
-        own = decoder.run(x, views, decoder.memories(batch, cache), 0, decoder.n_layers)[0][batch.wanted]
+        own = decoder.run(x, metadata, decoder.kv_stores(batch, cache), 0, decoder.n_layers)[0][batch.wanted]
         if decoder.n_layers in batch.states:
             batch.kept[decoder.n_layers] = own
         if self.n_layers in batch.states:
@@ -206,11 +206,11 @@ class EagleHead(AroundDecoder, nn.Module):
         of steps 2 to k, of those before them the rows of step 1. The first k - 1 rows have nothing to go by.
         """
         x = self.fuse(states[:, :-1]).to(states.dtype)
-        views, unrolled = self.decoder.train_views(x), Unrolled()
-        view = replace(views[0], attend=unrolled, beside=self.embedded(tokens[:, 1:]))
+        metadata, unrolled = self.decoder.train_metadata(x), Unrolled()
+        meta = replace(metadata[0], attend=unrolled, beside=self.embedded(tokens[:, 1:]))
         found = []
         for _ in range(steps):
-            made = self.decoder.layers[0](x, view, None)
+            made = self.decoder.layers[0](x, meta, None)
             found.append(self.decoder.logits(made))
             x = F.pad(made, (0, 0, 1, -1))
         return torch.stack(found)

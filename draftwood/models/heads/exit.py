@@ -21,7 +21,7 @@ from draftwood.models.compiled import Compiled
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.modules import Embedding
-from draftwood.models.wrapper import AroundDecoder
+from draftwood.models.wrapper import DecoderWrapper
 
 KIND, FILE = "exit", "exit.safetensors"
 
@@ -43,7 +43,7 @@ class Exit(CausalModel, Protocol):
     layers: int
 
 
-class ExitLayer(AroundDecoder, nn.Module):
+class ExitLayer(DecoderWrapper, nn.Module):
     """Layer, norm and head over the target's hidden states after its first `layers` layers, N of the paper.
 
     One layer of its own is what the paper finds best (§5.5); it may have more, or none: a trained head alone (§5.1). A

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from draftwood.errors import ModelError
 from draftwood.models.backend.matrix import held_alike, pack
 from draftwood.models.base import Batch, CausalModel
-from draftwood.models.cache import Budget, Cache
+from draftwood.models.cache import Cache
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import Artifact, fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads import foreign_heads
 from draftwood.models.heads.exit import layered
+from draftwood.models.memory_budget import MemoryBudget
 from draftwood.models.modules import Linear, bytes_of
 
 KIND, FILE = "heads", "heads.safetensors"
@@ -77,10 +78,10 @@ class Heads(nn.Module):
         """Bytes of weights that a forward reads, a shared head once."""
         return sum(bytes_of(module) for module in (*self.lift, *self.out, *self._outer))
 
-    def cells(self, count: int) -> int:
+    def padded_rows(self, count: int) -> int:
         return max(count, getattr(self.lift[0], "fewest_rows", 1))
 
-    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
+    def new_cache(self, slots: int = 0, budget: MemoryBudget | None = None) -> Cache:
         """Nothing is remembered."""
         return Cache([], self.device, slots, budget)
 

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from draftwood.errors import ConfigurationError
 from draftwood.models.base import Batch, CausalModel
 from draftwood.models.block import Block, Sublayers
-from draftwood.models.cache import Budget, Cache
+from draftwood.models.cache import Cache
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import Artifact, fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.heads.exit import layered
+from draftwood.models.memory_budget import MemoryBudget
 from draftwood.models.modules import bytes_of
 
 KIND = "skip"
@@ -66,10 +67,10 @@ class SkippedConfig(DecoderConfig):
 class SkippedDecoder(Decoder):
     """A decoder of the sublayers that are left, one layer per attention; every weight is the target's own tensor.
 
-    It is a `Part`: its caches are the target's, where it reads and writes the layers whose attention is left.
+    It is a `SubModel`: its caches are the target's, where it reads and writes the layers whose attention is left.
     """
 
-    whole: Decoder
+    full_model: Decoder
 
     def __init__(self, target: Decoder, skipped: Skipped) -> None:
         nn.Module.__init__(self)
@@ -91,7 +92,7 @@ class SkippedDecoder(Decoder):
         self.__dict__.update({name: value for name, value in target.__dict__.items() if name not in own})
         for name in own:
             self.__dict__[name] = dict(target.__dict__[name])
-        self.__dict__["whole"] = target  # not registered: it is borrowed
+        self.__dict__["full_model"] = target  # not registered: it is borrowed
         self.skipped = skipped
         self.planes = [*planes, 2 * target.n_layers] if target.remembers else planes  # behind: slots' positions
         self.layers = nn.ModuleList(rests)
@@ -103,11 +104,11 @@ class SkippedDecoder(Decoder):
     def skipped_parts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self.skipped.attention, self.skipped.mlp
 
-    def new_cache(self, slots: int = 0, budget: Budget | None = None) -> Cache:
-        return self.whole.new_cache(slots, budget)
+    def new_cache(self, slots: int = 0, budget: MemoryBudget | None = None) -> Cache:
+        return self.full_model.new_cache(slots, budget)
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
-        return super().forward(batch, cache.chosen(self.planes))
+        return super().forward(batch, cache.select_planes(self.planes))
 
     @property
     def weight_bytes(self) -> int:

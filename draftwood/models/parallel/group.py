@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from draftwood.errors import DraftwoodError
 from draftwood.models.base import Batch
-from draftwood.models.cache import Cache, Journal
+from draftwood.models.cache import Cache, ChangeLog
 from draftwood.models.modules import bytes_of
 from draftwood.models.parallel.wire import Order
 from draftwood.models.partition import Parallel
@@ -92,11 +92,11 @@ class Group(Parallel):
         self._working.gather([parts] if parts else [], [padded], options).wait()
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], -1) if parts else x
 
-    def journal(self) -> Journal | None:
+    def change_log(self) -> ChangeLog | None:
         if not self.drives:
             return None
         self._caches += 1
-        made = Journal(self._caches)
+        made = ChangeLog(self._caches)
         weakref.finalize(made, self._gone.append, made.cache)
         return made
 
@@ -107,12 +107,12 @@ class Group(Parallel):
         if not self.drives:
             yield
             return
-        journal = cache.journal
-        assert journal is not None  # the decoder made the cache
+        log = cache.change_log
+        assert log is not None  # the decoder made the cache
         with self._lock, uninterrupted(), self._unbroken():
-            order = Order(batch, skipped, journal.cache, list(journal.changes), list(self._gone))
+            order = Order(batch, skipped, log.cache, list(log.changes), list(self._gone))
             self._tell(FORWARD, order.numbers(), x)
-            journal.changes.clear()
+            log.changes.clear()
             del self._gone[: len(order.gone)]
             yield
 

@@ -25,7 +25,7 @@ class Order:
     batch: Batch
     skipped: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # attentions and MLPs that the model leaves out
     cache: int = 0  # its number
-    changes: Sequence[Sequence[int]] = ()  # of that cache; see `cache.Journal`
+    changes: Sequence[Sequence[int]] = ()  # of that cache; see `cache.ChangeLog`
     gone: Sequence[int] = ()  # numbers of caches that are not needed any more
 
     def numbers(self) -> Tensor:
@@ -72,6 +72,6 @@ class Order:
             stop=None if stop < 0 else stop,
             hidden=hidden,
             head=bool(head),
-            near=hidden,
+            device_of=hidden,
         )
         return cls(batch, (tuple(attention), tuple(mlp)), cache, lists[6 : 6 + changes], gone)

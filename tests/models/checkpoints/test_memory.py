@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftwood.models.cache import free_bytes
 from draftwood.models.checkpoints import saving
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.memory_budget import free_bytes
 
 MIB = 2**20
 

@@ -20,7 +20,7 @@ from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.compiled import Compiled
 from draftwood.models.decoder import Decoder
-from draftwood.models.flat import View
+from draftwood.models.flat import AttentionMetadata
 from draftwood.models.heads.skip import (
     Skipped,
     SkippedDecoder,
@@ -94,7 +94,9 @@ def without_a_cache(target: Decoder, skipped: Skipped, verified: list[int], draf
     for layer in range(target.n_layers):
         window = target.windows[target.kinds[layer]]
         near = (places.mT >= places) & (places > places.mT - (window or 64))
-        view = View(cos, sin, fused, torch.zeros(near.shape, dtype=x.dtype).masked_fill(~near, -torch.inf)[None])
+        view = AttentionMetadata(
+            cos, sin, fused, torch.zeros(near.shape, dtype=x.dtype).masked_fill(~near, -torch.inf)[None]
+        )
         block: Any = target.layers[layer]
         attended = block.attend(x, view, None)
         if layer in skipped.attention:

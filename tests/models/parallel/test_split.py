@@ -22,7 +22,7 @@ from draftwood.models.decoder import Decoder
 from draftwood.models.heads import eagle, medusa
 from draftwood.models.heads.eagle_head import EagleHead
 from draftwood.models.heads.skip import Skipped, SkippedDecoder
-from draftwood.models.other_device import Placed
+from draftwood.models.other_device import OnOtherDevice
 from draftwood.models.parallel.group import Group
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.runtime.executor import execute
@@ -291,7 +291,7 @@ def test_caches_that_are_gone_are_forgotten(parts: Split) -> None:
     assert isinstance(group, Group)
     cache = parts.driver.new_cache()
     ours(parts.driver, Forest.from_prompt([1]), Session(parts.driver, cache))
-    number = cache.journal.cache if cache.journal else 0
+    number = cache.change_log.cache if cache.change_log else 0
     del cache
     assert number in group._gone
     ours(parts.driver, Forest.from_prompt([1]))
@@ -313,7 +313,7 @@ def test_gguf_files_are_read_in_parts(tmp_path: Path) -> None:
 
 def test_answers_of_a_draft_elsewhere_come_to_the_target(draft: Decoder) -> None:
     """To a device without memory, which every machine has; what is asked of the model is asked where it is."""
-    placed = Placed(draft, torch.device("meta"))
+    placed = OnOtherDevice(draft, torch.device("meta"))
     forest = Forest.from_prompt([5, 6])
     session = Session(placed, placed.new_cache())
     with torch.inference_mode():

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftwood.models.base import Batch, Segment
-from draftwood.models.cache import Cache, Extent, Journal
+from draftwood.models.cache import Cache, ChangeLog, Extent
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.parallel.group import Group
@@ -65,17 +65,17 @@ def test_an_order_comes_out_as_it_went_in(parts: list[Segment], data: st.DataObj
 )
 def test_a_journal_keeps_another_cache_alike(steps: list[tuple[str, int]]) -> None:
     planes = [(2, 3, torch.float32), (1, 1, torch.int64)]
-    cache, other = Cache(planes, torch.device("cpu"), journal=Journal(1)), Cache(planes, torch.device("cpu"))
+    cache, other = Cache(planes, torch.device("cpu"), change_log=ChangeLog(1)), Cache(planes, torch.device("cpu"))
     lent: list[Extent] = []
-    assert cache.journal is not None
+    assert cache.change_log is not None
     for number, (what, size) in enumerate(steps):
         if what == "lend":
             lent.append(cache.lend(size))
             for plane in range(2):
                 rows = cache.index(planes[plane][0], [(lent[-1], range(size))])
                 cache.planes[plane][rows] = number + 1
-            other.replay(cache.journal.changes)
-            cache.journal.changes.clear()
+            other.replay(cache.change_log.changes)
+            cache.change_log.changes.clear()
             for plane in range(2):
                 rows = cache.index(planes[plane][0], [(lent[-1], range(size))])
                 other.planes[plane][rows] = number + 1
@@ -90,7 +90,7 @@ def test_a_journal_keeps_another_cache_alike(steps: list[tuple[str, int]]) -> No
             else:
                 lent.remove(extent)
                 cache.release(extent)
-    other.replay(cache.journal.changes)
+    other.replay(cache.change_log.changes)
     assert other.room == cache.room >= cache.slots
     for extent in lent:
         for plane in range(2):
