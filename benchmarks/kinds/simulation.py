@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple, Self
 
-from draftwood.cluster.prefix_routing import Prefixes
+from draftwood.cluster.prefix_routing import PrefixLocations
 from draftwood.runtime.cost import Curve
 from draftwood.runtime.policy import Policy, Wanted
 from draftwood.runtime.prefix import FEWEST
@@ -93,7 +93,7 @@ class Simulation:
         self.machine, self.running, self.room, self.shared = machine, running, room, shared
         self.replicas = {name: Replica(name) for name in map(str, range(replicas))}
         self.queues = dict.fromkeys(self.replicas, 0)  # requests that run or wait
-        self.router, self.policy = Prefixes(unbalanced), Policy()
+        self.router, self.policy = PrefixLocations(unbalanced), Policy()
         self.now = 0.0
         self.worked = 0.0  # seconds of all passes
         self.waited = 0.0  # requests in queues x seconds
@@ -133,7 +133,7 @@ class Simulation:
     def _route(self, request: Request) -> Replica:
         """A request comes to the replica that the router chooses."""
         name = self.router.ranked(request.of.blocks, self.queues)[0]
-        self.router.note(request.of.blocks, name)
+        self.router.add(request.of.blocks, name)
         self.queues[name] += 1
         self.waiting += 1
         request.came = self.now

@@ -47,7 +47,7 @@ def batch(
     from draftwood.util import config
 
     try:
-        from draftwood.serve.batch import Outcome, by_engine, complete
+        from draftwood.serve.batch import BatchProgress, by_engine, complete
     except ModuleNotFoundError as error:
         raise missing(error, "batches need", "serve") from None
     fields = config.assignments(default, "--default")
@@ -56,11 +56,11 @@ def batch(
     method = decoding.chosen(models.drafts)
     answerer = _on_ray(models, method, scaling, concurrency) if scaling.wanted else None
     answerer = answerer or by_engine(partial(models.load, method), method, concurrency)
-    outcome = Outcome(0, 0, 0, 0)
+    outcome = BatchProgress(0, 0, 0, 0)
     interrupted = False
     with progress(output.color, "answering") as update:
 
-        def report(now: Outcome) -> None:
+        def report(now: BatchProgress) -> None:
             nonlocal outcome
             outcome = now
             update(completed=now.answered, total=now.requests)

@@ -13,15 +13,15 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from draftwood.cluster.sharing import said
+from draftwood.cluster.sharing import actor_error
 from draftwood.cluster.spec import EngineSpec
 from draftwood.cluster.starting import started
-from draftwood.serve.batch import Answerer, Entry, Keep, answer, application
+from draftwood.serve.batch import Answerer, BatchEntry, Keep, answer, application
 
-ROWS = 4  # requests that travel together; their answers come back together
+ROWS_PER_CALL = 4  # requests that travel together; their answers come back together
 
 
-class Answering:
+class AnsweringActor:
     """An actor's engine, and the event loop in which its requests share the forwards."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
@@ -32,7 +32,7 @@ class Answering:
 
     def __call__(self, rows: dict[str, Any]) -> dict[str, list[str]]:
         """Answer some requests; called by several threads at once."""
-        entries = [Entry(**json.loads(row)) for row in rows["request"]]
+        entries = [BatchEntry(**json.loads(row)) for row in rows["request"]]
 
         async def together() -> list[str]:
             return [json.dumps(found) for found in await asyncio.gather(*(answer(self.app, one) for one in entries))]
@@ -43,9 +43,9 @@ class Answering:
 def by_ray(spec: EngineSpec, replicas: int, concurrency: int | None, address: str | None) -> Answerer:
     """Engines in actors, `concurrency` requests at once in each. An actor that dies is replaced, its requests go on."""
 
-    def answerer(entries: Iterable[Entry], keep: Keep) -> None:
+    def answerer(entries: Iterable[BatchEntry], keep: Keep) -> None:
         rows = [{"request": json.dumps(asdict(entry))} for entry in entries]
-        threads = math.ceil((concurrency or int(spec.models.get("max_running", 64))) / ROWS)
+        threads = math.ceil((concurrency or int(spec.models.get("max_running", 64))) / ROWS_PER_CALL)
         with started(address, replicas * spec.resources["num_cpus"] + 1, replicas * spec.gpus):
             context = ray.data.DataContext.get_current()
             context.enable_progress_bars = False
@@ -56,8 +56,8 @@ def by_ray(spec: EngineSpec, replicas: int, concurrency: int | None, address: st
                 max_concurrent_calls_per_actor=threads,
                 enable_true_multi_threading=True,
             )
-            dataset = ray.data.from_items(rows, override_num_blocks=math.ceil(len(rows) / ROWS)).map_batches(
-                Answering,
+            dataset = ray.data.from_items(rows, override_num_blocks=math.ceil(len(rows) / ROWS_PER_CALL)).map_batches(
+                AnsweringActor,
                 fn_constructor_args=(spec.model_dump(mode="json"),),
                 batch_size=None,
                 compute=pool,
@@ -67,6 +67,6 @@ def by_ray(spec: EngineSpec, replicas: int, concurrency: int | None, address: st
                 for row in dataset.iter_rows():
                     keep(json.loads(row["answer"]))
             except RayError as error:
-                raise said(error, "the batch stopped") from None
+                raise actor_error(error, "the batch stopped") from None
 
     return answerer

@@ -10,11 +10,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-MEANS = ("vllm:kv_cache_usage_perc", "draftwood:tau", "draftwood:mean_width")  # gauges of which sums mean nothing
+AVERAGED_GAUGES = ("vllm:kv_cache_usage_perc", "draftwood:tau", "draftwood:mean_width")  # their sums mean nothing
 
 
-class Together(Collector):
-    """What replicas answered to a scrape: sums, and means of shares; or `each` by itself, labelled with its replica."""
+class CombinedMetrics(Collector):
+    """The scrapes of several replicas as one: sums, or means of shares; with `each`, values labelled by replica."""
 
     def __init__(self, texts: Mapping[str, str], each: bool = False) -> None:
         self.texts, self.each = texts, each
@@ -30,12 +30,14 @@ class Together(Collector):
                     labels = {**sample.labels, "replica": replica} if self.each else sample.labels
                     values[family.name].setdefault((sample.name, tuple(labels.items())), []).append(sample.value)
         for name, family in families.items():
-            for (sample_name, pairs), found in values[name].items():
-                family.add_sample(sample_name, dict(pairs), sum(found) / (len(found) if name in MEANS else 1))
+            for (sample_name, pairs), samples in values[name].items():
+                family.add_sample(
+                    sample_name, dict(pairs), sum(samples) / (len(samples) if name in AVERAGED_GAUGES else 1)
+                )
             yield family
 
     def text(self) -> bytes:
-        """As Prometheus scrapes it."""
+        """The metrics in Prometheus' text format."""
         registry = CollectorRegistry()
         registry.register(self)
         return generate_latest(registry)

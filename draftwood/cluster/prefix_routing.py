@@ -1,4 +1,4 @@
-"""Which replica has computed how a prompt begins: requests go where most of theirs is, or where the queue is short."""
+"""Routing by prefix: requests go to the replica that computed the beginning of their prompt, or has a short queue."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-BLOCK = 32  # characters of a prompt, as JSON, that are looked up together
-MOST_BLOCKS = 256  # of a prompt
-MOST_KNOWN = 1 << 18  # blocks that are remembered
+BLOCK_LENGTH = 32  # characters of a prompt, as JSON, that are looked up together
+MAX_BLOCKS = 256  # of a prompt
+MAX_REMEMBERED_BLOCKS = 1 << 18  # blocks that are remembered
 
 
 def blocks_of(body: bytes) -> list[int]:
@@ -22,22 +22,25 @@ def blocks_of(body: bytes) -> list[int]:
     Conversations that go on, and texts or token ids that begin alike, share the first ones.
     """
     try:
-        asked = json.loads(body)
-        prompt = [asked.get("instructions"), *(asked[key] for key in ("messages", "prompt", "input") if key in asked)]
+        request = json.loads(body)
+        prompt = [
+            request.get("instructions"),
+            *(request[key] for key in ("messages", "prompt", "input") if key in request),
+        ]
     except (ValueError, AttributeError, RecursionError):
         return []
-    text = json.dumps(prompt, ensure_ascii=False)[: BLOCK * MOST_BLOCKS].encode("utf-8", "surrogatepass")
-    digest, found = blake2b(digest_size=8), []
-    for start in range(0, len(text) - BLOCK + 1, BLOCK):
-        digest.update(text[start : start + BLOCK])
-        found.append(int.from_bytes(digest.digest()))
-    return found
+    text = json.dumps(prompt, ensure_ascii=False)[: BLOCK_LENGTH * MAX_BLOCKS].encode("utf-8", "surrogatepass")
+    digest, hashes = blake2b(digest_size=8), []
+    for start in range(0, len(text) - BLOCK_LENGTH + 1, BLOCK_LENGTH):
+        digest.update(text[start : start + BLOCK_LENGTH])
+        hashes.append(int.from_bytes(digest.digest()))
+    return hashes
 
 
-class Prefixes:
-    """What replicas were given, so that the next request that begins alike finds its keys and values there.
+class PrefixLocations:
+    """Remembers which replicas computed which beginnings of prompts, and ranks replicas for the next request.
 
-    A replica is unbalanced, and passed over, whose queue is longer than the shortest one by more than `unbalanced`.
+    A replica whose queue is longer than the shortest one by more than `unbalanced` is ranked by its queue alone.
     """
 
     def __init__(self, unbalanced: int = 8) -> None:
@@ -58,22 +61,22 @@ class Prefixes:
 
         return sorted(queues, key=place)
 
-    def note(self, blocks: Sequence[int], replica: str) -> None:
-        """A request with these blocks went to a replica."""
+    def add(self, blocks: Sequence[int], replica: str) -> None:
+        """Remember that a request with these blocks went to a replica."""
         for block in blocks:
             self._homes.setdefault(block, {})[replica] = None
             self._homes.move_to_end(block)
-        while len(self._homes) > MOST_KNOWN:
+        while len(self._homes) > MAX_REMEMBERED_BLOCKS:
             self._homes.popitem(last=False)
 
     def forget(self, replica: str) -> None:
-        """A replica has ended, and what it had computed is gone."""
+        """Forget a replica that has ended."""
         for homes in self._homes.values():
             homes.pop(replica, None)
 
 
-class UnderWay:
-    """Requests that a replica has, or is to have, from when it is chosen.
+class InFlight:
+    """The replica of each request that is not over, from when the replica is chosen.
 
     A request that a replica refuses is tried again, each time with a future of its own. Every try that is sent is over
     once, be it after the next one began; one whose future is cancelled was never sent.
@@ -84,11 +87,11 @@ class UnderWay:
         self._tries: dict[str, list[Future[Any]]] = {}  # of each request, those that are not over
 
     def queues(self, request: str) -> Counter[str]:
-        """How many other requests each replica has."""
+        """The number of other requests at each replica."""
         return Counter(replica for other, replica in self.replicas.items() if other != request)
 
     def chosen(self, request: str, replica: str, future: Future[Any]) -> None:
-        """A replica is to have a request; for the same try another one may be chosen later."""
+        """Note the replica chosen for a request; another one may be chosen later for the same try."""
         if future.done():  # it was sent, or given up, meanwhile
             return
         self.replicas[request] = replica
@@ -98,12 +101,12 @@ class UnderWay:
             future.add_done_callback(partial(self._done, request))
 
     def taken(self, request: str, replica: str) -> None:
-        """A replica has taken a request."""
+        """Note that a replica accepted a request."""
         if request in self.replicas:  # else it is over already
             self.replicas[request] = replica
 
     def over(self, request: str) -> None:
-        """A try is over: the request has ended, or the replica refused it."""
+        """Note the end of a try: the request has ended, or the replica refused it."""
         if tries := self._tries.get(request):
             self._end(request, tries[0])
 

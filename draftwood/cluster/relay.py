@@ -1,4 +1,4 @@
-"""The answers of replicas, handed on as they come; what becomes of them where a replica dies."""
+"""Responses that pass on a replica's answer as it comes, and try another replica where one dies."""
 
 from __future__ import annotations
 
@@ -13,46 +13,45 @@ from starlette.responses import Response
 
 from draftwood.cluster.prefix_routing import blocks_of
 from draftwood.serve.asgi import Message, Receive, Send
-from draftwood.serve.errors import RETRY, ApiError
-from draftwood.serve.middleware import response
+from draftwood.serve.errors import RETRY_AFTER, ApiError, error_response
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS = 3  # on different replicas, as long as the client has got nothing
-BROKEN = "the replica that computed this has ended; ask again"
+MAX_ATTEMPTS = 3  # on different replicas, as long as the client was sent nothing
+REPLICA_ENDED = "the replica that computed this has ended; ask again"
 
 Call = tuple[str, str, bytes, list[tuple[bytes, bytes]]]  # method, path, query and headers of a request
 
 
 @dataclass(slots=True)
-class Load:
-    """What a front does now."""
+class FrontLoad:
+    """The state of a front."""
 
     draining: bool = False
     busy: int = 0  # requests that are being worked on
 
 
-class Relayed(Response):
-    """The answer of a replica, as it comes."""
+class RelayedResponse(Response):
+    """The answer of a replica, passed on as it comes."""
 
-    def __init__(self, replicas: DeploymentHandle, call: Call, body: bytes, load: Load) -> None:
+    def __init__(self, replicas: DeploymentHandle, call: Call, body: bytes, load: FrontLoad) -> None:
         super().__init__()
-        self.replicas, self.call, self.asked, self.load = replicas, call, body, load
-        self.works = call[0] == "POST"
+        self.replicas, self.call, self.request_body, self.load = replicas, call, body, load
+        self.counted = call[0] == "POST"
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        self.load.busy += self.works
+        self.load.busy += self.counted
         try:
             await self._relay(send)
         finally:
-            self.load.busy -= self.works
+            self.load.busy -= self.counted
 
     async def _relay(self, send: Send) -> None:
-        blocks = blocks_of(self.asked) if self.works else []
+        blocks = blocks_of(self.request_body) if self.counted else []
         head: Message | None = None  # what was sent of the answer
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_ATTEMPTS):
             answer = self.replicas.options(method_name="stream", stream=True).remote(
-                self.call, self.asked, blocks=blocks
+                self.call, self.request_body, blocks=blocks
             )
             start: Message = {}
             try:
@@ -71,16 +70,16 @@ class Relayed(Response):
             finally:
                 answer.cancel()
         if head is None:
-            await response(ApiError(503, BROKEN, headers=RETRY))({}, None, send)  # type: ignore[arg-type]
+            await error_response(ApiError(503, REPLICA_ENDED, headers=RETRY_AFTER))({}, None, send)  # type: ignore[arg-type]
         elif (b"content-type", b"text/event-stream; charset=utf-8") in head["headers"]:
-            await send({"type": "http.response.body", "body": broken(self.call[1]), "more_body": False})
+            await send({"type": "http.response.body", "body": stream_error(self.call[1]), "more_body": False})
         else:
-            raise ConnectionError(BROKEN)  # the connection is cut, so that nobody takes a part for the whole
+            raise ConnectionError(REPLICA_ENDED)  # the connection is cut, so that nobody takes a part for the whole
 
 
-def broken(path: str) -> bytes:
-    """The event that ends a stream whose replica died, in the words of its endpoint; [DONE] does not come."""
-    document = ApiError(503, BROKEN, code="replica_ended").document
+def stream_error(path: str) -> bytes:
+    """The event that ends a stream whose replica died, in the form of its endpoint; [DONE] does not come."""
+    document = ApiError(503, REPLICA_ENDED, code="replica_ended").document
     if path == "/v1/responses":
         return f"event: error\ndata: {json.dumps({'type': 'error', **document['error']})}\n\n".encode()
     return f"data: {json.dumps(document)}\n\n".encode()

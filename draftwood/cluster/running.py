@@ -12,7 +12,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from draftwood.cluster.serving import NAME, application
+from draftwood.cluster.serving import APPLICATION_NAME, application
 from draftwood.cluster.spec import ServeSpec
 from draftwood.cluster.starting import started
 from draftwood.errors import DraftwoodError
@@ -26,22 +26,22 @@ def run(spec: ServeSpec, address: str | None) -> None:
 
     Raises KeyboardInterrupt after Ctrl-C, DraftwoodError where the replicas cannot be started.
     """
-    served = application(spec)
+    ray_application = application(spec)
     with listen(spec.server) as trial:  # Ray binds the address itself, and would not say what is wrong with it
         port = trial.getsockname()[1]
-    asked: list[int] = []
+    signals: list[int] = []
     ended, impatient = threading.Event(), threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:
-        (impatient if asked else ended).set()
-        asked.append(number)
+        (impatient if signals else ended).set()
+        signals.append(number)
 
-    most = int(spec.autoscaling.get("max_replicas", spec.replicas))
-    with started(address, most * spec.resources["num_cpus"] + 1, most * spec.gpus):
+    max_replicas = int(spec.autoscaling.get("max_replicas", spec.replicas))
+    with started(address, max_replicas * spec.resources["num_cpus"] + 1, max_replicas * spec.gpus):
         try:
             where = "EveryNode" if address else "HeadOnly"
             serve.start(proxy_location=where, http_options={"host": spec.server.host, "port": port})
-            front = serve.run(served, name=NAME, route_prefix="/")
+            front = serve.run(ray_application, name=APPLICATION_NAME, route_prefix="/")
         except (RuntimeError, RayError, RayServeException, TimeoutError) as error:
             raise DraftwoodError(f"the replicas cannot be started: {_why() or error}") from None
         before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -62,16 +62,16 @@ def run(spec: ServeSpec, address: str | None) -> None:
                     continue
                 except (RayError, RayServeException):  # the front has ended: nothing runs
                     break
-            serve.shutdown() if address is None else serve.delete(NAME)
+            serve.shutdown() if address is None else serve.delete(APPLICATION_NAME)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-    if asked[0] == signal.SIGINT:
+    if signals[0] == signal.SIGINT:
         raise KeyboardInterrupt
 
 
 def _why() -> str:
-    """What the first replica failed of: the last line of its traceback."""
-    found = serve.status().applications.get(NAME)
-    lines = [line for one in (found.deployments if found else {}).values() for line in one.message.splitlines()]
+    """Why the first replica failed: the last line of its traceback."""
+    status = serve.status().applications.get(APPLICATION_NAME)
+    lines = [line for one in (status.deployments if status else {}).values() for line in one.message.splitlines()]
     return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -20,23 +20,26 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.responses import Response
 
-from draftwood.cluster.metrics import Together
-from draftwood.cluster.relay import Call, Load, Relayed
+from draftwood.cluster.metrics import CombinedMetrics
+from draftwood.cluster.relay import Call, FrontLoad, RelayedResponse
 from draftwood.cluster.routing import PrefixRouter
 from draftwood.cluster.spec import ServeSpec
 from draftwood.serve.app import create_app
-from draftwood.serve.asgi import Message, messages, scope_of, whole
-from draftwood.serve.errors import RETRY, ApiError
-from draftwood.serve.middleware import response
+from draftwood.serve.asgi import Message, full_answer, messages, scope_of
+from draftwood.serve.errors import RETRY_AFTER, ApiError, error_response
 from draftwood.serve.service import Service
 from draftwood.util import config
 
 log = logging.getLogger(__name__)
 
-NAME = "draftwood"
-HEALTH = 10.0  # seconds that a replica may take to say how it is
-POLL = 0.05  # seconds between looks at whether requests are through
-EVERYWHERE = {"/metrics": "/metrics", "/metrics/replicas": "/metrics", "/reset_prefix_cache": "/reset_prefix_cache"}
+APPLICATION_NAME = "draftwood"
+REPLICA_SECONDS = 10.0  # for a replica to answer what all are asked
+DRAIN_POLL_SECONDS = 0.05  # between looks at whether all requests have ended
+BROADCAST_PATHS = {  # paths that concern all replicas -> paths that each is asked for
+    "/metrics": "/metrics",
+    "/metrics/replicas": "/metrics",
+    "/reset_prefix_cache": "/reset_prefix_cache",
+}
 
 
 class Replica:
@@ -55,9 +58,9 @@ class Replica:
                 message["headers"] = [*message.get("headers", ()), (b"x-replica", self.name.encode())]
             yield message
 
-    async def whole(self, call: Call, body: bytes) -> tuple[str, int, bytes]:
-        """Its name, and the status and the body of an answer."""
-        return self.name, *await whole(self.app, scope_of(*call), body)
+    async def answer(self, call: Call, body: bytes) -> tuple[str, int, bytes]:
+        """The replica's name, and the status and the body of its answer."""
+        return self.name, *await full_answer(self.app, scope_of(*call), body)
 
     def end(self) -> None:
         """End the streams that go on as long as the server does."""
@@ -65,8 +68,8 @@ class Replica:
 
     def check_health(self) -> None:
         """Ray Serve replaces a replica whose engine is broken."""
-        if self.service.served.broken:
-            raise RuntimeError(f"the engine is broken: {self.service.served.broken}")
+        if self.service.async_engine.broken:
+            raise RuntimeError(f"the engine is broken: {self.service.async_engine.broken}")
 
 
 api = FastAPI(title="draftwood", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
@@ -78,50 +81,52 @@ class Front:
 
     def __init__(self, replicas: DeploymentHandle, spec: dict[str, Any]) -> None:
         self.replicas, self.settings = replicas, ServeSpec.model_validate(spec).server
-        self.load = Load()
+        self.load = FrontLoad()
 
     @api.api_route("/{path:path}", methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
     async def handle(self, request: Request) -> Response:
         """Any request."""
-        path, works = request.url.path, request.method == "POST"
-        if self.load.draining and (works or path == "/ready"):
-            return response(ApiError(503, "the server is about to end and takes no more requests", headers=RETRY))
+        path, is_post = request.url.path, request.method == "POST"
+        if self.load.draining and (is_post or path == "/ready"):
+            return error_response(
+                ApiError(503, "the server is about to end and takes no more requests", headers=RETRY_AFTER)
+            )
         try:
             body = await self._body(request)
         except ApiError as error:
-            return response(error)
+            return error_response(error)
         call = request.method, path, request.url.query.encode(), list(request.headers.raw)
-        if path in EVERYWHERE:
-            return await self._everywhere(call, body)
-        return Relayed(self.replicas, call, body, self.load)
+        if path in BROADCAST_PATHS:
+            return await self._broadcast(call, body)
+        return RelayedResponse(self.replicas, call, body, self.load)
 
     async def _body(self, request: Request) -> bytes:
-        body, most = bytearray(), self.settings.max_body
+        body, limit = bytearray(), self.settings.max_body
         try:
             async with asyncio.timeout(self.settings.client_seconds):
                 async for part in request.stream():
                     body += part
-                    if len(body) > most:
-                        raise ApiError(413, f"the body has more than {most:,} bytes, the most that are taken")
+                    if len(body) > limit:
+                        raise ApiError(413, f"the body has more than {limit:,} bytes, the most that are taken")
         except TimeoutError:
             raise ApiError(408, "the body did not arrive in time") from None
         return bytes(body)
 
-    async def _everywhere(self, call: Call, body: bytes) -> Response:
-        """What concerns all replicas: each is asked, and answers as the server does."""
+    async def _broadcast(self, call: Call, body: bytes) -> Response:
+        """Ask all replicas, and combine their answers into one as of a single server."""
         method, path, query, headers = call
         try:
-            asked = self.replicas.broadcast("whole", (method, EVERYWHERE[path], query, headers), body)
-            found = await asked.results_async(timeout_s=HEALTH)
+            answers = self.replicas.broadcast("answer", (method, BROADCAST_PATHS[path], query, headers), body)
+            found = await answers.results_async(timeout_s=REPLICA_SECONDS)
         except (RayError, RayServeException, TimeoutError) as error:
             log.warning("a replica does not answer: %s", error)
-            return response(ApiError(503, "a replica does not answer; ask again", headers=RETRY))
+            return error_response(ApiError(503, "a replica does not answer; ask again", headers=RETRY_AFTER))
         wrong = next((answer for answer in found if answer[1] != 200), None)
         if wrong is not None or not path.startswith("/metrics"):
             _, status, content = wrong or found[0]
             return Response(content, status, media_type="application/json")
         texts = {name: content.decode() for name, _, content in sorted(found)}
-        text = Together(texts, each=path != "/metrics").text()
+        text = CombinedMetrics(texts, each=path != "/metrics").text()
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def drain(self) -> int:
@@ -129,8 +134,8 @@ class Front:
         self.load.draining = True
         until = asyncio.get_running_loop().time() + self.settings.drain_seconds
         while self.load.busy and asyncio.get_running_loop().time() < until:
-            await asyncio.sleep(POLL)
-        await self.replicas.broadcast("end").results_async(timeout_s=HEALTH, return_exceptions=True)
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
+        await self.replicas.broadcast("end").results_async(timeout_s=REPLICA_SECONDS, return_exceptions=True)
         return self.load.busy
 
 

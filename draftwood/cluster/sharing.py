@@ -18,8 +18,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Worker:
-    """An actor, and what works on its items."""
+class MappingActor:
+    """An actor with the function that maps its items."""
 
     def __init__(self, make: Callable[[], Callable[[Any], Any]]) -> None:
         self.work_on = make()
@@ -30,16 +30,16 @@ class Worker:
         return list(found) if isinstance(found, Iterator) else found
 
 
-def shared(
+def map_in_actors(
     make: Callable[[], Callable[[T], R]], items: Iterable[T], *, replicas: int, resources: Mapping[str, float]
 ) -> Iterator[R]:
-    """What `make` makes in each of several actors does to the items. One that dies is replaced, its item begun again.
+    """Map items, in order, by the function that `make` makes in each of several actors; actors that die are replaced.
 
     Raises what `make` or an item raised, if that is a DraftwoodError; else a DraftwoodError that says it.
     """
     how = {**resources, "max_restarts": -1, "max_task_retries": -1}
     given = ray.put(make)
-    idle = [ray.remote(Worker).options(**how).remote(given) for _ in range(replicas)]
+    idle = [ray.remote(MappingActor).options(**how).remote(given) for _ in range(replicas)]
     waiting = enumerate(items)
     running: dict[Any, tuple[int, Any]] = {}
     done: dict[int, R] = {}
@@ -59,14 +59,14 @@ def shared(
                 yield done.pop(place)
                 place += 1
     except RayError as error:
-        raise said(error, "a process stopped") from None
+        raise actor_error(error, "a process stopped") from None
     finally:
         for worker in (*idle, *(worker for _, worker in running.values())):
             ray.kill(worker)
 
 
-def said(error: RayError, what: str) -> DraftwoodError:
-    """What an actor raised, if it is ours; else `what`, and what it was, in one sentence."""
+def actor_error(error: RayError, what: str) -> DraftwoodError:
+    """The DraftwoodError that an actor raised; any other error as one sentence that begins with `what`."""
     cause = getattr(error, "cause", None) or error
     if isinstance(cause, DraftwoodError) and not isinstance(cause, RayError):
         return cause
@@ -78,7 +78,7 @@ def on_ray(spec: EngineSpec, replicas: int) -> EngineMap:
 
     def mapped(setup: Callable[[Engine], Callable[[T], R]], items: Iterable[T]) -> Iterator[R]:
         make = partial(_made, spec.model_dump(mode="json"), setup)
-        return shared(make, items, replicas=replicas, resources=spec.resources)
+        return map_in_actors(make, items, replicas=replicas, resources=spec.resources)
 
     return mapped
 

@@ -12,7 +12,7 @@ import ray
 import torch
 from ray.exceptions import RayError
 
-from draftwood.cluster.sharing import said
+from draftwood.cluster.sharing import actor_error
 from draftwood.cluster.spec import EngineSpec
 from draftwood.train.exit_layer import ExitRun
 from draftwood.train.runs import Told, Trainer, train
@@ -20,13 +20,13 @@ from draftwood.train.settings import Saving
 
 log = logging.getLogger(__name__)
 
-TRIES = 3  # in a row that get no further
+MAX_RETRIES = 3  # in a row that get no further
 
 Address = tuple[str, int]
 
 
-class Process:
-    """An actor: one process of a run, which works where the command was started."""
+class TrainingProcess:
+    """An actor: one process of a run, which works in the directory where the command was started."""
 
     def __init__(self, place: str, threads: int) -> None:
         os.chdir(place)
@@ -45,8 +45,8 @@ class Process:
         os.environ.update({name: str(value) for name, value in meeting.items()})
         self.run = train(make, saving)
 
-    def told(self) -> Told | None:
-        """Go on until the run tells something; None: it is over."""
+    def next_report(self) -> Told | None:
+        """Train up to the run's next report; None: the run is over."""
         return next(self.run, None)
 
 
@@ -54,16 +54,16 @@ def on_ray(spec: EngineSpec, replicas: int) -> Trainer:
     """Processes in actors of the Ray that was started. Where one dies, all go on from the last save."""
 
     def trained(make: Callable[[], ExitRun], saving: Saving) -> Generator[Told, None, None]:
-        left, reached = TRIES, -1
+        left, reached = MAX_RETRIES, -1
         while True:
             try:
                 for told in _together(spec, replicas, make, saving):
                     if told.step > reached:
-                        left, reached = TRIES, told.step
+                        left, reached = MAX_RETRIES, told.step
                     yield told
                 return
             except RayError as error:
-                why, left = said(error, "a process of the run stopped"), left - 1
+                why, left = actor_error(error, "a process of the run stopped"), left - 1
                 if not left or why is getattr(error, "cause", None):
                     raise why from None
                 log.warning("%s; all go on from the last save", why)
@@ -74,17 +74,17 @@ def on_ray(spec: EngineSpec, replicas: int) -> Trainer:
 def _together(spec: EngineSpec, replicas: int, make: Callable[[], ExitRun], saving: Saving) -> Iterator[Told]:
     """What the first process of a run tells, until all have ended. Raises RayError where one of them fails."""
     how: dict[str, Any] = {**spec.resources, "max_restarts": 0}
-    actors = [ray.remote(Process).options(**how).remote(os.getcwd(), spec.threads) for _ in range(replicas)]
+    actors = [ray.remote(TrainingProcess).options(**how).remote(os.getcwd(), spec.threads) for _ in range(replicas)]
     try:
         address = ray.get([actor.address.remote() for actor in actors])[0]  # when all are there
         for rank, actor in enumerate(actors):
             actor.join.remote(rank, replicas, address, make, saving)
-        running = {actor.told.remote(): actor for actor in actors}
+        running = {actor.next_report.remote(): actor for actor in actors}
         while running:
             (ready,), _ = ray.wait(list(running), num_returns=1)
             actor = running.pop(ready)
             if (told := ray.get(ready)) is not None:
-                running[actor.told.remote()] = actor
+                running[actor.next_report.remote()] = actor
                 yield told
     finally:
         for actor in actors:

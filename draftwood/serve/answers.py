@@ -1,4 +1,4 @@
-"""What clients get: choices, chunks, usage and speculation's figures, as plain dictionaries."""
+"""Parts of answers as plain dictionaries: choices, chunks, usage and figures of speculation."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from draftwood.engine.results import GenerationResult
 from draftwood.engine.scoring import PromptScores
 from draftwood.models.text.tokenizer import Tokenizer, TokenStream
 
-REASONS = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "abort"}
-IMPOSSIBLE = -9999.0  # in place of -infinity, which JSON does not have
-Words = Callable[[Sequence[int]], str]
-Scored = tuple[int, float | None, TopLogprobs]
+FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "abort"}
+LOGPROB_OF_ZERO = -9999.0  # in place of -infinity, which JSON does not have
+Spell = Callable[[Sequence[int]], str]
+ScoredToken = tuple[int, float | None, TopLogprobs]
 
 
 @dataclass(slots=True)
 class Piece:
-    """A text, or the next part of one, with what is known of its tokens."""
+    """A text, or the next part of one, with its tokens and their log-probabilities."""
 
     text: str = ""
     tokens: Sequence[int] = ()
@@ -31,20 +31,20 @@ class Piece:
     before: Sequence[int] = ()  # tokens that the whole text goes on from
 
     @property
-    def scored(self) -> Iterator[Scored]:
+    def scored(self) -> Iterator[ScoredToken]:
         """Each token with its log-probability and those of the most probable ones."""
         return zip(self.tokens, self.logprobs, self.top or [[]] * len(self.tokens), strict=True)
 
     @property
     def size(self) -> int:
-        """How many tokens an answer may name for it: its own, and others that are probable."""
+        """The number of tokens that an answer may name for it: its own and the most probable ones."""
         return len(self.tokens) + sum(map(len, self.top))
 
 
 def pieces(result: GenerationResult) -> list[Piece]:
     """The texts of a result: its beams, best first, or the only one."""
     if not result.beams:
-        finish = REASONS[result.finish_reason]
+        finish = FINISH_REASONS[result.finish_reason]
         before = result.prompt_tokens
         return [Piece(result.text, result.tokens, result.logprobs, result.top_logprobs, finish, before=before)]
     return [
@@ -53,7 +53,7 @@ def pieces(result: GenerationResult) -> list[Piece]:
             beam.tokens,
             beam.logprobs,
             beam.top_logprobs,
-            REASONS[beam.finish_reason],
+            FINISH_REASONS[beam.finish_reason],
             {"score": beam.score, "cumulative_logprob": beam.log_likelihood},
             result.prompt_tokens,
         )
@@ -74,19 +74,20 @@ class Form(Protocol):
 
 
 @dataclass(slots=True)
-class Places:
-    """Where the tokens of one text begin in it: those of a character where it does, those without text where they are.
+class TextOffsets:
+    """The character offset at which each token of a growing text begins.
 
-    Tokens wait for the text before them, which a stop string may cut off.
+    Tokens of one character all begin where it does. A token waits until the text before it was given out, since a
+    stop string may cut that text off.
     """
 
     stream: TokenStream
     next: int = 0  # where the next token begins
     shown: int = 0  # characters that were given out
-    waiting: list[tuple[int, Scored]] = field(default_factory=list)
+    waiting: list[tuple[int, ScoredToken]] = field(default_factory=list)
 
-    def add(self, piece: Piece) -> list[tuple[int, Scored]]:
-        """(place, token) of all that are certain with the next part of the text."""
+    def add(self, piece: Piece) -> list[tuple[int, ScoredToken]]:
+        """(offset, token) of all tokens that are certain with the next part of the text."""
         self.shown += len(piece.text)
         for one in piece.scored:
             self.waiting.append((self.next, one))
@@ -98,15 +99,15 @@ class Places:
 
 @dataclass(slots=True)
 class CompletionForm:
-    """/v1/completions. `logprobs`: whether they were asked for; places in a text go on from chunk to chunk."""
+    """/v1/completions; `logprobs` says whether they were asked for. Offsets go on from chunk to chunk."""
 
     tokenizer: Tokenizer
-    words: Words
+    spell: Spell
     logprobs: bool
     prefix: str = "cmpl-"
     object: str = "text_completion"
     chunk: str = "text_completion"
-    places: dict[int, Places] = field(default_factory=dict)
+    offsets: dict[int, TextOffsets] = field(default_factory=dict)
 
     def choice(self, index: int, piece: Piece) -> dict[str, Any]:
         return {
@@ -121,17 +122,17 @@ class CompletionForm:
         return self.choice(index, piece)
 
     def _logprobs(self, index: int, piece: Piece) -> dict[str, Any]:
-        found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        if index not in self.places:
-            self.places[index] = Places(self.tokenizer.stream(piece.before))
-        for place, (token, logprob, top) in self.places[index].add(piece):
-            word = self.words([token])
-            found["tokens"].append(word)
-            found["token_logprobs"].append(finite(logprob))
-            found["text_offset"].append(place)
-            best = {self.words([other]): finite(value) for other, value in top}
-            found["top_logprobs"].append(None if logprob is None else best | {word: finite(logprob)})
-        return found
+        lists: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        if index not in self.offsets:
+            self.offsets[index] = TextOffsets(self.tokenizer.stream(piece.before))
+        for offset, (token, logprob, top) in self.offsets[index].add(piece):
+            word = self.spell([token])
+            lists["tokens"].append(word)
+            lists["token_logprobs"].append(finite(logprob))
+            lists["text_offset"].append(offset)
+            best = {self.spell([other]): finite(value) for other, value in top}
+            lists["top_logprobs"].append(None if logprob is None else best | {word: finite(logprob)})
+        return lists
 
 
 @dataclass(slots=True)
@@ -139,7 +140,7 @@ class ChatForm:
     """/v1/chat/completions."""
 
     tokenizer: Tokenizer
-    words: Words
+    spell: Spell
     logprobs: bool
     prefix: str = "chatcmpl-"
     object: str = "chat.completion"
@@ -168,12 +169,12 @@ class ChatForm:
     def _token(self, token: int, logprob: float | None) -> dict[str, Any]:
         spelled = self.tokenizer.bytes_of(token)
         known = self.unknown if spelled is None else list(spelled)
-        return {"token": self.words([token]), "logprob": finite(logprob), "bytes": known}
+        return {"token": self.spell([token]), "logprob": finite(logprob), "bytes": known}
 
 
 def finite(value: float | None) -> float | None:
-    """A number that JSON has."""
-    return IMPOSSIBLE if value is not None and math.isinf(value) else value
+    """A log-probability as a number that JSON has."""
+    return LOGPROB_OF_ZERO if value is not None and math.isinf(value) else value
 
 
 def prompt_piece(scores: PromptScores, text: str) -> Piece:
@@ -182,7 +183,7 @@ def prompt_piece(scores: PromptScores, text: str) -> Piece:
 
 
 def joined(first: Piece, second: Piece) -> Piece:
-    """One text behind another."""
+    """The second text appended to the first."""
     tops = [*(first.top or [[]] * len(first.tokens)), *(second.top or [[]] * len(second.tokens))]
     return Piece(
         first.text + second.text,
@@ -195,25 +196,25 @@ def joined(first: Piece, second: Piece) -> Piece:
     )
 
 
-def tokens(result: GenerationResult) -> int:
-    """How many a text has, or its beams together."""
+def token_count(result: GenerationResult) -> int:
+    """The number of generated tokens, over all beams."""
     return sum(len(beam.tokens) for beam in result.beams) or len(result.tokens)
 
 
-def usage(read: int, made: int, cached: int) -> dict[str, Any]:
-    """Tokens that were read, made, and read but not computed, since earlier requests had begun alike."""
+def usage(prompt: int, generated: int, cached: int) -> dict[str, Any]:
+    """Numbers of tokens as OpenAI reports them; `cached` of the prompt were in the prefix cache."""
     return {
-        "prompt_tokens": read,
-        "completion_tokens": made,
-        "total_tokens": read + made,
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 
 def speculation(results: Sequence[GenerationResult]) -> dict[str, Any]:
-    """How speculation went, over all texts and beams of a request; a step is a round that drafted something.
+    """Figures of speculation over all texts and beams of a request; a step is a round that drafted something.
 
-    Of trees and beams the accepted drafts are those of the longest path: layers.
+    Accepted drafts of trees and beams are counted on the longest path: in layers.
     """
     steps = [round_ for result in results for round_ in result.rounds if round_.drafted]
     histogram = [0] * (1 + max((step.depth_accepted for step in steps), default=0))

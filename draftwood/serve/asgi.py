@@ -1,4 +1,4 @@
-"""The application called within the process, without a socket: what batches and replicas do."""
+"""Calls an ASGI application within the process, without a socket, for batches and replicas."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
 
-AHEAD = 8  # messages that wait for whoever reads them
-
-
-LOCAL = ((b"host", b"localhost"), (b"content-type", b"application/json"))
+MAX_WAITING_MESSAGES = 8  # between the application and its reader
+LOCAL_HEADERS = ((b"host", b"localhost"), (b"content-type", b"application/json"))
 
 
 def scope_of(method: str, path: str, query: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Message:
@@ -37,8 +35,8 @@ def scope_of(method: str, path: str, query: bytes, headers: Iterable[tuple[bytes
 
 
 async def messages(app: App, scope: Message, body: bytes) -> AsyncGenerator[Message, None]:
-    """What the application sends, as it comes. Closing the generator is the client going away."""
-    sent: asyncio.Queue[Message | Exception | None] = asyncio.Queue(AHEAD)
+    """The messages that the application sends, as they come. Closing the generator is as if the client went away."""
+    sent: asyncio.Queue[Message | Exception | None] = asyncio.Queue(MAX_WAITING_MESSAGES)
     given = False
 
     async def receive() -> Message:
@@ -66,7 +64,7 @@ async def messages(app: App, scope: Message, body: bytes) -> AsyncGenerator[Mess
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def whole(app: App, scope: Message, body: bytes) -> tuple[int, bytes]:
+async def full_answer(app: App, scope: Message, body: bytes) -> tuple[int, bytes]:
     """The status and the body of an answer."""
     status, found = 500, bytearray()
     async with aclosing(messages(app, scope, body)) as answer:
@@ -76,7 +74,7 @@ async def whole(app: App, scope: Message, body: bytes) -> tuple[int, bytes]:
     return status, bytes(found)
 
 
-async def ask(app: App, path: str, body: bytes, request_id: str) -> tuple[int, bytes]:
-    """What a POST of JSON from this machine is answered."""
-    headers = (*LOCAL, (b"x-request-id", request_id.encode()))
-    return await whole(app, scope_of("POST", path, b"", headers), body)
+async def post_json(app: App, path: str, body: bytes, request_id: str) -> tuple[int, bytes]:
+    """The status and the body of the answer to a POST of JSON from this machine."""
+    headers = (*LOCAL_HEADERS, (b"x-request-id", request_id.encode()))
+    return await full_answer(app, scope_of("POST", path, b"", headers), body)

@@ -22,8 +22,8 @@ from draftwood.engine.engine import Engine
 from draftwood.engine.request import MethodSpec
 from draftwood.errors import ConfigurationError, DraftwoodError, RequestError
 from draftwood.serve.app import create_app
-from draftwood.serve.asgi import ask
-from draftwood.serve.numbered_output import Kind, Parts, pyarrow
+from draftwood.serve.asgi import post_json
+from draftwood.serve.numbered_output import NumberedOutput, OutputFormat, pyarrow
 from draftwood.serve.protocol import Body, Name
 from draftwood.serve.service import Service
 from draftwood.serve.settings import ServeSettings
@@ -31,7 +31,7 @@ from draftwood.util.jsonl import Journal, Record
 from draftwood.util.safe_parsing import parse_json, short_repr
 
 URLS = {"prompt": "/v1/completions", "messages": "/v1/chat/completions", "input": "/v1/responses"}
-AGAIN = 0.1  # seconds until a request is asked again that found the queue full
+RETRY_SECONDS = 0.1  # until a request is repeated that found the queue full
 Keep = Callable[[Record], None]
 
 
@@ -45,7 +45,7 @@ class BatchLine(Body):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BatchEntry:
     """One line: a request, or why it is none."""
 
     id: str
@@ -55,8 +55,8 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Outcome:
-    """How far a batch is: of all `requests` some are `answered`, `made` of these by this call, `failed` by an error."""
+class BatchProgress:
+    """Counts of a batch: all `requests`, those `answered`, of these those `made` by this call and those `failed`."""
 
     requests: int
     answered: int
@@ -64,31 +64,31 @@ class Outcome:
     failed: int
 
 
-Told = Callable[[Outcome], object]  # at the beginning, and after each answer
+OnProgress = Callable[[BatchProgress], object]  # called at the beginning, and after each answer
 
 
-def entry(line: bytes, number: int, defaults: Mapping[str, Any]) -> Entry:
+def entry(line: bytes, number: int, defaults: Mapping[str, Any]) -> BatchEntry:
     """The request of a line; `defaults` are fields of the body that it may lack."""
     own = f"line-{number}"
     try:
         return entry_of(parse_json(line), own, defaults)
     except ValueError as error:
-        return Entry(own, error=f"the line is not JSON: {short_repr(str(error))}")
+        return BatchEntry(own, error=f"the line is not JSON: {short_repr(str(error))}")
 
 
-def entry_of(given: Any, own: str, defaults: Mapping[str, Any]) -> Entry:
+def entry_of(given: Any, own: str, defaults: Mapping[str, Any]) -> BatchEntry:
     """A request as it was parsed; `own` is its id where it has none."""
     if isinstance(given, str):
         given = {"prompt": given}
     if not isinstance(given, dict):
-        return Entry(own, error="a line is a request, a prompt or an object with one")
+        return BatchEntry(own, error="a line is a request, a prompt or an object with one")
     name = given.get("custom_id", own)
     if not isinstance(name, str) or not name:
-        return Entry(own, error=f"custom_id is {short_repr(name)}, but must be a text")
+        return BatchEntry(own, error=f"custom_id is {short_repr(name)}, but must be a text")
     if "body" not in given and "url" not in given:
         kind = next((key for key in URLS if key in given), None)
         if kind is None:
-            return Entry(name, error="the line has neither url and body nor a prompt, messages or an input")
+            return BatchEntry(name, error="the line has neither url and body nor a prompt, messages or an input")
         body = {key: value for key, value in given.items() if key != "custom_id"}
         given = {"url": URLS[kind], "body": body}
     try:
@@ -96,13 +96,13 @@ def entry_of(given: Any, own: str, defaults: Mapping[str, Any]) -> Entry:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        return Entry(name, error=f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}")
+        return BatchEntry(name, error=f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}")
     if line_.body.get("stream"):
-        return Entry(name, error="the answers of a batch are whole; leave out stream")
-    return Entry(name, line_.url, {**defaults, **line_.body})
+        return BatchEntry(name, error="the answers of a batch are whole; leave out stream")
+    return BatchEntry(name, line_.url, {**defaults, **line_.body})
 
 
-def rows_of(source: Path, defaults: Mapping[str, Any]) -> Iterator[Entry]:
+def rows_of(source: Path, defaults: Mapping[str, Any]) -> Iterator[BatchEntry]:
     """The requests of a Parquet file: its columns are what a line has; `body` may be a text of JSON."""
     arrow, number = pyarrow(), 0
     try:
@@ -118,7 +118,7 @@ def rows_of(source: Path, defaults: Mapping[str, Any]) -> Iterator[Entry]:
         raise RequestError(f"{source} is not Parquet: {short_repr(str(error))}") from None
 
 
-def lines_of(source: Path, defaults: Mapping[str, Any]) -> Iterator[Entry]:
+def lines_of(source: Path, defaults: Mapping[str, Any]) -> Iterator[BatchEntry]:
     """The requests of a file, one a line."""
     with source.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -126,7 +126,7 @@ def lines_of(source: Path, defaults: Mapping[str, Any]) -> Iterator[Entry]:
                 yield entry(line, number, defaults)
 
 
-def read_entries(source: Path, defaults: Mapping[str, Any]) -> Iterator[Entry]:
+def read_entries(source: Path, defaults: Mapping[str, Any]) -> Iterator[BatchEntry]:
     """The requests of a file; RequestError where it cannot be read or has an id twice."""
     known: set[str] = set()
     try:
@@ -141,7 +141,7 @@ def read_entries(source: Path, defaults: Mapping[str, Any]) -> Iterator[Entry]:
         raise RequestError(f"{source} cannot be read: {error.strerror}; name a file with a request a line") from None
 
 
-def answer_of(entry: Entry, status: int, request_id: str, body: Any) -> Record:
+def answer_of(entry: BatchEntry, status: int, request_id: str, body: Any) -> Record:
     """The line of an answer; what was refused has an error, too."""
     error = None
     if status != 200:
@@ -151,7 +151,7 @@ def answer_of(entry: Entry, status: int, request_id: str, body: Any) -> Record:
     return {"id": f"batch_req_{request_id}", "custom_id": entry.id, "response": response, "error": error}
 
 
-async def answer(app: FastAPI, entry: Entry) -> Record:
+async def answer(app: FastAPI, entry: BatchEntry) -> Record:
     """The line that answers a request. Raises DraftwoodError where the engine is broken: then nothing is answered."""
     request_id = uuid.uuid4().hex
     if entry.error is not None:
@@ -160,12 +160,12 @@ async def answer(app: FastAPI, entry: Entry) -> Record:
     service: Service = app.state.service
     body = json.dumps(entry.body).encode()
     while True:
-        status, found = await ask(app, entry.url, body, request_id)
-        if status == 500 and service.served.broken:
-            raise DraftwoodError(f"the engine is broken: {service.served.broken}")
+        status, found = await post_json(app, entry.url, body, request_id)
+        if status == 500 and service.async_engine.broken:
+            raise DraftwoodError(f"the engine is broken: {service.async_engine.broken}")
         if status != 429:
             return answer_of(entry, status, request_id, json.loads(found))
-        await asyncio.sleep(AGAIN)
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 def application(engine: Engine, method: MethodSpec | None = None) -> FastAPI:
@@ -175,7 +175,7 @@ def application(engine: Engine, method: MethodSpec | None = None) -> FastAPI:
     )
 
 
-async def answer_all(app: FastAPI, entries: Iterable[Entry], keep: Keep, concurrency: int) -> None:
+async def answer_all(app: FastAPI, entries: Iterable[BatchEntry], keep: Keep, concurrency: int) -> None:
     """Answer requests, so many at once, and hand over each answer when it is there."""
     waiting = iter(entries)
 
@@ -193,7 +193,7 @@ async def answer_all(app: FastAPI, entries: Iterable[Entry], keep: Keep, concurr
         await app.state.service.aclose()
 
 
-Answerer = Callable[[Iterable[Entry], Keep], None]
+Answerer = Callable[[Iterable[BatchEntry], Keep], None]
 
 
 def complete(
@@ -201,9 +201,9 @@ def complete(
     source: Path,
     out: Path,
     defaults: Mapping[str, Any] | None = None,
-    told: Told = lambda outcome: None,
-    parts: Kind | None = None,
-) -> Outcome:
+    on_progress: OnProgress = lambda outcome: None,
+    parts: OutputFormat | None = None,
+) -> BatchProgress:
     """Answer what `out` lacks of the requests in `source`; `answerer` is given those, and what keeps an answer.
 
     `out` is a file of JSON lines; with `parts` a directory of files of that kind.
@@ -217,26 +217,26 @@ def complete(
         raise RequestError(f"{source} is empty; give a request a line")
     if out.exists() and out.samefile(source):
         raise ConfigurationError(f"--out is {out}, which holds the requests; name another file")
-    with Journal(out, "custom_id") if parts is None else Parts(out, parts) as journal:
-        outcome, known = Outcome(len(ids), 0, 0, 0), set()
+    with Journal(out, "custom_id") if parts is None else NumberedOutput(out, parts) as journal:
+        outcome, known = BatchProgress(len(ids), 0, 0, 0), set()
         for record in journal.recovered():
             if "response" not in record:
                 raise ConfigurationError(f"{out} holds something else than answers; choose another --out")
             known.add(record["custom_id"])
             outcome.failed += record["custom_id"] in ids and record["error"] is not None
         outcome.answered = len(known & ids)
-        told(outcome)
+        on_progress(outcome)
 
         def keep(record: Record) -> None:
             journal.add(record)
             outcome.answered += 1
             outcome.made += 1
             outcome.failed += record["error"] is not None
-            told(outcome)
+            on_progress(outcome)
 
         if ids - known:
             answerer((entry for entry in read_entries(source, given) if entry.id not in known), keep)
-        if isinstance(journal, Parts):
+        if isinstance(journal, NumberedOutput):
             journal.finish()
     return outcome
 
@@ -244,7 +244,7 @@ def complete(
 def by_engine(load: Callable[[], Engine], method: MethodSpec | None, concurrency: int | None) -> Answerer:
     """One engine in this process, made when there is something to answer."""
 
-    def answerer(entries: Iterable[Entry], keep: Keep) -> None:
+    def answerer(entries: Iterable[BatchEntry], keep: Keep) -> None:
         engine = load()
         app = application(engine, method)
         asyncio.run(answer_all(app, entries, keep, concurrency or engine.scheduler.calls.running))
@@ -259,13 +259,13 @@ def run(
     method: MethodSpec | None = None,
     concurrency: int | None = None,
     defaults: Mapping[str, Any] | None = None,
-    told: Told = lambda outcome: None,
-    parts: Kind | None = None,
-) -> Outcome:
+    on_progress: OnProgress = lambda outcome: None,
+    parts: OutputFormat | None = None,
+) -> BatchProgress:
     """Answer the requests of a file by one engine, `concurrency` at once (default: as many as share its forwards).
 
     What `out` has already is not asked again. `method` is for requests that name none, `defaults` are fields that their
     bodies may lack; `parts` makes of `out` a directory of files of that kind. After a kill, Ctrl-C or an error, all
     that was finished is in `out`, and the same call goes on.
     """
-    return complete(by_engine(lambda: engine, method, concurrency), source, out, defaults, told, parts)
+    return complete(by_engine(lambda: engine, method, concurrency), source, out, defaults, on_progress, parts)

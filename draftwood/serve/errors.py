@@ -8,6 +8,7 @@ from typing import Any, get_args
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
 
 from draftwood.errors import (
     ConfigurationError,
@@ -19,8 +20,8 @@ from draftwood.errors import (
     did_you_mean,
 )
 
-RETRY = {"retry-after": "1"}
-KINDS = {
+RETRY_AFTER = {"retry-after": "1"}
+ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -31,7 +32,7 @@ KINDS = {
 }
 
 
-class Gone(Exception):
+class ClientGone(Exception):
     """The client went away; nobody will read an answer."""
 
 
@@ -43,7 +44,7 @@ class ServerEnded(DraftwoodError):
 
 
 class ApiError(Exception):
-    """What a client is told instead of an answer."""
+    """An error that a client is sent instead of an answer: status, message and OpenAI's fields."""
 
     def __init__(
         self,
@@ -58,28 +59,37 @@ class ApiError(Exception):
 
     @property
     def document(self) -> dict[str, Any]:
-        """As it is sent."""
-        told = {"message": str(self), "type": KINDS.get(self.status, "invalid_request_error"), "param": self.param}
-        readable = {key: value and value.encode("utf-8", "replace").decode() for key, value in told.items()}
+        """The body that is sent."""
+        texts = {
+            "message": str(self),
+            "type": ERROR_TYPES.get(self.status, "invalid_request_error"),
+            "param": self.param,
+        }
+        readable = {key: value and value.encode("utf-8", "replace").decode() for key, value in texts.items()}
         return {"error": {**readable, "code": self.code}}
 
 
+def error_response(error: ApiError) -> Response:
+    """The HTTP response that carries an error."""
+    return JSONResponse(error.document, error.status, error.headers)
+
+
 def api_error(error: BaseException) -> ApiError:
-    """What a client is told of any error; what is not its own fault is described in the log only."""
+    """Any error as a client is sent it; of faults of the server it learns only that the log describes them."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, str(error.detail).lower(), headers=error.headers)
     if isinstance(error, Overloaded):
-        return ApiError(429, str(error), code="queue_full", headers=RETRY)
+        return ApiError(429, str(error), code="queue_full", headers=RETRY_AFTER)
     if isinstance(error, RequestError | ConfigurationError):
         return ApiError(400, str(error))
     if isinstance(error, ModelError):
         return ApiError(422, str(error))
     if isinstance(error, OutOfMemory):
-        return ApiError(503, str(error), headers=RETRY)
+        return ApiError(503, str(error), headers=RETRY_AFTER)
     if isinstance(error, ServerEnded):
-        return ApiError(503, str(error), code="server_ended", headers=RETRY)
+        return ApiError(503, str(error), code="server_ended", headers=RETRY_AFTER)
     if isinstance(error, TimeoutError):
         return ApiError(504, "the request took longer than the server allows; ask for less", code="timeout")
     if isinstance(error, DraftwoodError):
@@ -88,7 +98,7 @@ def api_error(error: BaseException) -> ApiError:
 
 
 def fields_of(kind: Any, path: list[str]) -> Iterator[str]:
-    """Names of the fields that a body of some type has behind a path of fields."""
+    """Names of the fields that type `kind` has at a path of fields; unions and lists are looked into."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         fields = {field.alias or name: field.annotation for name, field in kind.model_fields.items()}
         if path:
@@ -99,8 +109,8 @@ def fields_of(kind: Any, path: list[str]) -> Iterator[str]:
         yield from fields_of(part, path)
 
 
-def invalid(error: RequestValidationError, kind: Any) -> ApiError:
-    """The first thing that is wrong with a body of some type."""
+def validation_error(error: RequestValidationError, kind: Any) -> ApiError:
+    """The first thing that is wrong with a body, as a sentence; `kind` is the type that the body should have."""
     first = error.errors()[0]
     where = [str(part) for part in first["loc"]]
     if (first["type"] in ("json_invalid", "model_attributes_type", "missing") and len(where) < 2) or where[0] != "body":
@@ -121,5 +131,5 @@ def invalid(error: RequestValidationError, kind: Any) -> ApiError:
     wrong = [one for one in error.errors() if one["loc"][:2] == first["loc"][:2]]
     inner = max(wrong, key=lambda one: len(one["loc"]))  # of what may be one of several types
     ways = [one["msg"] for one in wrong if one["input"] is inner["input"]]
-    told = ", or ".join(message[:1].lower() + message[1:] for message in dict.fromkeys(ways))
-    return ApiError(400, f"{param}: {told}", param, "invalid_value")
+    reasons = ", or ".join(message[:1].lower() + message[1:] for message in dict.fromkeys(ways))
+    return ApiError(400, f"{param}: {reasons}", param, "invalid_value")

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: vLLM's names where it has them, ours beside them. Counting a token costs no lock."""
+"""Prometheus metrics: vLLM's names where it has them, draftwood's for the rest. Counting a token costs no lock."""
 
 from __future__ import annotations
 
@@ -14,43 +14,64 @@ from draftwood.core.records import Round
 from draftwood.engine.engine import Engine
 from draftwood.engine.results import GenerationResult
 from draftwood.eval.energy import counters
-from draftwood.serve.answers import REASONS
+from draftwood.serve.answers import FINISH_REASONS
 
-LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-GAPS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
-LABEL = "model_name"
+LATENCY_BUCKETS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.25,
+    0.5,
+    0.75,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
+GAP_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.5)
+MODEL_LABEL = "model_name"
 
 
-class Meters(Collector):
+class ServerMetrics(Collector):
     """Sums over requests, filled by the event loop, and the engine's own state when it is asked for."""
 
     def __init__(self, engine: Engine, name: str) -> None:
         self.engine, self.name = engine, name
         self.registry = CollectorRegistry()
         self.sums: defaultdict[str, float] = defaultdict(float)
-        self.finished: Counter[str] = Counter()
+        self.finish_counts: Counter[str] = Counter()
         self.positions: Counter[int] = Counter()  # accepted at each drafted position
         self.registry.register(self)
 
         def histogram(name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
-            made = Histogram(f"vllm:{name}", about, [LABEL], registry=self.registry, buckets=buckets)
+            made = Histogram(f"vllm:{name}", about, [MODEL_LABEL], registry=self.registry, buckets=buckets)
             child: Histogram = made.labels(self.name)
             return child
 
-        self.first = histogram("time_to_first_token_seconds", "Seconds to the first token.", LATENCY)
-        self.gap = histogram("inter_token_latency_seconds", "Seconds between tokens.", GAPS)
-        self.whole = histogram("e2e_request_latency_seconds", "Seconds of a whole request.", LATENCY)
+        self.first_token_seconds = histogram(
+            "time_to_first_token_seconds", "Seconds to the first token.", LATENCY_BUCKETS
+        )
+        self.token_gap_seconds = histogram("inter_token_latency_seconds", "Seconds between tokens.", GAP_BUCKETS)
+        self.request_seconds = histogram("e2e_request_latency_seconds", "Seconds of a whole request.", LATENCY_BUCKETS)
         self._energy = counters(engine.target.device)
         self._read = self._joules_read()
         self._share = 0.0
 
     def round(self, round_: Round, seconds: float, first: bool) -> None:
-        """A round came, so long after the request's last one, or after its beginning."""
+        """Count a round that came `seconds` after the request's last one, or after its start for the first one."""
         tokens, sums = len(round_.tokens), self.sums
         if first:
-            self.first.observe(seconds)
+            self.first_token_seconds.observe(seconds)
         elif tokens:
-            self.gap.observe(seconds / tokens)
+            self.token_gap_seconds.observe(seconds / tokens)
         sums["generation_tokens"] += tokens
         sums["rounds"] += 1
         sums["target_rows"] += round_.target_rows
@@ -68,19 +89,19 @@ class Meters(Collector):
             sums["layers"] += 1
             sums["widths"] += layer.width
 
-    def ended(self, result: GenerationResult, seconds: float) -> None:
-        """A generation has its result."""
-        self.whole.observe(seconds)
+    def finished(self, result: GenerationResult, seconds: float) -> None:
+        """Count a generation that ended, `seconds` after its request came."""
+        self.request_seconds.observe(seconds)
         self.sums["prompt_tokens"] += len(result.prompt_tokens)
-        self.finished[REASONS[result.finish_reason]] += 1
+        self.finish_counts[FINISH_REASONS[result.finish_reason]] += 1
 
-    def left(self, generations: int) -> None:
-        """So many generations ended without a result."""
+    def aborted(self, generations: int) -> None:
+        """Count generations that ended without a result."""
         if generations:
-            self.finished["abort"] += generations
+            self.finish_counts["abort"] += generations
 
     def joules(self) -> float | None:
-        """A count of energy of which a request's part is the difference: what is spent, shared by those that run."""
+        """Joules so far of one running request's equal share; a request's part is the difference of two calls."""
         if not self._energy:
             return None
         now = self._joules_read()
@@ -93,7 +114,7 @@ class Meters(Collector):
         return sum(counter.joules() for counter in self._energy)
 
     def text(self) -> bytes:
-        """What a scrape is answered."""
+        """The answer to a scrape."""
         self.joules()
         return generate_latest(self.registry)
 
@@ -150,7 +171,7 @@ class Meters(Collector):
         if self._energy:
             counts["draftwood:energy_joules"] = (sums["joules"], "Energy of the machine.")
         for name, (value, about) in gauges.items():
-            gauge = GaugeMetricFamily(name, about, labels=[LABEL])
+            gauge = GaugeMetricFamily(name, about, labels=[MODEL_LABEL])
             gauge.add_metric([self.name], value)
             yield gauge
         for name, (value, about) in counts.items():
@@ -160,13 +181,15 @@ class Meters(Collector):
             (str(place),): float(count) for place, count in sorted(self.positions.items())
         }
         yield self._counter(name, "Accepted drafts by position.", by_position, "position")
-        by_reason: dict[tuple[str, ...], float] = {(reason,): float(count) for reason, count in self.finished.items()}
+        by_reason: dict[tuple[str, ...], float] = {
+            (reason,): float(count) for reason, count in self.finish_counts.items()
+        }
         yield self._counter("vllm:request_success", "Texts that ended, by reason.", by_reason, "finished_reason")
 
     def _counter(
         self, name: str, about: str, values: dict[tuple[str, ...], float], *labels: str
     ) -> CounterMetricFamily:
-        counter = CounterMetricFamily(name, about, labels=[LABEL, *labels])
+        counter = CounterMetricFamily(name, about, labels=[MODEL_LABEL, *labels])
         for label, value in values.items():
             counter.add_metric([self.name, *label], value)
         return counter

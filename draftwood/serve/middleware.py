@@ -1,4 +1,4 @@
-"""What every request passes through: host, origin, key, size, time, draining, its id, its line in the log."""
+"""The ASGI middleware of all requests: checks host, origin, key and size, adds an id, writes the line in the log."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ import uuid
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
-
 from draftwood.serve import tracing
 from draftwood.serve.asgi import App, Message, Receive, Send
-from draftwood.serve.errors import RETRY, ApiError, Gone, ServerEnded
+from draftwood.serve.errors import RETRY_AFTER, ApiError, ClientGone, ServerEnded, error_response
 from draftwood.serve.request_body import RequestBody
 from draftwood.serve.service import Service
 
 log = logging.getLogger("draftwood.serve.access")
 
-
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
-OPEN = {"/health", "/ready", "/version"}
-SECURE = [
+PATHS_WITHOUT_KEY = {"/health", "/ready", "/version"}
+SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (
@@ -37,8 +34,8 @@ SECURE = [
 ]
 
 
-class Guard:
-    """Wraps the application; `api` are the paths that are more than the page, with their methods."""
+class RequestMiddleware:
+    """Wraps the application; `api` maps each path of the API to its HTTP methods, all other paths are the page's."""
 
     def __init__(self, app: App, service: Service, api: Mapping[str, Collection[str]]) -> None:
         self.app, self.service, self.api = app, service, api
@@ -51,10 +48,10 @@ class Guard:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         given = headers.get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        noted: dict[str, Any] = {}
-        scope.setdefault("state", {}).update(request_id=request_id, noted=noted)
+        logged: dict[str, Any] = {}
+        scope.setdefault("state", {}).update(request_id=request_id, logged=logged)
         method, path = scope["method"], scope["path"]
-        works = method == "POST" and path in self.api
+        counted = method == "POST" and path in self.api
         began, status, span = time.perf_counter(), 0, tracing.span()
         body = RequestBody(receive, headers, self.service.settings)
 
@@ -62,38 +59,40 @@ class Guard:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode()), *SECURE]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", request_id.encode()),
+                    *SECURITY_HEADERS,
+                ]
             elif not message.get("more_body"):
-                tracing.tell(span, {"request_id": request_id, **noted})
+                tracing.set_attributes(span, {"request_id": request_id, **logged})
                 if body.unread and not self.service.ended:
                     await send({**message, "more_body": True})
-                    await body.read_off()
+                    await body.discard_rest()
                     message = {"type": message["type"]}
             await send(message)
 
         try:
             self._check(scope, headers, body)
-            self.service.busy += works
+            self.service.busy += counted
             try:
                 await self.app(scope, body.receive, answer)
             finally:
-                self.service.busy -= works
-        except Gone:
+                self.service.busy -= counted
+        except ClientGone:
             status = 499
         except asyncio.CancelledError:
             if not self.service.ended:
                 raise
             if not status:
-                await response(self.service.told(ServerEnded()))(scope, receive, answer)
+                await error_response(self.service.client_error(ServerEnded()))(scope, receive, answer)
         except Exception as error:
-            told = self.service.told(error)
-            if told.status == 500:
-                log.exception("request %s failed", request_id)
+            shown = self.service.logged_error(error, f"({request_id})")
             if not status:
-                await response(told)(scope, receive, answer)
+                await error_response(shown)(scope, receive, answer)
         finally:
             facts = {"request_id": request_id, "method": method, "path": path, "status": status}
-            facts |= {"ms": round(1000 * (time.perf_counter() - began), 1), **noted}
+            facts |= {"ms": round(1000 * (time.perf_counter() - began), 1), **logged}
             self._log(facts)
 
     def _check(self, scope: Message, headers: dict[str, str], body: RequestBody) -> None:
@@ -108,14 +107,14 @@ class Guard:
         if path in self.api and scope["method"] not in self.api[path]:
             allow = ", ".join(sorted(self.api[path]))
             raise ApiError(405, f"{path} takes {allow}, not {scope['method']}", headers={"allow": allow})
-        if path in OPEN:
+        if path in PATHS_WITHOUT_KEY:
             return
         if scope["state"].get("crowded"):
             crowd = f"the server has its {settings.max_connections} connections; ask again"
-            raise ApiError(503, crowd, headers={**RETRY, "connection": "close"})
+            raise ApiError(503, crowd, headers={**RETRY_AFTER, "connection": "close"})
         if path not in self.api:
             return
-        if self._keys and not self._known(headers.get("authorization", "")):
+        if self._keys and not self._has_key(headers.get("authorization", "")):
             raise ApiError(
                 401,
                 "the API key is missing or wrong; send it as Authorization: Bearer KEY",
@@ -123,7 +122,7 @@ class Guard:
                 headers={"www-authenticate": "Bearer"},
             )
         if self.service.draining.is_set() and scope["method"] == "POST":
-            raise ApiError(503, "the server is about to end and takes no more requests", headers=RETRY)
+            raise ApiError(503, "the server is about to end and takes no more requests", headers=RETRY_AFTER)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 20 or int(length) > settings.max_body:
             raise body.too_large()
@@ -131,8 +130,8 @@ class Guard:
     def _allowed(self, origin: str) -> bool:
         return bool({origin, "*"} & set(self.service.settings.allowed_origin))
 
-    def _known(self, authorization: str) -> bool:
-        """Whether a header carries one of the keys; takes as long whichever it is."""
+    def _has_key(self, authorization: str) -> bool:
+        """Compare a header with all keys, in a time that does not depend on which of them it carries."""
         scheme, _, key = authorization.partition(" ")
         digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
         found = [hmac.compare_digest(digest, known) for known in self._keys]
@@ -145,8 +144,3 @@ class Guard:
             log.info(
                 " ".join(f"{key}={value!r}" if key == "prompt" else f"{key}={value}" for key, value in facts.items())
             )
-
-
-def response(error: ApiError) -> Response:
-    """An error as it is sent."""
-    return JSONResponse(error.document, error.status, error.headers)

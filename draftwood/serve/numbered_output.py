@@ -15,8 +15,8 @@ from draftwood.errors import ConfigurationError
 from draftwood.util.files import replacing, writing
 from draftwood.util.jsonl import Journal, Record, read_records
 
-Kind = Literal["jsonl", "parquet"]
-KEY = "custom_id"
+OutputFormat = Literal["jsonl", "parquet"]
+ID_FIELD = "custom_id"
 
 
 def pyarrow() -> Any:
@@ -30,12 +30,12 @@ def pyarrow() -> Any:
     return pyarrow
 
 
-class Parts:
+class NumberedOutput:
     """part-00000.jsonl, ... with `rows` answers each. Used as a `Journal` is."""
 
-    def __init__(self, directory: Path, kind: Kind, rows: int = 1000) -> None:
+    def __init__(self, directory: Path, kind: OutputFormat, rows: int = 1000) -> None:
         self.directory, self.kind, self.rows = directory, kind, rows
-        self._journal = Journal(directory / "unfinished.jsonl", KEY)
+        self._journal = Journal(directory / "unfinished.jsonl", ID_FIELD)
         self._pending: list[Record] = []
         if kind == "parquet":
             pyarrow()
@@ -54,10 +54,10 @@ class Parts:
         known = set()
         for path in self._parts():
             for record in self._read(path):
-                known.add(record[KEY])
+                known.add(record[ID_FIELD])
                 yield record
         self._pending = list(self._journal.recovered())
-        if self._pending and self._pending[0][KEY] in known:  # a kill came when they had just become a file
+        if self._pending and self._pending[0][ID_FIELD] in known:  # a kill came when they had just become a file
             self._restart()
         yield from self._pending
 
@@ -69,7 +69,7 @@ class Parts:
             self.finish()
 
     def finish(self) -> None:
-        """Make a file of what has none."""
+        """Write the answers that are in no numbered file yet to the next one."""
         if not self._pending:
             return
         last = max((int(path.stem.partition("-")[2]) for path in self._parts()), default=-1)
@@ -93,9 +93,9 @@ class Parts:
     def _read(self, path: Path) -> Iterator[Record]:
         if self.kind == "jsonl":
             with path.open("rb") as file:
-                yield from read_records(file, path, KEY)
+                yield from read_records(file, path, ID_FIELD)
             return
-        for batch in pyarrow().parquet.ParquetFile(path).iter_batches(columns=[KEY, "status_code", "error"]):
+        for batch in pyarrow().parquet.ParquetFile(path).iter_batches(columns=[ID_FIELD, "status_code", "error"]):
             yield from ({**row, "response": row["status_code"]} for row in batch.to_pylist())
 
 
@@ -104,7 +104,7 @@ def _row(record: Record) -> dict[str, Any]:
     body, error = record["response"]["body"], record["error"]
     choice: dict[str, Any] = next(iter(body.get("choices", ())), {})
     return {
-        KEY: record[KEY],
+        ID_FIELD: record[ID_FIELD],
         "status_code": record["response"]["status_code"],
         "text": choice.get("text", choice.get("message", {}).get("content")),
         "body": json.dumps(body, ensure_ascii=False),

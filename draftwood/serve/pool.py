@@ -15,11 +15,11 @@ from draftwood.serve.errors import ServerEnded
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
 
-LARGE = 2048  # values of an answer (such as log-probabilities) that are written in a thread
-SLICE = 256  # elements of a list that are written at once: the interpreter's lock is held so long
+MAX_INLINE_VALUES = 2048  # values of an answer (such as log-probabilities) that are written in a thread
+SLICE_LENGTH = 256  # elements of a list that are written at once: the interpreter's lock is held so long
 
 
-class Pool:
+class WorkerPool:
     """Threads for one kind of work, which makes no other kind wait. What is cancelled while it waits is never done."""
 
     def __init__(self, name: str, threads: int, seconds: float) -> None:
@@ -46,30 +46,30 @@ class Pool:
 
     async def write(self, make: Callable[[], str], size: int) -> str:
         """A text of about `size` values; it is made at once where these are few."""
-        return make() if size <= LARGE else await self.run(make)
+        return make() if size <= MAX_INLINE_VALUES else await self.run(make)
 
     async def answer(self, make: Callable[[], Any], size: int) -> Response:
         """A document of about `size` values as JSON."""
-        if size <= LARGE:
+        if size <= MAX_INLINE_VALUES:
             return JSONResponse(make())
-        text = await self.run(lambda: "".join(written(make())).encode())
+        text = await self.run(lambda: "".join(json_parts(make())).encode())
         return Response(text, media_type="application/json")
 
 
-def written(value: Any) -> Iterator[str]:
-    """JSON in parts, none of which takes long."""
+def json_parts(value: Any) -> Iterator[str]:
+    """The JSON of a value in parts, each made in a short time."""
     if isinstance(value, dict):
         for i, (key, inner) in enumerate(value.items()):
             yield f"{',' if i else '{'}{_text(key)}:"
-            yield from written(inner)
+            yield from json_parts(inner)
         yield "}" if value else "{}"
     elif isinstance(value, list) and value:
-        for start in range(0, len(value), SLICE if len(value) > SLICE else 1):
+        for start in range(0, len(value), SLICE_LENGTH if len(value) > SLICE_LENGTH else 1):
             yield "," if start else "["
-            if len(value) > SLICE:
-                yield _text(value[start : start + SLICE])[1:-1]
+            if len(value) > SLICE_LENGTH:
+                yield _text(value[start : start + SLICE_LENGTH])[1:-1]
             else:
-                yield from written(value[start])
+                yield from json_parts(value[start])
         yield "]"
     else:
         yield _text(value)

@@ -1,4 +1,4 @@
-"""What clients may send, as OpenAI and vLLM name it. Unknown fields are errors; null is as if a field were absent."""
+"""The bodies of requests, with OpenAI's and vLLM's names. Unknown fields are errors; null is as an absent field."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-MOST_CHOICES = 128  # of a request, over all of its prompts
-MOST_TOP = 20  # log-probabilities at each place
-MOST_MESSAGES = 1 << 14
-MOST_PARTS = 1 << 10  # of a message
+MAX_CHOICES = 128  # of a request, over all of its prompts
+MAX_TOP_LOGPROBS = 20  # log-probabilities at each place
+MAX_MESSAGES = 1 << 14
+MAX_MESSAGE_PARTS = 1 << 10  # of a message
 
 
-def _few(most: int) -> BeforeValidator:
+def _max_entries(limit: int) -> BeforeValidator:
     """Refuses a larger mapping before its entries are looked at, each of which may be wrong."""
 
-    def few(given: Any) -> Any:
-        if isinstance(given, dict) and len(given) > most:
-            raise ValueError(f"it has {len(given):,} entries, but at most {most:,} are taken")
+    def check(given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > limit:
+            raise ValueError(f"it has {len(given):,} entries, but at most {limit:,} are taken")
         return given
 
-    return BeforeValidator(few)
+    return BeforeValidator(check)
 
 
 T = TypeVar("T")
@@ -33,13 +33,13 @@ Token = Annotated[int, Field(ge=0, lt=1 << 31)]
 Tokens = Every[Token]
 
 
-def _whole(text: str) -> str:
+def _valid_unicode(text: str) -> str:
     if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
         raise ValueError("the text is not valid Unicode: it has half of a surrogate pair")
     return text
 
 
-Text = Annotated[str, AfterValidator(_whole)]
+Text = Annotated[str, AfterValidator(_valid_unicode)]
 StopText = Annotated[Text, Field(min_length=1, max_length=256)]
 Name = Annotated[Text, Field(max_length=256)]
 
@@ -67,7 +67,7 @@ class StreamOptions(Body):
 
 def _writable(schema: dict[str, Any]) -> dict[str, Any]:
     try:
-        _whole(json.dumps(schema, ensure_ascii=False))
+        _valid_unicode(json.dumps(schema, ensure_ascii=False))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return schema
@@ -100,12 +100,12 @@ class StructuredOutputs(Body):
     grammar: Text | None = None
 
 
-class Asked(Body):
-    """What every request for text may say of it."""
+class GenerationRequest(Body):
+    """The fields of every request for text."""
 
     model: Name | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -120,7 +120,7 @@ class Asked(Body):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], _few(1024)] | None = None
+    logit_bias: Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], _max_entries(1024)] | None = None
     use_beam_search: bool | None = None
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     early_stopping: bool | Literal["never"] | None = None
@@ -135,20 +135,20 @@ class Asked(Body):
 
     @property
     def structured(self) -> list[dict[str, Any]]:
-        """What the text must be, as the engine takes it, however it was asked for; more than one is too much."""
-        asked: list[dict[str, Any]] = []
+        """Constraints on the text in the engine's form, from every field that can hold one; two are too many."""
+        constraints: list[dict[str, Any]] = []
         form, outputs = self.response_format, self.structured_outputs
         if form is not None and form.type == "json_object":
-            asked.append({"json_object": True})
+            constraints.append({"json_object": True})
         elif form is not None and form.type == "json_schema":
-            asked.append({"json_schema": None if form.json_schema is None else form.json_schema.schema_})
+            constraints.append({"json_schema": None if form.json_schema is None else form.json_schema.schema_})
         if outputs is not None:
             given = outputs.model_dump(exclude_none=True)
-            asked.append({"json_schema" if name == "json_" else name: value for name, value in given.items()})
+            constraints.append({"json_schema" if name == "json_" else name: value for name, value in given.items()})
         for name in ("json", "regex", "choice", "grammar"):
             if (value := getattr(self, f"guided_{name}")) is not None:
-                asked.append({"json_schema" if name == "json" else name: value})
-        return asked
+                constraints.append({"json_schema" if name == "json" else name: value})
+        return constraints
 
     @property
     def choices(self) -> int:
@@ -157,16 +157,16 @@ class Asked(Body):
     @property
     @abstractmethod
     def limit(self) -> int | None:
-        """Tokens that are asked for."""
+        """The number of tokens that are asked for; None: as many as there may be."""
 
     @property
     def top(self) -> int | None:
-        """How many log-probabilities are asked for at each place besides the chosen token's; None: not even that."""
+        """The number of most probable tokens to report at each place; None: no log-probabilities at all."""
         return None
 
 
 def _kind(prompt: Any) -> str | None:
-    """Which kind of prompt it is meant to be, by its first element."""
+    """The kind of prompt that a value is meant to be, by its first element."""
     if isinstance(prompt, str):
         return "text"
     if not isinstance(prompt, list):
@@ -178,8 +178,8 @@ def _kind(prompt: Any) -> str | None:
 Prompts = Annotated[
     Annotated[Text, Tag("text")]
     | Annotated[Tokens, Tag("ids")]
-    | Annotated[Every[Text], Field(max_length=MOST_CHOICES), Tag("texts")]
-    | Annotated[Every[Tokens], Field(max_length=MOST_CHOICES), Tag("lists")],
+    | Annotated[Every[Text], Field(max_length=MAX_CHOICES), Tag("texts")]
+    | Annotated[Every[Tokens], Field(max_length=MAX_CHOICES), Tag("lists")],
     Discriminator(
         _kind,
         custom_error_type="prompt",
@@ -188,10 +188,10 @@ Prompts = Annotated[
 ]
 
 
-class CompletionRequest(Asked):
+class CompletionRequest(GenerationRequest):
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
 
     @property
@@ -210,13 +210,13 @@ class CompletionRequest(Asked):
         return list(self.prompt)
 
 
-Nothing = Annotated[list[Any], Field(max_length=0)] | None  # fields of answers that are always empty here
+AlwaysEmpty = Annotated[list[Any], Field(max_length=0)] | None  # fields of answers that are always empty here
 
 
 class TextPart(Body):
     type: Literal["text", "input_text", "output_text"]
     text: Text
-    annotations: Nothing = None
+    annotations: AlwaysEmpty = None
     logprobs: list[Any] | None = None  # of an answer, as the next one; neither says anything to the model
     parsed: Any = None
 
@@ -225,14 +225,14 @@ class ChatMessage(Body):
     """A message; answers may be sent back as they came, and as OpenAI's client writes them down."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[Every[TextPart], Field(max_length=MOST_PARTS)] | None = None
+    content: Text | Annotated[Every[TextPart], Field(max_length=MAX_MESSAGE_PARTS)] | None = None
     name: Text | None = None
     type: Literal["text", "message"] | None = None
     refusal: None = None
-    annotations: Nothing = None
+    annotations: AlwaysEmpty = None
     audio: None = None
     function_call: None = None
-    tool_calls: Nothing = None
+    tool_calls: AlwaysEmpty = None
     parsed: Any = None  # what the client read in the content
     id: Name | None = None  # this and the next one of what /v1/responses answered
     status: Literal["in_progress", "completed", "incomplete"] | None = None
@@ -248,15 +248,15 @@ class ChatMessage(Body):
         return {"role": role, "content": content, "name": self.name}
 
 
-Messages = Annotated[Every[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)]
+Messages = Annotated[Every[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
-class ChatRequest(Asked):
+class ChatRequest(GenerationRequest):
     messages: Messages
     max_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     @property
     def limit(self) -> int | None:
@@ -294,9 +294,9 @@ class ResponseRequest(Body):
     stream: bool | None = None
     text: TextSettings | None = None
     include: Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=16)] | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     store: Literal[False] | None = None
-    metadata: Annotated[dict[Text, Text], _few(64)] | None = None
+    metadata: Annotated[dict[Text, Text], _max_entries(64)] | None = None
     speculation: Name | dict[str, Any] | None = None
     user: Text | None = None
 

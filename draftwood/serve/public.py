@@ -1,4 +1,4 @@
-"""Filters what clients are told: no paths of this machine, no options of the server, fields by their own names."""
+"""The public view of values and messages: without paths of this machine, with the API's names of fields."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from draftwood.methods import METHODS, Method
 from draftwood.methods.base import FILE
 from draftwood.util.schema_text import describe
 
-WORDS = {  # of the library -> of the API
+API_NAMES = {  # the library's name -> the API's
     ", lower max_new_tokens or raise kv_cache_bytes": " or lower max_tokens",
     "min_new_tokens": "min_tokens",
     "max_new_tokens": "max_tokens",
 }
 
 
-class Public:
+class PublicView:
     """Texts and values in which paths of the models are replaced by their names."""
 
     def __init__(self, engine: Engine, name: str, method: Method) -> None:
@@ -48,12 +48,12 @@ class Public:
 
     def sentence(self, text: str) -> str:
         """A message of the library, rewritten for a client."""
-        for word, other in WORDS.items():
+        for word, other in API_NAMES.items():
             text = text.replace(word, other)
         return str(self.value(text))
 
 
-def offered(method: type[Method]) -> dict[str, Any]:
+def public_method(method: type[Method]) -> dict[str, Any]:
     """A method as clients may ask for it: without options that name files, or that share text among requests."""
     facts = describe(method)
     return facts | {"options": [option for option in facts["options"] if option["name"] not in _hidden(method)]}

@@ -11,8 +11,8 @@ from starlette.exceptions import HTTPException
 from draftwood.serve.asgi import Message, Receive
 from draftwood.serve.settings import ServeSettings
 
-MOST_UNREAD = 64 << 20  # bytes that are read off a body that was refused
-CLOSE = {"connection": "close"}
+MAX_UNREAD_BYTES = 64 << 20  # bytes that are read off a body that was refused
+CLOSE_CONNECTION = {"connection": "close"}
 
 
 class RequestBody:
@@ -34,17 +34,17 @@ class RequestBody:
             async with asyncio.timeout_at(self._deadline()):
                 message = await self._next()
         except TimeoutError:
-            raise HTTPException(408, "the body did not arrive in time", CLOSE) from None
+            raise HTTPException(408, "the body did not arrive in time", CLOSE_CONNECTION) from None
         if self._size > self._settings.max_body:
             raise self.too_large()
         return message
 
     @property
     def unread(self) -> bool:
-        """Whether there is more to read of what is on its way."""
-        return not self._over and not self._asks and self._size <= MOST_UNREAD
+        """Whether the client may still be sending the body."""
+        return not self._over and not self._asks and self._size <= MAX_UNREAD_BYTES
 
-    async def read_off(self) -> None:
+    async def discard_rest(self) -> None:
         """Read what is left of the body: a connection that is closed before is reset, and the answer with it."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(self._deadline()):
@@ -52,9 +52,9 @@ class RequestBody:
                     await self._next()
 
     def too_large(self) -> HTTPException:
-        """The sentence about a body that is too long."""
-        told = f"the body has more than {self._settings.max_body:,} bytes, the most that are taken"
-        return HTTPException(413, told, CLOSE)
+        """The error of a body that is too long."""
+        sentence = f"the body has more than {self._settings.max_body:,} bytes, the most that are taken"
+        return HTTPException(413, sentence, CLOSE_CONNECTION)
 
     def _deadline(self) -> float:
         if self._until is None:

@@ -1,4 +1,4 @@
-"""From what a client asked to what the engine is to do: generations, and which of them become which choices."""
+"""Maps what a client asks for to generations of the engine, and these to choices of the answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from draftwood.depth import parse_depth
 from draftwood.engine.request import Prompt
@@ -14,21 +14,19 @@ from draftwood.errors import DraftwoodError
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamMethod
 from draftwood.serve.errors import ApiError
-from draftwood.serve.protocol import MOST_CHOICES, Asked
+from draftwood.serve.protocol import MAX_CHOICES, GenerationRequest
 from draftwood.serve.public import check_options
+from draftwood.serve.service import Service
 
-if TYPE_CHECKING:
-    from draftwood.serve.service import Service
-
-LONGEST_METHOD = 4096  # characters of JSON
-SAMPLING = (
+MAX_METHOD_LENGTH = 4096  # characters of JSON
+SAMPLING_FIELDS = (
     *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("top_k", "logit_bias"),
 )
 
 
 @dataclass(frozen=True)
-class Plan:
+class RequestPlan:
     """The generations of a request: `each` of every prompt, in order; `n` of them, or `n` beams of one, are choices."""
 
     options: Mapping[str, Any]  # of all of them, as `Engine.generation` takes them
@@ -40,11 +38,11 @@ class Plan:
 
     @property
     def generations(self) -> int:
-        """How many there are."""
+        """The number of generations."""
         return len(self.prompts) * self.each
 
     def requests(self, prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-        """As `AsyncEngine.together` takes them, from the ids of each prompt."""
+        """Keywords of each generation for `AsyncEngine.together`, from the ids of each prompt."""
         return [{"prompt": ids, "seed": self.seed + i, **self.options} for ids in prompts for i in range(self.each)]
 
     @property
@@ -52,8 +50,8 @@ class Plan:
         return isinstance(self.method, BeamMethod)
 
 
-def plan(service: Service, body: Asked, prompts: Sequence[Prompt]) -> Plan:
-    """Raises ApiError where a request cannot be carried out, before anything is computed."""
+def plan_request(service: Service, body: GenerationRequest, prompts: Sequence[Prompt]) -> RequestPlan:
+    """The generations that answer a request; ApiError where it cannot be carried out, before anything is computed."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options are for streams; set stream, or leave them out", "stream_options")
     n, best_of = body.choices, body.best_of or body.choices
@@ -69,14 +67,16 @@ def plan(service: Service, body: Asked, prompts: Sequence[Prompt]) -> Plan:
     each = 1 if beams else best_of
     width = max(method.widest, getattr(method, "draft_width", None) or 0) if isinstance(method, BeamMethod) else best_of
     _check_sequences(service, body, width, len(prompts), beams)
-    most, wanted = service.settings.max_tokens, body.limit
-    if most is not None and wanted is not None and wanted > most:
-        raise ApiError(400, f"{wanted} tokens are asked for, but this server gives {most} at most", "max_tokens")
+    max_tokens, requested = service.settings.max_tokens, body.limit
+    if max_tokens is not None and requested is not None and requested > max_tokens:
+        raise ApiError(
+            400, f"{requested} tokens are asked for, but this server gives {max_tokens} at most", "max_tokens"
+        )
     seed = secrets.randbelow(1 << 31) if body.seed is None else body.seed
     options: dict[str, Any] = {
         "method": method,
-        "sampling": sampling(body),
-        "max_new_tokens": wanted or most or service.engine.target.context,
+        "sampling": sampling_fields(body),
+        "max_new_tokens": requested or max_tokens or service.engine.target.context,
         "min_new_tokens": body.min_tokens or 0,
         "stop": body.stop or (),
         "stop_token_ids": body.stop_token_ids or (),
@@ -87,27 +87,27 @@ def plan(service: Service, body: Asked, prompts: Sequence[Prompt]) -> Plan:
         raise ApiError(400, "structured output is asked for more than once; give exactly one", "response_format")
     for structured in body.structured:
         options["structured"] = structured
-    return Plan(options, prompts, n, each, method, seed)
+    return RequestPlan(options, prompts, n, each, method, seed)
 
 
-def _check_sequences(service: Service, body: Asked, width: int, prompts: int, beams: bool) -> None:
-    """Refuse more texts or beams than a client may ask for, of each prompt, and of all prompts together."""
-    most, what = service.settings.max_sequences, "beams" if beams else "texts"
+def _check_sequences(service: Service, body: GenerationRequest, width: int, prompts: int, beams: bool) -> None:
+    """Raise ApiError for more texts or beams than a client may ask for, per prompt and over all prompts."""
+    limit, what = service.settings.max_sequences, "beams" if beams else "texts"
     field = "best_of" if body.best_of else "speculation" if beams and not body.use_beam_search else "n"
-    if width > most:
+    if width > limit:
         fix = "lower the width" if beams else "lower n and best_of"
         raise ApiError(
-            400, f"{width} {what} are asked for, but this server takes {most} (--max-sequences) at most; {fix}", field
+            400, f"{width} {what} are asked for, but this server takes {limit} (--max-sequences) at most; {fix}", field
         )
-    if prompts * width > (total := max(most, MOST_CHOICES)):
+    if prompts * width > (total := max(limit, MAX_CHOICES)):
         raise ApiError(
             400, f"{prompts} prompts with {width} {what} each are more than {total}; send fewer at once", field
         )
 
 
-def sampling(body: Asked) -> dict[str, Any]:
-    """The fields of `SamplingParams` that were given."""
-    given = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
+def sampling_fields(body: GenerationRequest) -> dict[str, Any]:
+    """The fields of `SamplingParams` that a request sets."""
+    given = {name: value for name in SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     if given.get("top_k") == -1:  # all, as vLLM has it
         given["top_k"] = 0
     if "logit_bias" in given:
@@ -118,7 +118,7 @@ def sampling(body: Asked) -> dict[str, Any]:
     return given
 
 
-def method_of(service: Service, body: Asked) -> Method:
+def method_of(service: Service, body: GenerationRequest) -> Method:
     """The method of a request. `n` says how many beams it returns."""
     spec = body.speculation
     searched = body.use_beam_search and spec in (None, "off")
@@ -126,8 +126,8 @@ def method_of(service: Service, body: Asked) -> Method:
         if getattr(body, name) is not None and not searched:
             raise ApiError(400, f"{name} is for use_beam_search; set it, or make it an option of speculation", name)
     try:
-        usual = service.method if spec is None else parsed(spec)
-        method = _beam_search(service, body) if searched else usual
+        default = service.method if spec is None else parse_method(spec)
+        method = _beam_search(service, body) if searched else default
         if isinstance(method, BeamMethod):
             if body.best_of is not None and not searched:
                 raise ApiError(400, f"best_of is for texts; of beams, set the width of {method.name}", "best_of")
@@ -137,31 +137,31 @@ def method_of(service: Service, body: Asked) -> Method:
         elif body.use_beam_search:
             raise ApiError(400, f"{method.name} has no beams; leave out speculation or use_beam_search", "speculation")
         if len(service.engine.drafts) < method.drafts_needed[0]:
-            told = f"{method.name} needs a draft model, and this server has none; /v1/methods lists what is usable"
-            raise ApiError(400, told, "speculation")
+            lacking = f"{method.name} needs a draft model, and this server has none; /v1/methods lists what is usable"
+            raise ApiError(400, lacking, "speculation")
         return service.engine.method(method)
     except DraftwoodError as error:
         raise ApiError(400, str(error), "speculation") from None
 
 
-def _beam_search(service: Service, body: Asked) -> Method:
+def _beam_search(service: Service, body: GenerationRequest) -> Method:
     """Beam search as vLLM is asked for it, speculative where there is a draft model; at least 4 beams if none said."""
-    quick = body.speculation is None and bool(service.engine.drafts)
+    drafted = body.speculation is None and bool(service.engine.drafts)
     options = {"width": body.best_of or max(body.choices, 4)}
     for name in ("length_penalty", "early_stopping"):
         if getattr(body, name) is not None:
             options[name] = getattr(body, name)
-    return Method.parse("speculative-beam-search" if quick else "beam-search", options)
+    return Method.parse("speculative-beam-search" if drafted else "beam-search", options)
 
 
-def parsed(spec: str | Mapping[str, Any]) -> Method:
-    """A method as a client names it: no file of this machine is read for it."""
+def parse_method(spec: str | Mapping[str, Any]) -> Method:
+    """The method that a client names; ApiError for methods that read files of this machine or share text."""
     if spec == "off":
         return Method.parse("autoregressive")
     if isinstance(spec, str) and spec.startswith("file:"):
         raise ApiError(400, "method files are not read for clients; send the options", "speculation")
-    if len(json.dumps(spec)) > LONGEST_METHOD:
-        raise ApiError(400, f"speculation has more than {LONGEST_METHOD:,} characters", "speculation")
+    if len(json.dumps(spec)) > MAX_METHOD_LENGTH:
+        raise ApiError(400, f"speculation has more than {MAX_METHOD_LENGTH:,} characters", "speculation")
     if not isinstance(spec, str):
         check_options(spec)
     method = Method.parse(spec)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
@@ -16,23 +15,23 @@ from starlette.responses import Response
 
 from draftwood.engine.request import Prompt
 from draftwood.serve.answers import ChatForm, Piece, pieces
+from draftwood.serve.choices import deltas_of
 from draftwood.serve.protocol import ChatMessage, ChatRequest, ResponseRequest
-from draftwood.serve.request_mapping import plan
-from draftwood.serve.service import Service, Work, check_model, deltas_of
-from draftwood.serve.stream import EventStream, begun, unless_gone
+from draftwood.serve.request_mapping import plan_request
+from draftwood.serve.request_run import RequestRun
+from draftwood.serve.service import Service, check_model
+from draftwood.serve.stream import STREAMED, EventStream, start_unless_gone, unless_gone
 
-log = logging.getLogger(__name__)
 
-
-def responses(app: FastAPI, service: Service) -> None:
+def add_responses(app: FastAPI, service: Service) -> None:
     """Add the endpoint."""
 
-    @app.post("/v1/responses", responses={200: {"content": {"text/event-stream": {}}}})
+    @app.post("/v1/responses", responses=STREAMED)
     async def create_response(body: ResponseRequest, request: Request) -> Response:
         """Answer a text or a conversation; a model without a chat template continues the text."""
         check_model(service, body.model)
         prompt = prompt_of(service, body)
-        asked = ChatRequest.model_construct(
+        equivalent = ChatRequest.model_construct(
             messages=[],
             max_completion_tokens=body.max_output_tokens,
             temperature=body.temperature,
@@ -43,16 +42,16 @@ def responses(app: FastAPI, service: Service) -> None:
             logprobs=bool(body.include),
             top_logprobs=body.top_logprobs,
         )
-        work = service.work(plan(service, asked, [prompt]), request.state.noted)
-        answer = Answer(work, body, request.state.request_id)
-        await begun(request, work)
+        run = RequestRun(service, plan_request(service, equivalent, [prompt]), request.state.logged)
+        response = ResponseDocument(run, body, request.state.request_id)
+        await start_unless_gone(request, run)
         if body.stream:
-            return EventStream(answer.events(), work)
-        return await unless_gone(request, answer.whole())
+            return EventStream(response.events(), run)
+        return await unless_gone(request, response.whole())
 
 
 def _schema(body: ResponseRequest) -> dict[str, Any] | None:
-    """The JSON schema that is asked for; that of any object for json_object."""
+    """The JSON schema that an answer has to follow, if any; that of any object for json_object."""
     form = None if body.text is None else body.text.format
     if form is None or form.type == "text":
         return None
@@ -68,12 +67,12 @@ def prompt_of(service: Service, body: ResponseRequest) -> Prompt:
     return [message.plain() for message in (*first, *given)]
 
 
-class Answer:
-    """One response: its document as it stands, and the events that lead there."""
+class ResponseDocument:
+    """One response: its document so far, and the events that lead to it."""
 
-    def __init__(self, work: Work, body: ResponseRequest, request_id: str) -> None:
-        self.work, self.item = work, f"msg_{request_id}"
-        self.form = ChatForm(work.service.tokenizer, work.service.words, bool(body.include), unknown=[])
+    def __init__(self, run: RequestRun, body: ResponseRequest, request_id: str) -> None:
+        self.run, self.item = run, f"msg_{request_id}"
+        self.form = ChatForm(run.service.tokenizer, run.service.spell, bool(body.include), unknown=[])
         self.text, self.number = "", 0
         self.logprobs: list[dict[str, Any]] = []  # of the text so far, where they are asked for
         self.document: dict[str, Any] = {
@@ -85,7 +84,7 @@ class Answer:
             "incomplete_details": None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "model": work.service.name,
+            "model": run.service.name,
             "output": [],
             "parallel_tool_calls": False,
             "previous_response_id": None,
@@ -103,13 +102,13 @@ class Answer:
 
     async def whole(self) -> Response:
         """The finished document."""
-        service = self.work.service
+        service = self.run.service
         async with asyncio.timeout(service.settings.request_seconds):
-            await self.work.finish()
+            await self.run.finish()
         return await service.answers.answer(self._finished, self._size())
 
     def _size(self) -> int:
-        return pieces(self.work.done[0])[0].size if self.form.logprobs else 0
+        return pieces(self.run.finished[0])[0].size if self.form.logprobs else 0
 
     def _part(self) -> dict[str, Any]:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
@@ -119,9 +118,9 @@ class Answer:
         return {"type": "message", "id": self.item, "status": status, "role": "assistant", "content": content}
 
     def _finished(self) -> dict[str, Any]:
-        (result,) = self.work.done
-        closing = self.work.closing
-        used, piece = closing["usage"], pieces(result)[0]
+        (result,) = self.run.finished
+        summary = self.run.summary
+        used, piece = summary["usage"], pieces(result)[0]
         self.text, self.logprobs = piece.text, self._logprobs(piece)
         cut = result.finish_reason in ("length", "cancelled")
         self.document |= {
@@ -135,7 +134,7 @@ class Answer:
                 "output_tokens_details": {"reasoning_tokens": 0},
                 "total_tokens": used["total_tokens"],
             },
-            "metrics": closing["metrics"],
+            "metrics": summary["metrics"],
         }
         return self.document
 
@@ -158,23 +157,21 @@ class Answer:
     async def events(self) -> AsyncIterator[str]:
         """Server-sent events, from response.created to response.completed."""
         place = {"item_id": self.item, "output_index": 0, "content_index": 0}
-        deltas = deltas_of(self.work)
+        deltas = deltas_of(self.run)
         try:
             yield self._event("response.created", response=self.document)
             yield self._event("response.in_progress", response=self.document)
             yield self._event("response.output_item.added", output_index=0, item=self._message("in_progress"))
             yield self._event("response.content_part.added", **place, part=self._part())
-            limit = asyncio.timeout(self.work.service.settings.request_seconds)
-            async with limit, aclosing(self.work.events()) as batches:
+            limit = asyncio.timeout(self.run.service.settings.request_seconds)
+            async with limit, aclosing(self.run.events()) as batches:
                 async for events in batches:
                     for index, piece in chain.from_iterable(starmap(deltas, events)):
                         found = self._logprobs(piece)
                         if index == 0 and (piece.text or found):
                             yield self._event("response.output_text.delta", **place, delta=piece.text, logprobs=found)
-            yield await self.work.service.answers.write(lambda: "".join(self._ends(place)), self._size())
+            yield await self.run.service.answers.write(lambda: "".join(self._ends(place)), self._size())
         except Exception as error:
-            told = self.work.service.told(error)
-            if told.status == 500:
-                log.exception("a response failed while it was streamed")
-            self.document |= {"status": "failed", "error": {"code": "server_error", "message": str(told)}}
+            shown = self.run.service.logged_error(error, "while it was streamed")
+            self.document |= {"status": "failed", "error": {"code": "server_error", "message": str(shown)}}
             yield self._event("response.failed", response=self.document)

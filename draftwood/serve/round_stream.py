@@ -1,13 +1,15 @@
-"""A request told round by round as it happens: every draft with its fate, its p and its q. The page shows it."""
+"""/v1/forest: a request told round by round, every draft with its fate, its p and its q; and the server's load."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
 
 from draftwood.engine.embedded_hint import hint
 from draftwood.engine.engine import StreamEvent
@@ -15,87 +17,105 @@ from draftwood.engine.generation import Generation
 from draftwood.explain import page
 from draftwood.explain.explanation import Recording
 from draftwood.explain.tree import Grower
-from draftwood.serve.service import Service, Work
+from draftwood.serve.errors import ApiError
+from draftwood.serve.protocol import CompletionRequest
+from draftwood.serve.request_mapping import plan_request
+from draftwood.serve.request_run import RequestRun
+from draftwood.serve.service import Service, check_model
+from draftwood.serve.stream import EventStream, start_unless_gone
 
-log = logging.getLogger(__name__)
-
-Event = tuple[str, dict[str, Any]]
+RoundEvent = tuple[str, dict[str, Any]]  # name and data of a server-sent event
 
 
-class Telling:
-    """The generations of a request, each told as ('start', ...), a ('round', ...) each and ('end', ...).
+def add_rounds(app: FastAPI, service: Service) -> None:
+    """Add both endpoints."""
 
-    Their contents are those of `explain.page`. Being told changes no text.
+    @app.get("/v1/forest")
+    async def load() -> Response:
+        """Server-sent events: the load, each second."""
+        return EventStream(service.load())
+
+    @app.post("/v1/forest")
+    async def forest(body: CompletionRequest, request: Request) -> Response:
+        """Continue a text as /v1/completions does, told round by round with what became of each draft."""
+        check_model(service, body.model)
+        if not body.limit or body.echo:
+            raise ApiError(400, "rounds are those of new tokens: leave out echo, and ask for a token", "max_tokens")
+        rounds = RoundStream(service)
+        plan = plan_request(service, body, body.prompts)
+        run = RequestRun(service, plan, request.state.logged, rounds.prepare)
+        await start_unless_gone(request, run)
+        return EventStream(rounds.text(run), run)
+
+
+class RoundStream:
+    """The generations of a request as events: ('start', ...), a ('round', ...) for each round and ('end', ...).
+
+    Their data are those of `explain.page`. Recording a generation changes no text.
     """
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self._told: list[_Told] = []
+        self._recorded: list[_RecordedGeneration] = []
 
     def prepare(self, generation: Generation) -> None:
         """Have the next generation recorded, before it is queued."""
-        self._told.append(_Told(self.service, generation))
+        self._recorded.append(_RecordedGeneration(self.service, generation))
 
-    def starts(self) -> Iterator[Event]:
-        """What is known before the first round."""
-        for place, one in enumerate(self._told):
-            yield "start", {"generation": place, **one.start()}
+    def starts(self) -> Iterator[RoundEvent]:
+        """The events before the first round."""
+        for index, one in enumerate(self._recorded):
+            yield "start", {"generation": index, **one.start()}
 
-    def events(self, place: int, event: StreamEvent) -> Iterator[Event]:
-        """What an event of a generation comes to."""
-        yield "round", {"generation": place, **self._told[place].round(event)}
+    def events(self, index: int, event: StreamEvent) -> Iterator[RoundEvent]:
+        """The events that one event of a generation becomes."""
+        yield "round", {"generation": index, **self._recorded[index].round(event)}
         if event.result is not None:
-            yield "end", {"generation": place, **page.end(event.result)}
+            yield "end", {"generation": index, **page.end(event.result)}
+
+    async def text(self, run: RequestRun) -> AsyncIterator[str]:
+        """Server-sent events of a request that was started; an `error`, in OpenAI's form, is the last one."""
+        pool = self.service.answers
+
+        def round_text(index: int, event: StreamEvent) -> str:
+            events = list(self.events(index, event))
+            if event.result is not None:
+                events[-1][1]["joules"] = run.summary["metrics"].get("joules")
+            return "".join(map(_written, events))
+
+        try:
+            yield await pool.run(lambda: "".join(map(_written, self.starts())))
+            async with asyncio.timeout(self.service.settings.request_seconds), aclosing(run.events()) as batches:
+                async for batch in batches:
+                    for index, event in batch:
+                        yield await pool.run(round_text, index, event)
+        except Exception as error:
+            yield _written(("error", self.service.logged_error(error, "while its rounds were told").document))
 
 
-class _Told:
-    """One generation."""
-
+class _RecordedGeneration:
     def __init__(self, service: Service, generation: Generation) -> None:
         engine = self._engine = service.engine
         models = {**service.public.value(engine.names), "device": str(engine.target.device)}
         self._recording = Recording.of(generation, engine.tokenizer, models)
-        self._before = list(generation.request.prompt)  # all tokens so far
+        self._tokens = list(generation.request.prompt)  # all so far
         self._grower = Grower([generation.request.prompt[-1:]])
         self._rounds = 0
 
     def start(self) -> dict[str, Any]:
         recording = self._recording
-        return {**page.start(recording.about, self._before, recording.words), "hint": hint(self._engine, self._before)}
+        return {**page.start(recording.about, self._tokens, recording.words), "hint": hint(self._engine, self._tokens)}
 
     def round(self, event: StreamEvent) -> dict[str, Any]:
         recording, round_ = self._recording, event.round
         judgement, pieces = recording.judgements[self._rounds], recording.pieces(round_)
         tree, ends = self._grower.tree(round_, judgement), recording.generation.request.end_tokens
-        found = page.round_document(tree, judgement, self._before, recording.words, ends, pieces)
-        self._before += event.tokens
+        document = page.round_document(tree, judgement, self._tokens, recording.words, ends, pieces)
+        self._tokens += event.tokens
         self._rounds += 1
-        return found
+        return document
 
 
-async def told(work: Work, telling: Telling) -> AsyncIterator[str]:
-    """Server-sent events of a request that has begun; an `error`, in OpenAI's form, is the last one."""
-    pool = work.service.answers
-
-    def sent(place: int, event: StreamEvent) -> str:
-        found = list(telling.events(place, event))
-        if event.result is not None:
-            found[-1][1]["joules"] = work.closing["metrics"].get("joules")
-        return "".join(map(_sent, found))
-
-    try:
-        yield await pool.run(lambda: "".join(map(_sent, telling.starts())))
-        async with asyncio.timeout(work.service.settings.request_seconds), aclosing(work.events()) as batches:
-            async for batch in batches:
-                for place, event in batch:
-                    yield await pool.run(sent, place, event)
-    except Exception as error:
-        failed = work.service.told(error)
-        if failed.status == 500:
-            log.exception("a request failed while it was told")
-        yield _sent(("error", failed.document))
-
-
-def _sent(event: Event) -> str:
+def _written(event: RoundEvent) -> str:
     name, data = event
     return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"

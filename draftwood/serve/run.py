@@ -19,13 +19,13 @@ from draftwood.errors import ConfigurationError, DraftwoodError
 from draftwood.serve.app import create_app
 from draftwood.serve.service import Service
 from draftwood.serve.settings import ServeSettings
-from draftwood.serve.slow_clients import Connection
+from draftwood.serve.slow_clients import TimedConnection
 
 log = logging.getLogger(__name__)
 
-POLL = 0.05  # seconds between looks at whether requests are through
-WATCH = 0.5  # and at whether the engine still computes
-LINGER = 1  # seconds that connections have to close
+DRAIN_POLL_SECONDS = 0.05  # between looks at whether all requests have ended
+ENGINE_POLL_SECONDS = 0.5  # between looks at whether the engine still computes
+CLOSE_SECONDS = 1  # for connections to close
 
 
 class _Server(uvicorn.Server):
@@ -49,33 +49,33 @@ def run(
     listening = listening or listen(settings)
     listening.listen()  # whoever reads the line below may connect at once
     host, port = listening.getsockname()[:2]
-    server = _Server(configured(app))
+    server = _Server(uvicorn_config(app))
     if not settings.loopback and not service.keys:
         print(
             f"warning: {settings.host} can be reached from other machines, and without an API key everybody there may "
             "ask; give --api-key-file, or --host 127.0.0.1",
             file=sys.stderr,
         )
-    shown = f"[{host}]" if ":" in host else host
-    print(f"draftwood serves {service.name} on http://{shown}:{port} (Ctrl-C ends it)", file=sys.stderr, flush=True)
-    asked = asyncio.run(_serve(server, service, listening))
-    if service.served.broken:
-        raise DraftwoodError(f"the engine is broken: {service.served.broken}")
-    if asked == signal.SIGINT:
+    address = f"[{host}]" if ":" in host else host
+    print(f"draftwood serves {service.name} on http://{address}:{port} (Ctrl-C ends it)", file=sys.stderr, flush=True)
+    ended_by = asyncio.run(_serve(server, service, listening))
+    if service.async_engine.broken:
+        raise DraftwoodError(f"the engine is broken: {service.async_engine.broken}")
+    if ended_by == signal.SIGINT:
         raise KeyboardInterrupt
 
 
-def configured(app: FastAPI) -> uvicorn.Config:
-    """How the application is served."""
+def uvicorn_config(app: FastAPI) -> uvicorn.Config:
+    """uvicorn's settings for the application."""
     return uvicorn.Config(
         app,
-        http=Connection,
+        http=TimedConnection,
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
         ws="none",
-        timeout_graceful_shutdown=LINGER,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
     )
 
 
@@ -96,15 +96,15 @@ def listen(settings: ServeSettings) -> socket.socket:
 
 
 async def _serve(server: _Server, service: Service, listening: socket.socket) -> int | None:
-    """Serve; which signal ended it."""
-    loop, asked, hurry = asyncio.get_running_loop(), None, asyncio.Event()
+    """Serve until the end; returns the signal that ended it, if any."""
+    loop, ended_by, hurry = asyncio.get_running_loop(), None, asyncio.Event()
 
     def end(number: int) -> None:
-        nonlocal asked
+        nonlocal ended_by
         server.should_exit |= hurry.is_set()
         if service.draining.is_set():
             hurry.set()
-        asked = asked or number
+        ended_by = ended_by or number
         service.draining.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -115,7 +115,7 @@ async def _serve(server: _Server, service: Service, listening: socket.socket) ->
     finally:
         for task in ending:
             task.cancel()
-    return asked
+    return ended_by
 
 
 async def _drained(server: _Server, service: Service, hurry: asyncio.Event) -> None:
@@ -126,7 +126,7 @@ async def _drained(server: _Server, service: Service, hurry: asyncio.Event) -> N
     if service.busy:
         log.warning("%d requests have not ended in time; their clients are told so", service.busy)
         await service.aclose()
-        await _idle(service, LINGER)
+        await _idle(service, CLOSE_SECONDS)
     server.should_exit = True
 
 
@@ -134,12 +134,12 @@ async def _idle(service: Service, seconds: float, hurry: asyncio.Event | None = 
     """Wait until no request is worked on, but not longer."""
     until = asyncio.get_running_loop().time() + seconds
     while service.busy and asyncio.get_running_loop().time() < until and not (hurry and hurry.is_set()):
-        await asyncio.sleep(POLL)
+        await asyncio.sleep(DRAIN_POLL_SECONDS)
 
 
 async def _watch(server: _Server, service: Service) -> None:
     """Close when the engine is broken."""
-    while not service.served.broken:
-        await asyncio.sleep(WATCH)
-    log.error("the engine is broken: %s", service.served.broken)
+    while not service.async_engine.broken:
+        await asyncio.sleep(ENGINE_POLL_SECONDS)
+    log.error("the engine is broken: %s", service.async_engine.broken)
     server.should_exit = True

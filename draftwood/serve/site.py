@@ -1,4 +1,4 @@
-"""The page at /, and what it needs to know beside the API."""
+"""The page at /, and the data that it needs beside the API's."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from draftwood.explain import page
 from draftwood.serve.asgi import Message
 from draftwood.serve.service import Service
 
-ALLOW = {"allow": "GET, HEAD"}
-PROMPT = "Story: In Corfe there lived a sailor called"
-DOMAINS = {
+ALLOWED_METHODS = {"allow": "GET, HEAD"}
+FIRST_PROMPT = "Story: In Corfe there lived a sailor called"
+PROMPT_LABELS = {
     "stories": "a story",
     "qa": "questions",
     "summaries": "a summary",
@@ -29,20 +29,22 @@ DOMAINS = {
 }
 
 
-class Files(StaticFiles):
-    """Files of a directory; of what there is none of, none is found, whatever is asked of it."""
+class PageFiles(StaticFiles):
+    """Files of a directory; a path without a file is not found, whatever the HTTP method."""
 
     async def get_response(self, path: str, scope: Message) -> Response:
         try:
             return await super().get_response(path, scope)
         except HTTPException as error:
             if error.status_code == 405 and self.lookup_path(path)[1] is not None:
-                raise HTTPException(405, f"{scope['path']} takes GET, HEAD, not {scope['method']}", ALLOW) from None
+                raise HTTPException(
+                    405, f"{scope['path']} takes GET, HEAD, not {scope['method']}", ALLOWED_METHODS
+                ) from None
             raise HTTPException(404, f"there is no {scope['path'][:80]}; /openapi.json lists what there is") from None
 
 
-def about(app: FastAPI, service: Service) -> None:
-    """Add what the page asks for first: version, models, prompts, and the viewer in which it shares runs."""
+def add_page_data(app: FastAPI, service: Service) -> None:
+    """Add /page.json: version, models, prompts, and the viewer in which the page shares runs."""
 
     @app.get("/page.json", include_in_schema=False)
     def page_json() -> dict[str, Any]:
@@ -50,10 +52,10 @@ def about(app: FastAPI, service: Service) -> None:
         return {"version": __version__, "models": models, "prompts": found, "viewer": page.template()}
 
 
-def mount(app: FastAPI) -> None:
+def add_files(app: FastAPI) -> None:
     """Add the page's files; to be called when all other routes are there, since it answers every other path."""
-    app.mount("/viewer", Files(directory=str(page.VIEWER)))
-    app.mount("/", Files(directory=str(files("draftwood.serve") / "page"), html=True))
+    app.mount("/viewer", PageFiles(directory=str(page.VIEWER)))
+    app.mount("/", PageFiles(directory=str(files("draftwood.serve") / "page"), html=True))
 
 
 def prompts(engine: Engine) -> list[dict[str, str]]:
@@ -63,6 +65,7 @@ def prompts(engine: Engine) -> list[dict[str, str]]:
     if not is_embedded(engine.names.get("target")):
         return []
     found = [
-        {"label": label, "prompt": next(documents(domain, "held-out")).prompt} for domain, label in DOMAINS.items()
+        {"label": label, "prompt": next(documents(domain, "held-out")).prompt}
+        for domain, label in PROMPT_LABELS.items()
     ]
-    return [{"label": "a sailor", "prompt": PROMPT}, *found]
+    return [{"label": "a sailor", "prompt": FIRST_PROMPT}, *found]

@@ -1,4 +1,4 @@
-"""An HTTP connection that does not wait for its client for ever."""
+"""HTTP connections that are closed when their clients are too slow."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from draftwood.serve.settings import ServeSettings
 
 
-class Connection(H11Protocol):
+class TimedConnection(H11Protocol):
     """Closed when the client leaves the head of a request unfinished, or does not read what it is sent, too long.
 
-    A body has its own limit (`guard`), since its request can still be answered.
+    A body has its own limit (`request_body`), since its request can still be answered.
     """
 
     def __init__(self, config: Config, *given: Any, **more: Any) -> None:
         super().__init__(config, *given, **more)
         application: Any = config.app
         settings: ServeSettings = application.state.service.settings
-        self._seconds, self._most = settings.client_seconds, settings.max_connections
+        self._seconds, self._max_connections = settings.client_seconds, settings.max_connections
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.app_state = {**self.app_state, "crowded": len(self.connections) > self._most}  # for the guard
+        self.app_state = {
+            **self.app_state,
+            "crowded": len(self.connections) > self._max_connections,
+        }  # for the middleware
         self._limit("send", True)
 
     def handle_events(self) -> None:
@@ -49,7 +52,7 @@ class Connection(H11Protocol):
             self._limit(what, False)
 
     def _limit(self, what: str, waiting: bool) -> None:
-        """Whether the client is waited for to do something: the time for it begins once, and ends when it has."""
+        """Start the client's time to send or to read where it is waited for and no time runs; else stop it."""
         if waiting and what not in self._timers:
             self._timers[what] = self.loop.call_later(self._seconds, self.transport.abort)
         elif not waiting and what in self._timers:

@@ -11,28 +11,30 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from draftwood.serve.asgi import Message, Receive, Send
-from draftwood.serve.errors import Gone
-from draftwood.serve.service import Work
+from draftwood.serve.errors import ClientGone
+from draftwood.serve.request_run import RequestRun
 
 T = TypeVar("T")
 
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}  # for the API's schema
 
-async def _left(receive: Receive) -> None:
+
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of some work, which is cancelled when the client goes away."""
-    return await _first(work, request.receive)
+    """The result of a coroutine, which is cancelled with ClientGone when the client goes away."""
+    return await _unless_disconnected(work, request.receive)
 
 
-async def _first(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+async def _unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
         if not doing.done() or doing.cancelled():  # by a time limit, while the client was waited for
-            raise Gone
+            raise ClientGone
         return doing.result()
     finally:
         for task in (doing, gone):
@@ -40,30 +42,30 @@ async def _first(work: Coroutine[Any, Any, T], receive: Receive) -> T:
         await asyncio.gather(doing, gone, return_exceptions=True)
 
 
-async def begun(request: Request, work: Work) -> None:
-    """Begin some work, which ends when the client goes away before it has begun."""
+async def start_unless_gone(request: Request, run: RequestRun) -> None:
+    """Start a request; it is closed where that fails or the client goes away meanwhile."""
     try:
-        await unless_gone(request, work.begin())
+        await unless_gone(request, run.start())
     except BaseException:
-        await work.aclose()
+        await run.aclose()
         raise
 
 
 class EventStream(Response):
-    """Server-sent events, which end when the client goes away; so does the work that they are of, begun or not."""
+    """Server-sent events, which end when the client goes away; so does the run that they tell of, started or not."""
 
-    def __init__(self, events: AsyncIterator[str], work: Work | None = None) -> None:
+    def __init__(self, events: AsyncIterator[str], run: RequestRun | None = None) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-store"})
         del self.headers["content-length"]
-        self._events, self._work = events, work
+        self._events, self._run = events, run
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         try:
-            with suppress(Gone):
-                await _first(self._send(send), receive)
+            with suppress(ClientGone):
+                await _unless_disconnected(self._send(send), receive)
         finally:
-            if self._work is not None:
-                await self._work.aclose()
+            if self._run is not None:
+                await self._run.aclose()
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -1,4 +1,4 @@
-"""What a request's span of OpenTelemetry says of it, where FastAPI or `opentelemetry-instrument` makes one."""
+"""Attributes of a request's OpenTelemetry span, where FastAPI or `opentelemetry-instrument` makes one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ try:
 except ModuleNotFoundError:
     current = None  # type: ignore[assignment]
 
-NAMES = {
+ATTRIBUTES = {
     "request_id": "draftwood.request_id",
     "speculation": "draftwood.speculation",
     "prompt_tokens": "gen_ai.usage.input_tokens",
@@ -23,7 +23,7 @@ def span() -> Any:
     return None if current is None else current()
 
 
-def tell(span: Any, facts: Mapping[str, Any]) -> None:
-    """Add what is logged of the request, never its texts."""
+def set_attributes(span: Any, facts: Mapping[str, Any]) -> None:
+    """Add what the log says of the request, never its texts."""
     if span is not None:
-        span.set_attributes({NAMES[key]: value for key, value in facts.items() if key in NAMES})
+        span.set_attributes({ATTRIBUTES[key]: value for key, value in facts.items() if key in ATTRIBUTES})

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from draftwood.cluster.metrics import Together
-from draftwood.cluster.prefix_routing import BLOCK, MOST_BLOCKS, Prefixes, UnderWay, blocks_of
+from draftwood.cluster.metrics import CombinedMetrics
+from draftwood.cluster.prefix_routing import BLOCK_LENGTH, MAX_BLOCKS, InFlight, PrefixLocations, blocks_of
 
 
 def blocks(**body: Any) -> list[int]:
@@ -26,7 +26,7 @@ def talk(*texts: str) -> list[dict[str, str]]:
 def test_texts_that_begin_alike_share_blocks(key: str) -> None:
     first, second = blocks(**{key: "a" * 200 + "b" * 200}), blocks(**{key: "a" * 200 + "c" * 200})
     same = [one == other for one, other in zip(first, second, strict=True)]
-    assert same == [True] * (200 // BLOCK) + [False] * (len(first) - 200 // BLOCK)
+    assert same == [True] * (200 // BLOCK_LENGTH) + [False] * (len(first) - 200 // BLOCK_LENGTH)
     assert blocks(**{key: list(range(100))})[:5] == blocks(**{key: list(range(99))})[:5]
 
 
@@ -43,13 +43,13 @@ def test_what_is_no_prompt_has_none(body: bytes) -> None:
 
 
 def test_long_prompts_are_cut() -> None:
-    assert len(blocks(prompt="a" * 10**6)) == MOST_BLOCKS
+    assert len(blocks(prompt="a" * 10**6)) == MAX_BLOCKS
 
 
 def test_the_longest_beginning_wins_then_the_shortest_queue() -> None:
-    prefixes = Prefixes(unbalanced=4)
-    prefixes.note([1, 2], "a")
-    prefixes.note([1, 3], "b")
+    prefixes = PrefixLocations(unbalanced=4)
+    prefixes.add([1, 2], "a")
+    prefixes.add([1, 3], "b")
     assert prefixes.ranked([1, 2, 5], {"a": 4, "b": 0, "c": 0})[0] == "a"
     assert prefixes.ranked([1, 2, 5], {"a": 5, "b": 0, "c": 0})[0] == "b"  # which knows the first block, at least
     assert prefixes.ranked([1, 7], {"a": 3, "b": 2, "c": 0}) == ["b", "a", "c"]
@@ -61,8 +61,8 @@ def test_the_longest_beginning_wins_then_the_shortest_queue() -> None:
 
 def test_every_router_breaks_ties_alike() -> None:
     queues = {name: 0 for name in "abcd"}
-    firsts = {first: Prefixes().ranked([first], queues)[0] for first in range(40)}
-    assert firsts == {first: Prefixes().ranked([first], queues)[0] for first in range(40)}
+    firsts = {first: PrefixLocations().ranked([first], queues)[0] for first in range(40)}
+    assert firsts == {first: PrefixLocations().ranked([first], queues)[0] for first in range(40)}
     assert set(firsts.values()) == set(queues)
 
 
@@ -72,7 +72,7 @@ def test_a_request_that_was_refused_counts_once_until_it_ends(again: str, late: 
     """Also where the end of the first try is told after the second one began, or after it was taken."""
 
     async def counts() -> list[dict[str, int]]:
-        under_way, first, second = UnderWay(), Future[str](), Future[str]()
+        under_way, first, second = InFlight(), Future[str](), Future[str]()
         under_way.chosen("1", "a", first)
         under_way.chosen("1", "a", first)  # all were full for a while
         first.set_result("a")
@@ -97,7 +97,7 @@ def test_a_request_that_was_refused_counts_once_until_it_ends(again: str, late: 
 
 def test_a_request_that_is_given_up_does_not_count() -> None:
     async def counts() -> list[dict[str, int]]:
-        under_way, first, second = UnderWay(), Future[str](), Future[str]()
+        under_way, first, second = InFlight(), Future[str](), Future[str]()
         under_way.chosen("1", "a", first)
         first.set_result("a")
         under_way.chosen("1", "b", second)
@@ -113,7 +113,7 @@ def test_a_request_that_is_given_up_does_not_count() -> None:
 @pytest.mark.parametrize("system", ["", "You are kind and brief, and know the sea. " * 20])
 def test_nine_of_ten_turns_find_their_conversation(system: str) -> None:
     """With a beginning that all conversations share, too; and no replica is left without work."""
-    rng, prefixes, names = random.Random(1), Prefixes(), ("a", "b", "c", "d")
+    rng, prefixes, names = random.Random(1), PrefixLocations(), ("a", "b", "c", "d")
     texts: list[list[str]] = [[system + f"Question {i} about the sea, the sky and the land"] for i in range(64)]
     home: dict[int, str] = {}
     running: list[tuple[int, str]] = []
@@ -125,7 +125,7 @@ def test_nine_of_ten_turns_find_their_conversation(system: str) -> None:
             queues = {name: sum(where == name for _, where in running) for name in names}
             mine = blocks(messages=talk(*texts[number]))
             name = prefixes.ranked(mine, queues)[0]
-            prefixes.note(mine, name)
+            prefixes.add(mine, name)
             asked += number in home
             found += home.get(number) == name
             home[number] = name
@@ -149,9 +149,9 @@ def test_metrics_of_all_and_of_each() -> None:
         f"vllm:wait_seconds_count 9\nvllm:wait_seconds_sum {tau}\n"
         for name, rounds, tau in (("a", 3, 1.0), ("b", 4, 2.0))
     }
-    together = Together(texts).text().decode()
+    together = CombinedMetrics(texts).text().decode()
     assert 'vllm:rounds_total{model_name="m"} 7.0' in together and 'draftwood:tau{model_name="m"} 1.5' in together
     assert 'vllm:wait_seconds_bucket{le="1.0"} 7.0' in together and "vllm:wait_seconds_sum 3.0" in together
-    each = Together(texts, each=True).text().decode()
+    each = CombinedMetrics(texts, each=True).text().decode()
     assert 'vllm:rounds_total{model_name="m",replica="a"} 3.0' in each
     assert 'draftwood:tau{model_name="m",replica="b"} 2.0' in each

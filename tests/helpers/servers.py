@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from draftwood import Engine
 from draftwood.serve.app import create_app
-from draftwood.serve.run import configured, listen
+from draftwood.serve.run import listen, uvicorn_config
 from draftwood.serve.service import Service
 from draftwood.serve.settings import ServeSettings
 
@@ -77,7 +77,7 @@ def running(
 ) -> Iterator[Running]:
     """A server for a while; at its end nothing runs and all memory is back."""
     app = create_app(engine, settings or ServeSettings(), method)
-    server = uvicorn.Server(configured(app))
+    server = uvicorn.Server(uvicorn_config(app))
     thread = threading.Thread(target=server.run, args=([listen(ServeSettings(port=port))],))
     thread.start()
     while not server.started:

@@ -14,7 +14,7 @@ import pytest
 from conftest import Command
 
 from draftwood import ConfigurationError, DraftwoodError, Engine, RequestError, load
-from draftwood.serve.batch import Outcome, run
+from draftwood.serve.batch import BatchProgress, run
 from draftwood.util.jsonl import Journal
 
 COMPLETION = {"prompt": "Story: In", "max_tokens": 12, "seed": 7}
@@ -62,7 +62,7 @@ def test_all_forms_of_requests(engine: Engine, tmp_path: Path) -> None:
         {"max_tokens": 12, "seed": 7},
         lambda now: told.append(now.answered),
     )
-    assert outcome == Outcome(requests=6, answered=6, made=6, failed=1)  # /v1/responses has no max_tokens
+    assert outcome == BatchProgress(requests=6, answered=6, made=6, failed=1)  # /v1/responses has no max_tokens
     assert told == [0, 1, 2, 3, 4, 5, 6]
     found = answers(tmp_path / "out.jsonl")
     assert set(found) == {"a", "b", "line-4", "line-5", "chat", "line-7"}

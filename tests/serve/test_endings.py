@@ -22,7 +22,7 @@ from test_process import ENDLESS, Server, raw, serving
 
 from draftwood import load
 from draftwood.serve.app import create_app
-from draftwood.serve.asgi import LOCAL, scope_of, whole
+from draftwood.serve.asgi import LOCAL_HEADERS, full_answer, scope_of
 from draftwood.serve.settings import ServeSettings
 
 HEAD = "POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
@@ -125,7 +125,7 @@ def test_a_response_that_is_not_done_has_failed(long_target: Path) -> None:
         engine.end_tokens = frozenset()
         app = create_app(engine)
         body = json.dumps({"input": "a", "max_output_tokens": 7000, "stream": True}).encode()
-        found = asyncio.create_task(whole(app, scope_of("POST", "/v1/responses", b"", LOCAL), body))
+        found = asyncio.create_task(full_answer(app, scope_of("POST", "/v1/responses", b"", LOCAL_HEADERS), body))
         while not engine.scheduler.busy:
             await asyncio.sleep(0.01)
         await app.state.service.aclose()

@@ -13,7 +13,7 @@ import pytest
 
 from draftwood import load
 from draftwood.serve.app import create_app
-from draftwood.serve.asgi import LOCAL, messages, scope_of
+from draftwood.serve.asgi import LOCAL_HEADERS, messages, scope_of
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "a", "max_tokens": 7000, "ignore_eos": True, "n": 2},
@@ -34,7 +34,7 @@ def test_whoever_leaves_is_forgotten(long_target: Path, path: str, stream: bool)
         body = json.dumps({**BODIES[path], "stream": stream}).encode()
 
         async def ask(seconds: float) -> None:
-            answer = messages(app, scope_of("POST", path, b"", LOCAL), body)
+            answer = messages(app, scope_of("POST", path, b"", LOCAL_HEADERS), body)
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     async for _ in answer:
@@ -47,7 +47,7 @@ def test_whoever_leaves_is_forgotten(long_target: Path, path: str, stream: bool)
                 await asyncio.sleep(0.01)
         engine.reset_prefix_cache()
         assert engine.memory["used"] == 0
-        await app.state.service.served.aclose()
+        await app.state.service.async_engine.aclose()
 
     gc.disable()
     try:

@@ -15,7 +15,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 from pydantic import TypeAdapter
 from servers import Running
 
-from draftwood.serve.protocol import Asked, ChatRequest, CompletionRequest, ResponseRequest
+from draftwood.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest, ResponseRequest
 
 BEYOND = {  # fields that are not OpenAI's: vLLM's, and ours
     *("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "min_tokens", "speculation"),
@@ -51,7 +51,7 @@ RESPONSE = {
     ],
     ids=["completions", "chat", "responses"],
 )
-def test_requests(ours: type[Asked], theirs: Any, more: set[str], body: dict[str, Any]) -> None:
+def test_requests(ours: type[GenerationRequest], theirs: Any, more: set[str], body: dict[str, Any]) -> None:
     known = theirs.__required_keys__ | theirs.__optional_keys__
     assert set(ours.model_fields) - known <= BEYOND | more
     assert set(body) <= known

@@ -19,7 +19,7 @@ from draftwood import load
 from draftwood.engine.engine import Engine
 from draftwood.models.text.tokenizer import LONG, Tokenizer
 from draftwood.serve.answers import ChatForm, CompletionForm
-from draftwood.serve.pool import SLICE, written
+from draftwood.serve.pool import SLICE_LENGTH, json_parts
 from draftwood.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, ResponseRequest
 
 HI = [{"role": "user", "content": "hi"}]
@@ -215,7 +215,7 @@ def test_large_answers_are_written_beside_the_loop(served: Running, monkeypatch:
                 return original(*given)
 
             monkeypatch.setattr(form, name, noted)
-    monkeypatch.setattr("draftwood.serve.pool.LARGE", 20)
+    monkeypatch.setattr("draftwood.serve.pool.MAX_INLINE_VALUES", 20)
     asked = {"max_tokens": 30, "ignore_eos": True, "seed": 1, "logprobs": 3}
     answers = []
     for path, body in (
@@ -230,7 +230,7 @@ def test_large_answers_are_written_beside_the_loop(served: Running, monkeypatch:
     chunks = served.chunks("/v1/completions", prompt="ab" * 20, **asked, echo=True)
     assert writers[0].startswith("draftwood-answers")
     assert len([logprob for one in chunks for logprob in one["choices"][0]["logprobs"]["tokens"]]) == 70
-    monkeypatch.setattr("draftwood.serve.pool.LARGE", 1 << 20)
+    monkeypatch.setattr("draftwood.serve.pool.MAX_INLINE_VALUES", 1 << 20)
     assert served.post("/v1/completions", prompt="ab", **asked)["choices"][0] == answers[0]
 
 
@@ -243,14 +243,14 @@ def test_large_answers_are_written_beside_the_loop(served: Running, monkeypatch:
         [],
         [[], {}],
         {"a": {"b": [1, 2.5, None, True]}},
-        [{"x": i} for i in range(3 * SLICE + 1)],
+        [{"x": i} for i in range(3 * SLICE_LENGTH + 1)],
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_json_in_parts_is_json(value: Any) -> None:
-    parts = list(written({"all": [value, value], "é": value}))
+    parts = list(json_parts({"all": [value, value], "é": value}))
     text = json.dumps({"all": [value, value], "é": value}, ensure_ascii=False, separators=(",", ":"))
-    assert "".join(parts) == text and max(map(len, parts)) <= 16 * SLICE
+    assert "".join(parts) == text and max(map(len, parts)) <= 16 * SLICE_LENGTH
 
 
 @pytest.mark.parametrize(

@@ -318,7 +318,7 @@ def test_what_fails_inside_says_nothing_of_the_inside(
         def fail(*given: Any) -> None:
             raise RuntimeError("secret")
 
-        monkeypatch.setattr("draftwood.serve.app.plan", fail)
+        monkeypatch.setattr("draftwood.serve.completions.plan_request", fail)
         status, error = other.refused(COMPLETIONS, prompt="a")
         assert (status, error["type"]) == (500, "server_error") and "secret" not in str(error)
         monkeypatch.undo()

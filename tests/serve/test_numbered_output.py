@@ -11,7 +11,7 @@ from conftest import Command
 
 from draftwood import RequestError, load
 from draftwood.serve.batch import run
-from draftwood.serve.numbered_output import Kind, Parts
+from draftwood.serve.numbered_output import NumberedOutput, OutputFormat
 
 
 def record(number: int, error: Any = None) -> dict[str, Any]:
@@ -20,26 +20,26 @@ def record(number: int, error: Any = None) -> dict[str, Any]:
 
 
 @pytest.fixture(params=["jsonl", "parquet"])
-def kind(request: pytest.FixtureRequest) -> Kind:
+def kind(request: pytest.FixtureRequest) -> OutputFormat:
     if request.param == "parquet":
         pytest.importorskip("pyarrow", reason="Parquet needs pyarrow: pip install 'draftwood[scale]'")
     return request.param  # type: ignore[no-any-return]
 
 
-def ids(directory: Path, kind: Kind) -> list[str]:
-    with Parts(directory, kind) as parts:
+def ids(directory: Path, kind: OutputFormat) -> list[str]:
+    with NumberedOutput(directory, kind) as parts:
         return [found["custom_id"] for found in parts.recovered()]
 
 
-def test_files_appear_when_they_are_full(tmp_path: Path, kind: Kind) -> None:
+def test_files_appear_when_they_are_full(tmp_path: Path, kind: OutputFormat) -> None:
     for end in (5, 9):
-        with Parts(tmp_path, kind, rows=2) as parts:
+        with NumberedOutput(tmp_path, kind, rows=2) as parts:
             begin = len(list(parts.recovered()))
             for number in range(begin, end):
                 parts.add(record(number))
         assert ids(tmp_path, kind) == [f"{number}" for number in range(end)]
     assert len(list(tmp_path.glob(f"part-*.{kind}"))) == 4
-    with Parts(tmp_path, kind, rows=2) as parts:
+    with NumberedOutput(tmp_path, kind, rows=2) as parts:
         assert len(list(parts.recovered())) == 9
         parts.finish()
         parts.finish()
@@ -49,23 +49,27 @@ def test_files_appear_when_they_are_full(tmp_path: Path, kind: Kind) -> None:
 
 @pytest.mark.parametrize("step", ["replace", "clear"])
 def test_a_kill_between_file_and_journal(
-    tmp_path: Path, kind: Kind, step: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, kind: OutputFormat, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*given: Any) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), Parts(tmp_path, kind, rows=2) as parts:
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(KeyboardInterrupt),
+        NumberedOutput(tmp_path, kind, rows=2) as parts,
+    ):
         patch.setattr("os.replace" if step == "replace" else "draftwood.util.jsonl.Journal.clear", killed)
         list(parts.recovered())
         for number in range(2):
             parts.add(record(number))
-    with Parts(tmp_path, kind, rows=2) as parts:
+    with NumberedOutput(tmp_path, kind, rows=2) as parts:
         assert [found["custom_id"] for found in parts.recovered()] == ["0", "1"]
         parts.add(record(2))
     assert ids(tmp_path, kind) == ["0", "1", "2"]
 
 
-def test_a_batch_into_a_directory(talker: Path, tmp_path: Path, kind: Kind) -> None:
+def test_a_batch_into_a_directory(talker: Path, tmp_path: Path, kind: OutputFormat) -> None:
     source = tmp_path / "requests.jsonl"
     lines = [{"custom_id": f"{i}", "prompt": "a", "max_tokens": 3, "seed": i} for i in range(3)]
     source.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"custom_id": "wrong"}]))

@@ -1,0 +1,152 @@
+"""/v1/completions and /v1/chat/completions: whole answers and streams of chunks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from functools import partial
+from itertools import starmap
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from draftwood.serve import answers
+from draftwood.serve.answers import ChatForm, CompletionForm, Form, Piece
+from draftwood.serve.choices import choices_of, deltas_of
+from draftwood.serve.errors import ApiError
+from draftwood.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
+from draftwood.serve.request_mapping import RequestPlan, plan_request
+from draftwood.serve.request_run import RequestRun
+from draftwood.serve.service import Service, check_model
+from draftwood.serve.stream import STREAMED, EventStream, start_unless_gone, unless_gone
+
+
+def add_completions(app: FastAPI, service: Service) -> None:
+    """Add both endpoints."""
+
+    @app.post("/v1/completions", responses=STREAMED)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue a text, or several."""
+        check_model(service, body.model)
+        form = CompletionForm(service.tokenizer, service.spell, body.logprobs is not None)
+        echoed: list[Piece] = []
+        if body.max_tokens == 0 and (body.stream or not body.echo):
+            raise ApiError(400, "max_tokens is 0, which is for echo, not streamed; ask for a token", "max_tokens")
+        plan = plan_request(service, body, body.prompts)
+        if body.echo:
+            scores = await unless_gone(request, service.scores(body.prompts, body.logprobs))
+            texts = [
+                prompt if isinstance(prompt, str) else await service.prompts.run(service.echo, prompt)
+                for prompt in body.prompts
+            ]
+            echoed = [answers.prompt_piece(*pair) for pair in zip(scores, texts, strict=True)]
+        if body.max_tokens == 0:
+            head, size = _head(form.prefix, request, service), body.choices * sum(piece.size for piece in echoed)
+            return await service.answers.answer(lambda: _prompts_alone(head, form, body, echoed), size)
+        return await _answer(service, request, body, form, plan, echoed)
+
+    @app.post("/v1/chat/completions", responses=STREAMED)
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation, by the checkpoint's chat template."""
+        check_model(service, body.model)
+        if body.top_logprobs and not body.logprobs:
+            raise ApiError(400, "top_logprobs are for logprobs; set logprobs, or leave them out", "top_logprobs")
+        form = ChatForm(service.tokenizer, service.spell, bool(body.logprobs))
+        conversation = [message.plain() for message in body.messages]
+        return await _answer(service, request, body, form, plan_request(service, body, [conversation]))
+
+
+def _head(prefix: str, request: Request, service: Service) -> dict[str, Any]:
+    return {"id": prefix + request.state.request_id, "created": int(time.time()), "model": service.name}
+
+
+async def _answer(
+    service: Service,
+    request: Request,
+    body: GenerationRequest,
+    form: Form,
+    plan: RequestPlan,
+    echoed: Sequence[Piece] = (),
+) -> Response:
+    """Carry a request out, streamed or not."""
+    run = RequestRun(service, plan, request.state.logged)
+    head = _head(form.prefix, request, service)
+    if body.stream:
+        await start_unless_gone(request, run)
+        return EventStream(_chunks(run, form, head, body.stream_options, echoed), run)
+    return await unless_gone(request, _whole_answer(run, form, head, echoed))
+
+
+def _prompts_alone(
+    head: dict[str, Any], form: CompletionForm, body: CompletionRequest, echoed: Sequence[Piece]
+) -> dict[str, Any]:
+    """An answer of prompts with their log-probabilities, where no token is asked for."""
+    for piece in echoed:
+        piece.finish = "length"
+    repeated = [piece for piece in echoed for _ in range(body.choices)]
+    choices = [form.choice(index, piece) for index, piece in enumerate(repeated)]
+    read = sum(len(piece.tokens) for piece in echoed)
+    usage = {"prompt_tokens": read, "completion_tokens": 0, "total_tokens": read}
+    return {**head, "object": form.object, "choices": choices, "usage": usage}
+
+
+async def _whole_answer(run: RequestRun, form: Form, head: dict[str, Any], echoed: Sequence[Piece]) -> Response:
+    async with asyncio.timeout(run.service.settings.request_seconds):
+        results = await run.finish()
+    summary, choices = run.summary, list(choices_of(run.plan, results))
+    if echoed:
+        choices = [(index, answers.joined(echoed[index // run.plan.n], piece)) for index, piece in choices]
+
+    def document() -> dict[str, Any]:
+        written = [form.choice(index, piece) for index, piece in choices]
+        return {**head, "object": form.object, "choices": written, **summary}
+
+    return await run.service.answers.answer(document, sum(piece.size for _, piece in choices))
+
+
+async def _chunks(
+    run: RequestRun, form: Form, head: dict[str, Any], options: StreamOptions | None, echoed: Sequence[Piece]
+) -> AsyncIterator[str]:
+    """Server-sent events of a request that was started: chunks as they come, then usage if it is asked for."""
+    usage = bool(options and options.include_usage)
+    continuous = usage and bool(options and options.continuous_usage_stats)
+    start = "data: " + json.dumps({**head, "object": form.chunk})[:-1] + ', "choices": ['
+    begun: set[int] = set()  # choices of which a chunk was sent
+    unfinished = run.plan.generations
+    deltas = deltas_of(run)
+
+    def chunk(index: int, piece: Piece, more: str = "") -> str:
+        first = index not in begun
+        begun.add(index)
+        if first and echoed:
+            piece = answers.joined(echoed[index // run.plan.n], piece)
+        if usage:
+            more += f', "usage": {json.dumps(run.usage if continuous else None)}'
+        return f"{start}{json.dumps(form.delta(index, piece, first))}]{more}}}\n\n"
+
+    try:
+        async with asyncio.timeout(run.service.settings.request_seconds), aclosing(run.events()) as batches:
+            async for events in batches:
+                new: list[tuple[int, Piece, str]] = []
+                for place, event in events:
+                    unfinished -= event.result is not None
+                    parts = deltas(place, event)
+                    for i, (index, piece) in enumerate(parts):
+                        last = not unfinished and i == len(parts) - 1 and not usage
+                        more = f', "metrics": {json.dumps(run.summary["metrics"])}' if last else ""
+                        if piece.text or piece.finish or piece.tokens:
+                            new.append((index, piece, more))
+                size = sum(piece.size for _, piece, _ in new)
+                size += sum(echo.size for echo in echoed) * (len(begun) < run.plan.generations)
+                lines = await run.service.answers.write(partial("".join, starmap(chunk, new)), size)
+                if lines:
+                    yield lines
+        if usage:
+            yield f"{start}], {json.dumps(run.summary)[1:]}\n\n"
+        yield "data: [DONE]\n\n"
+    except Exception as error:
+        yield f"data: {json.dumps(run.service.logged_error(error, 'while it was streamed').document)}\n\n"
