@@ -187,7 +187,7 @@ def test_a_burst_is_shared_out_evenly_and_what_ends_is_not_counted() -> None:
         last = await router.choose_replicas(replicas, requests[24])
         requests[24].future.cancel()
         await asyncio.sleep(0)
-        return [replica.unique_id for replica in [*taken, last[0][0].replica_id]], router.under_way.replicas
+        return [replica.unique_id for replica in [*taken, last[0][0].replica_id]], router.in_flight.replicas
 
     names, under_way = asyncio.run(asked())
     assert Counter(names[:24]) == {"a": 12, "b": 12}  # none was sent yet

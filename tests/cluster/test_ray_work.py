@@ -109,7 +109,7 @@ def test_training_goes_on_where_a_process_dies(
     def kill() -> None:
         while not saved.exists():
             time.sleep(0.005)
-        os.kill(below(os.getpid(), "ray::Process")[0], signal.SIGKILL)
+        os.kill(below(os.getpid(), "ray::TrainingProcess")[0], signal.SIGKILL)
         killed.set()
 
     threading.Thread(target=kill, daemon=True).start()
