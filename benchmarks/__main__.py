@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.command import started
 from benchmarks.execute import chosen, execute, results_of
 from benchmarks.experiment import HERE, find, load
 from draftwood.cli.running import check_writable, progress, write_text
-from draftwood.errors import ConfigurationError, DraftwoodError
+from draftwood.errors import ConfigurationError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
@@ -54,6 +55,7 @@ def pages(
 ) -> None:
     """Write docs/results.md, and the tables of results on other pages, from the result files."""
     from benchmarks.pages import PAGES, filled
+    from benchmarks.papers import page as papers
     from benchmarks.tables import drawings, page
     from draftwood.util import plots
 
@@ -67,25 +69,16 @@ def pages(
         path.parent.mkdir(exist_ok=True)
         plots.save(drawn, path, title)
         print(path)
-    for path in (root / name for name in PAGES):
-        if path.is_file() and (after := filled(before := path.read_text("utf-8"), folder)) != before:
+    fill = {root / name: lambda text: filled(text, folder) for name in PAGES}
+    for path, made in {**fill, root / "docs" / "papers.md": papers.filled}.items():
+        if path.is_file() and (after := made(before := path.read_text("utf-8"))) != before:
             write_text(path, after, "--root")
             print(path)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns its exit code: 2 with one sentence for bad input, 130 after Ctrl-C."""
-    try:
-        return app(arguments, prog_name="python -m benchmarks", standalone_mode=False) or 0
-    except DraftwoodError as error:
-        print(f"error: {error}", file=sys.stderr)
-    except typer.Abort:
-        return 130
-    except Exception as error:
-        if not hasattr(error, "format_message"):  # a bad flag, which typer has words for
-            raise
-        print(f"error: {error.format_message()}", file=sys.stderr)
-    return 2
+    return started(app, "benchmarks", arguments)
 
 
 if __name__ == "__main__":

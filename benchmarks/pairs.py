@@ -1,6 +1,6 @@
 """The model pairs of the experiments, grown once and kept.
 
-"embedded" is the pair that draftwood ships. The others are grown from it (`draftwood grow`): the same greedy text and
+"embedded" is the pair that draftwood ships. The others are grown from it (benchmarks/grow): the same greedy text and
 acceptance at the cost per token of published models' shapes, those of Llama 160M and TinyLlama 1.1B. Heads stay 32
 wide and the vocabulary stays at 2048 tokens. They lie in DRAFTWOOD_PAIRS, by default ~/.cache/draftwood/pairs.
 Real models are GGUF files without a draft, which `python -m recipes.real_models` fetches.
@@ -18,11 +18,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.grow.checkpoint import grow_checkpoint
+from benchmarks.grow.growth import SHAPE
 from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.models.checkpoints.checkpoint import read_config
 from draftwood.models.checkpoints.gguf_weights import Weights
-from draftwood.models.grown import SHAPE, grow_checkpoint
 from draftwood.util.safe_parsing import read_text
 
 if TYPE_CHECKING:
@@ -93,16 +94,7 @@ def make(role: str, shape: Shape, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f"{out.name}.part-", dir=out.parent) as place:
         part = Path(place) / out.name
-        grow_checkpoint(
-            EMBEDDED / role,
-            part,
-            f"embedded:{role}",
-            shape["layers"],
-            shape["width"],
-            shape["heads"],
-            shape["kv_heads"],
-            shape["intermediate"],
-        )
+        grow_checkpoint(EMBEDDED / role, part, f"embedded:{role}", shape)
         if out.exists() and not is_made(role, shape, out):
             shutil.rmtree(out)  # of an earlier recipe
         (part / ORIGIN).write_text(digest(EMBEDDED / role), "utf-8")

@@ -30,7 +30,7 @@ machines: compare times only between runs that name the same processor and kerne
 measured by an earlier program, whose command and commit are kept. A grown pair has the small pair's text and
 acceptance at the cost of a larger shape.
 """
-OVERVIEW, PAPERS = "overview.yaml", "papers.yaml"  # tables over several experiments, shown by other pages only
+OVERVIEW = "overview.yaml"  # a table over several experiments, shown by other pages only
 
 
 class Cells(Formatter):
@@ -233,7 +233,7 @@ def drawn(asked: Drawing, result: Mapping[str, Any]) -> Any:
 
 def experiments(folder: Path) -> list[tuple[Path, Experiment]]:
     """The experiments of a directory in the order of their sections."""
-    found = [(path, load(path)) for path in sorted(folder.glob("*.yaml")) if path.name not in (OVERVIEW, PAPERS)]
+    found = [(path, load(path)) for path in sorted(folder.glob("*.yaml")) if path.name != OVERVIEW]
     if not found:
         raise ConfigurationError(f"{folder} holds no experiment (*.yaml); give the directory benchmarks/experiments")
     return sorted(found, key=lambda each: each[1].order)

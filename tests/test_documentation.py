@@ -9,19 +9,16 @@ import subprocess
 import sys
 from importlib.resources import files
 from pathlib import Path
-from pydoc import locate
 from typing import Any
 
 import pytest
 
-from benchmarks.experiment import load as load_experiment
 from benchmarks.pages import PAGES as PAGES_WITH_TABLES
-from benchmarks.pages import Claim, claims, filled
-from benchmarks.tables import documents, page
+from benchmarks.pages import filled
+from benchmarks.tables import page
 from draftwood import METHODS, SamplingParams
 from draftwood.cli.main import COMMANDS, DEFAULTS, GROUPS, made
 from draftwood.depth import CONTROLLERS
-from draftwood.eval.reproduce.paper import load as load_paper
 from draftwood.eval.tasks import TASKS
 from draftwood.methods import Method
 from draftwood.util import config
@@ -104,56 +101,6 @@ def understand(arguments: list[str]) -> None:
     values = made(name).make_context(name, rest).params
     if isinstance(values.get("method"), str) and not values["method"].startswith("file:"):
         Method.parse(values["method"], config.assignments(values.get("set") or values.get("options") or ()))
-
-
-CLAIMS = [(name, claim) for name, found in claims(BENCHMARKS).items() for claim in found]
-IN_THE_PAPERS = {
-    "dsbd": {"Algorithm": [1], "Figure": range(1, 10), "Table": [1], "Theorem": [3.1, 3.2]},
-    "mcsd": {"Figure": range(1, 9), "Table": range(1, 5)},
-    "eesd": {"Algorithm": range(1, 4), "Figure": range(1, 7), "Table": range(1, 14)},
-}
-
-
-@pytest.mark.parametrize("name", IN_THE_PAPERS)
-def test_every_table_figure_theorem_and_algorithm_of_a_paper_has_a_table(name: str) -> None:
-    found: dict[str, set[float]] = {}
-    for claim in (each for paper, each in CLAIMS if paper == name):
-        for kind, first, joint, last in re.findall(r"([A-Z][a-z]+?)s? ([\d.]+)[ab]?(?: (and|to) (\d+))?", claim.of):
-            some = (
-                range(int(first), int(last) + 1) if joint == "to" else [float(each) for each in (first, last) if each]
-            )
-            found.setdefault(kind, set()).update(some)
-    assert {kind: sorted(found[kind]) for kind in IN_THE_PAPERS[name]} == {
-        kind: sorted(numbers) for kind, numbers in IN_THE_PAPERS[name].items()
-    }
-    exhibits = {each.id for each in load_paper(name).exhibits}
-    assert exhibits == {claim.exhibit for paper, claim in CLAIMS if paper == name and claim.exhibit}
-
-
-@pytest.mark.parametrize(("name", "claim"), CLAIMS, ids=lambda each: getattr(each, "of", each))
-def test_what_the_page_of_the_papers_names_is_there(name: str, claim: Claim) -> None:
-    """Code, commands, exhibits, and rows of experiments."""
-    for code in claim.code:
-        assert (ROOT / code).is_file() if "/" in code else locate(code) is not None, code
-    for command in claim.again:
-        program, *arguments = shlex.split(command)
-        if program == "draftwood":
-            understand(arguments)
-        else:
-            assert (program, arguments[:3]) == ("python", ["-m", "benchmarks", "run"])
-            assert (BENCHMARKS / f"{arguments[3]}.yaml").is_file()
-    for measured in claim.measured:
-        file = BENCHMARKS / f"{measured.experiment}.yaml"
-        tables = {table.rows for table in load_experiment(file).tables}
-        assert measured.rows in tables.union(*(each["tables"] for each in documents(file)))
-
-
-def test_no_cell_of_the_papers_page_is_empty() -> None:
-    rows = re.findall(r"^\| (.*) \|$", (ROOT / "docs" / "papers.md").read_text("utf-8"), re.MULTILINE)
-    assert len(rows) > len(CLAIMS)
-    for row in rows:
-        cells = re.split(r"(?<!\\) \| ", row)
-        assert all(cell.strip() for cell in cells), row
 
 
 def test_the_file_of_defaults_is_understood(command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,9 +256,9 @@ def shapes(spec: Exits, layers: int) -> list[Exit]:
 
 
 def _exits(engine: Engine, spec: Exits, folder: Path, told: Told, found: Places) -> None:
+    from benchmarks.grow.checkpoint import grown_layers, write_exit
+    from benchmarks.grow.growth import Growth
     from draftwood.models.checkpoints import artifact, checkpoint
-    from draftwood.models.grow import Growth
-    from draftwood.models.grown import grown_layers, write_exit
     from draftwood.models.heads.exit import layered
 
     home = layered(engine.target).home

@@ -19,6 +19,7 @@ from covering import covering
 from walks import Walk
 
 import draftwood
+from benchmarks.grow.growth import Growth, write
 from draftwood.corpus import DOMAINS, documents
 from draftwood.engine.loading import EMBEDDED
 from draftwood.models.backend import matrix
@@ -27,7 +28,6 @@ from draftwood.models.backend.matrix import Int8, Packed
 from draftwood.models.cache import SPAN_MULTIPLE
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.functions import ACTIVATIONS, activate, rms_norm
-from draftwood.models.grow import Growth, write
 from draftwood.runtime.executor import execute
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -1,0 +1,99 @@
+"""The page of the papers: its numbers come from the result files, its rows name all exhibits and code that is there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from pydoc import locate
+
+import pytest
+
+from benchmarks.papers.page import RESULTS, documents, filled, here_cell, paper_cell, verdict
+from draftwood.cli.main import made
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "papers.md").read_text("utf-8")
+SECTIONS = {title.lower(): text for title, text in re.findall(r"(?ms)^## (\w+)\n(.*?)(?=^## |\Z)", PAGE)}
+CLAIMS = {
+    name: [
+        row.split(" | ") for row in re.findall(r"(?m)^\| (.*) \|$", text.partition("<!--")[0]) if row.count(" | ") == 3
+    ][2:]
+    for name, text in SECTIONS.items()
+}
+IN_THE_PAPERS = {
+    "dsbd": {"Algorithm": [1], "Figure": range(1, 10), "Table": [1], "Theorem": [3.1, 3.2]},
+    "mcsd": {"Figure": range(1, 9), "Table": range(1, 5)},
+    "eesd": {"Algorithm": range(1, 4), "Figure": range(1, 7), "Table": range(1, 14)},
+}
+
+
+def test_numbers_come_from_the_result_files() -> None:
+    """`python -m benchmarks pages` changes nothing."""
+    assert filled(PAGE) == PAGE
+    assert len(PAGE.splitlines()) <= 400
+    shown = {each["pair"] for name in SECTIONS for each in documents(name)}
+    assert shown == {"embedded", "grown-12x768"}
+    assert sum(path.stat().st_size for path in RESULTS.iterdir()) < 400_000
+
+
+@pytest.mark.parametrize("name", IN_THE_PAPERS)
+def test_every_table_figure_theorem_and_algorithm_of_a_paper_has_a_row(name: str) -> None:
+    found: dict[str, set[float]] = {}
+    for of, *_ in CLAIMS[name]:
+        for kind, first, joint, last in re.findall(r"([A-Z][a-z]+?)s? ([\d.]+)(?: (and|to) (\d+))?", of):
+            ends = [float(each) for each in (first, last) if each]
+            some = range(int(first), int(last) + 1) if joint == "to" else ends
+            found.setdefault(kind, set()).update(some)
+    assert {kind: sorted(found[kind]) for kind in IN_THE_PAPERS[name]} == {
+        kind: sorted(numbers) for kind, numbers in IN_THE_PAPERS[name].items()
+    }
+    exhibits = {each["exhibit"] for document in documents(name) for each in document["findings"]}
+    assert exhibits <= {of for of, *_ in CLAIMS[name]} | {"Figure 3, abstract"}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_code_and_commands_of_the_rows_are_there(name: str) -> None:
+    assert len(CLAIMS[name]) > 10
+    for row in CLAIMS[name]:
+        assert all(cell.strip() for cell in row), row
+        for code in re.findall(r"`([^`]*)`", row[3]):
+            assert (ROOT / code).is_file() if "/" in code else locate(code) is not None, code
+        for command in re.findall(r"`draftwood ([^`]* --[^`]*)`", row[2]):
+            group, *rest = shlex.split(command)
+            given = [*rest, "file.html"] if rest[-1] == "--html" else rest
+            made(group).make_context(group, ["prompt", *given] if group == "explain" else given)
+
+
+FINDING = {"what": "speed", "paper": [1.5, 1.9], "unit": "×", "even": 1.0, "here": [1.36, 1.25, 1.48, 20]}
+
+
+@pytest.mark.parametrize(
+    ("change", "theirs", "here"),
+    [
+        ({}, "1.50–1.90×", "1.36× [1.25, 1.48]: same direction, smaller"),
+        ({"here": [1.7, 1.4, 2.0, 20]}, "1.50–1.90×", "1.70× [1.40, 2.00]: same direction, as large"),
+        ({"here": [0.9, 0.7, 1.1, 20]}, "1.50–1.90×", "0.90× [0.70, 1.10]: no direction shown, smaller"),
+        ({"here": [0.9, 0.8, 0.99, 20]}, "1.50–1.90×", "0.90× [0.80, 0.99]: opposite direction, smaller"),
+        ({"here": [2.1, 2.0, 2.2, 20]}, "1.50–1.90×", "2.10× [2.00, 2.20]: same direction, larger"),
+        ({"here": [1.4, None, None, 1]}, "1.50–1.90×", "1.40×: one item has no interval"),
+        ({"paper": [0.93, 0.98]}, "0.93–0.98×", "1.36× [1.25, 1.48]: opposite direction, larger"),
+        ({"paper": [0.7, 1.9]}, "0.70–1.90×", "1.36× [1.25, 1.48]: as large"),
+        ({"paper": [1.0, 1.0]}, "1.00×", "1.36× [1.25, 1.48]: larger"),
+        ({"paper": [1.0, None]}, "above 1.00×", "1.36× [1.25, 1.48]: same direction"),
+        ({"paper": [None, 1.9]}, "at most 1.90×", "1.36× [1.25, 1.48]: same direction, no more"),
+        ({"paper": [None, 1.1], "even": None}, "at most 1.10×", "1.36× [1.25, 1.48]: more"),
+        ({"paper": [None, 0.0], "unit": " points", "even": 0.0, "here": [-3, -5, -1, 9]}, "at most 0 points", None),
+        ({"paper": [0.4, 0.5], "unit": "", "even": None}, "0.40–0.50", "1.36 [1.25, 1.48]: larger"),
+        ({"here": None}, "1.50–1.90×", "not measured"),
+        ({"here": None, "what": "at no less quality"}, "1.50–1.90×", "not reached"),
+    ],
+)
+def test_verdicts_follow_from_the_numbers(change: dict[str, object], theirs: str, here: str | None) -> None:
+    finding = FINDING | change
+    assert paper_cell(finding) == theirs
+    assert here_cell(finding) == (here or "-3 points [-5, -1]: same direction")
+
+
+def test_an_interval_that_ends_at_even_shows_no_direction() -> None:
+    assert verdict([1.5, 1.9], [1.2, 1.0, 1.4, 9], 1.0) == "no direction shown, smaller"
