@@ -17,15 +17,16 @@ from draftwood.models.rotary import rotate, rotate_leading
 
 
 def norm_parameters(config: DecoderConfig, width: int) -> tuple[nn.Parameter, nn.Parameter | None]:
-    """Weight and bias of a norm that starts as the plain one; no bias where the kind has none."""
+    """Weight and bias of a norm over `width` components that multiplies by 1; the bias is None where it has none."""
     weight = torch.zeros(width) if config.norm == "rms_offset" else torch.ones(width)
     return nn.Parameter(weight), nn.Parameter(torch.zeros(width)) if config.norm == "layer" else None
 
 
 class Block(nn.Module):
-    """One transformer layer: attention over cache slots, then an MLP, a norm before each.
+    """One transformer layer: attention over cache slots, then an MLP, with a norm before each.
 
-    With `parallel` it is one process's part of a layer, of the heads and hidden units that `config` says.
+    With `parallel` it is the part of a layer that one of several processes computes: `config` has the number of its
+    heads and hidden units.
     """
 
     def __init__(self, config: DecoderConfig, parallel: Parallel = ALONE) -> None:
@@ -61,10 +62,11 @@ class Block(nn.Module):
 
     @property
     def parts(self) -> list[tuple[Block, bool]]:
+        """The sublayers in order: (block, True for its attention and False for its MLP)."""
         return [(self, True), (self, False)]
 
     def forward(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
-        """x [B, N, D] -> [B, N, D]; B = 1 where keys and values are kept in `store`."""
+        """x [B, N, D] -> [B, N, D]. B is 1 with a `store` of keys and values; else rows of x see one another."""
         return self.feed(self.attend(x, meta, store))
 
     def attend(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
@@ -87,7 +89,7 @@ class Block(nn.Module):
         return x + out
 
     def enter(self, x: Tensor, meta: AttentionMetadata) -> Tensor:
-        """What queries, keys and values are made of."""
+        """The input [B, N, W] of the product that makes queries, keys and values: the normalised rows."""
         return self.normalise(x, self.attention_norm, self.attention_norm_bias, self.eps)
 
     def feed(self, x: Tensor) -> Tensor:
@@ -112,14 +114,14 @@ class Block(nn.Module):
 
 
 class Sublayers(nn.Module):
-    """Sublayers that stand for a layer: an attention and the MLPs around it, or none, and rows pass as they are."""
+    """Some sublayers of other layers, in order, that take the place of one layer; without any, rows pass unchanged."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts: list[tuple[Block, bool]] = []  # (layer, whether its attention); not registered: they are borrowed
+        self.parts: list[tuple[Block, bool]] = []  # as `Block.parts`; not registered, since another model owns them
 
     def forward(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
-        """As `Block.forward`."""
+        """The same as `Block.forward`, of these sublayers."""
         for block, attention in self.parts:
             x = block.attend(x, meta, store) if attention else block.feed(x)
         return x

@@ -1,7 +1,7 @@
-"""torch.compile around a decoder, behind a few shapes, so that small models are not held up by Python.
+"""torch.compile around a decoder, which removes Python's overhead from small models.
 
-Forwards of one request and few rows are padded up to a bucket and run compiled; all else (prefill, several requests,
-layer ranges) runs as the decoder does.
+Forwards of one request with few rows are padded to one of a few numbers of rows, and run compiled. All others (prompts,
+several requests, layer ranges) run uncompiled.
 """
 
 from __future__ import annotations
@@ -24,27 +24,29 @@ from draftwood.models.flat import AttentionMetadata
 from draftwood.models.memory_budget import MemoryBudget
 from draftwood.models.wrapper import DecoderWrapper
 
-BUCKETS = (2, 8, 32)  # cells of a compiled forward
-ROOM = 2048  # slots of a new cache's rows: programs are made for one capacity
+ROW_BUCKETS = (2, 8, 32)  # numbers of rows that forwards are padded to
+EXTENT_SLOTS = 2048  # capacity of extents in a new cache: programs are compiled for one capacity
 # weights packed into the program, kernels chosen by trial; given as options of torch.compile they are half ignored
-SETTINGS: dict[str, Any] = {"freezing": True, "max_autotune": True}
+INDUCTOR_SETTINGS: dict[str, Any] = {"freezing": True, "max_autotune": True}
 
 
 def shapes_only(guards: Sequence[Any]) -> list[bool]:
-    """Which checks before each run are kept: a program is only run for what it was made for, but spans grow."""
+    """Keep only the checks of shapes before each run: nothing else of a program's input changes, but spans grow."""
     return [guard.guard_type == "SHAPE_ENV" for guard in guards]
 
 
-OPTIONS: dict[str, Any] = {"guard_filter_fn": shapes_only} if hasattr(torch.compiler, "skip_all_guards_unsafe") else {}
+COMPILE_OPTIONS: dict[str, Any] = {}
+if hasattr(torch.compiler, "skip_all_guards_unsafe"):
+    COMPILE_OPTIONS["guard_filter_fn"] = shapes_only
 
 
 @dataclass(slots=True)
 class ExtentKV:
-    """Keys and values of one extent in one layer: its part of two planes, [1, heads, capacity, width]."""
+    """The keys and values of one layer in one extent, for compiled forwards: views [1, heads, capacity, width]."""
 
     keys: Tensor
     values: Tensor
-    slots: Tensor  # [N] that are written
+    slots: Tensor  # [N] slot of the extent that each row is written to
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, meta: AttentionMetadata, scale: float | None, cap: float | None
@@ -57,34 +59,34 @@ class ExtentKV:
 
 
 class Compiled(DecoderWrapper):
-    """A decoder whose small forwards are compiled, each bucket when it is first met.
+    """A decoder whose small forwards are compiled, for each number of rows when it is first needed.
 
-    `compile_seconds` is what that took so far. PyTorch keeps single kernels on disk, but no program with weights packed
-    into it, so that another process is only somewhat faster. The weights are held twice: plain for large forwards,
-    packed in the programs.
+    `compile_seconds` is the time that compilation has taken so far. PyTorch caches single kernels on disk, but no
+    program with weights packed into it, so that the next process compiles almost as long. The weights are in memory
+    twice: plain for large forwards, packed in the programs.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self.vocab_size, self.context, self.n_layers = decoder.vocab_size, decoder.context, decoder.n_layers
         self.compile_seconds = 0.0
-        self._programs: dict[tuple[int, int], Callable[..., Tensor]] = {}  # by cells and capacity
+        self._programs: dict[tuple[int, int], Callable[..., Tensor]] = {}  # by number of rows and capacity
 
     @property
     def config(self) -> Any:
         return self.decoder.config
 
     def padded_rows(self, count: int) -> int:
-        return next((bucket for bucket in BUCKETS if bucket >= count), count)
+        return next((bucket for bucket in ROW_BUCKETS if bucket >= count), count)
 
     def new_cache(self, slots: int = 0, budget: MemoryBudget | None = None) -> Cache:
         cache = self.decoder.new_cache(0, budget)
-        cache.fixed = round_up(min(self.context, ROOM) + 1)
+        cache.fixed = round_up(min(self.context, EXTENT_SLOTS) + 1)
         return cache
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
         rows, partial = len(batch.tokens), batch.start > 0 or batch.stop is not None
-        if len(batch.segments) > 1 or rows not in BUCKETS or partial or batch.states or batch.hidden is not None:
+        if len(batch.segments) > 1 or rows not in ROW_BUCKETS or partial or batch.states or batch.hidden is not None:
             return self.decoder.forward(batch, cache)
         extent = batch.segments[0].extent
         metadata = self.decoder.attention_metadata(batch, cache)
@@ -103,7 +105,7 @@ class Compiled(DecoderWrapper):
         if program is None:
             began = perf_counter()
             program = self._program()
-            with torch._inductor.config.patch(**SETTINGS):
+            with torch._inductor.config.patch(**INDUCTOR_SETTINGS):
                 logits = self._compile(program, x, metadata, slots, planes)
             self._programs[rows, extent.capacity] = program
             self.compile_seconds += perf_counter() - began
@@ -112,7 +114,7 @@ class Compiled(DecoderWrapper):
         return logits[batch.wanted]
 
     def _program(self) -> Callable[..., Tensor]:
-        """What is compiled: all layers and the head, logits [N, V]."""
+        """A new function to compile: from embedded rows through all layers and the head to logits [N, V]."""
         decoder = self.decoder
 
         def run(x: Tensor, metadata: list[AttentionMetadata], slots: Tensor, planes: list[Tensor]) -> Tensor:
@@ -121,11 +123,11 @@ class Compiled(DecoderWrapper):
 
         # code of its own: PyTorch looks programs up by code, in turn, and refuses more than eight
         own = FunctionType(run.__code__.replace(), run.__globals__, run.__name__, None, run.__closure__)
-        compiled: Callable[..., Tensor] = torch.compile(own, fullgraph=True, dynamic=False, options=OPTIONS)
+        compiled: Callable[..., Tensor] = torch.compile(own, fullgraph=True, dynamic=False, options=COMPILE_OPTIONS)
         return compiled
 
     def _compile(self, program: Callable[..., Tensor], *inputs: Any) -> Tensor:
-        """The first run of a program."""
+        """Run a program for the first time, which compiles it; ConfigurationError where that fails."""
         import torch._inductor.select_algorithm as selection  # slow to import
 
         selection.PRINT_AUTOTUNE = False  # a table per kernel, on standard error

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from draftwood.models.backend.attention import FEWEST_ROWS, additive, folded, fused, ordered
+from draftwood.models.backend.attention import MIN_BITWISE_ROWS, additive, folded, fused, ordered
 from draftwood.models.backend.native import NativeMatrix, kernels
 from draftwood.models.backend.program import Program
 from draftwood.models.base import Batch
@@ -34,52 +34,53 @@ from draftwood.models.partition import ALONE, Parallel
 class Decoder(DecoderWeights):
     """A decoder-only transformer; see `draftwood.models.base.CausalModel` for `forward`.
 
-    Windows count positions, while masks and slots come from outside: where a layer has a window, the cache has one
-    more plane, which remembers the position of every slot. With `parallel` it holds one process's part of the model.
+    A layer with an attention window of w sees the tokens at the last w positions. Slots do not tell positions, so where
+    any layer has a window, the last plane of the cache stores the position of the token in each slot. With `parallel`
+    the decoder is the part of a model that one of several processes computes.
     """
 
     def __init__(self, config: DecoderConfig, parallel: Parallel = ALONE) -> None:
         super().__init__(config, parallel)
         group = self.local.num_attention_heads // self.local.num_key_value_heads
-        self._fewest = -(-FEWEST_ROWS // group)
+        self._min_rows = -(-MIN_BITWISE_ROWS // group)
         self._program: Program | None = None  # made when it is first needed
 
     @property
     def native(self) -> bool:
-        """Whether forwards are computed by the native library: its matrices are packed for it."""
+        """True if the native library computes forwards, for which the matrices are packed."""
         return isinstance(self.head, NativeMatrix)
 
     @property
     def kernels(self) -> str:
-        """The native library's kernel set that forwards are computed with; empty: PyTorch's."""
+        """The name of the native kernel set that computes forwards; empty where PyTorch does."""
         return kernels()[0] if self.native else ""
 
     @property
     def skipped_parts(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Layers of the whole model whose attention, and whose MLP, this one leaves out."""
+        """Numbers of the layers whose attention, and of those whose MLP, is left out of the full model."""
         return (), ()
 
     @property
     def broken(self) -> str | None:
-        """Why it cannot compute any more: a process that had a part of it is gone."""
+        """Why nothing can be computed any more, where a process with a part of the model has ended; else None."""
         return self.parallel.broken
 
     def padded_rows(self, count: int) -> int:
         if self._program is not None or self.native:
             return count
-        return max(count, self._fewest, getattr(self.head, "fewest_rows", 2))
+        return max(count, self._min_rows, getattr(self.head, "fewest_rows", 2))
 
     def new_cache(self, slots: int = 0, budget: MemoryBudget | None = None) -> Cache:
         c, parallel = self.local, self.parallel
         planes: list[Plane] = [(c.num_key_value_heads, c.head_dim, self.dtype)] * (2 * self.n_layers)
-        if self.remembers:  # the positions of the slots, exact in every dtype
+        if self.stores_positions:  # the positions of the slots, exact in every dtype
             planes.append((1, 1, torch.int64))
         copies = parallel.size if self.device.type == "cpu" else 1  # memory of GPUs is each one's own
         return Cache(planes, self.device, slots, budget, copies=copies, change_log=parallel.change_log())
 
     @property
-    def remembers(self) -> bool:
-        """Whether the cache's last plane holds the positions of slots, for windows; native needs none."""
+    def stores_positions(self) -> bool:
+        """True if the last plane of the cache holds the position of each slot, which PyTorch needs for windows."""
         return self.windows != [0] and not self.native
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
@@ -95,7 +96,7 @@ class Decoder(DecoderWeights):
             return x if stop < self.n_layers else self._answer(x, batch)
 
     def _answer(self, x: Tensor, batch: Batch) -> Tensor:
-        """Logits of the wanted rows of x [N, D]; the asked states of these rows are kept."""
+        """Logits [n, V] of the wanted rows of x [N, D]; the states in `batch.kept` are cut to these rows."""
         x = x[batch.wanted]
         for layer, states in batch.kept.items():
             batch.kept[layer] = states[batch.wanted]
@@ -112,7 +113,7 @@ class Decoder(DecoderWeights):
         stop: int,
         batch: Batch | None = None,
     ) -> Tensor:
-        """Layers [start, stop) over rows x [1, N, D] -> [1, N, D]."""
+        """Compute layers [start, stop) of rows x [1, N, D] -> [1, N, D]; put wanted states in `batch.kept`."""
         for layer in range(start, stop):
             x = self.layers[layer](x, metadata[self.kinds[layer]], kv_stores[layer])
             if batch is not None and layer + 1 in batch.states and layer + 1 < self.n_layers:
@@ -120,31 +121,31 @@ class Decoder(DecoderWeights):
         return x
 
     def kv_stores(self, batch: Batch, cache: Cache) -> list[CachedKV]:
-        """Where each layer keeps the rows' keys and values."""
+        """For each layer the store that its keys and values of the batch are written to."""
         rows = written_rows(batch, cache, self.local.num_key_value_heads)
         return [CachedKV(cache, layer, rows) for layer in range(self.n_layers)]
 
     def attention_metadata(self, batch: Batch, cache: Cache) -> list[AttentionMetadata]:
-        """What each kind of layer needs beside the rows: one mask per group, additive, which no layer converts."""
+        """For each kind of layer: rotary tables of the rows' positions, and the groups of segments with their masks."""
         count, place = len(batch.tokens), 2 * self.n_layers
-        if self.remembers and batch.start == 0:
+        if self.stores_positions and batch.start == 0:
             cache.planes[place].index_copy_(0, written_rows(batch, cache, 1), batch.positions[:, None])
-        packed, take, back = group_segments(batch, self._fewest)
-        visibles = [visibility(segments, rows, self.device) for segments, rows in packed]
-        as_they_are = take == list(range(count))
-        taken = None if as_they_are else torch.tensor(take, device=self.device)
-        places = None if as_they_are else torch.tensor(back, device=self.device)
+        groups_of, query_rows, row_queries = group_segments(batch, self._min_rows)
+        visibles = [visibility(segments, rows, self.device) for segments, rows in groups_of]
+        in_order = query_rows == list(range(count))
+        taken = None if in_order else torch.tensor(query_rows, device=self.device)
+        places = None if in_order else torch.tensor(row_queries, device=self.device)
         cpu = self.device.type == "cpu"
         metadata = []
         for window in self.windows:
             groups, first = [], 0
-            for (segments, rows), seen in zip(packed, visibles, strict=True):
+            for (segments, rows), seen in zip(groups_of, visibles, strict=True):
                 last = first + len(segments) * rows
                 extent, span = segments[0].extent, seen.shape[-1]
-                if window and span > window:  # else no visible slot is far: a row's ancestors and itself fill the span
-                    near = cache.read(place, extent, span, len(segments))[:, 0, None, :, 0]  # [count, 1, span]
+                if window and span > window:  # in a span of at most `window` slots nothing is too far
+                    stored = cache.read(place, extent, span, len(segments))[:, 0, None, :, 0]  # [count, 1, span]
                     at = (batch.positions if taken is None else batch.positions[taken])[first:last]
-                    seen = seen & (near > at.view(len(segments), -1, 1) - window)
+                    seen = seen & (stored > at.view(len(segments), -1, 1) - window)
                 bias = additive(seen, self.dtype)
                 if cpu:
                     bias = folded(bias, self.local.num_attention_heads, self.local.num_key_value_heads)
@@ -159,7 +160,7 @@ class Decoder(DecoderWeights):
         return metadata
 
     def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Input of the first layer [B, Q, D]."""
+        """Embeddings of tokens at positions, of one shape [...]: the input [..., D] of the first layer."""
         x: Tensor = self.embed(tokens)
         if self.config.embedding_scale != 1:  # rounded to the dtype first, as it was when the models were trained
             x = x * torch.tensor(self.config.embedding_scale, dtype=x.dtype)
@@ -187,14 +188,14 @@ class Decoder(DecoderWeights):
         return self._head(self.train_layers(x, 0, self.n_layers))
 
     def train_layers(self, x: Tensor, start: int, stop: int) -> Tensor:
-        """Layers [start, stop) of the same: x [B, T, D], the positions 0, 1, ... of each row -> [B, T, D]."""
+        """Layers [start, stop) of `train_forward`: x [B, T, D] at positions 0, 1, ... -> [B, T, D]."""
         metadata = self.train_metadata(x)
         for layer in range(start, stop):
             x = self.layers[layer](x, metadata[self.kinds[layer]], None)
         return x
 
     def train_metadata(self, x: Tensor) -> list[AttentionMetadata]:
-        """Of each kind of layer what it needs beside rows x [B, T, D] at the positions 0, 1, ..."""
+        """For each kind of layer: rotary tables and the causal mask of texts x [B, T, D] at positions 0, 1, ..."""
         n = x.shape[1]
         metadata: list[AttentionMetadata] = []
         for window in self.windows:

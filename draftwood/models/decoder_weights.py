@@ -35,8 +35,8 @@ class DecoderWeights(nn.Module):
         if config.tie_word_embeddings and parallel.size == 1:
             self.head.weight = self.embed.weight
         windows = config.windows[: self.n_layers] or (0,) * self.n_layers
-        self.windows = sorted(set(windows))  # one kind of layer each
-        self.kinds = [self.windows.index(window) for window in windows]  # kind of each layer
+        self.windows = sorted(set(windows))  # layers of one window are one kind
+        self.kinds = [self.windows.index(window) for window in windows]  # of each layer: the index of its window
         c, self.rotary, self.local_rotary = config, None, None
         dim = c.rotary_dim or c.head_dim
         if c.position_offset is None:
@@ -45,7 +45,7 @@ class DecoderWeights(nn.Module):
                 self.local_rotary = Rotary(c.local_rope_theta, dim, self.context)
 
     def parts(self) -> list[list[tuple[Block, bool]]]:
-        """Of each layer the sublayers in order: (block, whether it is its attention)."""
+        """The sublayers of each layer in order: (block, True for its attention and False for its MLP)."""
         return [layer.parts for layer in self.layers]  # type: ignore[misc]
 
     def rotary_of(self, window: int) -> Rotary | None:
@@ -53,7 +53,7 @@ class DecoderWeights(nn.Module):
         return self.rotary if not window or self.local_rotary is None else self.local_rotary
 
     def must_be_plain(self, purpose: str) -> None:
-        """Raise a ModelError where matrices are held packed, quantised or in part, which cannot be turned back."""
+        """Raise ModelError where matrices are packed, quantised or in part, which cannot be undone."""
         if self.parallel.size > 1:
             raise ModelError(f"a model that is split among processes cannot be {purpose}; leave out tensor_parallel")
         if not all(
@@ -72,7 +72,7 @@ class DecoderWeights(nn.Module):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that a forward reads, however few cells it has; the table of embeddings is hardly read."""
+        """Bytes of weights that a forward reads for any number of rows: all but the tables of embeddings."""
         own = sum(part.nbytes for part in self.parameters(recurse=False))
         apart = (self, self.embed, self.position)
         return own + sum(bytes_of(module, recurse=False) for module in self.modules() if module not in apart)

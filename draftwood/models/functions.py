@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def gelu(x: Tensor) -> Tensor:
-    """PyTorch has two kernels of it, one for contiguous tensors."""
+    """GELU by the kernel for contiguous tensors: PyTorch's other one rounds otherwise."""
     return F.gelu(x.contiguous())
 
 
@@ -25,23 +25,26 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-SERIAL = 16000  # elements up to which PyTorch computes an activation in one thread
+SERIAL_ELEMENTS = 16000  # up to this many PyTorch computes an activation in one thread
 
 
 def activate(activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """An activation of x [B, Q, width], a few rows at a time on a CPU.
+    """Apply an activation to x [B, Q, width]; on a CPU to a few rows at a time, in one thread.
 
-    Shared among threads, a row may be cut inside a vector, and the rest of a vector is computed by other instructions
-    with another rounding: a row's result would depend on the number of rows.
+    Where PyTorch splits a tensor among threads, a cut may fall inside a vector of a row, whose rest is computed by
+    other instructions with another rounding: the result of a row would depend on the number of rows.
     """
-    if x.numel() <= SERIAL or x.is_cuda or torch.is_grad_enabled():
+    if x.numel() <= SERIAL_ELEMENTS or x.is_cuda or torch.is_grad_enabled():
         return activation(x)
-    rows = max(1, SERIAL // (len(x) * x.shape[-1]))
+    rows = max(1, SERIAL_ELEMENTS // (len(x) * x.shape[-1]))
     return torch.cat([activation(some) for some in torch.split(x, rows, 1)], 1)
 
 
 def rms_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """PyTorch has no kernel of it for CPUs; the layer norm of x beside -x, whose mean is zero, is the same in one."""
+    """x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
+
+    PyTorch has no fast kernel of it for CPUs; the layer norm of (x, -x), whose mean is zero, is the same.
+    """
     if x.is_cuda or torch.is_grad_enabled():
         return torch.rms_norm(x, weight.shape, weight, eps)
     width = weight.shape[0]
@@ -49,7 +52,7 @@ def rms_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tens
 
 
 def rms_offset_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """In float32 inside: 1 + weight would lose the weight's last digits in a shorter dtype."""
+    """x / sqrt(mean(x^2) + eps) * (1 + weight), in float32: 1 + weight would lose digits of the weight in bfloat16."""
     wide = torch.promote_types(x.dtype, torch.float32)
     return F.rms_norm(x.to(wide), weight.shape, 1 + weight.to(wide), eps).to(x.dtype)
 

@@ -1,7 +1,7 @@
-"""PyTorch's modules with weights, which draw no numbers where they have no memory.
+"""Linear layers and embeddings that draw no random weights on the meta device, and the bytes that modules take.
 
 The random initialisation of `nn.Linear` and `nn.Embedding` on the meta device imports torch._dynamo, a second of every
-command. With memory (training, tests) they begin as PyTorch's do, number for number.
+command. On other devices (training, tests) they are initialised as PyTorch's are, number for number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Embedding(nn.Embedding):
 
 
 def bytes_of(module: nn.Module, recurse: bool = True) -> int:
-    """Bytes of a module's weights: of packed ones what they take, else of its parameters."""
-    held: int | None = getattr(module, "weight_bytes", None)
+    """The bytes of a module's weights: of a packed matrix what it takes in memory, else of its parameters."""
+    packed: int | None = getattr(module, "weight_bytes", None)
     parts = module.parameters(recurse)
-    return held if held is not None else sum(part.numel() * part.element_size() for part in parts)
+    return packed if packed is not None else sum(part.numel() * part.element_size() for part in parts)

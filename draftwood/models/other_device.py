@@ -1,4 +1,4 @@
-"""A draft model on another device than the target: what it says is moved to where the target's logits are."""
+"""A draft model on another device than the target, whose logits are moved to the device of the target's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from draftwood.models.memory_budget import MemoryBudget
 
 
 class OnOtherDevice:
-    """A model whose logits, and the states that are asked for, come to the device `answers`; else it is as it is."""
+    """A model whose logits and returned states are moved to the device `answers`; all else is the model's own."""
 
     def __init__(self, model: CausalModel, answers: torch.device) -> None:
         self._model, self._answers = model, answers
@@ -33,7 +33,7 @@ class OnOtherDevice:
         return self._model.new_cache(slots, budget)
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
-        """As the model's; drafting asks for all of its layers."""
+        """The model's forward; only forwards of all layers, as drafts are made, are supported."""
         out = self._model.forward(batch, cache).to(self._answers)
         batch.kept = {layer: states.to(self._answers) for layer, states in batch.kept.items()}
         return out

@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How rotary frequencies are stretched: `linear` divides all, `llama3` divides the slow ones (Llama 3.1)."""
+    """A change of rotary frequencies for longer contexts: `linear` divides all, `llama3` the slow ones (Llama 3.1)."""
 
     kind: str = "default"
     factor: float = 1.0
@@ -32,7 +32,7 @@ UNSCALED = RopeScaling()
 
 
 class Rotary:
-    """Cosines and signed sines of positions below a context; its tables grow with the positions that are met.
+    """Tables of cosines and signed sines for positions 0, 1, ... below a context; they grow when they are too short.
 
     Frequencies and angles are rounded to float32 in every dtype, as they were when the published models were trained:
     at position 100,000 exact angles would differ by 0.001, and the logits with them.

@@ -10,7 +10,7 @@ from draftwood.models.memory_budget import MemoryBudget
 
 
 class DecoderWrapper:
-    """A `CausalModel` around a decoder: what it does not say of itself is the decoder's."""
+    """A `CausalModel` that adds to a decoder; members that it does not define are the decoder's."""
 
     decoder: Decoder
 

@@ -14,7 +14,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.models import compiled
 from draftwood.models.base import Batch, Segment
 from draftwood.models.checkpoints import checkpoint, saving
-from draftwood.models.compiled import BUCKETS, Compiled
+from draftwood.models.compiled import ROW_BUCKETS, Compiled
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.runtime.executor import execute
@@ -90,7 +90,7 @@ def test_text_is_the_eager_one_alone_and_beside_others() -> None:
 def test_forwards_are_padded_to_few_shapes() -> None:
     model = Compiled(tiny())
     assert [model.padded_rows(n) for n in (1, 2, 3, 8, 9, 32, 33, 500)] == [2, 2, 8, 8, 32, 32, 33, 500]
-    assert model.new_cache().lend(3).capacity >= 256 and BUCKETS[0] == 2
+    assert model.new_cache().lend(3).capacity >= 256 and ROW_BUCKETS[0] == 2
 
 
 @pytest.mark.slow

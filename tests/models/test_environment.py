@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from draftwood.models.backend.environment import MODE, strict_mode
+from draftwood.models.backend.environment import MKL_MODE, strict_mode
 
 INTEL = "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Some Xeon\nflags\t\t: fpu {}\n\nprocessor\t: 1\n"
 
@@ -27,8 +27,8 @@ def test_the_strict_mode_is_of_the_processor(processors: str, mode: str | None) 
 
 def test_a_mode_that_was_chosen_stays() -> None:
     said = subprocess.run(
-        [sys.executable, "-c", f"import draftwood, os; print(os.environ['{MODE}'])"],
-        env={**os.environ, MODE: "COMPATIBLE"},
+        [sys.executable, "-c", f"import draftwood, os; print(os.environ['{MKL_MODE}'])"],
+        env={**os.environ, MKL_MODE: "COMPATIBLE"},
         capture_output=True,
         text=True,
         check=True,

@@ -1,13 +1,13 @@
-"""Attention of a forward's cells to cached keys and values: in a fixed order on a CPU, fused elsewhere.
+"""Attention of query rows to cached keys and values: `ordered` on a CPU, PyTorch's fused kernel elsewhere.
 
-`ordered` computes each cell bit for bit alike, whatever other cells the forward has, so that a token that was verified
-in a batch of drafts has the logits of plain decoding.
+`ordered` gives a row the same bits whatever other rows the forward has, so that a token that was verified in a batch of
+drafts has the logits of plain decoding.
 
-What makes it so, on oneDNN and MKL (found by measurement, held by tests/models/test_bitwise.py):
-- a matrix product gives each row the same bits for every number of rows from `FEWEST_ROWS` on;
+Two properties of oneDNN and MKL make this possible (found by measurement, tested by tests/models/test_bitwise.py):
+- a matrix product gives each row the same bits for every number of rows from `MIN_BITWISE_ROWS` on;
 - sums over slots run in slot order, and masked slots behind the last add exact zeros, as long as the span is a multiple
-  of `GRAIN` and no kernel splits it into blocks that depend on its length: hence `BLOCK`.
-PyTorch's fused kernel has neither property, and takes several times as long for a single cell in bfloat16.
+  of `SPAN_MULTIPLE` and no kernel splits it into blocks that depend on its length: hence `SUM_BLOCK`.
+PyTorch's fused kernel has neither property, and takes several times as long for a single row in bfloat16.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FEWEST_ROWS = 4  # rows of a product below which float32 takes another kernel
-BLOCK = {torch.float32: 192, torch.bfloat16: 512}  # slots that a kernel is known to sum in one go
-TURN = 16  # cells at a time: small products are not shared out among threads, and few scores are held at once
+MIN_BITWISE_ROWS = 4  # products of fewer rows use another kernel in float32
+SUM_BLOCK = {torch.float32: 192, torch.bfloat16: 512}  # number of slots that a kernel is known to sum in slot order
+ROWS_AT_A_TIME = 16  # small products are not split among threads, and few scores are in memory at once
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """Mask to add to scores, shaped as `visible` [B, Q, S]: 0 where it is True, -inf elsewhere."""
+    """The mask [B, Q, S] to add to scores: 0 where `visible` [B, Q, S] is True, -inf elsewhere."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
 
 
 def folded(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
-    """`additive`'s mask for `ordered`: [1, 1, S] as it is; else [1 or B * kv_heads, Q * heads // kv_heads, S]."""
+    """Repeat a mask [B, Q, S] of `additive` for the heads that share keys, as `ordered` wants it.
+
+    A mask [1, 1, S] stays; else the result is [1 or B * kv_heads, Q * heads // kv_heads, S].
+    """
     b, n, span = bias.shape
     if n == 1 and b == 1:
         return bias
@@ -40,19 +43,20 @@ def folded(bias: Tensor, heads: int, kv_heads: int) -> Tensor:
 def ordered(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float | None = None, cap: float | None = None
 ) -> Tensor:
-    """q [B, Q, heads, D], k and v [B, kv_heads, S, D], bias from `folded` -> [B, Q, heads * D].
+    """Attention with the same bits for a row whatever the other rows are, on a CPU.
 
-    Scores are scaled, pass cap * tanh(score / cap) where there is a cap, and are masked. Heads that share keys are rows
-    of one product, so that no key is copied.
+    q [B, Q, heads, D], k and v [B, kv_heads, S, D], bias from `folded` -> [B, Q, heads * D]. Scores are scaled, pass
+    cap * tanh(score / cap) where there is a cap, and are masked. Heads that share keys are rows of one product, so that
+    no key is copied.
     """
-    n, block = q.shape[1], BLOCK.get(q.dtype)
-    if n <= TURN:
+    n, block = q.shape[1], SUM_BLOCK.get(q.dtype)
+    if n <= ROWS_AT_A_TIME:
         return products(q, k, v, bias, scale, cap, block)
-    rows, parts = bias.shape[1] // n, []  # no rows of its own: one mask for all cells
-    for first in range(0, n, TURN):
-        first = max(0, min(first, n - FEWEST_ROWS))  # a turn of few cells repeats some
-        part = bias[:, first * rows : (first + TURN) * rows] if rows else bias
-        parts.append(products(q[:, first : first + TURN], k, v, part, scale, cap, block))
+    rows, parts = bias.shape[1] // n, []  # 0 rows: one mask for all
+    for first in range(0, n, ROWS_AT_A_TIME):
+        first = max(0, min(first, n - MIN_BITWISE_ROWS))  # the last product repeats rows where few are left
+        part = bias[:, first * rows : (first + ROWS_AT_A_TIME) * rows] if rows else bias
+        parts.append(products(q[:, first : first + ROWS_AT_A_TIME], k, v, part, scale, cap, block))
     parts[-1] = parts[-1][:, sum(part.shape[1] for part in parts) - n :]
     return torch.cat(parts, 1)
 
@@ -66,7 +70,7 @@ def products(
     cap: float | None = None,
     block: int | None = None,
 ) -> Tensor:
-    """`ordered` for all cells at once, slots summed in blocks; without blocks for compilers, which sum as they like."""
+    """`ordered` for all rows at once; sums over slots are made in blocks of `block` slots, or all at once (None)."""
     b, n, heads, width = q.shape
     kv_heads, span = k.shape[1], k.shape[2]
     folds = b * kv_heads
@@ -94,7 +98,10 @@ def products(
 def fused(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None = None, cap: float | None = None
 ) -> Tensor:
-    """As `ordered` by PyTorch's own kernel; bias [B or 1, Q or 1, S] from `additive`, None: causal. Differentiable."""
+    """The same as `ordered`, by PyTorch's kernel where there is no cap, and differentiable; bits depend on the batch.
+
+    bias [B or 1, Q or 1, S] is from `additive`; None: a causal mask.
+    """
     b, n, heads, width = q.shape
     kv_heads = k.shape[1]
     if cap is None:

@@ -1,7 +1,7 @@
-"""How a weight matrix is held for multiplication on a CPU: by the native kernels, or packed for oneDNN.
+"""Chooses the class that stores a weight matrix and multiplies by it: native kernels, oneDNN, int8 or plain PyTorch.
 
-Both give each row of the input the same bits whatever other rows there are (single rows are doubled where oneDNN would
-take another kernel), which is what makes verified logits those of plain decoding.
+On a CPU a row of a product has the same bits whatever the other rows are, so that verified logits are those of plain
+decoding. oneDNN needs help for that: a single row is doubled, and with AMX few rows are multiplied at a time.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from draftwood.models.quantise import GROUP
 
 log = logging.getLogger(__name__)
 
-Holder = Callable[[Tensor, Tensor | None], nn.Module]  # from a weight and a bias to the layer that holds them
+Holder = Callable[[Tensor, Tensor | None], nn.Module]  # makes a linear layer of a weight [out, in] and a bias [out]
 QUANTISATIONS = ("int8", "int4")
 BACKENDS = ("auto", "native", "pytorch")
 PACKABLE = (torch.float32, torch.bfloat16)
-TOP = 127  # steps of int8 on either side of 0
-_ROWS_IN_MIND = 8  # oneDNN chooses a layout for about so many rows
-_TILED_ROWS = 32  # with AMX, bfloat16 products of more rows sum in another order, which changes with their number
+INT8_STEPS = 127  # on either side of 0
+_LAYOUT_ROWS = 8  # oneDNN chooses the layout of weights for products of about this many rows
+_AMX_ROWS = 32  # with AMX, bfloat16 products of more rows sum in an order that depends on the number of rows
 
 
 def has_tiles() -> bool:
-    """Whether the processor multiplies in tiles (AMX), with which oneDNN's bfloat16 products are made."""
+    """True if the processor has AMX, which oneDNN uses for bfloat16 products."""
     return bool(getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)())
 
 
 class Packed(nn.Module):
-    """y = x W^T + b with W in oneDNN's own layout, which is all that is kept of it."""
+    """y = x W^T + b with W in oneDNN's own layout; the plain W is not kept."""
 
     fewest_rows = 2  # a single row takes another kernel
 
@@ -43,23 +43,26 @@ class Packed(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.weight_bytes = weight.numel() * weight.element_size()
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_IN_MIND)
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, _LAYOUT_ROWS)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self._multiply: Callable[..., Tensor] = torch.ops.mkldnn._linear_pointwise.default
-        self._turn = _TILED_ROWS if weight.dtype == torch.bfloat16 and has_tiles() else None
+        self._max_rows = _AMX_ROWS if weight.dtype == torch.bfloat16 and has_tiles() else None
 
     def forward(self, x: Tensor) -> Tensor:
         if x.numel() == self.in_features:
             return self.forward(x.reshape(1, -1).expand(2, -1))[:1].view(*x.shape[:-1], -1)
-        if self._turn and x.numel() > self._turn * self.in_features and not torch.compiler.is_compiling():
-            turns = torch.split(x.reshape(-1, self.in_features), self._turn)
-            return torch.cat([self.forward(turn) for turn in turns]).view(*x.shape[:-1], -1)
+        if self._max_rows and x.numel() > self._max_rows * self.in_features and not torch.compiler.is_compiling():
+            parts = torch.split(x.reshape(-1, self.in_features), self._max_rows)
+            return torch.cat([self.forward(part) for part in parts]).view(*x.shape[:-1], -1)
         out: Tensor = self._multiply(x, self.packed, self.bias, "none", [], "")
         return out
 
 
 class Int8(nn.Module):
-    """y = x W^T + b with W and x as the native kernels hold them for int8, computed in float32: it saves no memory."""
+    """y = x W^T + b with W and x rounded to int8 in groups of 32 as by the native kernels, but computed in float32.
+
+    The answers are those of int8; memory and time are those of float32.
+    """
 
     fewest_rows = Packed.fewest_rows
 
@@ -75,19 +78,23 @@ class Int8(nn.Module):
 
 
 def in_groups(x: Tensor, scales: torch.dtype) -> Tensor:
-    """x [..., K] rounded to 8 bits, -127 to 127 steps in each group of 32; float32. Steps have the dtype `scales`."""
+    """Round each group of 32 numbers of x [..., K] to multiples of its largest size / 127; float32 [..., K].
+
+    The size of a step is itself rounded to the dtype `scales`. A group that holds NaN or infinity becomes NaN.
+    """
     count = x.shape[-1]
     padded = F.pad(x.float(), (0, -count % GROUP))
     groups = padded.view(*x.shape[:-1], -1, GROUP)
-    step = (groups.abs().amax(-1, keepdim=True) / TOP).to(scales).float()  # where it is not finite, the group is not
-    whole = (groups / step).nan_to_num_(0).round_().clamp_(-TOP, TOP)
+    step = (groups.abs().amax(-1, keepdim=True) / INT8_STEPS).to(scales).float()
+    whole = (groups / step).nan_to_num_(0).round_().clamp_(-INT8_STEPS, INT8_STEPS)
     return whole.mul_(step).view_as(padded)[..., :count].contiguous()
 
 
 def holder(dtype: torch.dtype, device: torch.device, quantize: str | None, backend: str = "auto") -> Holder | None:
-    """How matrices of a dtype are held on a device; None where PyTorch's plain class is best.
+    """The class that stores matrices of a dtype on a device; None where PyTorch's `Linear` is best.
 
-    `backend`: native, pytorch, or auto, which is native where the library is there and has kernels for the dtype.
+    `backend`: native, pytorch, or auto, which is native where the library is installed and has kernels for the dtype.
+    Raises ConfigurationError for names that are unknown, and for combinations that do not work.
     """
     if backend not in BACKENDS:
         raise ConfigurationError(
@@ -112,7 +119,7 @@ def holder(dtype: torch.dtype, device: torch.device, quantize: str | None, backe
     if quantize == "int4" and reason:
         raise ConfigurationError(f"quantize int4 needs the native backend, which is not used: {reason}")
     if fits and not reason:
-        return partial(NativeMatrix, kind=quantize and "int8")  # what has no four bits of its own has eight
+        return partial(NativeMatrix, kind=quantize and "int8")  # with int4, what is not stored in four bits is in eight
     if quantize is not None:
         if not torch._C._has_mkldnn:
             raise ConfigurationError(
@@ -128,21 +135,22 @@ def holder(dtype: torch.dtype, device: torch.device, quantize: str | None, backe
 
 
 def computed(dtype: torch.dtype, device: torch.device, backend: str = "auto") -> torch.dtype:
-    """The dtype to compute weights of a stored dtype in by default: the same one, if there are kernels.
+    """The dtype that weights stored in `dtype` are computed in by default: the same where there are fast kernels.
 
-    A CPU has none for float16, and without the native kernels few have some for bfloat16: float32 holds both exactly.
+    No CPU has some for float16, and without the native kernels few have some for bfloat16. These are computed in
+    float32, which represents both exactly.
     """
     short = dtype == torch.float16 or (dtype == torch.bfloat16 and holder(dtype, device, None, backend) is None)
     return torch.float32 if device.type == "cpu" and short else dtype
 
 
 def held_alike(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Holder | None:
-    """How the matrices of a part that goes with a model are held: by the backend of one of the model's."""
+    """The class for matrices of a trained head: of the same backend as `module`, a matrix of its target."""
     return holder(dtype, device, None, "native" if isinstance(module, NativeMatrix) else "pytorch")
 
 
 def pack(model: nn.Module, hold: Holder | None) -> None:
-    """Replace the linear layers of a small model, each as it is held best; None: leave them."""
+    """Replace all linear layers of a model by ones that `hold` makes; None: leave them."""
     if hold is None:
         return
     for module in list(model.modules()):

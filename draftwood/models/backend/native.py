@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from draftwood.errors import ConfigurationError, ModelError, OutOfMemory
 from draftwood.models.quantise import Grouped
 
-VERSION = 2  # of the interface
-TYPES = {"float32": 0, "bfloat16": 1, "int4": 3, "int8": 4}
+ABI_VERSION = 2
+MATRIX_TYPES = {"float32": 0, "bfloat16": 1, "int4": 3, "int8": 4}
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -42,7 +42,7 @@ class ModelPart(Structure):
 
 @cache
 def library() -> ctypes.CDLL | str:
-    """The library, or why it cannot be used, in one sentence."""
+    """The loaded library, or a sentence that says why it cannot be used."""
     try:
         from draftwood_native import library as where
 
@@ -51,7 +51,7 @@ def library() -> ctypes.CDLL | str:
         return "draftwood-native is not installed; pip install ./native builds it where there is a C++ compiler"
     except OSError as error:
         return f"draftwood-native cannot be loaded ({error}); install it again"
-    if getattr(lib, "dw_version", lambda: 0)() != VERSION:  # first: an older one may lack functions
+    if getattr(lib, "dw_version", lambda: 0)() != ABI_VERSION:  # first: an older one may lack functions
         return "draftwood-native is of another version than draftwood; install it again: pip install ./native"
     lib.dw_error.restype = lib.dw_kernels.restype = lib.dw_runnable.restype = c_char_p
     lib.dw_matrix.restype = lib.dw_model.restype = c_void_p
@@ -72,18 +72,18 @@ def library() -> ctypes.CDLL | str:
 
 
 def unavailable() -> str | None:
-    """Why the library cannot be used, in one sentence; None: it can."""
+    """A sentence that says why the library cannot be used; None where it can."""
     found = library()
     return found if isinstance(found, str) else None
 
 
 def reads_beside() -> bool:
-    """Whether forwards of trained heads can be computed: the library has what they need."""
+    """True if the library is there and can compute EAGLE heads, which read embeddings beside the rows."""
     return unavailable() is None and hasattr(loaded_library(), "dw_reads_beside")
 
 
 def kernels() -> tuple[str, list[str]]:
-    """The kernel set in use, and those that this processor can run, the best first."""
+    """The name of the kernel set in use, and of all that this processor can run, the best first."""
     lib = loaded_library()
     return lib.dw_kernels().decode(), lib.dw_runnable().decode().split()
 
@@ -120,12 +120,14 @@ class NativeMatrix(nn.Module):
             self.kind, shape = "int4", (weight.codes.shape[0], weight.codes.shape[1])
             parts = [part.contiguous() for part in (weight.codes, weight.scale, weight.shift)]
             places = [part.data_ptr() for part in parts]
-            self.handle = lib.dw_matrix_grouped(TYPES[self.kind], *shape, *places, address(held), threads)
+            self.handle = lib.dw_matrix_grouped(MATRIX_TYPES[self.kind], *shape, *places, address(held), threads)
         else:
             self.kind, shape = kind or str(weight.dtype).removeprefix("torch."), (weight.shape[0], weight.shape[1])
             weight = weight.detach().contiguous()
             half = weight.dtype == torch.bfloat16
-            self.handle = lib.dw_matrix(TYPES[self.kind], *shape, weight.data_ptr(), half, address(held), threads)
+            self.handle = lib.dw_matrix(
+                MATRIX_TYPES[self.kind], *shape, weight.data_ptr(), half, address(held), threads
+            )
         self.out_features, self.in_features = shape
         check(not self.handle)
         self.weight_bytes = lib.dw_matrix_bytes(self.handle)

@@ -19,17 +19,17 @@ from draftwood.models.block import Block
 from draftwood.models.cache import Cache, data_pointers
 from draftwood.models.decoder_weights import DecoderWeights
 
-ACTIVATIONS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
+ACTIVATION_NUMBERS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
 # dw_batch: rows, segments, slots, reach; 15 places from token to sin; start, stop, wanted_count, wanted_first; wanted,
 # logits, output; states_count; states_after, states; threads; beside
 _CALL = Struct("@4i15P4i3Pi2PiP")
 
 
 class Program:
-    """The forward of a decoder whose matrices are all `NativeMatrix`."""
+    """The forward pass of a decoder whose matrices are all `NativeMatrix`, as one call of the library."""
 
     def __init__(self, decoder: DecoderWeights, empty: int = 0) -> None:
-        """`empty` layers follow, so that the rows before the final norm are states that can be asked for."""
+        """`empty` layers without sublayers follow; with one, the rows before the final norm are a state to return."""
         lib, c = loaded_library(), decoder.config
         self.config, self.n_layers = c, decoder.n_layers + empty  # not the decoder, which would go late in a circle
         self._kept: list[Tensor | NativeMatrix] = []  # what the library holds pointers to
@@ -39,7 +39,7 @@ class Program:
         shape = ModelShape(
             *(c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim),
             0 if decoder.rotary is None else (c.rotary_dim or c.head_dim),
-            *(c.vocab_size, c.norm == "layer", ACTIVATIONS[c.hidden_act], c.gated, decoder.dtype == half),
+            *(c.vocab_size, c.norm == "layer", ACTIVATION_NUMBERS[c.hidden_act], c.gated, decoder.dtype == half),
             *(decoder.embed.weight.dtype == half, c.position_offset or 0, c.rms_norm_eps),
             c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale,
             *(c.attention_softcap or 0, c.logit_softcap or 0),
@@ -99,7 +99,7 @@ class Program:
         return part
 
     def _rotary(self, reach: int) -> RotaryTables:
-        """The tables of each kind of layer for positions below `reach` at least."""
+        """Rotary tables of each kind of layer, for positions below `reach` or more."""
         if reach > self._tables.reach:
             made = [rope.tables(reach, torch.device("cpu"), torch.float32) for rope in self._ropes if rope is not None]
             halves = [(cos[:, 0].chunk(2, -1)[0], sin[:, 0].chunk(2, -1)[1]) for cos, sin in made]
@@ -107,9 +107,9 @@ class Program:
         return self._tables
 
     def forward(self, batch: Batch, cache: Cache, beside: Tensor | None = None) -> Tensor:
-        """As `Decoder.forward`; hidden states are float32. A batch that the cache does not hold raises ModelError.
+        """The same as `Decoder.forward`, with hidden states in float32. Raises ModelError for a batch beyond the cache.
 
-        `beside` [N, D] is what the first product of a trained head reads before the rows.
+        `beside` [N, D] is put before the rows as input of the first product; trained heads read embeddings there.
         """
         config, count, segments, states = self.config, len(batch), batch.segments, batch.states
         stop = self.n_layers if batch.stop is None else batch.stop
@@ -174,10 +174,10 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class RotaryTables:
-    """Cosines and sines [positions, rotary_dim / 2] of each kind of layer, and where they lie."""
+    """Cosines and sines [positions, rotary_dim / 2] of each kind of layer, and their addresses."""
 
     tables: Sequence[tuple[Tensor, Tensor]]
-    reach: int  # positions that they are for
+    reach: int  # number of positions
     cos: array[int]
     sin: array[int]
 

@@ -94,7 +94,7 @@ class SkippedDecoder(Decoder):
             self.__dict__[name] = dict(target.__dict__[name])
         self.__dict__["full_model"] = target  # not registered: it is borrowed
         self.skipped = skipped
-        self.planes = [*planes, 2 * target.n_layers] if target.remembers else planes  # behind: slots' positions
+        self.planes = [*planes, 2 * target.n_layers] if target.stores_positions else planes
         self.layers = nn.ModuleList(rests)
         self.kinds, self.n_layers, self.home, self._program = kinds, len(rests), None, None
         values = {field.name: getattr(target.config, field.name) for field in fields(DecoderConfig)}
