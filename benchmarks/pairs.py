@@ -23,7 +23,7 @@ from benchmarks.grow.growth import SHAPE
 from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.models.checkpoints.checkpoint import read_config
-from draftwood.models.checkpoints.gguf_weights import Weights
+from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.util.safe_parsing import read_text
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def describe(chosen: Pair) -> dict[str, Any]:
     found: dict[str, Any] = {"pair": chosen.name}
     for role, place in (("target", chosen.target), ("draft", chosen.draft)):
         if place is not None and place.is_file():
-            found[role] = _described(Weights(place))
+            found[role] = _described(GgufWeights(place))
         elif place is not None:
             config = read_config(place)
             shape = {name: config[key] for name, key in SHAPE.items()}
@@ -168,7 +168,7 @@ def describe(chosen: Pair) -> dict[str, Any]:
     return found
 
 
-def _described(file: Weights) -> dict[str, Any]:
+def _described(file: GgufWeights) -> dict[str, Any]:
     config = file.described()[2]
     shape = {name: getattr(config, key) for name, key in SHAPE.items()}
     count = sum(math.prod(entry.shape) for entry in file.file.tensors.values())

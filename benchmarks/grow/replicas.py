@@ -2,8 +2,8 @@
 
 Residual channels, heads and hidden units are replicated; where a matrix reads replicas, each gets its share of the
 weight plus noise that cancels over the replicas, so no structure is left that hardware could use. Added layers, and
-the channels that a width has beyond a multiple of the source's, are all but silent: what they write is `SILENT` times
-the usual size.
+the channels that a width has beyond a multiple of the source's, are all but silent: what they write is
+`SILENT_SCALE` times the usual size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from draftwood.models.decoder_config import DecoderConfig
 
-SILENT = 1e-8
+SILENT_SCALE = 1e-8
 BLOCK_ROWS = 1024  # rows of a matrix that are made at a time
 
 
@@ -164,7 +164,7 @@ def _replicate(known: Tensor, axis: Axis, random: torch.Generator, silenced: boo
     made = known[axis.source.clamp(min=0)]
     quiet = (axis.source < 0) | silenced
     noise = torch.randn(int(quiet.sum()), *known.shape[1:], generator=random, dtype=known.dtype)
-    made[quiet] = SILENT * _size(known) * noise
+    made[quiet] = SILENT_SCALE * _size(known) * noise
     return made
 
 
@@ -187,5 +187,5 @@ def _read_replicas(
         made = ring.addcmul_(weight, share)  # the ring's noise sums to zero over each source's replicas
         made[:, silent] = noise[:, silent] * (size * share[silent])
     quiet = (rows < 0) | silenced
-    made[quiet] = SILENT * size * noise[quiet]
+    made[quiet] = SILENT_SCALE * size * noise[quiet]
     out.copy_(made)

@@ -32,7 +32,7 @@ class Quantisation(Kind):
 
     types: tuple[str, ...] = TYPES
     documents: int = 24
-    calibration: int = int4.ROWS  # rows of text
+    calibration: int = int4.CALIBRATION_ROWS  # rows of text
 
     def measure(self, bench: Bench) -> dict[str, Rows]:
         home = bench.pair.target

@@ -12,7 +12,7 @@ from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.flat import AttentionMetadata, KVStore
 from draftwood.models.functions import ACTIVATIONS, NORMS, activate
 from draftwood.models.modules import Linear
-from draftwood.models.partition import ALONE, Parallel
+from draftwood.models.partition import UNSPLIT, Parallel
 from draftwood.models.rotary import rotate, rotate_leading
 
 
@@ -29,7 +29,7 @@ class Block(nn.Module):
     heads and hidden units.
     """
 
-    def __init__(self, config: DecoderConfig, parallel: Parallel = ALONE) -> None:
+    def __init__(self, config: DecoderConfig, parallel: Parallel = UNSPLIT) -> None:
         super().__init__()
         c = config
         self.parallel = parallel

@@ -28,7 +28,7 @@ from draftwood.models.flat import (
 )
 from draftwood.models.functions import NORMS
 from draftwood.models.memory_budget import MemoryBudget
-from draftwood.models.partition import ALONE, Parallel
+from draftwood.models.partition import UNSPLIT, Parallel
 
 
 class Decoder(DecoderWeights):
@@ -39,7 +39,7 @@ class Decoder(DecoderWeights):
     the decoder is the part of a model that one of several processes computes.
     """
 
-    def __init__(self, config: DecoderConfig, parallel: Parallel = ALONE) -> None:
+    def __init__(self, config: DecoderConfig, parallel: Parallel = UNSPLIT) -> None:
         super().__init__(config, parallel)
         group = self.local.num_attention_heads // self.local.num_key_value_heads
         self._min_rows = -(-MIN_BITWISE_ROWS // group)

@@ -11,14 +11,14 @@ from draftwood.errors import ModelError
 from draftwood.models.block import Block, norm_parameters
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.modules import Embedding, Linear, bytes_of
-from draftwood.models.partition import ALONE, Parallel
+from draftwood.models.partition import UNSPLIT, Parallel
 from draftwood.models.rotary import Rotary
 
 
 class DecoderWeights(nn.Module):
     """The modules of a decoder. With `parallel` they are one process's part of the model."""
 
-    def __init__(self, config: DecoderConfig, parallel: Parallel = ALONE) -> None:
+    def __init__(self, config: DecoderConfig, parallel: Parallel = UNSPLIT) -> None:
         super().__init__()
         self.config, self.parallel = config, parallel
         self.local = parallel.local(config)  # the shape of what is held here

@@ -1,7 +1,7 @@
 """Attention of a transformers model over our cache: for each group of like requests by itself.
 
 The rows of several requests go through a model in one line. For attention alone this would be wrong, and dear: while
-such a forward runs, the model's attention function is called once for each group (`Pass.attend`).
+such a forward runs, the model's attention function is called once for each group (`ForwardCache.attend`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from draftwood.models.base import Batch
 from draftwood.models.cache import Cache, Extent
 from draftwood.models.flat import group_segments, visibility
 
-ATTENTION = ("eager", "sdpa")  # the implementations that take any mask as a tensor
-GROUPWISE = "draftwood_"  # before their names: called group by group
+ATTENTION_NAMES = ("eager", "sdpa")  # the implementations that take any mask as a tensor
+GROUPWISE_PREFIX = "draftwood_"  # before their names: called group by group
 
 
 @dataclass(frozen=True)
-class Reach:
+class AttentionReach:
     """What layers of one type may look back to: a window or a chunk of `reach` positions, or everything."""
 
     kind: str
@@ -68,7 +68,7 @@ class MaskedGroup:
     masks: dict[str, Tensor]  # layer type -> [count, 1, rows, span], additive: eager attention would misread booleans
 
 
-def grouped(batch: Batch, cache: Cache, types: Sequence[Reach], dtype: torch.dtype) -> list[MaskedGroup]:
+def grouped(batch: Batch, cache: Cache, types: Sequence[AttentionReach], dtype: torch.dtype) -> list[MaskedGroup]:
     """The groups of a batch, in the order of its rows. Where a type has a reach, the last plane holds positions."""
     groups: list[MaskedGroup] = []
     first, device = 0, batch.tokens.device
@@ -88,7 +88,7 @@ def grouped(batch: Batch, cache: Cache, types: Sequence[Reach], dtype: torch.dty
     return groups
 
 
-class Pass(TransformersCache):
+class ForwardCache(TransformersCache):
     """One forward's view of our cache: layers write their rows' slots and read those of each group."""
 
     def __init__(
@@ -133,19 +133,19 @@ class Pass(TransformersCache):
         return self.groups[0].span, 0
 
 
-_PASS: ContextVar[Pass | None] = ContextVar("pass", default=None)  # a forward of several groups, in its own thread
+_FORWARD: ContextVar[ForwardCache | None] = ContextVar("forward", default=None)  # of several groups, in this thread
 
 
 @contextmanager
-def groupwise(config: Any, forward: Pass) -> Iterator[None]:
+def groupwise(config: Any, forward: ForwardCache) -> Iterator[None]:
     """While it lasts, models of a configuration attend group by group; for one thread at a time."""
-    used, token = config._attn_implementation, _PASS.set(forward)
-    config._attn_implementation = GROUPWISE + used
+    used, token = config._attn_implementation, _FORWARD.set(forward)
+    config._attn_implementation = GROUPWISE_PREFIX + used
     try:
         yield
     finally:
         config._attn_implementation = used
-        _PASS.reset(token)
+        _FORWARD.reset(token)
 
 
 def _offer(name: str) -> None:
@@ -154,14 +154,14 @@ def _offer(name: str) -> None:
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
         file: Any = sys.modules[type(module).__module__]
         plain = file.ALL_ATTENTION_FUNCTIONS.get_interface(name, getattr(file, "eager_attention_forward", None))
-        forward = _PASS.get()
+        forward = _FORWARD.get()
         if forward is None:  # someone else's forward meanwhile
             return plain(module, query, key, value, mask, **options)
         return forward.attend(plain, module, query, **options)
 
-    ALL_ATTENTION_FUNCTIONS.register(GROUPWISE + name, attend)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(GROUPWISE + name, ALL_MASK_ATTENTION_FUNCTIONS[name])
+    ALL_ATTENTION_FUNCTIONS.register(GROUPWISE_PREFIX + name, attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(GROUPWISE_PREFIX + name, ALL_MASK_ATTENTION_FUNCTIONS[name])
 
 
-for _name in ATTENTION:
+for _name in ATTENTION_NAMES:
     _offer(_name)

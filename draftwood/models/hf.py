@@ -26,13 +26,13 @@ from draftwood.models.base import Batch, Segment
 from draftwood.models.cache import Cache, Extent, Plane
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.flat import written_rows
-from draftwood.models.groupwise import ATTENTION, CacheRecorder, Pass, Reach, grouped, groupwise
+from draftwood.models.groupwise import ATTENTION_NAMES, AttentionReach, CacheRecorder, ForwardCache, grouped, groupwise
 from draftwood.models.memory_budget import MemoryBudget
 from draftwood.models.text.tokenizer import Tokenizer
 
-UNBOUNDED = 1 << 20  # context of a model that names no limit
+UNBOUNDED_CONTEXT = 1 << 20  # context of a model that names no limit
 LONGEST_CHECK = 128  # windows up to this length are crossed by the self-check
-SHIFTING_ROPE = "longrope"  # frequencies change at once for all positions past the original context
+SHIFTING_ROPE_TYPE = "longrope"  # frequencies change at once for all positions past the original context
 
 
 @dataclass
@@ -151,15 +151,15 @@ class HuggingFaceModel:
         groups = grouped(batch, cache, self._attention, self.dtype)
         wanted = torch.arange(len(batch.tokens), device=self.device)[batch.wanted]
         if self._facts.together or len(groups) == 1:
-            return self._logits(batch, Pass(cache, self._planes, self._types, groups), written, wanted)
+            return self._logits(batch, ForwardCache(cache, self._planes, self._types, groups), written, wanted)
         logits = torch.empty(len(wanted), self.vocab_size if batch.head else 0, device=self.device)
         for group in groups:
             mine = (wanted >= group.rows.start) & (wanted < group.rows.stop)
-            part = Pass(cache, self._planes, self._types, [group])
+            part = ForwardCache(cache, self._planes, self._types, [group])
             logits[mine] = self._logits(batch, part, written, wanted[mine] - group.rows.start)
         return logits
 
-    def _logits(self, batch: Batch, forward: Pass, written: dict[int, Tensor], wanted: Tensor) -> Tensor:
+    def _logits(self, batch: Batch, forward: ForwardCache, written: dict[int, Tensor], wanted: Tensor) -> Tensor:
         """Run the rows of some groups: logits [n, V] of those wanted, counted from the first; [n, 0] without head."""
         rows, groups, count = forward.rows, forward.groups, 1
         forward.index = {heads: index[rows.start * heads : rows.stop * heads] for heads, index in written.items()}
@@ -293,7 +293,7 @@ def _check_fit(model: PreTrainedModel, kind: str) -> None:
     if getattr(model.config, "is_encoder_decoder", False):
         raise ModelError(f"model type {kind!r} is an encoder-decoder; give a causal language model")
     used = model.config.get_text_config()._attn_implementation
-    if used not in ATTENTION:
+    if used not in ATTENTION_NAMES:
         raise ModelError(
             f"attention implementation {used!r} cannot take a token tree as a mask; "
             "load the model with attn_implementation='sdpa' or 'eager'"
@@ -325,7 +325,7 @@ def cache_name(model: PreTrainedModel | type[PreTrainedModel]) -> str:
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
-def _layer_types(config: Any, kind: str) -> list[Reach]:
+def _layer_types(config: Any, kind: str) -> list[AttentionReach]:
     """The layer types that need masks of their own, by the rules of transformers' create_masks_for_generate."""
     window, chunk = getattr(config, "sliding_window", None), getattr(config, "attention_chunk_size", None)
     reaches = {"full_attention": 0, "sliding_attention": window, "chunked_attention": chunk}
@@ -340,16 +340,16 @@ def _layer_types(config: Any, kind: str) -> list[Reach]:
                 f"model type {kind!r} has layers of type {name!r}, whose memory cannot branch into a token tree; "
                 "use a model with full, sliding or chunked attention"
             )
-        found.append(Reach(name, int(reach)))
+        found.append(AttentionReach(name, int(reach)))
     return found
 
 
 def _context(config: Any) -> int:
     """Positions that a model can take."""
     names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-    limit = int(next((value for name in names if (value := getattr(config, name, None))), UNBOUNDED))
+    limit = int(next((value for name in names if (value := getattr(config, name, None))), UNBOUNDED_CONTEXT))
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == SHIFTING_ROPE:  # keys from before the change would be wrong after it
+    if rope.get("rope_type") == SHIFTING_ROPE_TYPE:  # keys from before the change would be wrong after it
         limit = min(limit, int(rope.get("original_max_position_embeddings") or limit))
     return limit
 

@@ -26,13 +26,13 @@ from draftwood.models.checkpoints import artifact, checkpoint
 from draftwood.models.checkpoints.artifact import Artifact
 from draftwood.models.checkpoints.safetensors_weights import weight_files
 from draftwood.models.decoder import Decoder
-from draftwood.models.quantise import GROUP, Grouped, quantise
+from draftwood.models.quantise import GROUP_SIZE, Grouped, quantise
 from draftwood.models.text.tokenizer import Tokenizer
 
 KIND = "int4"
 FORMAT = 1  # of the files, and of how weights are chosen
-ROWS, LENGTH = 16, 256  # of calibration text, in tokens
-SAMPLES, SAMPLE = 1024, 16384  # pieces of a file that a fingerprint is made of, and their bytes
+CALIBRATION_ROWS, CALIBRATION_LENGTH = 16, 256  # of calibration text, in tokens
+FINGERPRINT_PIECES, PIECE_BYTES = 1024, 16384  # pieces of a file that a fingerprint is made of, and their bytes
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ def input_moments(block: nn.Module, run: Callable[[], Any]) -> dict[str, Tensor]
 
 def calibration(tokenizer: Tokenizer, context: int) -> Tensor:
     """Tokens [R, T] of the embedded corpus to calibrate with: prose, questions, SQL, sums, Python."""
-    wanted, length = ROWS * LENGTH, min(LENGTH, context)
+    wanted, length = CALIBRATION_ROWS * CALIBRATION_LENGTH, min(CALIBRATION_LENGTH, context)
     tokens: list[int] = []
     for document in mixed("train"):
         tokens += tokenizer.encode(document.text)
@@ -121,7 +121,7 @@ def calibration(tokenizer: Tokenizer, context: int) -> Tensor:
 def save(path: Path, matrices: Matrices, model: str) -> None:
     """Write the matrices of the model of a fingerprint in one move; ModelError where that fails."""
     settings = {"format": FORMAT, "columns": matrices.columns}
-    about = {"group": GROUP, "calibration": f"{ROWS}x{LENGTH} tokens of the corpus"}
+    about = {"group": GROUP_SIZE, "calibration": f"{CALIBRATION_ROWS}x{CALIBRATION_LENGTH} tokens of the corpus"}
     Artifact(KIND, {"model": model}, settings, matrices.tensors, about).save(path)
 
 
@@ -134,7 +134,7 @@ def load(path: Path, model: str) -> Matrices:
     try:
         for name, count in dict(columns or {}).items():
             parts = [found.tensors[f"{name}.{part}"] for part in ("codes", "scale", "shift")]
-            rows, groups = len(parts[0]), -(-count // GROUP)
+            rows, groups = len(parts[0]), -(-count // GROUP_SIZE)
             if [part.shape for part in parts] != [(rows, -(-count // 2)), (rows, groups), (rows, groups)]:
                 raise ValueError(f"{name} has another shape")
             if [part.dtype for part in parts] != [torch.uint8, torch.float16, torch.float16]:
@@ -151,9 +151,9 @@ def fingerprint(home: Path) -> str:
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:
-            for start in range(0, size, max(SAMPLE, size // SAMPLES)):
+            for start in range(0, size, max(PIECE_BYTES, size // FINGERPRINT_PIECES)):
                 file.seek(start)
-                digest.update(file.read(SAMPLE))
+                digest.update(file.read(PIECE_BYTES))
     return digest.hexdigest()[:16]
 
 

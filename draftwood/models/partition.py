@@ -19,19 +19,19 @@ from draftwood.models.base import Batch
 from draftwood.models.cache import Cache, ChangeLog
 from draftwood.models.decoder_config import DecoderConfig
 
-EVERYTHING = slice(None)
-NOTHING = nullcontext()
+ALL_COLUMNS = slice(None)
+NO_EXCHANGE = nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ParameterPart:
     """The part of a parameter that a process holds: some rows, in order, and of each some columns.
 
     `silent`: zeros stand there instead, since the values are added once for all processes.
     """
 
     rows: tuple[slice, ...]
-    columns: slice = field(default_factory=lambda: EVERYTHING)
+    columns: slice = field(default_factory=lambda: ALL_COLUMNS)
     silent: bool = False
 
     def shape(self, whole: torch.Size) -> list[int]:
@@ -67,28 +67,28 @@ class Parallel:
             intermediate_size=config.intermediate_size // n,
         )
 
-    def piece(self, name: str, shape: torch.Size, config: DecoderConfig) -> Piece | None:
+    def piece(self, name: str, shape: torch.Size, config: DecoderConfig) -> ParameterPart | None:
         """What this process holds of a decoder's parameter of a name and shape; None: nothing."""
         kind = name.split(".", 2)[-1] if name.startswith("layers.") else name
         module, c, n = kind.partition(".")[0], config, self.size
         whole = (slice(0, shape[0]),)
         if kind in ("embed.weight", "position.weight"):
-            return Piece(whole) if self.drives else None
+            return ParameterPart(whole) if self.drives else None
         if kind == "head.weight":
-            return Piece((self.words(shape[0]),))
+            return ParameterPart((self.words(shape[0]),))
         if module == "qkv":
             queries, keys = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
             first = self.rank * c.num_key_value_heads // n * c.head_dim
             span = max(1, c.num_key_value_heads // n) * c.head_dim
             starts = queries + first, queries + keys + first
-            return Piece((self._share(queries), *(slice(start, start + span) for start in starts)))
+            return ParameterPart((self._share(queries), *(slice(start, start + span) for start in starts)))
         if module in ("gate_up", "up"):
             inner, one = c.intermediate_size, self._share(c.intermediate_size)
-            return Piece(tuple(slice(at + one.start, at + one.stop) for at in range(0, shape[0], inner)))
+            return ParameterPart(tuple(slice(at + one.start, at + one.stop) for at in range(0, shape[0], inner)))
         if module in ("o", "down"):
             summed = len(shape) == 1
-            return Piece(whole, EVERYTHING if summed else self._share(shape[1]), summed and not self.drives)
-        return Piece(whole)
+            return ParameterPart(whole, ALL_COLUMNS if summed else self._share(shape[1]), summed and not self.drives)
+        return ParameterPart(whole)
 
     def _share(self, count: int) -> slice:
         """This process's part of what divides evenly."""
@@ -102,7 +102,7 @@ class Parallel:
 
         `skipped`: the layers whose attention, and those whose MLP, the model leaves out.
         """
-        return NOTHING
+        return NO_EXCHANGE
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum of a tensor over the processes, the same bits in each."""
@@ -121,7 +121,7 @@ class Parallel:
         return None
 
 
-ALONE = Parallel()
+UNSPLIT = Parallel()
 
 
 def check(config: DecoderConfig, size: int, source: object) -> None:

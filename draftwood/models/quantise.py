@@ -1,8 +1,8 @@
 """Matrices in four bits a weight: codes from 0 to 15 in groups of 32 columns, each with a scale and a shift.
 
-The sum over inputs x of (W'x - Wx)^2, with W' what the codes stand for, is made small in two ways. Scale and shift of a
-group are the best of several ranges, each refitted by weighted least squares to the codes that it gives (as llama.cpp
-does for Q4_K). And the error of each column is made up for by the columns behind it, as far as their inputs go together
+The codes are chosen so that the sum of (W'x - Wx)^2 over inputs x is small, where W' is the matrix that the codes stand
+for. Several ranges are tried for each group, each refitted to its codes by weighted least squares (as llama.cpp does
+for Q4_K). And the error of each column is compensated by the columns after it, as far as their inputs are correlated
 (GPTQ, Frantar et al. 2022).
 """
 
@@ -15,12 +15,13 @@ from torch import Tensor
 
 from draftwood.errors import ModelError
 
-GROUP = 32
-TOP = 15
-STEPS = (15.0, 13.5, 14.0, 14.5, 15.5, 16.0, 16.5)  # in which the range of a group is cut; the first finds exact ones
-REFITS = 2
-DAMPING = 0.1  # of each mean square, added to it: calibration saw few inputs, so correlations count less
-LEAST = 1e-3  # of the mean importance, added to each: inputs that never came may come
+GROUP_SIZE = 32  # weights that share a scale and a shift
+MAX_CODE = 15
+# numbers of steps that the range of a group is divided into, of which the best is taken; 16 equidistant values need 15
+RANGE_STEPS = (15.0, 13.5, 14.0, 14.5, 15.5, 16.0, 16.5)
+REFITS = 2  # of scale and shift to the codes, for each number of steps
+DAMPING = 0.1  # share of each mean square that is added to it: calibration sees few inputs, so correlations count less
+MIN_IMPORTANCE = 1e-3  # share of the mean importance that is added to each: inputs that were never seen may come
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +37,17 @@ class Grouped:
 
     def weight(self) -> Tensor:
         """The matrix [N, K] float32 that the codes stand for."""
-        group = torch.arange(self.codes.shape[1]) // GROUP
+        group = torch.arange(self.codes.shape[1]) // GROUP_SIZE
         return self.codes * self.scale.float()[:, group] + self.shift.float()[:, group]
 
 
 @torch.no_grad()
 def quantise(weight: Tensor, importance: Tensor | None = None) -> Grouped:
-    """A matrix [N, K] in groups.
+    """Quantise a matrix [N, K].
 
     `importance` of the inputs: None, where all count alike; their mean squares [K]; or their second moments [K, K],
-    with which errors are made up for. Raises ModelError for weights that are not finite or too large for float16.
+    with which the errors of columns are compensated by later ones. Raises ModelError for weights that are not finite or
+    too large for float16.
     """
     n, k = weight.shape
     left = torch.empty(k, n).copy_(weight.T)  # columns are made one after another
@@ -55,15 +57,15 @@ def quantise(weight: Tensor, importance: Tensor | None = None) -> Grouped:
             "inputs of a matrix are not finite on the calibration text, so it cannot be quantised; leave out int4"
         )
     squares = moments.diagonal() if moments.dim() > 1 else moments
-    least = LEAST * squares.mean() or 1.0
+    least = MIN_IMPORTANCE * squares.mean() or 1.0
     wanted, spread = squares + least, None
     if moments.dim() > 1:
         spread = _inverse_factor(moments + torch.diag(DAMPING * squares + least))
-    groups = -(-k // GROUP)
+    groups = -(-k // GROUP_SIZE)
     codes = torch.empty(k, n, dtype=torch.uint8)
     scales, shifts = torch.empty(groups, n), torch.empty(groups, n)
     for group in range(groups):
-        start, stop = group * GROUP, min(k, (group + 1) * GROUP)
+        start, stop = group * GROUP_SIZE, min(k, (group + 1) * GROUP_SIZE)
         block = left[start:stop]
         scale, shift = scales[group], shifts[group] = _fit(block, wanted[start:stop])
         if spread is None:
@@ -91,17 +93,17 @@ def _inverse_factor(moments: Tensor) -> Tensor:
 
 
 def _fit(weights: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and shift [N] of the columns [G, N] of a group, float32 but rounded to float16.
+    """The scale and shift [N] of a group of columns [G, N], in float32 but rounded to float16.
 
-    They have the least sum over the group of importance * (scale * code + shift - weight)^2 among those tried.
+    Among those tried they have the least sum of importance * (scale * code + shift - weight)^2 over the group.
     """
     low, high = weights.amin(0), weights.amax(0)
     weighted = importance[:, None] * weights
     total, sum_w = importance.sum(), weighted.sum(0)
     least, best_scale, best_shift = torch.full_like(low, torch.inf), high - low, low
-    for steps in STEPS:
+    for steps in RANGE_STEPS:
         scale = (high - low) / steps
-        codes = _codes(weights, scale, low + (steps - TOP) / 2 * scale)
+        codes = _codes(weights, scale, low + (steps - MAX_CODE) / 2 * scale)
         for _ in range(REFITS):
             sum_q, sum_qq, sum_qw = importance @ codes, importance @ codes.square(), (weighted * codes).sum(0)
             spread = total * sum_qq - sum_q * sum_q
@@ -116,8 +118,8 @@ def _fit(weights: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _codes(weights: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """The nearest codes, float32; where the scale is 0, all weights of the group are the shift."""
-    return (weights - shift).div_(scale).nan_to_num_(0).round_().clamp_(0, TOP)
+    """The codes nearest to weights, as float32; 0 where the scale is 0, since then all weights equal the shift."""
+    return (weights - shift).div_(scale).nan_to_num_(0).round_().clamp_(0, MAX_CODE)
 
 
 def _rounded(x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.exit import ExitLayer, check_depth, save, share
-from draftwood.models.heads.medusa import RANKS
+from draftwood.models.heads.medusa import RECORDED_RANKS
 from draftwood.train.optim import Schedule
 from draftwood.train.resumable import Run
 from draftwood.train.settings import Settings
@@ -211,7 +211,7 @@ class ExitRun(Run):
         """
         rank, device = self.rank, self.target.device
         sums, places = np.zeros((len(self.factors), 3)), np.zeros((len(self.factors), 1))
-        ranked = np.zeros((len(self.factors), min(RANKS, self.target.vocab_size)))
+        ranked = np.zeros((len(self.factors), min(RECORDED_RANKS, self.target.vocab_size)))
         for first in range(rank.number * rows, len(self.texts.held_out), rank.count * rows):
             part = self.texts.held_out[first : first + rows].astype(np.int64)
             tokens = torch.from_numpy(part).to(device)

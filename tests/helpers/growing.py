@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from draftwood import TabularModel
-from draftwood.models.text.tokenizer import INCOMPLETE, Tokenizer
+from draftwood.models.text.tokenizer import REPLACEMENT, Tokenizer
 
 
 def certain(words: Tokenizer, ids: Sequence[int]) -> list[str]:
@@ -13,7 +13,7 @@ def certain(words: Tokenizer, ids: Sequence[int]) -> list[str]:
     whole, found = words.decode(ids), [""]
     for end in range(1, len(ids) + 1):
         text = words.decode(ids[:end])
-        text = text if whole.startswith(text) else text.rstrip(INCOMPLETE)
+        text = text if whole.startswith(text) else text.rstrip(REPLACEMENT)
         found.append(max(text if whole.startswith(text) else "", found[-1], key=len))
     return found
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the compiler, about this
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without trying kernels out: the programs are the same, only slower."""
-    monkeypatch.setitem(compiled.SETTINGS, "max_autotune", False)
+    monkeypatch.setitem(compiled.INDUCTOR_SETTINGS, "max_autotune", False)
 
 
 def tiny(seed: int = 0, **knobs: Any) -> Decoder:

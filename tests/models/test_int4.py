@@ -130,7 +130,7 @@ def test_matrices_are_made_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def damage(path: Path, how: str) -> None:
     """Spoil a saved file."""
-    found, facts = load_file(path), json.loads(artifact.safe_open(path, "pt").metadata()[artifact.KEY])
+    found, facts = load_file(path), json.loads(artifact.safe_open(path, "pt").metadata()[artifact.HEADER_KEY])
     match how:
         case "cut":
             path.write_bytes(path.read_bytes()[:-9])
@@ -145,7 +145,7 @@ def damage(path: Path, how: str) -> None:
             found["layers.0.o.codes"] = found["layers.0.o.codes"][:, 1:].contiguous()
         case "dtype":
             found["layers.0.o.shift"] = found["layers.0.o.shift"].float()
-    save_file(found, path, {artifact.KEY: json.dumps(facts)})
+    save_file(found, path, {artifact.HEADER_KEY: json.dumps(facts)})
 
 
 @pytest.mark.parametrize("how", ["cut", "format", "columns", "missing", "shape", "dtype"])

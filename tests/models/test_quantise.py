@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import ModelError
-from draftwood.models.quantise import GROUP, TOP, quantise
+from draftwood.models.quantise import GROUP_SIZE, MAX_CODE, quantise
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -16,9 +16,9 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 def nearest(weight: Tensor) -> Tensor:
     """Round to nearest between the ends of each group, not even rounded to float16."""
-    groups = weight.view(len(weight), -1, GROUP)
+    groups = weight.view(len(weight), -1, GROUP_SIZE)
     low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    scale = (high - low) / TOP
+    scale = (high - low) / MAX_CODE
     return (((groups - low) / scale).round() * scale + low).view_as(weight)
 
 
@@ -30,10 +30,10 @@ def skewed(weight: Tensor) -> Tensor:
 @pytest.mark.parametrize("weight", [drawn(24, 96), skewed(drawn(24, 96)), 0.05 * drawn(24, 96) + 0.5])
 def test_weights_are_nearer_than_rounded_ones(weight: Tensor) -> None:
     made = quantise(weight)
-    assert made.codes.dtype == torch.uint8 and made.codes.max() <= TOP and made.codes.shape == (24, 96)
+    assert made.codes.dtype == torch.uint8 and made.codes.max() <= MAX_CODE and made.codes.shape == (24, 96)
     assert made.scale.dtype == made.shift.dtype == torch.float16 and made.scale.shape == made.shift.shape == (24, 3)
     error, before = (made.weight() - weight).square(), (nearest(weight) - weight).square()
-    groups = [each.view(24, 3, GROUP).sum(-1) for each in (error, before)]
+    groups = [each.view(24, 3, GROUP_SIZE).sum(-1) for each in (error, before)]
     assert (groups[0] <= 1.02 * groups[1] + 1e-9).all()  # no group is worse, but for float16
     assert error.sum() < 0.95 * before.sum()
 
@@ -60,8 +60,8 @@ def test_errors_are_made_up_for_where_inputs_go_together(weight: Tensor) -> None
 
 def test_weights_that_codes_can_stand_for_are_kept_exactly() -> None:
     generator = torch.Generator().manual_seed(5)
-    codes = torch.randint(0, TOP + 1, (24, 3, GROUP), generator=generator)
-    codes[..., 3], codes[..., 9] = 0, TOP
+    codes = torch.randint(0, MAX_CODE + 1, (24, 3, GROUP_SIZE), generator=generator)
+    codes[..., 3], codes[..., 9] = 0, MAX_CODE
     scale, shift = drawn(24, 3, 1).abs().half().float(), drawn(24, 3, 1, seed=6).half().float()
     weight = (codes * scale + shift).view(24, 96)
     inputs = drawn(64, 96)

@@ -17,7 +17,7 @@ from servers import Running
 
 from draftwood import load
 from draftwood.engine.engine import Engine
-from draftwood.models.text.tokenizer import LONG, Tokenizer
+from draftwood.models.text.tokenizer import LONG_INPUT, Tokenizer
 from draftwood.serve.answers import ChatForm, CompletionForm
 from draftwood.serve.pool import SLICE_LENGTH, json_parts
 from draftwood.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, ResponseRequest
@@ -147,7 +147,7 @@ def test_reading_gives_back_the_interpreters_lock() -> None:
     tokenizer = load().tokenizer
     assert tokenizer is not None
     text = "".join(f"{i} words " for i in range(100_000))
-    assert len(text) > LONG
+    assert len(text) > LONG_INPUT
     expected: list[int] = list(tokenizer.backend.encode(text).ids)
     ticks, over = [time.perf_counter()], threading.Event()
 

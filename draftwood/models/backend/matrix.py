@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.models.backend.native import NativeMatrix, unavailable
-from draftwood.models.quantise import GROUP
+from draftwood.models.quantise import GROUP_SIZE
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +83,8 @@ def in_groups(x: Tensor, scales: torch.dtype) -> Tensor:
     The size of a step is itself rounded to the dtype `scales`. A group that holds NaN or infinity becomes NaN.
     """
     count = x.shape[-1]
-    padded = F.pad(x.float(), (0, -count % GROUP))
-    groups = padded.view(*x.shape[:-1], -1, GROUP)
+    padded = F.pad(x.float(), (0, -count % GROUP_SIZE))
+    groups = padded.view(*x.shape[:-1], -1, GROUP_SIZE)
     step = (groups.abs().amax(-1, keepdim=True) / INT8_STEPS).to(scales).float()
     whole = (groups / step).nan_to_num_(0).round_().clamp_(-INT8_STEPS, INT8_STEPS)
     return whole.mul_(step).view_as(padded)[..., :count].contiguous()

@@ -23,7 +23,7 @@ from draftwood.models.base import CausalModel
 from draftwood.models.checkpoints.files import write_tensors
 from draftwood.util.safe_parsing import parse_json, short_repr
 
-KEY = "draftwood"  # of the header
+HEADER_KEY = "draftwood"  # of the header
 KINDS = {  # kind -> (what it is, the command that makes it)
     "exit": ("exit layer", "draftwood train eesd"),
     "heads": ("heads", "draftwood train medusa"),
@@ -49,7 +49,7 @@ class Artifact:
     def save(self, path: Path) -> None:
         """Write the file, or leave what was there; ModelError where it cannot be written."""
         facts = {"kind": self.kind, "models": self.models, "settings": self.settings, "about": self.about}
-        header = {KEY: json.dumps(facts)}  # a single key: safetensors writes several in any order
+        header = {HEADER_KEY: json.dumps(facts)}  # a single key: safetensors writes several in any order
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_tensors(path, self.tensors, header)
@@ -66,7 +66,7 @@ def load(path: Path, kind: str, **models: str) -> Artifact:
         raise ModelError(f"{what} {path} does not exist; make one with `{command}`")
     try:
         with safe_open(path, "pt") as file:
-            facts = parse_json((file.metadata() or {})[KEY])
+            facts = parse_json((file.metadata() or {})[HEADER_KEY])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
         found = Artifact(facts["kind"], facts["models"], facts["settings"], tensors, facts["about"])
         if not all(isinstance(part, dict) for part in (found.models, found.settings, found.about)):

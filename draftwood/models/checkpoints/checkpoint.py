@@ -28,13 +28,13 @@ from draftwood.models.checkpoints import gguf_tokenizer
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families import FAMILIES, Family
 from draftwood.models.checkpoints.files import read_json
-from draftwood.models.checkpoints.gguf_file import PLAIN, SUFFIX
-from draftwood.models.checkpoints.gguf_weights import Weights
+from draftwood.models.checkpoints.gguf_file import GGUF_SUFFIX, PLAIN_TYPES
+from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.checkpoints.safetensors_weights import Safetensors, part_of
 from draftwood.models.checkpoints.stored import Tensors, as_stored, check_unread
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
-from draftwood.models.partition import ALONE, Parallel, Piece
+from draftwood.models.partition import UNSPLIT, Parallel, ParameterPart
 from draftwood.models.quantise import Grouped
 from draftwood.util.safe_parsing import short_repr
 
@@ -46,9 +46,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def locate(source: str | Path) -> Path:
     """A local checkpoint directory or GGUF file, or a hub id fetched into the hub's cache (no code, no pickles)."""
     text, path = str(source), Path(source).expanduser()
-    if text and (path.is_dir() or (path.suffix == SUFFIX and path.is_file())):
+    if text and (path.is_dir() or (path.suffix == GGUF_SUFFIX and path.is_file())):
         return path
-    if path.exists() or path.suffix == SUFFIX or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text, re.ASCII):
+    if path.exists() or path.suffix == GGUF_SUFFIX or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text, re.ASCII):
         raise ModelError(f"{text[:500]} is not a checkpoint directory; {_instead(text, path)}")
     from huggingface_hub import snapshot_download
 
@@ -73,10 +73,10 @@ def _instead(text: str, path: Path) -> str:
         return "give a directory, or the hub id of a model (owner/name)"
     if path.exists():
         return f"it is a file: give the directory that holds config.json and the weights, such as {path.parent}"
-    if path.suffix != SUFFIX and re.fullmatch(r"\w[\w.-]*", text, re.ASCII):
+    if path.suffix != GGUF_SUFFIX and re.fullmatch(r"\w[\w.-]*", text, re.ASCII):
         return f"models of the hub have an owner: give owner/{text}, or a path (openai-community/gpt2 is GPT-2's id)"
     try:
-        there = [each.name for each in path.parent.iterdir() if each.is_dir() or each.suffix == SUFFIX]
+        there = [each.name for each in path.parent.iterdir() if each.is_dir() or each.suffix == GGUF_SUFFIX]
     except OSError:
         return f"there is no {path.parent} either: check the path"
     near = get_close_matches(path.name, there, 1)
@@ -109,8 +109,8 @@ def grown_from(place: Path) -> str | None:
 
 def dequantised_from(place: Path) -> str | None:
     """The types that the weights are stored in, where a GGUF file holds some quantised."""
-    types = Weights(place).types() if place.is_file() else []
-    return None if set(types) <= PLAIN.keys() else ", ".join(types)
+    types = GgufWeights(place).types() if place.is_file() else []
+    return None if set(types) <= PLAIN_TYPES.keys() else ", ".join(types)
 
 
 def end_tokens(place: Path) -> frozenset[int]:
@@ -136,7 +136,7 @@ def load(
     packed: bool = True,
     backend: str = "auto",
     grouped: Mapping[str, Grouped] | None = None,
-    parallel: Parallel = ALONE,
+    parallel: Parallel = UNSPLIT,
     advance: Callable[[float], None] = lambda share: None,
 ) -> Decoder:
     """A decoder from a directory, GGUF file or hub id, ready for inference, in the given dtype on the given device.
@@ -152,7 +152,7 @@ def load(
     if quantize == "int4" and grouped is None:
         raise ConfigurationError("quantize int4 takes matrices that were made before: use draftwood.load")
     home = locate(source)
-    file = Weights(home) if home.is_file() else None
+    file = GgufWeights(home) if home.is_file() else None
     raw, family, config = described(home) if file is None else file.described()
     place = torch.device(device)
     if place.type == "cuda" and not torch.cuda.is_available():
@@ -182,7 +182,7 @@ def load(
         if tied:
             table = model.embed.weight
             if parallel.size > 1:
-                rows = Piece((parallel.words(config.vocab_size),))
+                rows = ParameterPart((parallel.words(config.vocab_size),))
                 shape = shapes["embed.weight"]
                 read = _assemble(tensors, family, "embed.weight", shape, rows, wanted, place, hold is not None)
                 table = nn.Parameter(read, requires_grad=False)
@@ -222,7 +222,7 @@ def check(
 ) -> None:
     """Raise the error of `load` for what could not be loaded, as far as that takes no weights."""
     home = locate(source)
-    file = Weights(home) if home.is_file() else None
+    file = GgufWeights(home) if home.is_file() else None
     raw, family, config = described(home) if file is None else file.described()
     with ExitStack() as stack:
         tensors = file or Safetensors(home, stack)
@@ -241,7 +241,7 @@ def _outline(tensors: Tensors, raw: Raw, family: Family, config: DecoderConfig) 
 def described(directory: Path) -> tuple[Raw, Family, DecoderConfig]:
     """config.json of a directory, the family that it names, and the decoder's shape; the same of a GGUF file."""
     if directory.is_file():
-        return Weights(directory).described()
+        return GgufWeights(directory).described()
     raw = read_config(directory)
     kind = str(raw.get("model_type") or "unnamed")
     if kind not in FAMILIES:
@@ -368,7 +368,7 @@ def _assemble(
     family: Family,
     name: str,
     shape: torch.Size,
-    piece: Piece,
+    piece: ParameterPart,
     dtype: torch.dtype,
     device: torch.device,
     held: bool,

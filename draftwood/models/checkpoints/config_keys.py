@@ -15,10 +15,10 @@ from draftwood.util.safe_parsing import short_repr
 
 Raw: TypeAlias = dict[str, Any]  # config.json
 
-BESIDE = {"rope_theta": 10000.0, "partial_rotary_factor": 1.0}  # rotary settings that may lie beside the others
+FLAT_ROPE_KEYS = {"rope_theta": 10000.0, "partial_rotary_factor": 1.0}  # rotary settings that may lie beside the others
 
 
-def whole(raw: Raw, key: str, default: int, most: int = 2**31) -> int:
+def positive_int(raw: Raw, key: str, default: int, most: int = 2**31) -> int:
     """A positive whole number of config.json, at most `most`; absent or null means the family's default."""
     value = default if raw.get(key) is None else raw[key]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -28,7 +28,7 @@ def whole(raw: Raw, key: str, default: int, most: int = 2**31) -> int:
     return value
 
 
-def number(raw: Raw, key: str, default: float | None) -> float:
+def positive_number(raw: Raw, key: str, default: float | None) -> float:
     """A positive number of config.json; with no default it must be there."""
     value = default if raw.get(key) is None else raw[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
@@ -80,7 +80,7 @@ def rope_object(raw: Raw) -> Raw:
 
 def _spelled(rope: Raw, raw: Raw) -> Raw:
     """Rotary settings with what a config says beside them, or leaves to the default."""
-    beside = {key: rope.get(key) or raw.get(key) or default for key, default in BESIDE.items()}
+    beside = {key: rope.get(key) or raw.get(key) or default for key, default in FLAT_ROPE_KEYS.items()}
     return {"rope_type": rope_type(rope), **rope, **beside}
 
 
@@ -101,13 +101,13 @@ def _scaling(rope: Raw, context: int) -> RopeScaling:
     if kind == "default":
         return RopeScaling()
     if kind == "linear":
-        return RopeScaling(kind, number(rope, "factor", None))
+        return RopeScaling(kind, positive_number(rope, "factor", None))
     return RopeScaling(
         kind,
-        number(rope, "factor", None),
-        number(rope, "low_freq_factor", None),
-        number(rope, "high_freq_factor", None),
-        whole(rope, "original_max_position_embeddings", context),
+        positive_number(rope, "factor", None),
+        positive_number(rope, "low_freq_factor", None),
+        positive_number(rope, "high_freq_factor", None),
+        positive_int(rope, "original_max_position_embeddings", context),
     )
 
 
@@ -117,6 +117,6 @@ def rope(raw: Raw, context: int) -> Raw:
     if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor")) not in (None, 1):
         raise ModelError("partial_rotary_factor is not supported for this family")
     return {
-        "rope_theta": number(rope, "rope_theta", number(raw, "rope_theta", 10000.0)),
+        "rope_theta": positive_number(rope, "rope_theta", positive_number(raw, "rope_theta", 10000.0)),
         "rope_scaling": _scaling(rope, context),
     }

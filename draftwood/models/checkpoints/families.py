@@ -16,8 +16,8 @@ from draftwood.models.checkpoints.tensor_names import GEMMA_2, GEMMA_3, GPT_2, L
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.util.safe_parsing import short_repr
 
-MOST_LAYERS = 100_000
-OF_ALL = {"is_causal": True, "is_encoder_decoder": False, "add_cross_attention": False}  # what every config must mean
+MAX_LAYERS = 100_000
+REQUIRED_VALUES = {"is_causal": True, "is_encoder_decoder": False, "add_cross_attention": False}  # in every config
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Family:
 
     def config(self, raw: Raw) -> DecoderConfig:
         """The decoder's shape of a config.json; ModelError where it asks for what the decoder cannot do."""
-        for key, value in OF_ALL.items():
+        for key, value in REQUIRED_VALUES.items():
             keys.only(raw, key, value)
         return self.read(raw)
 
@@ -53,21 +53,21 @@ def _shape(
     A null num_key_value_heads, or one whose default is None, means one for each attention head; a head_dim without
     default is hidden_size // num_attention_heads.
     """
-    heads = keys.whole(raw, "num_attention_heads", heads)
+    heads = keys.positive_int(raw, "num_attention_heads", heads)
     null = "num_key_value_heads" in raw and raw["num_key_value_heads"] is None
-    kv_heads = keys.whole(raw, "num_key_value_heads", heads if kv_heads is None or null else kv_heads)
-    hidden = keys.whole(raw, "hidden_size", hidden)
-    head_dim = keys.whole(raw, "head_dim", head_dim or max(1, hidden // heads))
+    kv_heads = keys.positive_int(raw, "num_key_value_heads", heads if kv_heads is None or null else kv_heads)
+    hidden = keys.positive_int(raw, "hidden_size", hidden)
+    head_dim = keys.positive_int(raw, "head_dim", head_dim or max(1, hidden // heads))
     if heads % kv_heads or head_dim % 2:
         raise ModelError(
             f"{heads} attention heads, {kv_heads} key/value heads and head_dim {head_dim} do not fit together; "
             "the first must be a multiple of the second, and the third even"
         )
     return {
-        "vocab_size": keys.whole(raw, "vocab_size", vocab),
+        "vocab_size": keys.positive_int(raw, "vocab_size", vocab),
         "hidden_size": hidden,
-        "intermediate_size": keys.whole(raw, "intermediate_size", inner),
-        "num_hidden_layers": keys.whole(raw, "num_hidden_layers", layers, MOST_LAYERS),
+        "intermediate_size": keys.positive_int(raw, "intermediate_size", inner),
+        "num_hidden_layers": keys.positive_int(raw, "num_hidden_layers", layers, MAX_LAYERS),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
@@ -78,12 +78,12 @@ def _llama_like(
     raw: Raw, shape: Raw, context: int, eps: float = 1e-6, activation: str = "silu", tied: bool = False
 ) -> Raw:
     """What the families that descend from Llama say alike, besides the shape."""
-    context = keys.whole(raw, "max_position_embeddings", context)
+    context = keys.positive_int(raw, "max_position_embeddings", context)
     return {
         **shape,
         **keys.rope(raw, context),
         "max_position_embeddings": context,
-        "rms_norm_eps": keys.number(raw, "rms_norm_eps", eps),
+        "rms_norm_eps": keys.positive_number(raw, "rms_norm_eps", eps),
         "hidden_act": keys.activation(raw, "hidden_act", activation),
         "tie_word_embeddings": keys.flag(raw, "tie_word_embeddings", tied),
     }
@@ -96,9 +96,9 @@ def _attention_bias(raw: Raw) -> Raw:
 
 def _window(raw: Raw, default: int | None) -> int:
     """Width of the sliding window, 0 where there is none: null, unlike an absent key, switches it off."""
-    if "sliding_window" in raw and raw["sliding_window"] is None:
+    if raw.get("sliding_window", default) is None:
         return 0
-    return 0 if "sliding_window" not in raw and default is None else keys.whole(raw, "sliding_window", default or 0)
+    return keys.positive_int(raw, "sliding_window", default or 0)
 
 
 def _windows(raw: Raw, layers: int, window: int, sliding: Callable[[int], bool]) -> tuple[int, ...]:
@@ -161,7 +161,8 @@ def _phi3(raw: Raw) -> DecoderConfig:
     shape = _shape(raw, 32064, 3072, 8192, 32, 32, None, None)
     rope = dict(keys.rope_object(raw))
     keys.only({"rope_type": keys.rope_type(rope)}, "rope_type", "default")
-    factor = keys.number(rope, "partial_rotary_factor", keys.number(raw, "partial_rotary_factor", 1.0))
+    outer = keys.positive_number(raw, "partial_rotary_factor", 1.0)
+    factor = keys.positive_number(rope, "partial_rotary_factor", outer)
     rotated = int(shape["head_dim"] * factor)
     if factor > 1 or rotated < 2 or rotated % 2:
         raise ModelError(
@@ -202,13 +203,13 @@ def _gemma_late(raw: Raw, shape: Raw, context: int) -> Raw:
         "norm": "rms_offset",
         "sandwich": True,
         "embedding_scale": shape["hidden_size"] ** 0.5,
-        "attention_scale": keys.number(raw, "query_pre_attn_scalar", 256) ** -0.5,
+        "attention_scale": keys.positive_number(raw, "query_pre_attn_scalar", 256) ** -0.5,
     }
 
 
 def _cap(raw: Raw, key: str, default: float | None) -> float | None:
     """A softcap: null, unlike an absent key, switches it off."""
-    return keys.number(raw, key, None) if raw.get(key) is not None else None if key in raw else default
+    return keys.positive_number(raw, key, None) if raw.get(key) is not None else None if key in raw else default
 
 
 def _gemma2(raw: Raw) -> DecoderConfig:
@@ -225,7 +226,7 @@ def _gemma3(raw: Raw) -> DecoderConfig:
     """Rotary settings lie in one object per layer type, or in the flat keys of transformers 4."""
     shape = _shape(raw, 262208, 2304, 9216, 26, 8, 4, 256)
     keys.only(raw, "attn_logit_softcapping")  # transformers reads the key and does not use it
-    pattern = keys.whole(raw, "sliding_window_pattern", 6)
+    pattern = keys.positive_int(raw, "sliding_window_pattern", 6)
     rope = keys.rope_object({"rope_parameters": raw.get("rope_parameters")})
     kinds: list[Raw] = []
     for kind, key, base in (
@@ -235,7 +236,8 @@ def _gemma3(raw: Raw) -> DecoderConfig:
         part = rope.get(kind) or {}
         if not isinstance(part, dict):
             raise ModelError(f"rope_parameters of {kind} is {short_repr(part)}, but must be an object")
-        kinds.append({**part, "rope_theta": keys.number(part, "rope_theta", keys.number(raw, key, base))})
+        outer = keys.positive_number(raw, key, base)
+        kinds.append({**part, "rope_theta": keys.positive_number(part, "rope_theta", outer)})
     if rope and not rope.keys() <= {"full_attention", "sliding_attention"}:
         raise ModelError("rope_parameters must hold full_attention and sliding_attention, each with its own settings")
     whole, local = kinds
@@ -261,8 +263,8 @@ def _opt(raw: Raw) -> DecoderConfig:
     keys.only(raw, "word_embed_proj_dim", shape["hidden_size"])
     bias = keys.flag(raw, "enable_bias", True)
     return DecoderConfig(
-        **{**shape, "intermediate_size": keys.whole(raw, "ffn_dim", 3072)},
-        max_position_embeddings=keys.whole(raw, "max_position_embeddings", 2048),
+        **{**shape, "intermediate_size": keys.positive_int(raw, "ffn_dim", 3072)},
+        max_position_embeddings=keys.positive_int(raw, "max_position_embeddings", 2048),
         rms_norm_eps=1e-5,
         hidden_act=keys.activation(raw, "activation_function", "relu"),
         qkv_bias=bias,
@@ -291,14 +293,14 @@ def _gpt2(raw: Raw) -> DecoderConfig:
     keys.only(raw, "scale_attn_by_inverse_layer_idx", False)
     raw = _renamed(raw, hidden_size="n_embd", num_attention_heads="n_head", num_hidden_layers="n_layer")
     raw = _renamed(raw, max_position_embeddings="n_positions")
-    hidden = keys.whole(raw, "n_embd", 768)
+    hidden = keys.positive_int(raw, "n_embd", 768)
     names = {"num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "vocab_size": "vocab_size"}
     spelled = {name: raw.get(key) for name, key in names.items()}
     shape = _shape({**spelled, "hidden_size": hidden}, 50257, 768, 3072, 12, 12, None, None)
     return DecoderConfig(
-        **{**shape, "intermediate_size": keys.whole(raw, "n_inner", 4 * hidden)},
-        max_position_embeddings=keys.whole(raw, "n_positions", 1024),
-        rms_norm_eps=keys.number(raw, "layer_norm_epsilon", 1e-5),
+        **{**shape, "intermediate_size": keys.positive_int(raw, "n_inner", 4 * hidden)},
+        max_position_embeddings=keys.positive_int(raw, "n_positions", 1024),
+        rms_norm_eps=keys.positive_number(raw, "layer_norm_epsilon", 1e-5),
         hidden_act=keys.activation(raw, "activation_function", "gelu_new"),
         qkv_bias=True,
         o_bias=True,

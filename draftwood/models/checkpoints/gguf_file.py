@@ -23,12 +23,12 @@ from torch import Tensor
 from draftwood.errors import ConfigurationError, ModelError
 from draftwood.util.safe_parsing import short_repr
 
-PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-BLOCKS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # quantised types
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-STRING, ARRAY = 8, 9  # types of metadata, as the above
-VERSIONS = (2, 3)
-SUFFIX = ".gguf"
+PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+QUANTISED_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # quantised types
+SCALAR_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING_TYPE, ARRAY_TYPE = 8, 9  # types of metadata, as the above
+GGUF_VERSIONS = (2, 3)
+GGUF_SUFFIX = ".gguf"
 
 Bytes: TypeAlias = np.ndarray[Any, Any]  # of type uint8
 
@@ -46,7 +46,7 @@ class Array(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """A tensor: its shape as PyTorch has it, its type, and the place of its bytes in the file."""
 
     shape: tuple[int, ...]
@@ -55,7 +55,7 @@ class Entry:
     size: int
 
 
-class Damage(Exception):
+class DamagedFile(Exception):
     """Why a file is no whole GGUF file."""
 
 
@@ -65,15 +65,15 @@ class File:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.metadata: dict[str, Any] = {}
-        self.tensors: dict[str, Entry] = {}
+        self.tensors: dict[str, TensorEntry] = {}
         library()
         try:
             with path.open("rb") as file:
                 if file.read(4) != b"GGUF":
-                    raise Damage("it does not begin as a GGUF file does")
+                    raise DamagedFile("it does not begin as a GGUF file does")
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                     self._read(_Header(data))
-        except (Damage, UnicodeDecodeError) as error:
+        except (DamagedFile, UnicodeDecodeError) as error:
             raise ModelError(f"{path} is damaged or truncated ({error}); fetch it again") from error
         except OSError as error:
             raise ModelError(f"{path} cannot be read ({error.strerror or error}); check the file") from error
@@ -85,45 +85,48 @@ class File:
         version = header.number("I")
         if version and version & 0xFFFF == 0:
             raise ModelError(f"{self.path} is big-endian; give the little-endian file (gguf-convert-endian makes one)")
-        if version not in VERSIONS:
+        if version not in GGUF_VERSIONS:
             raise ModelError(f"{self.path} is of GGUF version {version}, but 2 and 3 are read; convert the model again")
         tensors, values = header.number("Q"), header.number("Q")
         for _ in range(values):
             key = header.string()
             if key in self.metadata:
-                raise Damage(f"key {short_repr(key)} is there twice")
+                raise DamagedFile(f"key {short_repr(key)} is there twice")
             self.metadata[key] = header.value(header.number("I"))
         found = [self._entry(header) for _ in range(min(tensors, header.size))]
         step = self.metadata.get("general.alignment", 32)
         if type(step) is not int or step < 8 or step & (step - 1):
-            raise Damage(f"general.alignment is {short_repr(step)}, but must be a power of two from 8")
+            raise DamagedFile(f"general.alignment is {short_repr(step)}, but must be a power of two from 8")
         first = -(-header.at // step) * step
         for name, entry in found:
             if name in self.tensors:
-                raise Damage(f"tensor {short_repr(name)} is there twice")
+                raise DamagedFile(f"tensor {short_repr(name)} is there twice")
             place = replace(entry, start=first + entry.start)
             if place.start + place.size > header.size:
-                raise Damage(f"tensor {short_repr(name)} ends at byte {place.start + place.size:,} of {header.size:,}")
+                raise DamagedFile(
+                    f"tensor {short_repr(name)} ends at byte {place.start + place.size:,} of {header.size:,}"
+                )
             self.tensors[name] = place
 
-    def _entry(self, header: _Header) -> tuple[str, Entry]:
+    def _entry(self, header: _Header) -> tuple[str, TensorEntry]:
         """The next tensor's name and entry, whose start counts from that of the first tensor."""
         name, axes = header.string(), header.number("I")
         if not 1 <= axes <= 4:
-            raise Damage(f"tensor {short_repr(name)} has {axes} dimensions")
+            raise DamagedFile(f"tensor {short_repr(name)} has {axes} dimensions")
         shape = tuple(header.number("Q") for _ in range(axes))[::-1]
         number, start = header.number("I"), header.number("Q")
         kinds = library().GGMLQuantizationType
         kind = kinds(number).name if number in set(kinds) else f"type {number}"
-        if kind not in PLAIN and kind not in BLOCKS:
+        if kind not in PLAIN_TYPES and kind not in QUANTISED_TYPES:
             raise ModelError(
                 f"{self.path}: tensor {short_repr(name)} is stored as {kind}, but read are "
-                f"{', '.join((*PLAIN, *BLOCKS))}; give a file of the model in these types, such as Q4_K_M or Q8_0"
+                f"{', '.join((*PLAIN_TYPES, *QUANTISED_TYPES))}; "
+                "give a file of the model in these types, such as Q4_K_M or Q8_0"
             )
         block, size = library().GGML_QUANT_SIZES[number]
         if not all(shape) or shape[-1] % block:
-            raise Damage(f"tensor {short_repr(name)} of type {kind} has the shape {list(shape)}")
-        return name, Entry(shape, kind, start, prod(shape) // block * size)
+            raise DamagedFile(f"tensor {short_repr(name)} of type {kind} has the shape {list(shape)}")
+        return name, TensorEntry(shape, kind, start, prod(shape) // block * size)
 
     def array(self, key: str) -> list[Any]:
         """The values of an array of the metadata; none where there is no such array."""
@@ -133,8 +136,8 @@ class File:
         with self.path.open("rb") as file:
             file.seek(found.start)
             data = file.read(found.stop - found.start)
-        if found.kind != STRING:
-            return list(struct.unpack(f"<{found.length}{SCALARS[found.kind]}", data))
+        if found.kind != STRING_TYPE:
+            return list(struct.unpack(f"<{found.length}{SCALAR_FORMATS[found.kind]}", data))
         texts, at = [], 0
         try:
             for _ in range(found.length):
@@ -165,7 +168,7 @@ class _Header:
         """Place of the next `count` bytes, which are passed."""
         start, self.at = self.at, self.at + count
         if self.at > self.size:
-            raise Damage(f"its header goes beyond its {self.size:,} bytes")
+            raise DamagedFile(f"its header goes beyond its {self.size:,} bytes")
         return start
 
     def number(self, code: str) -> Any:
@@ -178,16 +181,16 @@ class _Header:
         return self.data[start : self.at].decode("utf-8")
 
     def value(self, kind: int) -> Any:
-        if kind in SCALARS:
-            return self.number(SCALARS[kind])
-        if kind == STRING:
+        if kind in SCALAR_FORMATS:
+            return self.number(SCALAR_FORMATS[kind])
+        if kind == STRING_TYPE:
             return self.string()
-        part = self.number("I") if kind == ARRAY else kind
-        if part not in SCALARS and part != STRING:
-            raise Damage(f"its metadata holds values of the unknown type {part}")
+        part = self.number("I") if kind == ARRAY_TYPE else kind
+        if part not in SCALAR_FORMATS and part != STRING_TYPE:
+            raise DamagedFile(f"its metadata holds values of the unknown type {part}")
         count, start = self.number("Q"), self.at
-        self.take(count * (8 if part == STRING else struct.calcsize("<" + SCALARS[part])))
-        if part == STRING:
+        self.take(count * (8 if part == STRING_TYPE else struct.calcsize("<" + SCALAR_FORMATS[part])))
+        if part == STRING_TYPE:
             self.at = self._behind(count, start)
         return Array(part, count, start, self.at)
 
@@ -225,8 +228,8 @@ def library() -> Any:
 
 def weights(rows: Bytes, kind: str) -> Tensor:
     """Bytes of rows [N, bytes of a row] -> weights [N, K] in the stored dtype, float32 where they were quantised."""
-    if kind in PLAIN:
-        return torch.from_numpy(np.ascontiguousarray(rows)).view(PLAIN[kind])
+    if kind in PLAIN_TYPES:
+        return torch.from_numpy(np.ascontiguousarray(rows)).view(PLAIN_TYPES[kind])
     blocks = np.asarray(rows).reshape(1, -1)  # rows are dequantised sixteen at a time
     made: np.ndarray[Any, Any] = library().quants.dequantize(blocks, library().GGMLQuantizationType[kind])
     return torch.from_numpy(made.reshape(len(rows), -1))

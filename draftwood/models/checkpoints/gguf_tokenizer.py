@@ -15,14 +15,14 @@ from draftwood.models.checkpoints import gguf_file
 from draftwood.util.safe_parsing import short_repr
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens
-SPACE = "▁"  # sentencepiece's
-NAMED = {  # tokenizer_config.json's names and the format's roles
+SPACE_MARK = "▁"  # sentencepiece's
+NAMED_TOKENS = {  # tokenizer_config.json's names and the format's roles
     **{"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown"},
     **{"sep_token": "seperator", "pad_token": "padding"},  # so spelled
 }
-UNSTRIPPED = ("<unk>", "<s>", "<|endoftext|>")  # all other special tokens of Phi-3 take the white space behind them
-ENDS = ("eos", "eot", "eom")  # roles of tokens that end a text or a turn
-LONGEST = 256  # characters of a piece of text; published ones have at most 64
+UNSTRIPPED_TOKENS = ("<unk>", "<s>", "<|endoftext|>")  # other special tokens of Phi-3 take white space behind them
+END_ROLES = ("eos", "eot", "eom")  # roles of tokens that end a text or a turn
+MAX_PIECE_CHARACTERS = 256  # characters of a piece of text; published ones have at most 64
 END_TEXTS = ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>")
 
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -90,7 +90,7 @@ def vocabulary(path: Path) -> dict[str, int]:
 def end_tokens(path: Path) -> frozenset[int]:
     """Ids that end a text: those that the file names, and its control tokens that end a turn in known templates."""
     words = _Words(gguf_file.opened(path))
-    found = {words.role(name) for name in ENDS} - {None}
+    found = {words.role(name) for name in END_ROLES} - {None}
     turns = (i for i, text in enumerate(words.texts) if text in END_TEXTS and words.types[i] == CONTROL)
     return frozenset(i for i in (*found, *turns) if i is not None)
 
@@ -117,7 +117,7 @@ class _Words:
         return found if type(found) is int and 0 <= found < len(self.texts) else None
 
     def config(self) -> dict[str, Any]:
-        named = {name: self.role(role) for name, role in NAMED.items()}
+        named = {name: self.role(role) for name, role in NAMED_TOKENS.items()}
         config: dict[str, Any] = {name: self.texts[i] for name, i in named.items() if i is not None}
         prefix = "tokenizer.chat_template"
         templates = {
@@ -132,7 +132,7 @@ class _Words:
         """Id, text and type of each token; ids that only pad the vocabulary have none."""
         pieces = self.get("model") == "llama"
         return [
-            (i, text if not pieces or text.strip(" ") else SPACE * len(text), kind)
+            (i, text if not pieces or text.strip(" ") else SPACE_MARK * len(text), kind)
             for i, (text, kind) in enumerate(zip(self.texts, self.types, strict=True))
             if kind != UNUSED or text != f"[PAD{i}]"
         ]
@@ -145,9 +145,11 @@ class _Words:
         apart = (CONTROL, UNKNOWN, USER_DEFINED)
         phi = self.file.metadata.get("general.architecture") == "phi3" and self.get("model") == "llama"
         return [
-            AddedToken(text, normalized=False, special=kind != USER_DEFINED, rstrip=phi and text not in UNSTRIPPED)
+            AddedToken(
+                text, normalized=False, special=kind != USER_DEFINED, rstrip=phi and text not in UNSTRIPPED_TOKENS
+            )
             for _, text, kind in self.known
-            if kind in apart and text.strip(SPACE)
+            if kind in apart and text.strip(SPACE_MARK)
         ]
 
     def ends(self, begins: bool) -> processors.PostProcessor:
@@ -188,7 +190,7 @@ class _Words:
             raise ModelError(f"{self.file.path} has {len(scores)} scores for {len(self.texts)} tokens; fetch it again")
         ranks = {}
         for i, text, kind in self.known:
-            blank = kind == USER_DEFINED and not text.strip(SPACE)  # runs of spaces, which merge before all else
+            blank = kind == USER_DEFINED and not text.strip(SPACE_MARK)  # runs of spaces, which merge before all else
             if kind == NORMAL or blank:
                 ranks[text] = (not blank, -scores[i])
         tokenizer = Tokenizer(
@@ -200,10 +202,10 @@ class _Words:
                 byte_fallback=BYTE in self.types,
             )
         )
-        steps: list[Any] = [normalizers.Replace(" ", SPACE)]
-        parts: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        steps: list[Any] = [normalizers.Replace(" ", SPACE_MARK)]
+        parts: list[Any] = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
         if self.get("add_space_prefix", True) is True:
-            steps.insert(0, normalizers.Prepend(SPACE))
+            steps.insert(0, normalizers.Prepend(SPACE_MARK))
             parts.append(decoders.Strip(" ", 1, 0))
         tokenizer.normalizer = normalizers.Sequence(steps)
         tokenizer.decoder = decoders.Sequence(parts)
@@ -214,7 +216,7 @@ def _merges(ranks: Mapping[str, tuple[bool, float]]) -> list[tuple[str, str]]:
     """Every two pieces that make a third, those of the third with the lowest rank first, of equals the longest."""
     found = []
     for whole in sorted(ranks, key=lambda text: (ranks[text], -len(text))):
-        for cut in range(len(whole) - 1 if len(whole) <= LONGEST else 0, 0, -1):
+        for cut in range(len(whole) - 1 if len(whole) <= MAX_PIECE_CHARACTERS else 0, 0, -1):
             if whole[:cut] in ranks and whole[cut:] in ranks:
                 found.append((whole[:cut], whole[cut:]))
     return found

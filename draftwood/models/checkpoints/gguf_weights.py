@@ -20,19 +20,19 @@ from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.rotary import RopeDivisors
 from draftwood.util.safe_parsing import short_repr
 
-FAMILY = {  # of each of the format's architectures
+FAMILY_OF = {  # of each of the format's architectures
     **{name: name for name in ("llama", "qwen2", "qwen3", "phi3", "gemma", "gemma2")},
     "gemma3": "gemma3_text",
 }
-LARGEST = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose attention has a scale of its own
-HARMLESS = (  # keys that say nothing about the computation, or what other keys say
+LARGEST_LAYERS = {"gemma2": 46, "gemma3": 62}  # layers of the 27B models, whose attention has a scale of its own
+HARMLESS_KEYS = (  # keys that say nothing about the computation, or what other keys say
     *("vocab_size", "tensor_data_layout", "rope.scaling.original_context_length", "rope.scaling.finetuned"),
     *("attention.layer_norm_epsilon", "expert_used_count", "nextn_predict_layers"),
 )
-CHUNK = 1 << 18  # weights that are dequantised at once, in the caches
+CHUNK_WEIGHTS = 1 << 18  # weights that are dequantised at once, in the caches
 
 
-class Weights:
+class GgufWeights:
     """The tensors of a file under its own names, with the values and order of rows that the family's decoder has."""
 
     says = "its metadata"  # what tells the model's shape
@@ -49,11 +49,11 @@ class Weights:
             raise ModelError(
                 f"{self.source} holds a part for a model ({short_repr(purpose)}), and no model; give the model"
             )
-        kind = FAMILY.get(self.architecture)
+        kind = FAMILY_OF.get(self.architecture)
         if kind is None:
             raise ModelError(
                 f"{self.source}: architecture {short_repr(self.architecture)} is not supported "
-                f"({', '.join(sorted(FAMILY))} are); give a model of one of these"
+                f"({', '.join(sorted(FAMILY_OF))} are); give a model of one of these"
             )
         family = FAMILIES[kind]
         shape = self._shape()
@@ -101,7 +101,7 @@ class Weights:
             key = name.removeprefix(f"{self.architecture}.")
             neutral = (0, "", "none", *((1,) if key.endswith(("factor", "scale", "alpha")) else ()))
             wide = key == "attention.sliding_window" and type(value) is int and value >= context
-            if key not in HARMLESS and value not in neutral and not wide:
+            if key not in HARMLESS_KEYS and value not in neutral and not wide:
                 raise ModelError(
                     f"{self.source}: {name} is {short_repr(value)}, which this architecture's decoder has no part for; "
                     "give a file that llama.cpp's own converter made, or another model"
@@ -179,7 +179,7 @@ class Weights:
         if not limited:
             every = self._whole("attention.sliding_window_pattern", 2 if kind == "gemma2" else 6)
             limited = [i % every != 0 for i in layers]
-        largest = len(layers) == LARGEST[self.architecture]
+        largest = len(layers) == LARGEST_LAYERS[self.architecture]
         heads = shape["num_attention_heads"]
         caps = {key: self._value(key) for key in ("attn_logit_softcapping", "final_logit_softcapping")}
         local = {"rope_theta": self._value("rope.freq_base_swa", 10000.0)}
@@ -208,7 +208,7 @@ class Weights:
 
     def dtype(self) -> str:
         """The dtype, in PyTorch's words, that most of the matrices are stored in; bfloat16 where that is quantised."""
-        return str(gguf_file.PLAIN.get(self.types()[0], torch.bfloat16)).removeprefix("torch.")
+        return str(gguf_file.PLAIN_TYPES.get(self.types()[0], torch.bfloat16)).removeprefix("torch.")
 
     def types(self) -> list[str]:
         """The types of the matrices, the one with the most bytes first."""
@@ -232,7 +232,7 @@ class Weights:
                 values = values - 1  # the family's norms multiply by 1 + weight, which is what the file holds
             place.copy_((values if order is None else values[order])[rows])
             return
-        step = max(1, CHUNK // entry.shape[-1])
+        step = max(1, CHUNK_WEIGHTS // entry.shape[-1])
         for first in range(rows.start, rows.stop, step):
             some = slice(first, min(first + step, rows.stop))
             read = gguf_file.weights(stored[some if order is None else order[some]], entry.kind)

@@ -17,8 +17,8 @@ from torch import Tensor
 from draftwood.errors import ConfigurationError, ModelError
 from draftwood.models.checkpoints.files import write_tensors
 
-PATTERNS = ("*.bin", "*.pt", "*.pth")
-FILE = "model.safetensors"
+PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth")
+WEIGHTS_FILE = "model.safetensors"
 
 
 def convert(source: str, out: Path) -> int:
@@ -29,9 +29,11 @@ def convert(source: str, out: Path) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigurationError(f"{out} is there already and not an empty directory; give a new one")
     directory = _fetched(source)
-    files = sorted(path for pattern in PATTERNS for path in directory.glob(pattern))
+    files = sorted(path for pattern in PICKLE_PATTERNS for path in directory.glob(pattern))
     if not files:
-        raise ModelError(f"{directory} has no pickled weights ({', '.join(PATTERNS)}); there is nothing to convert")
+        raise ModelError(
+            f"{directory} has no pickled weights ({', '.join(PICKLE_PATTERNS)}); there is nothing to convert"
+        )
     tensors: dict[str, Tensor] = {}
     for path in files:
         try:
@@ -43,7 +45,7 @@ def convert(source: str, out: Path) -> int:
         tensors.update({str(name): part.clone() for name, part in found.items()})  # safetensors shares no memory
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_tensors(out / FILE, tensors, {"format": "pt"})
+        write_tensors(out / WEIGHTS_FILE, tensors, {"format": "pt"})
         for path in (*directory.glob("*.json"), *directory.glob("*.jinja")):
             if not path.name.endswith(".index.json"):
                 shutil.copyfile(path, out / path.name)
@@ -61,7 +63,9 @@ def _fetched(source: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(source, allow_patterns=["*.json", "*.jinja", *PATTERNS], ignore_patterns=["*/*"]))
+        return Path(
+            snapshot_download(source, allow_patterns=["*.json", "*.jinja", *PICKLE_PATTERNS], ignore_patterns=["*/*"])
+        )
     except Exception as error:  # the hub client raises many kinds; the sentence is the same
         raise ModelError(
             f"{source} is neither a directory here nor a model that the hub gives ({type(error).__name__}); "

@@ -15,8 +15,8 @@ from draftwood.errors import ModelError
 from draftwood.models.checkpoints.files import read_json
 from draftwood.util.safe_parsing import short_repr
 
-LARGE = 1 << 18  # elements of a tensor that is mapped apart
-STORED = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes that hold plain weights
+LARGE_TENSOR = 1 << 18  # elements of a tensor that is mapped apart
+PLAIN_DTYPES = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes that hold plain weights
 
 
 class Safetensors:
@@ -56,7 +56,7 @@ class Safetensors:
             )
         handle, path = self._place[name]
         stored = handle.get_slice(name)
-        if stored.get_dtype() not in STORED:
+        if stored.get_dtype() not in PLAIN_DTYPES:
             raise ModelError(
                 f"{path}: tensor {name} is stored as {stored.get_dtype()}, but quantised weights are not read"
             )
@@ -65,7 +65,7 @@ class Safetensors:
     def view(self, name: str) -> Tensor:
         """A view of the file; of a large tensor one mapped anew, whose pages go when it does, not with the last."""
         handle, path = self._place[name]
-        if math.prod(handle.get_slice(name).get_shape()) >= LARGE:
+        if math.prod(handle.get_slice(name).get_shape()) >= LARGE_TENSOR:
             handle = safe_open(str(path), "pt")
         tensor: Tensor = handle.get_tensor(name)
         return tensor

@@ -19,7 +19,7 @@ from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 
 SHARD_BYTES = 2 * 10**9
-SAME = [  # knobs that are called in config.json what they are called here
+SAME_KEYS = [  # knobs that are called in config.json what they are called here
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
     *("num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "hidden_act", "mlp_bias"),
     "tie_word_embeddings",
@@ -55,7 +55,11 @@ def config_json(config: DecoderConfig) -> dict[str, Any]:
     if scaling.kind == "llama3":
         rope["low_freq_factor"], rope["high_freq_factor"] = scaling.low_freq_factor, scaling.high_freq_factor
         rope["original_max_position_embeddings"] = scaling.original_context
-    raw = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **{name: getattr(c, name) for name in SAME}}
+    raw = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        **{name: getattr(c, name) for name in SAME_KEYS},
+    }
     raw |= {"rope_parameters": rope, "attention_bias": c.qkv_bias}
     read = FAMILIES["llama"].config(raw)
     if read != c:

@@ -16,16 +16,17 @@ import torch
 from draftwood.errors import ModelError
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families import Family
-from draftwood.models.checkpoints.gguf_weights import Weights
+from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.checkpoints.safetensors_weights import Safetensors
 from draftwood.models.decoder_config import DecoderConfig
 
-Tensors: TypeAlias = Safetensors | Weights
+Tensors: TypeAlias = Safetensors | GgufWeights
 
-EMBED, HEAD = "embed.weight", "head.weight"
+EMBED_WEIGHT, HEAD_WEIGHT = "embed.weight", "head.weight"
 # what older versions saved beside the weights and computes nothing that the config does not say; heads of other tasks
-HARMLESS = re.compile(r"(.*\.)?(rotary_emb\..*|attn\.(masked_)?bias)|rope_freqs\.weight|(v_head|mtp)\..*")
-ADAPTER, PACKED = re.compile(r"\.lora_|\.adapter|\.dora_"), re.compile(r"(scales?|zeros|g_idx|absmax|_scale_inv)$")
+HARMLESS_TENSORS = re.compile(r"(.*\.)?(rotary_emb\..*|attn\.(masked_)?bias)|rope_freqs\.weight|(v_head|mtp)\..*")
+ADAPTER_TENSORS = re.compile(r"\.lora_|\.adapter|\.dora_")
+QUANTISED_TENSORS = re.compile(r"(scales?|zeros|g_idx|absmax|_scale_inv)$")
 
 
 def as_stored(tensors: Tensors, family: Family, raw: Raw, config: DecoderConfig) -> tuple[Family, DecoderConfig]:
@@ -35,10 +36,10 @@ def as_stored(tensors: Tensors, family: Family, raw: Raw, config: DecoderConfig)
     matrices may be missing. Where the config does not say, a model without a head of its own has a tied one.
     """
     bare = family.without_prefix()
-    head, found = family.names[HEAD][0], next((f for f in (family, bare) if _embeds(tensors, f)), None)
+    head, found = family.names[HEAD_WEIGHT][0], next((f for f in (family, bare) if _embeds(tensors, f)), None)
     if found is None and config.tie_word_embeddings and tensors.has(head):
         within = {True: family, False: bare}[tensors.has(family.names["norm"][0])]
-        return replace(within, names={**within.names, EMBED: (head,)}), config
+        return replace(within, names={**within.names, EMBED_WEIGHT: (head,)}), config
     if found is None:
         _no_embeddings(tensors, family)
         return family, config
@@ -51,18 +52,18 @@ def as_stored(tensors: Tensors, family: Family, raw: Raw, config: DecoderConfig)
                 "the head (tie_word_embeddings); save the model with its head, by AutoModelForCausalLM"
             )
     elif config.tie_word_embeddings and isinstance(tensors, Safetensors):
-        embed, own = (tensors.view(name) for name in (found.names[EMBED][0], head))
+        embed, own = (tensors.view(name) for name in (found.names[EMBED_WEIGHT][0], head))
         config = replace(config, tie_word_embeddings=embed.dtype == own.dtype and torch.equal(embed, own))
     return found, config
 
 
 def _embeds(tensors: Tensors, family: Family) -> bool:
-    return tensors.has(family.names[EMBED][0])
+    return tensors.has(family.names[EMBED_WEIGHT][0])
 
 
 def _no_embeddings(tensors: Tensors, family: Family) -> None:
     """Raise a ModelError that names the embeddings where they have a name that only another program knows."""
-    name = family.names[EMBED][0]
+    name = family.names[EMBED_WEIGHT][0]
     last = ".".join(name.split(".")[-2:])
     other = next((stored for stored in tensors.names() if stored.endswith(f".{last}")), None)
     if other is not None:
@@ -78,11 +79,11 @@ def check_unread(tensors: Tensors, family: Family, layers: int, parameters: Cont
     before = family.names["layers.{i}.attention_norm"][0].partition("{i}")[0]
     for name in tensors.names():
         number = name.removeprefix(before).partition(".")[0] if name.startswith(before) else ""
-        if name in read or HARMLESS.fullmatch(name) or (number.isdecimal() and int(number) >= layers):
+        if name in read or HARMLESS_TENSORS.fullmatch(name) or (number.isdecimal() and int(number) >= layers):
             continue
-        if ADAPTER.search(name):
+        if ADAPTER_TENSORS.search(name):
             fix = "it is of an adapter: merge it into the weights (merge_and_unload of peft) and save the model again"
-        elif PACKED.search(name):
+        elif QUANTISED_TENSORS.search(name):
             fix = "it is of quantised weights: give the checkpoint that they were made from"
         elif name.endswith("bias"):
             fix = f"correct {tensors.says} (attention_bias, mlp_bias, enable_bias), or give a model of a known family"
@@ -94,5 +95,5 @@ def check_unread(tensors: Tensors, family: Family, layers: int, parameters: Cont
 def _sources(family: Family, pattern: str, layers: int, parameters: Container[str]) -> Iterator[str]:
     """The tensors that a parameter is made of, in all layers that have it."""
     for i in range(layers) if "{i}" in pattern else (0,):
-        if pattern.format(i=i) in parameters or pattern == HEAD:  # a tied head is no parameter of its own
+        if pattern.format(i=i) in parameters or pattern == HEAD_WEIGHT:  # a tied head is no parameter of its own
             yield from (source.format(i=i) for source in family.names[pattern])

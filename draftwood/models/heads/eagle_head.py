@@ -27,7 +27,7 @@ from draftwood.models.flat import AttentionMetadata
 from draftwood.models.modules import Embedding, Linear, bytes_of
 from draftwood.models.wrapper import DecoderWrapper
 
-ABSENT = -1e30  # logit of a token that the head does not know: finite, so that a grammar that leaves no other has a law
+ABSENT_LOGIT = -1e30  # of tokens that the head does not know: finite, for grammars that allow no other token
 
 
 @runtime_checkable
@@ -194,7 +194,7 @@ class EagleHead(DecoderWrapper, nn.Module):
         """Logits [n, V_head] -> [n, V] of the target's tokens."""
         if self.words is None:
             return logits
-        out = logits.new_full((len(logits), self.vocab_size), ABSENT)
+        out = logits.new_full((len(logits), self.vocab_size), ABSENT_LOGIT)
         out[:, self.words] = logits
         return out
 

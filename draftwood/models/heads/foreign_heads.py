@@ -23,9 +23,9 @@ from draftwood.models.decoder import Decoder
 from draftwood.models.heads.eagle_head import EagleHead, check_reads, usual_reads
 from draftwood.util.safe_parsing import short_repr
 
-LAYERS = ("llama", "qwen3")  # model types that a head's layers may be of
-PADDED = 1.02  # times the tokens that padding may make of a vocabulary
-UNREAD = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # what d2t or the target says already
+LAYER_TYPES = ("llama", "qwen3")  # model types that a head's layers may be of
+MAX_PADDING = 1.02  # times the tokens that padding may make of a vocabulary
+UNREAD_TENSORS = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # what d2t or the target says already
 
 
 def kind_of(directory: Path) -> str | None:
@@ -61,12 +61,14 @@ def eagle(directory: Path, target: Decoder) -> tuple[EagleHead, dict[str, Tensor
     layer = raw.get("transformer_layer_config") if ours else raw
     place = directory / "config.json"
     kind = layer.get("model_type", "llama") if isinstance(layer, dict) else None
-    if not isinstance(layer, dict) or kind not in LAYERS:
+    if not isinstance(layer, dict) or kind not in LAYER_TYPES:
         raise ModelError(
-            f"{place}: an EAGLE head of {short_repr(kind)} layers is not supported; {' and '.join(LAYERS)} are"
+            f"{place}: an EAGLE head of {short_repr(kind)} layers is not supported; {' and '.join(LAYER_TYPES)} are"
         )
     tensors = _read(directory)
-    known = {name.replace("midlayer.", "layers.0."): part for name, part in tensors.items() if name not in UNREAD}
+    known = {
+        name.replace("midlayer.", "layers.0."): part for name, part in tensors.items() if name not in UNREAD_TENSORS
+    }
     words = known.pop("d2t", None)
     if words is not None:
         words = words.long() + torch.arange(len(words))
@@ -75,7 +77,7 @@ def eagle(directory: Path, target: Decoder) -> tuple[EagleHead, dict[str, Tensor
     except ModelError as error:
         raise ModelError(f"{place}: {error}") from None
     vocabulary, width = whole.vocab_size, target.config.hidden_size
-    if not 1 / PADDED < vocabulary / target.vocab_size < PADDED:
+    if not 1 / MAX_PADDING < vocabulary / target.vocab_size < MAX_PADDING:
         raise ModelError(
             f"{directory} was made for a target of {vocabulary} tokens, but this one knows {target.vocab_size}; "
             "give a head of this target"

@@ -22,8 +22,8 @@ from draftwood.models.memory_budget import MemoryBudget
 from draftwood.models.modules import Linear, bytes_of
 
 KIND, FILE = "heads", "heads.safetensors"
-MOST = 16  # heads of one model
-RANKS = 10  # of a head's tokens, whose chances are kept
+MAX_HEADS = 16  # heads of one model
+RECORDED_RANKS = 10  # of a head's tokens, whose chances are kept
 
 
 class Heads(nn.Module):
@@ -48,8 +48,8 @@ class Heads(nn.Module):
     @staticmethod
     def of(target: Decoder, count: int = 4, shared: bool = False) -> Heads:
         """New ones in float32 that begin as the target's own head: lift 0, out a copy of it."""
-        if not 1 <= count <= MOST:
-            raise ModelError(f"{count} heads cannot be made; give 1 to {MOST}")
+        if not 1 <= count <= MAX_HEADS:
+            raise ModelError(f"{count} heads cannot be made; give 1 to {MAX_HEADS}")
         target.must_be_plain("given heads")
         outer = target.head if shared else None
         heads = Heads(target.config.hidden_size, target.vocab_size, count, fingerprint(target), outer).to(target.device)
@@ -130,7 +130,7 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Hea
     else:
         found = artifact.load(path, KIND, target=whose)
     count, shared = found.settings.get("heads"), found.settings.get("shared")
-    if type(count) is not int or not 1 <= count <= MOST or not isinstance(shared, bool):
+    if type(count) is not int or not 1 <= count <= MAX_HEADS or not isinstance(shared, bool):
         raise artifact.damaged(path, KIND)
     outer = decoder.parallel.head(decoder.head, decoder.vocab_size) if shared else None
     with torch.device("meta"):

@@ -21,11 +21,11 @@ from draftwood.models.cache import Cache
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.skip import Skipped, SkippedDecoder
-from draftwood.models.parallel.group import END, HEAD, Group, dist
-from draftwood.models.parallel.wire import Order
+from draftwood.models.parallel.group import END_ORDER, HEAD_ORDER, ProcessGroup, dist
+from draftwood.models.parallel.wire import ForwardOrder
 
 
-def follow(decoder: Decoder, group: Group) -> None:
+def follow(decoder: Decoder, group: ProcessGroup) -> None:
     """Do what the driver's orders say, until it has none. Raises RuntimeError where the driver is gone."""
     caches: dict[int, Cache] = {}
 
@@ -36,12 +36,12 @@ def follow(decoder: Decoder, group: Group) -> None:
     with torch.inference_mode():
         while True:
             kind, numbers, states = group.heard(decoder.config.hidden_size, decoder.dtype)
-            if kind == END:
+            if kind == END_ORDER:
                 return
-            if kind == HEAD:
+            if kind == HEAD_ORDER:
                 group.gather(decoder.head(states), decoder.vocab_size)
                 continue
-            order = Order.read(numbers, states)
+            order = ForwardOrder.read(numbers, states)
             for number in order.gone:
                 caches.pop(number, None)
             if order.cache not in caches:
@@ -50,7 +50,7 @@ def follow(decoder: Decoder, group: Group) -> None:
             model(*order.skipped).forward(order.batch, caches[order.cache])
 
 
-def loaded(group: Group, store: Any, source: Path, **how: Any) -> Decoder:
+def loaded(group: ProcessGroup, store: Any, source: Path, **how: Any) -> Decoder:
     """This process's part of a decoder; the others learn that it is there, or why not."""
     said = f"stopped while it loaded {source}"
     try:
@@ -82,7 +82,7 @@ def main() -> None:
     torch.set_num_threads(settings["threads"])
     size, patience = settings["size"], settings["patience"]
     store = dist.FileStore(settings["store"], size)
-    group = Group(settings["rank"], size, torch.device(settings["device"]), patience)
+    group = ProcessGroup(settings["rank"], size, torch.device(settings["device"]), patience)
     try:
         decoder = loaded(group, store, Path(settings["source"]), dtype=settings["dtype"], quantize=settings["quantize"])
     except Exception:

@@ -24,21 +24,21 @@ from draftwood.errors import DraftwoodError
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache, ChangeLog
 from draftwood.models.modules import bytes_of
-from draftwood.models.parallel.wire import Order
+from draftwood.models.parallel.wire import ForwardOrder
 from draftwood.models.partition import Parallel
 
 dist: Any = torch.distributed  # it names what it gives to importers nowhere
 
-PATIENCE = 60.0  # seconds that a process waits for another one within a forward
-ENDLESS = 365 * 24 * 3600.0  # seconds that a follower waits for orders
-FORWARD, HEAD, END = 1, 2, 3  # kinds of orders
-FACTS = 3  # numbers of what comes before each: its kind, how many numbers it has, and rows of states
+FORWARD_TIMEOUT = 60.0  # seconds that a process waits for another one within a forward
+ORDER_TIMEOUT = 365 * 24 * 3600.0  # seconds that a follower waits for orders
+FORWARD_ORDER, HEAD_ORDER, END_ORDER = 1, 2, 3  # kinds of orders
+HEADER_NUMBERS = 3  # numbers of what comes before each: its kind, how many numbers it has, and rows of states
 
 
-class Group(Parallel):
+class ProcessGroup(Parallel):
     """One process of several; collectives work after `connect`."""
 
-    def __init__(self, rank: int, size: int, device: torch.device, patience: float = PATIENCE) -> None:
+    def __init__(self, rank: int, size: int, device: torch.device, patience: float = FORWARD_TIMEOUT) -> None:
         self.rank, self.size, self.device, self.patience = rank, size, device, patience
         self.broken: str | None = None
         self.why: Callable[[], str | None] = lambda: None  # which process ended, where that is known
@@ -58,7 +58,7 @@ class Group(Parallel):
             options._devices = [kind.create_device(hostname="127.0.0.1") if loopback else kind.create_default_device()]
             return kind(dist.PrefixStore(name, store), self.rank, self.size, options)
 
-        self._waiting = gloo("waiting", self.patience if self.drives else ENDLESS)
+        self._waiting = gloo("waiting", self.patience if self.drives else ORDER_TIMEOUT)
         self._telling = gloo("telling", self.patience)
         self._working = self._telling
         if self.device.type == "cuda":
@@ -110,8 +110,8 @@ class Group(Parallel):
         log = cache.change_log
         assert log is not None  # the decoder made the cache
         with self._lock, uninterrupted(), self._unbroken():
-            order = Order(batch, skipped, log.cache, list(log.changes), list(self._gone))
-            self._tell(FORWARD, order.numbers(), x)
+            order = ForwardOrder(batch, skipped, log.cache, list(log.changes), list(self._gone))
+            self._tell(FORWARD_ORDER, order.numbers(), x)
             log.changes.clear()
             del self._gone[: len(order.gone)]
             yield
@@ -122,7 +122,7 @@ class Group(Parallel):
     def apart(self, head: nn.Module, words: int, x: Tensor) -> Tensor:
         """Logits [n, words] of x [n, D] by the head alone; for the driver."""
         with self._lock, uninterrupted(), self._unbroken():
-            self._tell(HEAD, torch.empty(0, dtype=torch.int64), x)
+            self._tell(HEAD_ORDER, torch.empty(0, dtype=torch.int64), x)
             return self.gather(head(x), words)
 
     def fail(self, reason: str) -> None:
@@ -135,7 +135,7 @@ class Group(Parallel):
         """Let the followers go, if they can be told; for the driver."""
         if self._waiting is not None and self.broken is None and self._lock.acquire(timeout=1):
             try:
-                self._send(self._waiting, torch.tensor([END, 0, 0]))
+                self._send(self._waiting, torch.tensor([END_ORDER, 0, 0]))
             except RuntimeError:
                 pass  # they are gone
             finally:
@@ -143,7 +143,7 @@ class Group(Parallel):
 
     def heard(self, width: int, dtype: torch.dtype) -> tuple[int, Tensor, Tensor]:
         """The next order for a follower: its kind, numbers and states [rows, width]."""
-        facts = torch.empty(FACTS, dtype=torch.int64)
+        facts = torch.empty(HEADER_NUMBERS, dtype=torch.int64)
         self._send(self._waiting, facts)
         kind, count, rows = facts.tolist()
         numbers, states = torch.empty(count, dtype=torch.int64), torch.empty(rows, width, dtype=dtype)
@@ -184,7 +184,7 @@ class Group(Parallel):
 class SplitHead(nn.Module):
     """The head of a split decoder, to be asked beside its forwards, in the process that drives."""
 
-    def __init__(self, group: Group, part: nn.Module, words: int) -> None:
+    def __init__(self, group: ProcessGroup, part: nn.Module, words: int) -> None:
         super().__init__()
         self._group, self._words = group, words
         self._part = [part]  # in a list: it is borrowed, and not one of the parameters

@@ -30,14 +30,14 @@ from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
 from draftwood.models.parallel import group as groups
 from draftwood.models.parallel.follower import follow, loaded, ready
-from draftwood.models.parallel.group import Group, dist
+from draftwood.models.parallel.group import ProcessGroup, dist
 from draftwood.models.partition import check
 
-POLL = 0.02  # seconds between looks at whether the others have loaded their parts
-LOADING = 3600.0  # seconds that processes of torchrun may take for it; of those that are started here it is seen
-GRACE = 5.0  # seconds that a process has to end
+POLL_SECONDS = 0.02  # between checks of whether the other processes have loaded their parts, or ended
+LOADING_TIMEOUT = 3600.0  # seconds that processes of torchrun may take to load
+END_TIMEOUT = 5.0  # seconds after which a process that does not end is killed
 
-_MET: list[Path] = []  # the model that the processes of torchrun compute
+_TORCHRUN_MODELS: list[Path] = []  # the model that the processes of torchrun compute
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def load(
     if launched():
         return _met(home, size, _device(device, int(os.environ.get("LOCAL_RANK", "0"))), how)
     devices = [_device(device, rank) for rank in range(size)]
-    started = _Started(Group(0, size, devices[0], groups.PATIENCE))
+    started = _Started(ProcessGroup(0, size, devices[0], groups.FORWARD_TIMEOUT))
     try:
         decoder = started.load(home.resolve(), devices, how)
     except BaseException:
@@ -92,14 +92,14 @@ def _met(home: Path, size: int, device: torch.device, how: dict[str, Any]) -> De
     world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     if world != size:
         raise ConfigurationError(f"torchrun started {world} processes, but tensor_parallel is {size}; give one number")
-    if _MET:
+    if _TORCHRUN_MODELS:
         raise ConfigurationError("the processes of torchrun compute one model; start another run for the second one")
-    _MET.append(home)
-    store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=LOADING)))
-    group = Group(rank, size, device, groups.PATIENCE)
+    _TORCHRUN_MODELS.append(home)
+    store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=LOADING_TIMEOUT)))
+    group = ProcessGroup(rank, size, device, groups.FORWARD_TIMEOUT)
     decoder = loaded(group, store, home, **how)
     for other in range(size):
-        store.wait([ready(other)], timedelta(seconds=LOADING))
+        store.wait([ready(other)], timedelta(seconds=LOADING_TIMEOUT))
         if said := store.get(ready(other)).decode():
             raise ModelError(f"process {other} of tensor_parallel={size} could not load its part: {said}")
     group.connect(store, loopback=os.environ.get("GROUP_WORLD_SIZE") == "1")
@@ -115,7 +115,7 @@ def _met(home: Path, size: int, device: torch.device, how: dict[str, Any]) -> De
 class _Started:
     """The processes that follow, as children of the one that drives."""
 
-    group: Group
+    group: ProcessGroup
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     closing: bool = False
 
@@ -169,7 +169,7 @@ class _Started:
         while not store.check([ready(rank)]):
             if self.processes[rank - 1].poll() is not None and not store.check([ready(rank)]):
                 raise DraftwoodError(f"{self._ended()} while it loaded its part of the model; is there enough memory?")
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
         if said := store.get(ready(rank)).decode():
             raise ModelError(f"process {rank} of tensor_parallel could not load its part: {said}")
 
@@ -181,7 +181,7 @@ class _Started:
                 if (code := process.poll()) is not None:
                     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
                     return f"process {rank} of tensor_parallel={self.group.size} {how}"
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
         return None
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
@@ -199,7 +199,7 @@ class _Started:
                 process.stdin.close()
         for process in self.processes:
             try:
-                process.wait(GRACE)
+                process.wait(END_TIMEOUT)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

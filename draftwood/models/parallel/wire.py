@@ -15,11 +15,11 @@ from torch import Tensor
 from draftwood.models.base import Batch, Segment
 from draftwood.models.cache import Extent
 
-PARTS = 6  # lists of a segment
+LISTS_PER_SEGMENT = 6  # lists of a segment
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ForwardOrder:
     """A forward as followers do it: the batch without tokens, and what happened to caches since the last one."""
 
     batch: Batch
@@ -50,7 +50,7 @@ class Order:
         return torch.from_numpy(np.concatenate([np.asarray(part, np.int64) for part in (sizes, *lists)]))
 
     @classmethod
-    def read(cls, numbers: Tensor, hidden: Tensor) -> Order:
+    def read(cls, numbers: Tensor, hidden: Tensor) -> ForwardOrder:
         """The order in what `numbers` gave; `hidden` [N, D] is the input of its first layer."""
         values = numbers.numpy()
         count = int(values[0])
@@ -58,8 +58,8 @@ class Order:
         lists = [part.tolist() for part in parts]
         (cache, reach, start, stop, head, changes, segments), positions, rows, attention, mlp, gone = lists[:6]
         made: list[Segment] = []
-        for at in range(6 + changes, 6 + changes + PARTS * segments, PARTS):
-            (base, capacity), slots, trunk, seen, lengths, flat = lists[at : at + PARTS]
+        for at in range(6 + changes, 6 + changes + LISTS_PER_SEGMENT * segments, LISTS_PER_SEGMENT):
+            (base, capacity), slots, trunk, seen, lengths, flat = lists[at : at + LISTS_PER_SEGMENT]
             bounds = list(accumulate(lengths, initial=0))
             paths = [flat[first:last] for first, last in pairwise(bounds)]
             made.append(Segment(Extent(base, capacity), slots, array("i", trunk), seen, paths))

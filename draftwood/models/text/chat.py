@@ -21,11 +21,11 @@ from draftwood.util.safe_parsing import read_text, short_repr
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, and what else the template reads
 
-DEFAULT, TOOLS = "default", "tool_use"  # names of templates
-REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one field
-END = "END_OF_THE_UNFINISHED_MESSAGE "  # marks the place behind which nothing of a message to be continued may come
-LONGEST = 1 << 20  # bytes of a template
-MEMORY, SECONDS = 512 << 20, 10  # bytes of the process that renders, and how long it may take for a conversation
+DEFAULT_TEMPLATE, TOOL_TEMPLATE = "default", "tool_use"  # names of templates
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # names of one field
+UNFINISHED_MARK = "END_OF_THE_UNFINISHED_MESSAGE "  # stands for the end of a message that the model is to continue
+MAX_TEMPLATE_BYTES = 1 << 20
+RENDER_MEMORY, RENDER_SECONDS = 512 << 20, 10  # limits of the process that renders: bytes; seconds a conversation
 
 
 class _Worker:
@@ -43,13 +43,13 @@ class _Worker:
             if process is None or process.poll() is not None:
                 command = [sys.executable, "-P", str(Path(__file__).with_name("template_worker.py"))]
                 process = self._process = subprocess.Popen(
-                    [*command, str(MEMORY), str(SECONDS)],
+                    [*command, str(RENDER_MEMORY), str(RENDER_SECONDS)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                 )
             assert process.stdin is not None and process.stdout is not None
-            limit = Timer(SECONDS + 5, process.kill)  # where there are no alarms
+            limit = Timer(RENDER_SECONDS + 5, process.kill)  # where there are no alarms
             limit.daemon = True
             limit.start()
             try:
@@ -99,8 +99,8 @@ class ChatTemplate:
         answer = _WORKER.ask({"source": self.source, "origin": self.origin, "variables": variables})
         if answer is None:
             raise RequestError(
-                f"{self._place(0)} takes more than {SECONDS} s or {MEMORY >> 20} MiB on these messages; use another "
-                "template, or shorter messages"
+                f"{self._place(0)} takes more than {RENDER_SECONDS} s or {RENDER_MEMORY >> 20} MiB on these messages; "
+                "use another template, or shorter messages"
             )
         if "text" in answer:
             return str(answer["text"])
@@ -122,9 +122,9 @@ def templates(directory: Path, config: Mapping[str, Any]) -> dict[str, ChatTempl
     found = {}
     for path in (directory / "chat_template.jinja", *sorted((directory / "additional_chat_templates").glob("*.jinja"))):
         if path.is_file():
-            name = DEFAULT if path.parent == directory else path.stem
+            name = DEFAULT_TEMPLATE if path.parent == directory else path.stem
             try:
-                found[name] = ChatTemplate(read_text(path, LONGEST), str(path))
+                found[name] = ChatTemplate(read_text(path, MAX_TEMPLATE_BYTES), str(path))
             except (OSError, ValueError) as error:
                 raise ModelError(f"{path} cannot be read as text ({error}); fetch it again") from error
     if found:
@@ -141,7 +141,7 @@ def declared(config: Mapping[str, Any], origin: str) -> dict[str, ChatTemplate]:
     if value is None:
         return {}
     try:
-        named = {DEFAULT: value} if isinstance(value, str) else value
+        named = {DEFAULT_TEMPLATE: value} if isinstance(value, str) else value
         if not isinstance(named, Mapping):
             named = {entry["name"]: entry["template"] for entry in named}
         if not all(isinstance(text, str) for text in named.values()):
@@ -160,7 +160,7 @@ def render(
     **variables: Any,
 ) -> str:
     """The conversation as text, by the template for tools if there are both, else by the default one."""
-    name = TOOLS if tools is not None and TOOLS in found else DEFAULT
+    name = TOOL_TEMPLATE if tools is not None and TOOL_TEMPLATE in found else DEFAULT_TEMPLATE
     if name not in found:
         raise ModelError(f"there are several chat templates ({', '.join(sorted(found))}), but none is named {name}")
     plain = _conversation(messages)
@@ -170,12 +170,12 @@ def render(
             raise RequestError("a message is either continued or followed by a new one; set one of the two options")
         if not isinstance(plain[-1].get("content"), str):
             raise RequestError("continue_final_message needs a text as the content of the last message")
-        plain[-1]["content"] += END
+        plain[-1]["content"] += UNFINISHED_MARK
     data = _plain({"tools": tools, "documents": None, **variables}, "the template's variables")
     text = found[name].render(messages=plain, add_generation_prompt=opened, **data)
     if not continue_final_message:
         return text
-    head, mark, tail = text.rpartition(END.rstrip())
+    head, mark, tail = text.rpartition(UNFINISHED_MARK.rstrip())
     if not mark:
         raise RequestError("the chat template drops the last message, so that it cannot be continued")
     return head if tail.startswith(" ") else head.rstrip()  # a template that strips messages would strip this one
@@ -199,7 +199,7 @@ def _conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
     kept = [{key: value for key, value in message.items() if value is not None} for message in messages]
     plain: list[dict[str, Any]] = _plain(kept, "messages")
     for message in plain:
-        thought = next((message[name] for name in REASONING if name in message), None)
+        thought = next((message[name] for name in REASONING_FIELDS if name in message), None)
         if thought is not None:
             message["reasoning_content"] = thought
             message.setdefault("thinking", thought)

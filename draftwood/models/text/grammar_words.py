@@ -9,7 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer as FastBackend
 
 from draftwood.errors import ModelError
-from draftwood.models.text.sentencepiece import Pieces
+from draftwood.models.text.sentencepiece import VocabularyBytes
 from draftwood.sampling.grammar import library, one_line
 
 OWN = {"ByteLevel", "ByteFallback"}  # decoders that the library itself knows
@@ -17,8 +17,8 @@ JOINED = {"Metaspace", "Replace", "Fuse", "Strip"}  # those whose text is that o
 
 
 def words_of(
-    name: str, backend: Any, size: int, end: int, pieces_of: Callable[[int], Pieces]
-) -> tuple[Any, Pieces | None]:
+    name: str, backend: Any, size: int, end: int, pieces_of: Callable[[int], VocabularyBytes]
+) -> tuple[Any, VocabularyBytes | None]:
     """The `size` tokens of a tokenizer as an `LLTokenizer` whose texts end with `end`; its pieces where they were read.
 
     `pieces_of(end)` gives the tokens as bytes. ModelError, which names the tokenizer, where a text is not its tokens

@@ -22,10 +22,10 @@ from draftwood.errors import ConfigurationError, ModelError
 
 # A protobuf message in which a field appears twice is merged, the last value counts: appended to a model,
 # this sets normalizer_spec (3) { add_dummy_prefix (3) = false, remove_extra_whitespaces (4) = false }.
-BARE = b"\x1a\x04\x18\x00\x20\x00"
+NO_PREFIX_SPACE = b"\x1a\x04\x18\x00\x20\x00"
 
-NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-LISTED = ("additional_special_tokens", "extra_special_tokens")
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+TOKEN_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
 class Encoded(NamedTuple):
@@ -35,7 +35,7 @@ class Encoded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Pieces:
+class VocabularyBytes:
     """Tokens as bytes, with the names that llguidance asks for."""
 
     tokens: list[bytes]
@@ -100,7 +100,7 @@ class SentencePiece:
     def __init__(self, model: bytes, config: Mapping[str, Any]) -> None:
         from sentencepiece import SentencePieceProcessor
 
-        self._bare = SentencePieceProcessor(model_proto=model + BARE)  # no space in front, none removed
+        self._bare = SentencePieceProcessor(model_proto=model + NO_PREFIX_SPACE)  # no space in front, none removed
         prefixed = SentencePieceProcessor(model_proto=model)
         self._first = prefixed if config.get("add_prefix_space", True) is not False else self._bare
         self._later = self._first if config.get("legacy", True) is not False else self._bare
@@ -138,7 +138,7 @@ class SentencePiece:
                 text += (self._bare if text else self._first).decode(list(run))
         return text
 
-    def for_grammars(self, end: int) -> Pieces:
+    def for_grammars(self, end: int) -> VocabularyBytes:
         """The tokens as bytes."""
         tokens = [b""] * (1 + max(self._vocabulary.values(), default=0))
         for piece, i in self._vocabulary.items():
@@ -148,7 +148,7 @@ class SentencePiece:
                 tokens[i] = bytes([int(piece[1:-1], 16)])
             else:
                 tokens[i] = piece.replace("\u2581", " ").encode()
-        return Pieces(tokens, sorted(self._special), end, self._bare.encode)
+        return VocabularyBytes(tokens, sorted(self._special), end, self._bare.encode)
 
     def token_to_id(self, token: str) -> int | None:
         return self._vocabulary.get(token)
@@ -232,7 +232,7 @@ def declared(config: Mapping[str, Any]) -> dict[AddedToken, int | None]:
         for name, token in config.items()
         if name.endswith("_token") and isinstance(token, str | Mapping) and token
     ]
-    for name in LISTED:
+    for name in TOKEN_LISTS:
         listed += values.values() if isinstance(values := config.get(name) or [], Mapping) else values
     special = {content(token) for token in listed}
     known = set()

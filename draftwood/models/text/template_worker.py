@@ -24,7 +24,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-LONGEST = 16 << 20  # characters of a rendered text
+MAX_TEXT_CHARACTERS = 16 << 20  # characters of a rendered text
 
 
 class _Refusal(Exception):
@@ -111,8 +111,8 @@ def answer(source: str, origin: str, variables: dict[str, Any]) -> dict[str, Any
         for piece in template.generate(variables):
             text.append(piece)
             size += len(piece)
-            if size > LONGEST:
-                raise MemoryError(f"it writes more than {LONGEST:,} characters")
+            if size > MAX_TEXT_CHARACTERS:
+                raise MemoryError(f"it writes more than {MAX_TEXT_CHARACTERS:,} characters")
         return {"text": "".join(text)}
     except _Refusal as error:
         return failed("refused", error)

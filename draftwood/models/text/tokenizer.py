@@ -19,18 +19,19 @@ from tokenizers import Tokenizer as FastBackend
 from draftwood.errors import ModelError, RequestError
 from draftwood.models.checkpoints import gguf_tokenizer
 from draftwood.models.checkpoints.files import read_json
-from draftwood.models.checkpoints.gguf_file import SUFFIX
+from draftwood.models.checkpoints.gguf_file import GGUF_SUFFIX
 from draftwood.models.text import chat, grammar_words, sentencepiece
 from draftwood.util.safe_parsing import short_repr
 
-LONG = 1 << 14  # characters or ids, for which `tokenizers` is called so that it gives back the interpreter's lock
-INCOMPLETE = "\ufffd"  # what a decoder shows for bytes that are not a whole character (yet)
+LONG_INPUT = 1 << 14  # characters or ids, for which `tokenizers` is called so that it gives back the interpreter's lock
+REPLACEMENT = "\ufffd"  # what a decoder shows for bytes that are not a whole character (yet)
 
 UTF_8 = codecs.getincrementaldecoder("utf-8")
-BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # a byte, where vocabularies fall back to bytes
-PRINTED = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-OTHERS = [byte for byte in range(0x100) if byte not in PRINTED]
-BYTES = {chr(byte): byte for byte in PRINTED} | {chr(0x100 + i): byte for i, byte in enumerate(OTHERS)}  # byte-level
+BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")  # a byte, where vocabularies fall back to bytes
+PRINTED_BYTES = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+OTHER_BYTES = [byte for byte in range(0x100) if byte not in PRINTED_BYTES]
+BYTE_OF_CHARACTER = {chr(byte): byte for byte in PRINTED_BYTES}  # in byte-level vocabularies
+BYTE_OF_CHARACTER |= {chr(0x100 + i): byte for i, byte in enumerate(OTHER_BYTES)}
 
 
 class Backend(Protocol):
@@ -49,7 +50,7 @@ class Backend(Protocol):
     def get_vocab_size(self, with_added_tokens: bool = True) -> int: ...
 
 
-class Known(NamedTuple):
+class TokenText(NamedTuple):
     """The text that an id stands for within a text, such as behind a letter."""
 
     text: str  # special tokens as they are spelled
@@ -83,7 +84,7 @@ class Tokenizer:
         In a directory these are tokenizer.json, else tokenizer.model, and what belongs to it. `name` is what users call
         the model; by default the place.
         """
-        if place.suffix == SUFFIX and place.is_file():
+        if place.suffix == GGUF_SUFFIX and place.is_file():
             backend, config = gguf_tokenizer.read(place)
             return cls(backend, name or str(place), config)
         config = _config(place)
@@ -120,16 +121,16 @@ class Tokenizer:
         return tuple(self.encode("a", add_special=False))
 
     @cached_property
-    def known(self) -> Callable[[int], Known]:
+    def known(self) -> Callable[[int], TokenText]:
         """The text that an id stands for within a text."""
         start = len(self.decode(self.letter))
 
-        def known(token: int) -> Known:
+        def known(token: int) -> TokenText:
             ids = [*self.letter, token]
             text = self.decode(ids, skip_special=False)[start:]
             ordinary = bool(self.decode(ids)[start:])
-            spelled = self.backend.id_to_token(token) if INCOMPLETE in text else None
-            return Known(text, _part(spelled) if spelled else None, ordinary)
+            spelled = self.backend.id_to_token(token) if REPLACEMENT in text else None
+            return TokenText(text, _part(spelled) if spelled else None, ordinary)
 
         return lru_cache(1 << 18)(known)
 
@@ -154,7 +155,7 @@ class Tokenizer:
         if most is not None:
             self._check_length(len(text), most)
         check_text(text, "the prompt")
-        if len(text) > LONG and isinstance(self.backend, FastBackend):
+        if len(text) > LONG_INPUT and isinstance(self.backend, FastBackend):
             return list(self.backend.encode_batch([text], add_special_tokens=add_special)[0].ids)
         return list(self.backend.encode(text, add_special_tokens=add_special).ids)
 
@@ -168,7 +169,7 @@ class Tokenizer:
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
         """Text of ids; ids that only pad the model's vocabulary have none."""
         try:
-            if len(tokens) > LONG and isinstance(self.backend, FastBackend):
+            if len(tokens) > LONG_INPUT and isinstance(self.backend, FastBackend):
                 return str(self.backend.decode_batch([list(tokens)], skip_special_tokens=skip_special)[0])
             return str(self.backend.decode(list(tokens), skip_special_tokens=skip_special))
         except (TypeError, OverflowError):
@@ -177,7 +178,7 @@ class Tokenizer:
     def chat_text(self, messages: Sequence[chat.Message], **variables: Any) -> str:
         """A conversation as the text that the model was trained on, by the checkpoint's chat template.
 
-        Messages are mappings with a role and a content. Known variables: add_generation_prompt (the text ends
+        Messages are mappings with a role and a content. TokenText variables: add_generation_prompt (the text ends
         where the assistant's reply begins; the default), continue_final_message (the text ends inside the last message
         instead), tools; all others go to the template as they are.
         """
@@ -187,7 +188,9 @@ class Tokenizer:
                 "give the prompt as text, or use a chat model (its checkpoint has a chat_template)"
             )
         named = {
-            name: sentencepiece.content(self.config[name]) for name in sentencepiece.NAMED if self.config.get(name)
+            name: sentencepiece.content(self.config[name])
+            for name in sentencepiece.NAMED_TOKENS
+            if self.config.get(name)
         }
         return chat.render(self.templates, messages, **{**named, **variables})
 
@@ -213,16 +216,16 @@ class Tokenizer:
         """
         return self.backend.get_vocab(True) == other.backend.get_vocab(True)
 
-    def for_grammars(self, end: int) -> sentencepiece.Pieces:
+    def for_grammars(self, end: int) -> sentencepiece.VocabularyBytes:
         """Its tokens as bytes, where a text is that of its tokens one behind the other; `end` ends it."""
         if isinstance(self.backend, sentencepiece.SentencePiece):
             return self.backend.for_grammars(end)
         last = max(self.backend.get_vocab(True).values(), default=0)
         special = [token for token in range(last + 1) if not self.known(token).ordinary]
         spelled = [self.bytes_of(token) or b"" for token in range(last + 1)]
-        return sentencepiece.Pieces(spelled, special, end, partial(self.encode, add_special=False))
+        return sentencepiece.VocabularyBytes(spelled, special, end, partial(self.encode, add_special=False))
 
-    def for_llguidance(self, end: int) -> tuple[Any, sentencepiece.Pieces | None]:
+    def for_llguidance(self, end: int) -> tuple[Any, sentencepiece.VocabularyBytes | None]:
         """Its tokens as an `LLTokenizer` whose texts end with token `end`, and as they were given to it, if they were.
 
         Needs the extra structured; ModelError where the tokens of a text are not joined as they are.
@@ -284,9 +287,9 @@ def check_text(text: str, what: str) -> None:
 
 def _part(spelled: str) -> bytes | None:
     """The bytes of a token that is no whole character, as byte fallback or byte-level vocabularies spell it."""
-    if byte := BYTE.fullmatch(spelled):
+    if byte := BYTE_TOKEN.fullmatch(spelled):
         return bytes.fromhex(byte[1])
-    return bytes(BYTES[letter] for letter in spelled) if BYTES.keys() >= set(spelled) else None
+    return bytes(BYTE_OF_CHARACTER[letter] for letter in spelled) if BYTE_OF_CHARACTER.keys() >= set(spelled) else None
 
 
 def _config(directory: Path) -> dict[str, Any]:
@@ -351,7 +354,7 @@ class TokenStream:
         self._unfinished = bool(self._bytes.getstate()[0])
         if text and self._foreign:
             self._foreign = False
-            return text.removeprefix(INCOMPLETE)  # what the context itself broke off is none of this text
+            return text.removeprefix(REPLACEMENT)  # what the context itself broke off is none of this text
         return text
 
     def _beside(self, token: int) -> str:

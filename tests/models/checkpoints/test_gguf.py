@@ -22,7 +22,7 @@ import draftwood
 from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError, ModelError
 from draftwood.models.checkpoints import checkpoint, gguf_file
-from draftwood.models.checkpoints.gguf_weights import Weights
+from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.text.tokenizer import Tokenizer
 
 ROPE: dict[str, Any] = {"rope_theta": 500.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
@@ -107,7 +107,7 @@ def stored(kind: str, tensor: torch.Tensor) -> tuple[np.ndarray, str]:
     return gguf_files.matrices(kind)("", tensor.numpy())
 
 
-@pytest.mark.parametrize("kind", gguf_file.BLOCKS)
+@pytest.mark.parametrize("kind", gguf_file.QUANTISED_TYPES)
 def test_every_quantised_type(kind: str, tmp_path: Path) -> None:
     """Random blocks in the file, and what the library makes of them in the directory."""
     write_family(tmp_path, "qwen2", **WIDE)
@@ -140,7 +140,7 @@ def test_groups_are_the_library_s_weights_bit_for_bit(kind: str) -> None:
 
 def test_groups_of_a_matrix_have_its_rows(tmp_path: Path) -> None:
     write_llama(tmp_path, intermediate_size=64)
-    weights = Weights(gguf_files.write(tmp_path, tmp_path / "x.gguf", gguf_files.matrices("Q8_0")))
+    weights = GgufWeights(gguf_files.write(tmp_path, tmp_path / "x.gguf", gguf_files.matrices("Q8_0")))
     name = "blk.1.attn_k.weight"
     codes, scale, _ = weights.groups(name)
     filled = torch.empty(codes.shape)
@@ -154,7 +154,7 @@ def test_rows_are_dequantised_some_at_a_time(tmp_path: Path, monkeypatch: pytest
     write_llama(tmp_path)
     file = gguf_files.write(tmp_path, tmp_path / "x.gguf", gguf_files.matrices("F16"))
     expected = logits(file)
-    monkeypatch.setattr("draftwood.models.checkpoints.gguf_weights.CHUNK", 200)  # 6 rows of 32
+    monkeypatch.setattr("draftwood.models.checkpoints.gguf_weights.CHUNK_WEIGHTS", 200)  # 6 rows of 32
     assert torch.equal(logits(file), expected)
 
 

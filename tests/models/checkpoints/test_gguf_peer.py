@@ -66,7 +66,7 @@ def test_greedy_texts(name: str, tmp_path: Path) -> None:
     assert (best - expected[len(PROMPT) - 1 : -1].gather(1, written)[:, 0] <= 2 * near).all()
 
 
-@pytest.mark.parametrize("kind", gguf_file.BLOCKS)
+@pytest.mark.parametrize("kind", gguf_file.QUANTISED_TYPES)
 def test_quantised_types(kind: str, tmp_path: Path) -> None:
     """llama.cpp rounds activations to 8 bits, too."""
     write_llama(tmp_path, vocab_size=VOCAB, **WIDE)

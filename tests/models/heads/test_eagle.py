@@ -21,7 +21,7 @@ from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.checkpoints.pickled import convert
 from draftwood.models.heads import eagle, foreign_heads
-from draftwood.models.heads.eagle_head import ABSENT, EagleHead
+from draftwood.models.heads.eagle_head import ABSENT_LOGIT, EagleHead
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Answer, Run, Session
 
@@ -76,7 +76,7 @@ def test_a_published_head_says_what_its_format_says(kind: str, held: str, tmp_pa
         found = driven(source.answer(forest, nodes, hidden=True))
         for row, node in zip(found.logits, nodes, strict=True):
             wanted = says(raw, tensors, plain, prompt, [forest.token[n] for n in forest.path(node)[1:]])
-            wanted = wanted.clamp(min=ABSENT)
+            wanted = wanted.clamp(min=ABSENT_LOGIT)
             torch.testing.assert_close(row, wanted.to(row.dtype), atol=close, rtol=close)
         assert found.hidden[head.n_layers].shape == (len(nodes), 24)
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.decoder import Decoder
 from draftwood.models.parallel.follower import follow
-from draftwood.models.parallel.group import Group
+from draftwood.models.parallel.group import ProcessGroup
 
 CPU = torch.device("cpu")
 
@@ -33,7 +33,7 @@ def split(
     home: Path,
     size: int = 2,
     patience: float = 20,
-    work: Callable[[Decoder, Group], None] = follow,
+    work: Callable[[Decoder, ProcessGroup], None] = follow,
     **how: Any,
 ) -> Iterator[Split]:
     """The decoder of a checkpoint; `work` is what followers do once they have met."""
@@ -42,7 +42,7 @@ def split(
     ended = threading.Event()
 
     def run(rank: int) -> None:
-        group = Group(rank, size, CPU, patience)
+        group = ProcessGroup(rank, size, CPU, patience)
         decoder = checkpoint.load(home, **how, backend="pytorch", parallel=group)
         followers.append(decoder)
         group.connect(store)
@@ -53,7 +53,7 @@ def split(
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(1, size)]
     for thread in threads:
         thread.start()
-    group = Group(0, size, CPU, patience)
+    group = ProcessGroup(0, size, CPU, patience)
     driver = checkpoint.load(home, **how, backend="pytorch", parallel=group)
     group.connect(store)
     try:

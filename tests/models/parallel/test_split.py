@@ -23,7 +23,7 @@ from draftwood.models.heads import eagle, medusa
 from draftwood.models.heads.eagle_head import EagleHead
 from draftwood.models.heads.skip import Skipped, SkippedDecoder
 from draftwood.models.other_device import OnOtherDevice
-from draftwood.models.parallel.group import Group
+from draftwood.models.parallel.group import ProcessGroup
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
@@ -288,7 +288,7 @@ def test_an_error_within_a_forward_ends_the_engine(draft: Decoder, monkeypatch: 
 
 def test_caches_that_are_gone_are_forgotten(parts: Split) -> None:
     group = parts.driver.parallel
-    assert isinstance(group, Group)
+    assert isinstance(group, ProcessGroup)
     cache = parts.driver.new_cache()
     ours(parts.driver, Forest.from_prompt([1]), Session(parts.driver, cache))
     number = cache.change_log.cache if cache.change_log else 0

@@ -13,8 +13,8 @@ from draftwood.models.base import Batch, Segment
 from draftwood.models.cache import Cache, ChangeLog, Extent
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
-from draftwood.models.parallel.group import Group
-from draftwood.models.parallel.wire import Order
+from draftwood.models.parallel.group import ProcessGroup
+from draftwood.models.parallel.wire import ForwardOrder
 
 NUMBER = st.integers(0, 2**31 - 1)
 LISTS = st.lists(NUMBER, max_size=5)
@@ -45,8 +45,8 @@ def test_an_order_comes_out_as_it_went_in(parts: list[Segment], data: st.DataObj
     numbers = array("q", [*positions, *positions])
     batch = Batch(numbers, parts, data.draw(NUMBER), wanted, data.draw(NUMBER), stop, head=False)
     changes, skipped = data.draw(st.lists(LISTS)), (tuple(data.draw(LISTS)), tuple(data.draw(LISTS)))
-    order = Order(batch, skipped, data.draw(NUMBER), changes, data.draw(LISTS))
-    found = Order.read(order.numbers(), hidden)
+    order = ForwardOrder(batch, skipped, data.draw(NUMBER), changes, data.draw(LISTS))
+    found = ForwardOrder.read(order.numbers(), hidden)
     assert (found.skipped, found.cache, found.changes, found.gone) == (skipped, order.cache, changes, order.gone)
     got = found.batch
     assert got.positions.tolist() == positions and got.hidden is hidden
@@ -102,7 +102,7 @@ def test_a_journal_keeps_another_cache_alike(steps: list[tuple[str, int]]) -> No
 def test_pieces_make_the_whole(size: int, kv_heads: int) -> None:
     """Every value is held by one process; those of fewer key/value heads than processes by as many as share one."""
     config = DecoderConfig(97, 16, 24, 1, 8, kv_heads, 4, qkv_bias=True, o_bias=True, mlp_bias=True, position_offset=2)
-    groups = [Group(rank, size, torch.device("cpu")) for rank in range(size)]
+    groups = [ProcessGroup(rank, size, torch.device("cpu")) for rank in range(size)]
     with torch.device("meta"):
         whole = Decoder(config)
         parts = [dict(Decoder(config, group).named_parameters()) for group in groups]

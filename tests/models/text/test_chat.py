@@ -270,7 +270,7 @@ def test_a_template_that_never_ends_or_grows_is_stopped(
     bomb: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = chat._Worker()
-    monkeypatch.setattr(chat, "SECONDS", 1)
+    monkeypatch.setattr(chat, "RENDER_SECONDS", 1)
     monkeypatch.setattr(chat, "_WORKER", worker)
     tokenizer = loaded(bomb, tmp_path)
     try:

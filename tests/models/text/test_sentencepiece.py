@@ -17,7 +17,7 @@ from transformers import LlamaTokenizer
 
 import draftwood
 from draftwood.errors import ConfigurationError, ModelError
-from draftwood.models.text.tokenizer import INCOMPLETE, Tokenizer
+from draftwood.models.text.tokenizer import REPLACEMENT, Tokenizer
 
 KINDS = ["llama", "unigram", "unknowns"]
 
@@ -175,7 +175,7 @@ def test_streamed_pieces_join_to_the_decoded_text(kind: str, tmp_path: Path) -> 
         stream = tokenizer.stream()
         streamed = [stream.step(token) for token in ids]
         assert "".join(streamed) == tokenizer.decode(ids)
-        assert INCOMPLETE in text or not any(INCOMPLETE in piece for piece in streamed)
+        assert REPLACEMENT in text or not any(REPLACEMENT in piece for piece in streamed)
     stream = tokenizer.stream(tokenizer.encode("the"))
     if kind == "llama":
         assert stream.step(tokenizer.encode("dog")[1]) == " dog"  # it continues the prompt
@@ -188,7 +188,7 @@ def test_any_ids_can_be_streamed(tmp_path: Path) -> None:
         ids = [rng.randrange(tokenizer.size + 5) for _ in range(rng.randint(1, 12))]
         stream = tokenizer.stream()
         streamed, whole = "".join(stream.step(token) for token in ids), tokenizer.decode(ids)
-        assert streamed == whole or INCOMPLETE in whole
+        assert streamed == whole or REPLACEMENT in whole
 
 
 def test_agreement_with_itself_and_with_the_same_pieces_in_tokenizer_json(tmp_path: Path) -> None:

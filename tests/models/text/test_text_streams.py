@@ -18,7 +18,7 @@ from draftwood import Engine
 from draftwood.core.forest import Forest
 from draftwood.engine.stopping import Ending, StopStrings
 from draftwood.explain.text import spelling
-from draftwood.models.text.tokenizer import INCOMPLETE, Tokenizer, TokenStream
+from draftwood.models.text.tokenizer import REPLACEMENT, Tokenizer, TokenStream
 
 TEXTS = [
     "伣偆傧璣偬",
@@ -77,7 +77,7 @@ def test_a_text_is_continued_at_every_cut(words: Tokenizer, text: str) -> None:
     """After each token exactly the characters are there that are complete by then; nothing is lost, nothing twice."""
     ids = words.encode(text)
     known = certain(words, ids)
-    assert known[-1] == words.decode(ids) and INCOMPLETE not in known[-1]
+    assert known[-1] == words.decode(ids) and REPLACEMENT not in known[-1]
     for cut in range(len(ids) + 1):
         stream = words.stream(ids[:cut])
         joined = list(itertools.accumulate((stream.step(token) for token in ids[cut:]), initial=""))

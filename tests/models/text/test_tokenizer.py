@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ModelError, RequestError
-from draftwood.models.text.tokenizer import INCOMPLETE, Tokenizer
+from draftwood.models.text.tokenizer import REPLACEMENT, Tokenizer
 
 KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {"byte_level": byte_level, "llama_like": llama_like}
 TEXTS = [
@@ -83,7 +83,7 @@ def test_streamed_pieces_join_to_the_decoded_text(kind: str, tmp_path: Path) -> 
         stream = tokenizer.stream()
         pieces = [stream.step(token) for token in ids]
         assert "".join(pieces) == tokenizer.decode(ids)
-        assert not any(INCOMPLETE in piece for piece in pieces)
+        assert not any(REPLACEMENT in piece for piece in pieces)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -106,9 +106,9 @@ def test_any_ids_can_be_streamed(kind: str, tmp_path: Path) -> None:
         stream = tokenizer.stream()
         streamed, whole = "".join(stream.step(token) for token in ids), tokenizer.decode(ids)
         if kind == "byte_level":  # what is held back at the end is an unfinished character
-            assert whole.startswith(streamed) and not whole[len(streamed) :].strip(INCOMPLETE)
+            assert whole.startswith(streamed) and not whole[len(streamed) :].strip(REPLACEMENT)
         else:  # byte fallback decodes a run of bytes as one, so a later byte can spoil the characters before it
-            assert (streamed == whole) or INCOMPLETE in whole
+            assert (streamed == whole) or REPLACEMENT in whole
             runless = [token for token in ids if not 3 <= token < 3 + 256]
             stream = tokenizer.stream()
             assert "".join(stream.step(token) for token in runless) == tokenizer.decode(runless)
@@ -119,7 +119,7 @@ def test_bytes_that_never_become_text_are_let_go(tmp_path: Path) -> None:
     broken = tokenizer.encode("é")[0] if len(tokenizer.encode("é")) > 1 else tokenizer.encode("日")[0]
     stream = tokenizer.stream()
     pieces = [stream.step(broken) for _ in range(200)]
-    assert INCOMPLETE in "".join(pieces)
+    assert REPLACEMENT in "".join(pieces)
     assert len(stream._window) < 200
 
 
