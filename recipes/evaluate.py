@@ -33,7 +33,7 @@ LIMITS = {"qa": 16, "sql": 48, "math": 64, "summaries": 40, "code": 80}
 
 
 class Forced(Protocol):
-    """What gives logits [B, T, V] of tokens [B, T]."""
+    """A model that gives logits [B, T, V] of tokens [B, T]."""
 
     def train_forward(self, tokens: Tensor) -> Tensor: ...
 
@@ -106,7 +106,7 @@ def generated(engine: Engine, domain: str, count: int, temperature: float, seed:
 
 
 def circumstances() -> dict[str, Any]:
-    """What is needed to judge the figures: program, machine, command."""
+    """The program, the machine and the command of the figures."""
     command = "python -m recipes.evaluate " + " ".join(sys.argv[1:])
     return {**session(torch.device("cpu")), "dtype": "weights bfloat16, arithmetic float32", "command": command}
 

@@ -1,4 +1,4 @@
-"""What is measured on held-out documents while a model trains.
+"""Figures on held-out documents while a model trains.
 
 Greedy output equals a text exactly when every token of that text is the most
 probable one after the tokens before it, so one forward pass without any

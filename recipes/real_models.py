@@ -48,7 +48,7 @@ GEMMA = RealModel(
 
 
 def directory() -> Path:
-    """Where the files are kept."""
+    """The directory that the files are kept in."""
     return Path(os.environ.get("DRAFTWOOD_REAL_MODELS") or Path.home() / ".cache" / "draftwood-real-models")
 
 

@@ -25,7 +25,7 @@ from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.train.optim import Schedule
 from draftwood.train.packing import CLOSING_SHARES, OPENING_SHARES, end_token, packed_rows
-from draftwood.train.resumable import Run
+from draftwood.train.resumable import TrainingRun
 from recipes.monitor import Monitor
 from recipes.tokenizer import save_tokenizer, train_tokenizer
 
@@ -84,7 +84,7 @@ def loss_of(logits: Tensor, tokens: Tensor) -> Tensor:
     return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets.flatten())
 
 
-class PairRun(Run):
+class PairRun(TrainingRun):
     """A model of the pair in training: a decoder, all of whose weights learn."""
 
     def __init__(self, config: DecoderConfig, seed: int, path: Path, *, fast: bool = True) -> None:

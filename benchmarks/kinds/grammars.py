@@ -27,7 +27,7 @@ from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.sampling.grammar import Allowed, Grammar
-from draftwood.train.recording import Recording
+from draftwood.train.recording import WatchedEngine
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class Grammars(Kind):
         shapes, dtype = (self.target, self.draft), bench.run.dtype
         target, draft = (random_decoder(words.size, *shape, dtype) for shape in shapes)
         clock = Clock()
-        engine = Recording(Engine(target, [draft], words, frozenset({0})), clock.watch)
+        engine = WatchedEngine(Engine(target, [draft], words, frozenset({0})), clock.watch)
         rows: Rows = []
         for grammar, spec in self.grammars.items():
             for name, method in bench.track(self.methods.items(), grammar):

@@ -294,10 +294,10 @@ def _texts(home: Path, spec: Exits, folder: Path, told: Told) -> Path:
     from draftwood.engine.loading import load
     from draftwood.train.prompts import CORPUS
     from draftwood.train.self_distillation import write_texts
-    from draftwood.train.settings import Writing
+    from draftwood.train.settings import WritingSettings
 
     out = folder / f"texts-{spec.texts}.jsonl"
-    for written in write_texts(load(home), Writing(given=CORPUS, count=spec.texts, seed=SEED), out):
+    for written in write_texts(load(home), WritingSettings(given=CORPUS, count=spec.texts, seed=SEED), out):
         told(f"writing texts to train on: {written} of {spec.texts}")
     return out
 

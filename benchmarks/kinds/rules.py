@@ -17,7 +17,7 @@ from draftwood.eval.intervals import ratio
 from draftwood.eval.tasks import Instance, parse
 from draftwood.methods.sequences import RULES
 from draftwood.sampling.distributions import Distributions, Streams
-from draftwood.train.recording import Recording
+from draftwood.train.recording import WatchedEngine
 from draftwood.verify import Verifier, VerifierProxy
 
 
@@ -125,7 +125,7 @@ class Rules(Kind):
             weighed.append(Weighed(generation.verify, rules))
             generation.verify = weighed[-1]
 
-        engine = Recording(bench.engine, watch)
+        engine = WatchedEngine(bench.engine, watch)
 
         def weigh(item: Instance) -> dict[str, float]:
             engine.generate(item.prompt(), drafts.model_extra, sampling, item.max_new_tokens)

@@ -13,7 +13,7 @@ from draftwood.depth import ALONE, DepthController, DraftState, Load
 from draftwood.engine.engine import Engine
 from draftwood.engine.generation import Generation
 from draftwood.sampling.distributions import Streams
-from draftwood.train.recording import Recording
+from draftwood.train.recording import WatchedEngine
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Stopwatch:
 
     def __init__(self, engine: Engine) -> None:
         self._depth: Timed | None = None
-        self.engine = Recording(engine, self._watch)
+        self.engine = WatchedEngine(engine, self._watch)
 
     def _watch(self, generation: Generation, number: int) -> None:
         self._depth = generation.depth = Timed(generation.depth)

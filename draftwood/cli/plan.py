@@ -16,7 +16,7 @@ from draftwood.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from draftwood.tune.planner import Plan
+    from draftwood.tune.planner import MethodPlan
 
 
 def plan(
@@ -69,7 +69,7 @@ def plan(
         sys.exit(130)
 
 
-def _table(found: Plan, width: int) -> Table:
+def _table(found: MethodPlan, width: int) -> Table:
     """What was predicted and what was measured, within 80 columns; below these without what can be computed."""
     from rich.text import Text
 
@@ -94,7 +94,7 @@ def _with_interval(value: float, between: tuple[float, float] | None) -> str:
     return f"{value:.2f}×" + ("" if between is None else f"\n{between[0]:.2f}-{between[1]:.2f}")
 
 
-def _footnotes(found: Plan) -> Iterator[str]:
+def _footnotes(found: MethodPlan) -> Iterator[str]:
     rows = ", ".join(
         f"{count}: {seconds / found.target_seconds_by_rows[1]:.2f}"
         for count, seconds in found.target_seconds_by_rows.items()

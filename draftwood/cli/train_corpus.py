@@ -8,12 +8,12 @@ from draftwood.cli.groups import OUTPUT, OutputOptions, QuantizedOptions
 from draftwood.cli.options import flag
 from draftwood.cli.running import check_writable, progress
 from draftwood.cli.scaling import RayOptions
-from draftwood.train.settings import Writing
+from draftwood.train.settings import WritingSettings
 
 
 def corpus(
     *,
-    writing: Writing,
+    writing: WritingSettings,
     concurrency: int = flag(16, "Texts written at once.", panel="Writing", ge=1),
     model: QuantizedOptions,
     scaling: RayOptions,

@@ -15,7 +15,7 @@ from draftwood.errors import ConfigurationError, RequestError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from draftwood.train.calibration_metrics import Judgement
+    from draftwood.train.calibration_metrics import CalibrationMetrics
 
 RECORDING, TRAINING = "Recording", "Training"
 SUFFIX = ".safetensors"
@@ -86,7 +86,7 @@ def decision(
     check_name(out, "decision")
     chosen = MethodOptions(method=method, settings=settings).chosen(models.drafts)
     from draftwood.depth.decision import save_decision
-    from draftwood.train.calibration_metrics import draw_judgement
+    from draftwood.train.calibration_metrics import draw_calibration
     from draftwood.train.decisions import record, recordable, train_decision
     from draftwood.util import plots
 
@@ -121,7 +121,7 @@ def decision(
     save_decision(out, model, examples.draft, judgement.as_dict(), recorded)
     if figure:
         title = f"Decision model of kind {kind} on held-out prompts"
-        draw_judgement(judgement, Path(figure), title, THRESHOLD)
+        draw_calibration(judgement, Path(figure), title, THRESHOLD)
     if not output.json_:
         output.say("", f"{out}{f' and {figure}' if figure else ''} · use it with --set depth=decision:{out}")
         output.say(*([] if figure else ["no figure: it needs matplotlib, pip install 'draftwood[plots]'"]))
@@ -195,7 +195,7 @@ def check_name(out: Path, controller: str) -> None:
         )
 
 
-def _tables(judgement: Judgement) -> list[Table | str]:
+def _tables(judgement: CalibrationMetrics) -> list[Table | str]:
     """Figures on held-out prompts, and what each threshold would keep."""
     from draftwood.explain.terminal import percent, simple_table
 

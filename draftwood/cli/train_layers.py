@@ -13,11 +13,11 @@ from draftwood.cli.options import flag
 from draftwood.cli.running import progress
 from draftwood.cli.scaling import RayOptions
 from draftwood.errors import ConfigurationError
-from draftwood.train.settings import EagleSettings, ExitSettings, HeadSettings, Saving, Settings, TextSource
+from draftwood.train.settings import EagleSettings, ExitSettings, HeadSettings, Saving, TextSource, TrainSettings
 
 if TYPE_CHECKING:
     from draftwood.train.exit_layer import ExitRun
-    from draftwood.train.runs import Told
+    from draftwood.train.runs import StepReport
 
 OUT: Path = flag(..., "Directory of the result.", "DIR", panel=OUTPUT)
 
@@ -102,7 +102,7 @@ def eagle(
 def _train(
     kind: type[ExitRun],
     source: TextSource,
-    settings: Settings,
+    settings: TrainSettings,
     saving: Saving,
     out: Path,
     model: TargetOptions,
@@ -143,7 +143,7 @@ def _train(
     )
 
 
-def _tell(now: Told, update: Callable[..., None], output: OutputOptions) -> None:
+def _tell(now: StepReport, update: Callable[..., None], output: OutputOptions) -> None:
     """Show a step in the bar, and in a line of its own where something was measured."""
     figures, last = now.figures, now.held_out
     shown = f"loss {figures['loss']:.3f}, held-out acceptance {last['acceptance']:.3f}"

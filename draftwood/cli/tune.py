@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from draftwood.methods import Method
     from draftwood.tune.heatmap import HeatMap
-    from draftwood.tune.skip_sets import Prediction
+    from draftwood.tune.skip_sets import SkipPrediction
     from draftwood.tune.tuning import Tuning
 
 
@@ -194,7 +194,7 @@ def skip(
     prompts = work.fitted(engine, texts)
     with progress(output.color, "the target writes", budget) as update:
 
-        def show(best: Prediction) -> None:
+        def show(best: SkipPrediction) -> None:
             update(advance=1, description=f"best {best.speed_up:.2f}x, acceptance {best.acceptance:.2f}")
 
         found = search_skip_sets(engine, prompts, sampling, work.max_new_tokens, budget, gamma, seed, search_seed, show)

@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 from draftwood.cluster.sharing import actor_error
 from draftwood.cluster.spec import EngineSpec
 from draftwood.train.exit_layer import ExitRun
-from draftwood.train.runs import Told, Trainer, train
+from draftwood.train.runs import StepReport, Trainer, train
 from draftwood.train.settings import Saving
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class TrainingProcess:
         os.environ.update({name: str(value) for name, value in meeting.items()})
         self.run = train(make, saving)
 
-    def next_report(self) -> Told | None:
+    def next_report(self) -> StepReport | None:
         """Train up to the run's next report; None: the run is over."""
         return next(self.run, None)
 
@@ -53,7 +53,7 @@ class TrainingProcess:
 def on_ray(spec: EngineSpec, replicas: int) -> Trainer:
     """Processes in actors of the Ray that was started. Where one dies, all go on from the last save."""
 
-    def trained(make: Callable[[], ExitRun], saving: Saving) -> Generator[Told, None, None]:
+    def trained(make: Callable[[], ExitRun], saving: Saving) -> Generator[StepReport, None, None]:
         left, reached = MAX_RETRIES, -1
         while True:
             try:
@@ -71,7 +71,7 @@ def on_ray(spec: EngineSpec, replicas: int) -> Trainer:
     return trained
 
 
-def _together(spec: EngineSpec, replicas: int, make: Callable[[], ExitRun], saving: Saving) -> Iterator[Told]:
+def _together(spec: EngineSpec, replicas: int, make: Callable[[], ExitRun], saving: Saving) -> Iterator[StepReport]:
     """What the first process of a run tells, until all have ended. Raises RayError where one of them fails."""
     how: dict[str, Any] = {**spec.resources, "max_restarts": 0}
     actors = [ray.remote(TrainingProcess).options(**how).remote(os.getcwd(), spec.threads) for _ in range(replicas)]

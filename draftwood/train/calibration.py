@@ -20,16 +20,16 @@ from draftwood.engine.request import Prompt
 from draftwood.errors import ConfigurationError
 from draftwood.methods import Method
 from draftwood.sampling.distributions import Streams
-from draftwood.train.calibration_metrics import Judgement, judge
-from draftwood.train.recording import Recording, drafts_one_by_one, fit, split
+from draftwood.train.calibration_metrics import CalibrationMetrics, judge
+from draftwood.train.recording import WatchedEngine, drafts_one_by_one, fit, split
 
 TARGET_RATES = (0.3, 0.03)  # of the learning rate, for the target's vectors, which overfit: a round has one state
-LEAST = 0.05  # deviation
+MIN_DEVIATION = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Drafts:
-    """Recorded drafts that were verified; what is unknown of the target's state is NaN."""
+class RecordedDrafts:
+    """Recorded drafts that were verified; an unknown state of the target is NaN."""
 
     place: Tensor  # [n] int64, i
     target: Tensor  # [n, D_T] float32
@@ -44,7 +44,7 @@ class Drafts:
 
 @dataclass(slots=True)
 class _Notes:
-    """Columns of `Drafts`; states of the target once per round."""
+    """Columns of `RecordedDrafts`; states of the target once per round."""
 
     place: list[int] = field(default_factory=list)
     draft: list[Tensor] = field(default_factory=list)
@@ -55,8 +55,8 @@ class _Notes:
 
 
 @dataclass(slots=True)
-class _Recorder(DepthController):
-    """In the place of a request's depth controller, which it asks; notes every draft that was tried."""
+class _DraftRecorder(DepthController):
+    """Stands in for the depth controller of one request, and records every verified draft."""
 
     inner: DepthController
     notes: _Notes
@@ -104,8 +104,8 @@ def record(
     max_new_tokens: int = 96,
     seed: int = 0,
     progress: Callable[[int, int], object] | None = None,
-) -> Drafts:
-    """Decode every prompt, at the temperatures in turn; `progress` as of `Engine.batch`."""
+) -> RecordedDrafts:
+    """Decode every prompt, at the temperatures in turn, and record the drafts; `progress` as in `Engine.batch`."""
     if not drafts_one_by_one(method):
         raise ConfigurationError(
             f"cali-ts cannot control method {method.name}; record with one that drafts chains: speculative, eesd, "
@@ -114,19 +114,19 @@ def record(
     notes = _Notes()
 
     def watch(generation: Generation, number: int) -> None:
-        generation.depth = _Recorder(generation.depth, notes, number)
+        generation.depth = _DraftRecorder(generation.depth, notes, number)
 
     requests = [
         {"prompt": prompt, "seed": seed + i, "sampling": {"temperature": temperatures[i % len(temperatures)]}}
         for i, prompt in enumerate(prompts)
     ]
-    Recording(engine, watch).batch(requests, progress=progress, method=method, max_new_tokens=max_new_tokens)
+    WatchedEngine(engine, watch).batch(requests, progress=progress, method=method, max_new_tokens=max_new_tokens)
     known = next((state for state in notes.target if state is not None), None)
     if known is None or not notes.place:
         raise ConfigurationError("no draft was tried after a round was over; record more tokens, with gamma above 0")
     unknown = torch.full_like(known, torch.nan)
     of_round = [unknown if state is None else state for state in notes.target]
-    return Drafts(
+    return RecordedDrafts(
         torch.tensor(notes.place),
         torch.stack([of_round[number] for number in notes.round]),
         torch.stack(notes.draft),
@@ -136,11 +136,12 @@ def record(
     )
 
 
-def deviations(drafts: Drafts, chances: Tensor) -> tuple[float, float]:
+def deviations(drafts: RecordedDrafts, chances: Tensor) -> tuple[float, float]:
     """(sM, sS) by the method of moments.
 
-    sS: of the share of accepted drafts in a round around its request's share. sM: of a request's mean error of theta_M,
-    less what coins of these chances scatter anyway. Neither is below LEAST, or one source would be believed blindly.
+    sS: of a round's share of accepted drafts around its request's share. sM: of a request's mean error of theta_M, less
+    the variance that coins of these chances have anyway. Both are at least MIN_DEVIATION, or one source would be
+    believed blindly.
     """
     error, noise = drafts.accepted - chances, chances * (1 - chances)
     between, within = [], []
@@ -152,12 +153,12 @@ def deviations(drafts: Drafts, chances: Tensor) -> tuple[float, float]:
         for number in sorted(set(drafts.round[mine].tolist())):
             within.append((float(drafts.accepted[drafts.round == number].mean()) - share) ** 2)
     model, sample = (math.sqrt(max(0.0, statistics.mean(each))) for each in (between, within))
-    return max(LEAST, model), max(LEAST, sample)
+    return max(MIN_DEVIATION, model), max(MIN_DEVIATION, sample)
 
 
 def train_calibration(
-    drafts: Drafts, held_out: float = 0.2, epochs: int = 60, batch: int = 256, rate: float = 3e-3, seed: int = 0
-) -> tuple[Trained, Judgement]:
+    drafts: RecordedDrafts, held_out: float = 0.2, epochs: int = 60, batch: int = 256, rate: float = 3e-3, seed: int = 0
+) -> tuple[Trained, CalibrationMetrics]:
     """Train on recorded drafts; the judgement is on the `held_out` share of requests, drawn by seed.
 
     The weights that are best on a second held-out share, of the same size, are kept. Cross-entropy on chi, AdamW.
@@ -194,7 +195,7 @@ def train_calibration(
     states = torch.where(drafts.target.isnan(), mean, drafts.target)
     chances = torch.sigmoid(final.logits(drafts.place, states, drafts.draft))
     unseen = torch.cat((test, tune))
-    aside_drafts = Drafts(*(getattr(drafts, name)[unseen] for name in Drafts.__dataclass_fields__))
+    aside_drafts = RecordedDrafts(*(getattr(drafts, name)[unseen] for name in RecordedDrafts.__dataclass_fields__))
     model_deviation, sample_deviation = deviations(aside_drafts, chances[unseen])
     share = float(drafts.accepted[rest].mean())
     trained = Trained(final, model_deviation, sample_deviation, share)

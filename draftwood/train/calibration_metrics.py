@@ -1,4 +1,4 @@
-"""How well predicted chances agree with what happened: ROC, calibration, log loss, the overlap of MCSD's Figure 7."""
+"""Quality of predicted acceptance chances: ROC, calibration, log loss, and the overlap of MCSD's Figure 7."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from draftwood.util import plots
 from draftwood.util.plots import FAINT, INK, PALETTE
 
 THRESHOLDS = tuple(i / 10 for i in range(1, 10))
-POINTS = 200  # of a ROC curve that is kept: more cannot be seen
+MAX_ROC_POINTS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
-    """How well chances predict acceptance, on examples that training did not see."""
+class CalibrationMetrics:
+    """Quality of predicted acceptance chances on examples that training did not see."""
 
     examples: int
     accepted: float  # share
@@ -38,7 +38,7 @@ class Judgement:
         return asdict(self)
 
     def figures(self) -> dict[str, Any]:
-        """What is to be printed: without curves and histograms."""
+        """The figures to print, without curves and histograms."""
         names = ("accepted", "log_loss", "base_loss", "auc", "overlap", "thresholds")
         figures = {name: getattr(self, name) for name in names}
         return {"held_out": self.examples, "calibration_error": self.error, **figures}
@@ -85,15 +85,15 @@ def overlap(chances: Tensor, accepted: Tensor, bins: int = 20) -> float:
     return sum(map(min, *histograms(chances, accepted, bins)))
 
 
-def judge(chances: Tensor, accepted: Tensor) -> Judgement:
-    """All figures at once; chances and labels [n] (labels between 0 and 1 count as accepted above one half)."""
+def judge(chances: Tensor, accepted: Tensor) -> CalibrationMetrics:
+    """All metrics of chances [n] and labels [n] in [0, 1]; a label above one half counts as accepted."""
     chances, accepted = chances.double().cpu(), accepted.double().cpu()
     share = accepted.mean().clamp(1e-9, 1 - 1e-9)
     cross_entropy = nn.functional.binary_cross_entropy
     curve = roc_curve(chances, accepted)
     table = calibration_table(chances, accepted)
     positive, negative = chances[accepted > 0.5], chances[accepted <= 0.5]
-    return Judgement(
+    return CalibrationMetrics(
         len(chances),
         float(share),
         float(cross_entropy(chances, accepted)),
@@ -102,7 +102,7 @@ def judge(chances: Tensor, accepted: Tensor) -> Judgement:
         overlap(chances, accepted),
         sum(n * abs(predicted - seen) for predicted, seen, n in table) / len(chances),
         table,
-        curve[:: max(1, len(curve) // POINTS)] + curve[-1:],
+        curve[:: max(1, len(curve) // MAX_ROC_POINTS)] + curve[-1:],
         histograms(chances, accepted),
         [(beta, _share(positive >= beta), _share(negative < beta)) for beta in THRESHOLDS],
     )
@@ -115,7 +115,7 @@ def _share(where: Tensor) -> float:
 BLUE, ORANGE = PALETTE[:2]
 
 
-def draw_judgement(judgement: Judgement, path: Path, title: str, threshold: float = 0.4) -> None:
+def draw_calibration(judgement: CalibrationMetrics, path: Path, title: str, threshold: float = 0.4) -> None:
     """Write the figure; the suffix of `path` says which kind: .png, .svg or .pdf.
 
     ConfigurationError without matplotlib.
@@ -133,7 +133,7 @@ def draw_judgement(judgement: Judgement, path: Path, title: str, threshold: floa
     plots.save(plots.figure(paint, 12, 3.8), path, title)
 
 
-def _roc(axes: Any, judgement: Judgement) -> None:
+def _roc(axes: Any, judgement: CalibrationMetrics) -> None:
     axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1, linestyle=":")
     axes.plot(*zip(*judgement.roc, strict=True), color=BLUE)
     axes.set_title(f"ROC, area {judgement.auc:.3f}")
@@ -142,7 +142,7 @@ def _roc(axes: Any, judgement: Judgement) -> None:
     )
 
 
-def _calibration(axes: Any, judgement: Judgement) -> None:
+def _calibration(axes: Any, judgement: CalibrationMetrics) -> None:
     most = max((count for _, _, count in judgement.calibration), default=1)
     axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1, linestyle=":")
     predicted, seen, counts = zip(*judgement.calibration, strict=True)
@@ -152,7 +152,7 @@ def _calibration(axes: Any, judgement: Judgement) -> None:
     axes.set(xlabel="predicted acceptance", ylabel="share accepted", ylim=(0, 1.02))
 
 
-def _overlap(axes: Any, judgement: Judgement, threshold: float) -> None:
+def _overlap(axes: Any, judgement: CalibrationMetrics, threshold: float) -> None:
     accepted, rejected = judgement.histograms
     width = 1 / len(accepted)
     left = [i * width for i in range(len(accepted))]

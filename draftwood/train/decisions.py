@@ -22,8 +22,8 @@ from draftwood.errors import ConfigurationError
 from draftwood.methods import Method
 from draftwood.models.checkpoints.artifact import fingerprints
 from draftwood.sampling.distributions import Distributions, Streams
-from draftwood.train.calibration_metrics import Judgement, judge
-from draftwood.train.recording import Recording, drafts_one_by_one, fit, split
+from draftwood.train.calibration_metrics import CalibrationMetrics, judge
+from draftwood.train.recording import WatchedEngine, drafts_one_by_one, fit, split
 from draftwood.verify import VerifierProxy
 
 
@@ -34,7 +34,7 @@ def hidden_label(p: Tensor, q: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class Examples:
-    """What was recorded, one entry per judged draft, and the fingerprint of the draft model that it belongs to."""
+    """Recorded examples, one per judged draft, and the fingerprint of the draft model that they belong to."""
 
     kind: DecisionKind
     draft: str
@@ -52,8 +52,8 @@ class Examples:
 
 
 @dataclass(slots=True)
-class Recorder(DepthController, VerifierProxy):
-    """Verifier and depth controller of one request, which notes an example for each draft that was judged.
+class DecisionRecorder(DepthController, VerifierProxy):
+    """Stands in for the verifier and the depth controller of one request, and records an example of each judged draft.
 
     A draft is judged when all before it on its path were accepted and no sibling drawn before it was. Its features are
     of the row that it was drawn from. Its label is min(1, p(x)/q(x)) for kind 'hidden', with p and q after temperature
@@ -136,7 +136,7 @@ class Recorder(DepthController, VerifierProxy):
 
 
 def recordable(engine: Engine, spec: MethodSpec | None) -> Method:
-    """The method, if decision models can be trained on it; else ConfigurationError."""
+    """The method to record with; ConfigurationError where its drafts are no examples for decision models."""
     method = engine.method(spec)
     if not drafts_one_by_one(method):
         raise ConfigurationError(
@@ -164,7 +164,7 @@ def record(
     seed: int = 0,
     progress: Callable[[int, int], object] | None = None,
 ) -> Examples:
-    """Decode every prompt at every temperature and note the judged drafts; `progress` as of `Engine.batch`.
+    """Decode every prompt at every temperature and record the judged drafts; `progress` as in `Engine.batch`.
 
     `top` is how many of the draft's probabilities kind 'output' reads.
     """
@@ -177,7 +177,7 @@ def record(
 
     def watch(generation: Generation, number: int) -> None:
         prompt = known.setdefault(generation.request.prompt, len(known))
-        recorder = Recorder(generation.verify, generation.depth, examples, top, prompt)
+        recorder = DecisionRecorder(generation.verify, generation.depth, examples, top, prompt)
         generation.verify = generation.depth = recorder
 
     requests = [
@@ -185,7 +185,7 @@ def record(
         for temperature in temperatures
         for i, prompt in enumerate(prompts)
     ]
-    Recording(engine, watch).batch(requests, progress=progress, method=chosen, max_new_tokens=max_new_tokens)
+    WatchedEngine(engine, watch).batch(requests, progress=progress, method=chosen, max_new_tokens=max_new_tokens)
     return examples
 
 
@@ -200,7 +200,7 @@ def train_decision(
     batch: int = 256,
     rate: float = 3e-3,
     seed: int = 0,
-) -> tuple[Decision, Judgement]:
+) -> tuple[Decision, CalibrationMetrics]:
     """Train on features [n, inputs] and labels [n] in [0, 1]; the judgement is on the `held_out` share, drawn by seed.
 
     Examples of one group [n] (of one prompt) are held out together; by default each is a group. The epoch that is best

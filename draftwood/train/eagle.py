@@ -58,7 +58,7 @@ class EagleRun(ExitRun):
         return [self.settings.decay**k for k in range(self.settings.unroll)]
 
     def _ahead(self, tokens: Tensor) -> Tensor:
-        """The tokens from the second on [B, T - 1], by their number in the head's vocabulary; -1: it lacks them."""
+        """The tokens from the second on [B, T - 1], by their number in the head's vocabulary, or -1."""
         words, ahead = self.exit.head.words, tokens[:, 1:]
         if words is None:
             return ahead
@@ -67,15 +67,15 @@ class EagleRun(ExitRun):
         return place[ahead]
 
     def counted(self, tokens: Tensor) -> list[Tensor]:
-        """As of an exit, for each step; with a smaller vocabulary places whose token is not in it do not count."""
+        """As for an exit, for each step; with a restricted vocabulary only places whose token is in it count."""
         (filled,) = super().counted(tokens)
         here = filled & (self._ahead(tokens) >= 0)
         return [here[:, k:] for k in range(1, self.settings.unroll + 1)]
 
     def _places(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> list[Place]:
-        """As of an exit; logits [steps, B, T - 1, V_head] of the tokens from the second on. Step k begins at the k-th.
+        """As for an exit; logits [steps, B, T - 1, V_head] of the tokens from the second on. Step k begins at the k-th.
 
-        With a smaller vocabulary p is over the tokens that are in it.
+        With a restricted vocabulary p is renormalised over its tokens.
         """
         words, ahead, found = self.exit.head.words, self._ahead(tokens), []
         if words is not None and answer is not None:

@@ -25,8 +25,8 @@ from draftwood.models.decoder import Decoder
 from draftwood.models.heads.exit import ExitLayer, check_depth, save, share
 from draftwood.models.heads.medusa import RECORDED_RANKS
 from draftwood.train.optim import Schedule
-from draftwood.train.resumable import Run
-from draftwood.train.settings import Settings
+from draftwood.train.resumable import TrainingRun
+from draftwood.train.settings import TrainSettings
 from draftwood.train.texts import Texts, Tokens
 from draftwood.util import plots
 
@@ -36,8 +36,8 @@ FIGURES = ("loss", "acceptance", "agreement")
 Place = tuple[Tensor, Tensor, Tensor | None]
 
 
-class _Trained(nn.Module):
-    """What DistributedDataParallel wraps: it synchronises what passes through `forward`."""
+class _ForwardModule(nn.Module):
+    """The module that DistributedDataParallel wraps, which synchronises gradients of `forward` only."""
 
     def __init__(self, exit: Any) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class _Trained(nn.Module):
 
 @dataclass(frozen=True)
 class Rank:
-    """This process among those that share a run; one that was started alone is the first of one."""
+    """The number of this process among those that share a run, and their count."""
 
     number: int = 0
     count: int = 1
@@ -68,15 +68,15 @@ class Rank:
         return total.cpu().numpy()
 
 
-class ExitRun(Run):
-    """An exit layer in training: it can be killed at any time and goes on where it was saved, bit for bit on a CPU."""
+class ExitRun(TrainingRun):
+    """An exit layer in training. It can be killed at any time and resumes from its last save, bit for bit on a CPU."""
 
     settings: Any  # ExitSettings
     numbered = False  # whether figures of a single head are numbered
     ranked = np.zeros((0, 0))  # [head, rank]: how often its best, second, ... token was right
 
-    def __init__(self, target: Decoder, texts: Texts, settings: Settings, out: Path, rank: Rank = Rank()) -> None:
-        """Start anew, or go on from `out` where a run with the same settings was saved."""
+    def __init__(self, target: Decoder, texts: Texts, settings: TrainSettings, out: Path, rank: Rank = Rank()) -> None:
+        """Start anew, or resume from `out` where a run with the same settings was saved."""
         settings = self.settled(target, settings)
         settings.check(rank.count)
         if not len(texts.train) or not len(texts.held_out):
@@ -86,7 +86,7 @@ class ExitRun(Run):
         self.schedule = Schedule(settings.rate, settings.warmup, settings.steps)
         whose = {"target": fingerprint(target), "data": texts.digest, "context": texts.train.shape[1]}
         super().__init__(self.exit, out / STATE, {**settings.model_dump(), **whose})
-        self._forward: Any = _Trained(self.exit)
+        self._forward: Any = _ForwardModule(self.exit)
         if rank.count > 1:
             step = self.progress.step
             if float(rank.sum(step, target.device)) != rank.count * step:
@@ -103,7 +103,7 @@ class ExitRun(Run):
         return settings
 
     def made(self) -> Any:
-        """What is to be trained, as it is before the first step: a module as `ExitLayer`."""
+        """The module to train, as it is before the first step; it has the methods of `ExitLayer`."""
         return ExitLayer.of(self.target, self.settings.layers, self.settings.depth)
 
     @property
@@ -173,7 +173,7 @@ class ExitRun(Run):
 
     @property
     def factors(self) -> list[float]:
-        """What the loss of each head weighs; an exit is a single one."""
+        """Weight of the loss of each head; an exit counts as a single head."""
         return [1.0]
 
     def loss(self, logits: Tensor, tokens: Tensor, answer: Tensor | None, places: Sequence[float]) -> Tensor:
@@ -193,11 +193,11 @@ class ExitRun(Run):
         return loss
 
     def counted(self, tokens: Tensor) -> list[Tensor]:
-        """Of each head the places in tokens [B, T] that count: all but the filling of a row, an end after another."""
+        """For each head the places [B, T - 1] of tokens [B, T] that count: all but padding (an end after an end)."""
         return [(tokens[:, 1:] != self.texts.end) | (tokens[:, :-1] != self.texts.end)]
 
     def _places(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> list[Place]:
-        """Of each head log q [n, V], the token predicted [n] and log p of it [n, V], at the places that count."""
+        """For each head, at the places that count: log q [n, V], the token to predict [n], and log p [n, V] or None."""
         (here,) = self.counted(tokens)
         log_q = torch.log_softmax(logits[:, :-1], -1)[here]
         return [(log_q, tokens[:, 1:][here], None if answer is None else answer[:, :-1][here])]

@@ -40,7 +40,7 @@ class HeadRun(ExitRun):
 
     @torch.no_grad()
     def _read(self, tokens: Tensor, answered: bool) -> tuple[Tensor, Tensor | None]:
-        """What the target's head reads [B, T, D] and, if asked for, its log-probabilities [B, T, V]."""
+        """The inputs of the target's head [B, T, D] and, if `answered`, its log-probabilities [B, T, V]."""
         with self._autocast():
             x = self.target.embedded(tokens, torch.arange(tokens.shape[1], device=tokens.device)[None])
             last = self.target.train_layers(x, 0, self.target.n_layers)
@@ -52,7 +52,7 @@ class HeadRun(ExitRun):
         return [self.settings.decay**k for k in range(1, self.settings.heads + 1)]
 
     def counted(self, tokens: Tensor) -> list[Tensor]:
-        """Nothing is drafted behind an end: places where a text ends before the token predicted do not count."""
+        """As for an exit, without places where a text ends before the predicted token: nothing is drafted there."""
         found, here = [], torch.ones_like(tokens[:, 1:], dtype=torch.bool)
         for k in range(1, self.settings.heads + 1):
             here = here[:, :-1] & (tokens[:, k:-1] != self.texts.end)
@@ -60,9 +60,9 @@ class HeadRun(ExitRun):
         return found
 
     def _places(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> list[Place]:
-        """As of an exit; logits [K, B, T, V]. log p is that of the next token k places ahead.
+        """As for an exit; logits [K, B, T, V]. log p is that of the token k places ahead of the next.
 
-        It knows the tokens that the head does not see: q_k is drawn towards its mean.
+        p is conditioned on tokens that the head does not see, so q_k learns its mean.
         """
         found = []
         for k, here in enumerate(self.counted(tokens), 1):

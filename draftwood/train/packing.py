@@ -29,11 +29,11 @@ SHARES = {
     "retellings": 0.14,
 }
 
-# What opens a run: exercises in copying, and little else. Looking things up is
-# learnt in one sudden step, and this brings the step forward.
+# Shares at the beginning of a run: mostly exercises in copying. Looking things up is
+# learnt in one sudden step, and these bring the step forward.
 OPENING_SHARES = {"chants": 0.7, "retellings": 0.2, "sql": 0.1}
 
-# What ends a run: the same, with SQL as careless people write it.
+# Shares at the end of a run: the same, with SQL as careless people write it.
 CLOSING_SHARES = {"careless-sql" if domain == "sql" else domain: share for domain, share in SHARES.items()}
 
 # Documents that wait for a row with room for them.

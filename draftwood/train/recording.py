@@ -1,4 +1,4 @@
-"""An engine whose requests are watched, and the training on what was seen."""
+"""An engine whose generations can be watched, and training on examples that were recorded from them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from draftwood.methods import Lookup, Method
 Watch = Callable[[Generation, int], None]  # (a generation that begins, its number); may change its parts
 
 
-class Recording(Engine):
-    """The same models and tokenizer; `watch` is shown each generation before it begins."""
+class WatchedEngine(Engine):
+    """An engine of the same models and tokenizer that calls `watch` with each generation before it begins."""
 
     def __init__(self, engine: Engine, watch: Watch) -> None:
         super().__init__(engine.target, engine.drafts, engine.tokenizer, engine.end_tokens, engine.names)
@@ -32,13 +32,13 @@ class Recording(Engine):
 
 
 def drafts_one_by_one(method: Method) -> bool:
-    """Whether a method drafts with a model for one hypothesis, as far as a depth controller lets it."""
+    """True if a method drafts with a model, for one hypothesis, to a depth that a controller decides."""
     options = type(method).model_fields
     return "depth" in options and "n_best" not in options and not isinstance(method, Lookup)
 
 
 def split(groups: Tensor, held_out: float, generator: torch.Generator, what: str) -> list[Tensor]:
-    """Places of examples: a `held_out` share of the groups [n] that they are of, a second one, and the rest."""
+    """Split examples by their groups [n]: the places of a `held_out` share, of a second such share, and of the rest."""
     number = torch.unique(groups, return_inverse=True)[1]
     count = int(number.max()) + 1 if len(groups) else 0
     aside = int(count * held_out)
@@ -60,7 +60,7 @@ def fit(
     batch: int,
     order: torch.Generator,
 ) -> tuple[float, list[Tensor]]:
-    """Train on the examples `rest` by cross-entropy; (loss on `tune`, parameters) of the epoch that was best there.
+    """Train on the examples `rest` by cross-entropy; (loss on `tune`, parameters) of its best epoch.
 
     `logits` maps places of examples [n] to logits of acceptance [n], of which labels [N] are in [0, 1].
     """

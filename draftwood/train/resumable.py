@@ -26,7 +26,7 @@ from draftwood.util.safe_parsing import parse_json
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C takes effect behind what is inside; where somebody else handles it, that stays as it is."""
+    """Delay Ctrl-C until the body is over. Where it is handled by somebody else, that stays as it is."""
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -43,7 +43,7 @@ def uninterrupted() -> Iterator[None]:
 
 @dataclass
 class Progress:
-    """Where a run stands."""
+    """The progress of a run."""
 
     step: int = 0
     tokens: int = 0
@@ -52,10 +52,10 @@ class Progress:
     cursor: dict[str, int] = field(default_factory=dict)  # the next row to be read, by the rows' length
 
 
-class Run:
-    """A module in training; goes on from the file at `path` where there is one.
+class TrainingRun:
+    """A module in training; resumes from the file at `path` where there is one.
 
-    `facts` decide the result: a saved run is only gone on with under the same ones (ConfigurationError).
+    `facts` decide the result: a run is only resumed with the same ones, else ConfigurationError is raised.
     """
 
     def __init__(self, module: nn.Module, path: Path, facts: Mapping[str, Any], muon: bool = False) -> None:
@@ -77,7 +77,7 @@ class Run:
         return norm.item()
 
     def save_state(self) -> None:
-        """Write the run, or leave the last file; ModelError where it cannot be written."""
+        """Write the run. ModelError where it cannot be written; the last file is then left as it was."""
         tensors = {f"weight/{name}": part.detach() for name, part in self.weights.items()}
         tensors |= {f"state/{name}": part for name, part in self.optimizers.state().items()}
         header = {"settings": json.dumps(self.facts), "progress": json.dumps(asdict(self.progress))}

@@ -19,15 +19,15 @@ from draftwood.models.checkpoints import checkpoint
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.exit_layer import ExitRun, Rank, plot
 from draftwood.train.prompts import CORPUS
-from draftwood.train.settings import Saving, Settings, TextSource
+from draftwood.train.settings import Saving, TextSource, TrainSettings
 from draftwood.train.texts import read_texts
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a run tells after each step, and at its end what came out of it."""
+class StepReport:
+    """The figures of a run after a step; the last report has the results as `document`."""
 
     step: int
     figures: dict[str, float]  # of the step; `held_out/...` are among them where they were measured
@@ -36,20 +36,20 @@ class Told:
 
 
 Trainer = Callable[
-    [Callable[[], ExitRun], Saving], Generator[Told, None, None]
+    [Callable[[], ExitRun], Saving], Generator[StepReport, None, None]
 ]  # carries out the run that it is shown how to make
 
 
 def prepare(
     kind: type[ExitRun],
-    settings: Settings,
+    settings: TrainSettings,
     out: Path,
     source: TextSource | None = None,
     target: str | Path | None = None,
     device: str | None = None,
     dtype: str = "auto",
 ) -> ExitRun:
-    """A run of a `kind`, new or as it was saved in `out`. A process of several joins the others.
+    """A run of a `kind`, new or resumed from `out`. One process of several joins the others.
 
     Raises ConfigurationError for data, settings or an `out` that do not fit.
     """
@@ -72,22 +72,22 @@ def prepare(
     return kind(model, texts, settings, out, rank)
 
 
-def train(make: Callable[[], ExitRun], saving: Saving) -> Generator[Told, None, None]:
-    """Make a run, train to its end and draw the curve. The first process of several tells, the others are silent."""
+def train(make: Callable[[], ExitRun], saving: Saving) -> Generator[StepReport, None, None]:
+    """Make a run, train to its end and draw the curve. Of several processes only the first reports."""
     run = make()
     rank, began, progress = run.rank, run.progress.step, run.progress
     with closing(run.train(saving.save_every, saving.measure_every, getattr(torch, saving.store))) as steps:
         for figures in steps:
             if not rank.number:
-                yield Told(progress.step, figures, progress.curve[-1])
+                yield StepReport(progress.step, figures, progress.curve[-1])
     if rank.count > 1:
         torch.distributed.destroy_process_group()
     if not rank.number:
-        yield Told(progress.step, {}, progress.curve[-1], _finished(run, began))
+        yield StepReport(progress.step, {}, progress.curve[-1], _finished(run, began))
 
 
 def _finished(run: ExitRun, began: int) -> dict[str, Any]:
-    """What came out of a run that is over, whose curve is written and drawn."""
+    """The results of a run that is over; its curve is written and drawn."""
     out, curve = run.out, run.progress.curve
     (out / "curve.json").write_text(json.dumps(curve, indent=1) + "\n", "utf-8")
     drawn = plot(curve, out / "curve.png")

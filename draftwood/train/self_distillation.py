@@ -1,7 +1,7 @@
-"""Text that the target writes itself, mixed with given text: what its exit learns from (EESD §3.2).
+"""Text that the target writes itself, mixed with given text, to train an exit on (EESD §3.2).
 
-Each text depends on its number and the settings alone, so that a file that was broken off is gone on with as if it had
-not been.
+Each text depends on its number and the settings alone, so a file that was broken off is completed as if nothing had
+happened.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from draftwood.errors import ConfigurationError
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.packing import in_shares
 from draftwood.train.prompts import CORPUS, prompts_of
-from draftwood.train.settings import Writing
+from draftwood.train.settings import WritingSettings
 from draftwood.train.texts import texts_of
 from draftwood.util.jsonl import cut_torn_line
 from draftwood.util.safe_parsing import parse_json, read_text
@@ -30,12 +30,12 @@ CHUNK = 32  # texts that are written to the file together
 
 
 def write_texts(
-    engine: Engine, plan: Writing, out: Path, concurrency: int = 16, engines: EngineMap | None = None
+    engine: Engine, plan: WritingSettings, out: Path, concurrency: int = 16, engines: EngineMap | None = None
 ) -> Iterator[int]:
-    """Write texts to `out`, a line of JSON each, from where it ends; yields how many there are after each chunk.
+    """Write texts to `out`, a line of JSON each, from where the file ends; yields their number after each chunk.
 
-    `engines` share the chunks, by default it is the one. A line has tokens, text, prompt_tokens and source (target or
-    given). Raises ConfigurationError where the file was begun with other settings.
+    `engines` share the chunks; by default there is only the one. A line has tokens, text, prompt_tokens and source
+    (target or given). Raises ConfigurationError where the file was begun with other settings.
     """
     if engine.tokenizer is None:
         raise ConfigurationError("the target has no tokenizer, so it can write no text")
@@ -65,14 +65,14 @@ def write_texts(
 
 
 def _writer(
-    plan: Writing, prompts: Sequence[str], given: Sequence[str | list[int]], concurrency: int, engine: Engine
+    plan: WritingSettings, prompts: Sequence[str], given: Sequence[str | list[int]], concurrency: int, engine: Engine
 ) -> Callable[[range], Iterator[Mapping[str, Any]]]:
     return lambda numbers: _chunk(engine, plan, prompts, given, numbers, concurrency)
 
 
 def _chunk(
     engine: Engine,
-    plan: Writing,
+    plan: WritingSettings,
     prompts: Sequence[str],
     given: Sequence[str | list[int]],
     numbers: range,
@@ -104,19 +104,19 @@ def _chunk(
         yield {"tokens": tokens, "text": words.decode(tokens), "prompt_tokens": prompt_tokens, "source": source}
 
 
-def _opening(plan: Writing, number: int) -> int:
+def _opening(plan: WritingSettings, number: int) -> int:
     return min(plan.max_new_tokens, random.Random(f"{plan.seed}:{number}").randint(*plan.greedy))
 
 
 def _continued(
     engine: Engine,
-    plan: Writing,
+    plan: WritingSettings,
     starts: Mapping[int, list[int]],
     lengths: Mapping[int, int],
     temperature: float,
     concurrency: int,
 ) -> dict[int, tuple[list[int], bool]]:
-    """(new tokens without the one that ends the text, whether it has ended) of each number."""
+    """(new tokens without the end token, True if the text has ended) of each number."""
     asked = [number for number in starts if lengths[number]]
     results = engine.batch(
         [{"prompt": starts[n], "max_new_tokens": lengths[n], "seed": plan.seed + n} for n in asked],
@@ -131,14 +131,14 @@ def _continued(
     return made
 
 
-def _prompts(plan: Writing, tokenizer: Tokenizer) -> list[str]:
+def _prompts(plan: WritingSettings, tokenizer: Tokenizer) -> list[str]:
     wanted = plan.count - int(plan.count * plan.given_share)
     if plan.prompts == CORPUS:
         return [document.prompt for document, _ in _of_corpus(tokenizer, plan.seed, wanted)]
     return prompts_of(plan.prompts, wanted)
 
 
-def _given(plan: Writing, tokenizer: Tokenizer) -> list[str | list[int]]:
+def _given(plan: WritingSettings, tokenizer: Tokenizer) -> list[str | list[int]]:
     wanted = int(plan.count * plan.given_share)
     if plan.given == CORPUS:
         return [tokens for _, tokens in _of_corpus(tokenizer, plan.seed + 1, wanted)]
@@ -149,12 +149,12 @@ def _given(plan: Writing, tokenizer: Tokenizer) -> list[str | list[int]]:
 
 
 def _of_corpus(tokenizer: Tokenizer, seed: int, count: int) -> Iterator[tuple[Document, list[int]]]:
-    """As many documents and their tokens, the domains in the shares that the embedded pair was trained on."""
+    """`count` documents and their tokens, the domains in the shares that the embedded pair was trained on."""
     return itertools.islice(in_shares(lambda texts: [tokenizer.encode(text) for text in texts], "train", seed), count)
 
 
 def _written(out: Path) -> int:
-    """How many texts a file has; what a kill left of another one is cut off."""
+    """The number of texts in a file; a last line that was cut is removed."""
     if not out.exists():
         return 0
     with out.open("r+b") as file:

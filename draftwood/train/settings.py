@@ -11,11 +11,11 @@ from draftwood.train.prompts import CORPUS
 
 Precision = Literal["bfloat16", "float32"]
 Count = Annotated[int, Field(ge=1)]
-MOST_HEADS = 16  # of one model
+MAX_HEADS = 16
 
 
-class Settings(BaseModel):
-    """What decides the result of a run, with the target and the data; a run is resumed with the same only."""
+class TrainSettings(BaseModel):
+    """Options that decide the result of a run, with the target and the data; a run is only resumed with the same."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Training")
 
@@ -44,8 +44,8 @@ class Settings(BaseModel):
             raise ConfigurationError(f"a batch of {self.batch} rows cannot be shared out evenly over {parts}")
 
 
-class ExitSettings(Settings):
-    """Of an exit layer."""
+class ExitSettings(TrainSettings):
+    """Options of training an exit layer."""
 
     layers: int | None = Field(
         default=None,
@@ -59,18 +59,18 @@ class ExitSettings(Settings):
     )
 
 
-class HeadSettings(Settings):
-    """Of Medusa heads."""
+class HeadSettings(TrainSettings):
+    """Options of training Medusa heads."""
 
-    heads: int = Field(default=4, ge=1, le=MOST_HEADS, description="Number of heads, one for each token predicted.")
+    heads: int = Field(default=4, ge=1, le=MAX_HEADS, description="Number of heads, one for each token predicted.")
     shared: bool = Field(
         default=False, description="Use the target's own output layer: far fewer parameters, lower acceptance."
     )
     decay: float = Field(default=0.8, gt=0, le=1, description="The loss of head k has weight X^k.")
 
 
-class EagleSettings(Settings):
-    """Of an EAGLE head."""
+class EagleSettings(TrainSettings):
+    """Options of training an EAGLE head."""
 
     unroll: int = Field(default=4, ge=1, le=16, description="Consecutive drafting steps to train on.")
     vocabulary: int | None = Field(
@@ -83,7 +83,7 @@ class EagleSettings(Settings):
 
 
 class TextSource(BaseModel):
-    """What is trained on."""
+    """The texts to train on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Training")
 
@@ -99,7 +99,7 @@ class TextSource(BaseModel):
 
 
 class Saving(BaseModel):
-    """How often a run is measured and saved, and in which dtype."""
+    """Intervals of measuring and saving a run, and the dtype of saved weights."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Training")
 
@@ -112,8 +112,8 @@ class Saving(BaseModel):
     measure_every: Count = Field(default=100, description="Steps between measurements.")
 
 
-class Writing(BaseModel):
-    """What decides the texts that a target writes, with the target."""
+class WritingSettings(BaseModel):
+    """Options that decide, with the target, the texts that it writes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Writing")
 
@@ -155,5 +155,5 @@ class Writing(BaseModel):
         return self
 
     def is_given(self, number: int) -> bool:
-        """Whether a text is a given one; they are spread evenly."""
+        """True if the text of this number is a given one; given texts are spread evenly."""
         return int((number + 1) * self.given_share) > int(number * self.given_share)

@@ -1,4 +1,4 @@
-"""What is trained on: rows of tokens from a file of texts, or from the corpus that the embedded pair knows."""
+"""Training data: rows of tokens from a file of texts, or from the corpus of the embedded pair."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from draftwood.train.packing import filled, mixed
 from draftwood.train.prompts import CORPUS
 from draftwood.util.safe_parsing import lines_of, parse_json
 
-EVERY = 20  # one document of so many is held out
+HELD_OUT_EVERY = 20  # one document of so many is held out
 
 Tokens = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 
@@ -64,7 +64,7 @@ def read_texts(
             f"{path} holds {'no text' if not pieces else 'too little text'}; "
             f"give a file with at least two texts, or one of more than {context} tokens"
         )
-    every = min(EVERY, len(pieces))
+    every = min(HELD_OUT_EVERY, len(pieces))
     apart = [piece for i, piece in enumerate(pieces) if i % every == every - 1]
     rest = [piece for i, piece in enumerate(pieces) if i % every != every - 1]
     train, held = (

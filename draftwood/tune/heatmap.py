@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from draftwood.tune.measuring import Standing
     from draftwood.tune.search import Guided
 
-WIDEST = 12  # first widths that are shown where nothing was measured
+MAX_PREDICTED_WIDTH = 12  # first widths that are shown where nothing was measured
 SHADES = " ░▒▓█"
 COLOURS = ("on grey93", "on light_goldenrod2", "on sandy_brown", "on orange3", "on dark_orange3")  # dark: fast
 
@@ -73,7 +73,7 @@ def tree_maps(ranked: Sequence[Standing], guided: Guided | None, shapes: Iterabl
             key = shape.initial, (shape.tree[0], len(shape.tree))
             best[key] = max(best.get(key, 0.0), guided.predicted(shape))
         for (initial, place), value in best.items():
-            if place[0] <= WIDEST:
+            if place[0] <= MAX_PREDICTED_WIDTH:
                 found.setdefault(initial, {}).setdefault(place, Cell(value, False))
     top = ranked[0].method.as_dict()
     maps = []
@@ -86,7 +86,7 @@ def tree_maps(ranked: Sequence[Standing], guided: Guided | None, shapes: Iterabl
 
 
 def option_map(name: str, ranked: Sequence[Standing], options: Sequence[str]) -> HeatMap:
-    """By one option or two, the best of what was measured there."""
+    """A map over one option or two: the best measured speed-up of each place."""
     down, across = options[0], options[1] if len(options) > 1 else None
     found: dict[tuple[Any, Any], Cell] = {}
     for one in ranked:

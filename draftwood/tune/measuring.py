@@ -25,8 +25,8 @@ from draftwood.tune.search import Guided, Measured, Seconds
 from draftwood.tune.shapes import Cost, rising
 from draftwood.tune.spaces import GridSearch, TPESearch
 
-STEEP = 20.0  # speed-up that a nat per token counts for, beyond what quality may be lost
-NOISE = 0.1  # credit for methods that ran seldom, as in search.Guided
+QUALITY_PENALTY = 20.0  # speed-up that a nat per token is worth, beyond the tolerated loss of quality
+EXPLORATION_BONUS = 0.1  # of methods that ran seldom, as in search.Guided
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def forward_seconds(
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What methods are measured on."""
+    """The prompts and sampling settings that methods are measured on."""
 
     prompts: Sequence[Sequence[int]]  # token ids
     sampling: SamplingParams
@@ -83,7 +83,7 @@ class Workload:
 
 @dataclass(slots=True)
 class Trial:
-    """A measured run: one method on all prompts, interleaved with plain decoding on the same prompts and seeds."""
+    """A measured run: one method on all prompts, in turns with plain decoding on the same prompts and seeds."""
 
     method: dict[str, Any]
     own: Observation = field(default_factory=Observation)
@@ -98,7 +98,7 @@ class Trial:
 
     @property
     def measured(self) -> Measured:
-        """For `search.Guided`."""
+        """The run as `search.Guided` takes it."""
         times = (
             Seconds(*(s / one.rounds for s in (one.verify, one.draft, one.overhead))) if one.rounds else None
             for one in (self.own, self.plain)
@@ -122,7 +122,7 @@ class Trial:
 
 @dataclass(slots=True)
 class Bench:
-    """Runs methods on a workload, interleaved with plain decoding, and keeps all of it: an interrupt loses one run."""
+    """Runs methods on a workload, in turns with plain decoding, and keeps every finished run."""
 
     engine: Engine
     workload: Workload
@@ -185,13 +185,13 @@ def guide(
     search: Guided,
     budget: int,
     options: dict[str, Any] | None = None,
-    told: Callable[[int, Method], None] = lambda run, method: None,
+    on_progress: Callable[[int, Method], None] = lambda run, method: None,
 ) -> None:
-    """Let a search ask for `budget` measured runs; `search.ranked()` then holds what came of them."""
+    """Measure `budget` runs of the shapes that a search asks for; `search.ranked()` has the results."""
     for number in range(budget):
         shape = search.ask()
         method = tree_method(shape, options)
-        told(number, method)
+        on_progress(number, method)
         trial = bench.run(method, search.predicted(shape) if search.runs else None)
         search.tell(shape, trial.measured)
 
@@ -261,37 +261,36 @@ def explore(
     options: Mapping[str, Any] | None = None,
     tolerance: float = math.inf,
     fits: Callable[[Method], bool] = lambda method: True,
-    told: Callable[[int, Method], None] = lambda run, method: None,
+    on_progress: Callable[[int, Method], None] = lambda run, method: None,
 ) -> None:
-    """`budget` measured runs of a method as a search asks for them, then the best ones again.
+    """Measure `budget` runs of a method with the options that a search asks for, then the best ones again.
 
-    Where the search has no end of its own, it has three quarters of the runs.
-
-    Speed counts, as long as the mean log-likelihood per token is at most `tolerance` below that of plain decoding;
-    beyond that, scores fall steeply. `bench.trials` holds what came of it.
+    A search without an end of its own gets three quarters of the runs. The score of a run is its speed-up, less a
+    penalty where the mean log-likelihood per token is more than `tolerance` below that of plain decoding.
+    `bench.trials` has the results.
     """
     for number in range(budget if isinstance(search, GridSearch) else budget - budget // 4):
         method = _next(name, search, options or {}, fits)
         if method is None:
             break
-        told(number, method)
+        on_progress(number, method)
         trial = bench.run(method)
         short = max(0.0, -fmean(trial.gains) - tolerance)
-        search.tell(trial.speed_up - STEEP * short)
+        search.tell(trial.speed_up - QUALITY_PENALTY * short)
     while len(bench.trials) < budget:
         ranked = standings(bench.trials, tolerance)
         worst = max(0.0, -ranked[0].gain - tolerance)  # 0 as soon as one is good enough
         good = [one for one in ranked if max(0.0, -one.gain - tolerance) <= worst]
         # credit for few runs, as in search.Guided
-        again = max(good, key=lambda one: one.speed_up * math.exp(NOISE / math.sqrt(len(one.trials))))
-        told(len(bench.trials), again.method)
+        again = max(good, key=lambda one: one.speed_up * math.exp(EXPLORATION_BONUS / math.sqrt(len(one.trials))))
+        on_progress(len(bench.trials), again.method)
         bench.run(again.method)
 
 
 def _next(
     name: str, search: GridSearch | TPESearch, options: Mapping[str, Any], fits: Callable[[Method], bool]
 ) -> Method | None:
-    """The next method that a search asks for and that is one; values that do not go together are passed over."""
+    """The next valid method that a search asks for; None at its end. Values that do not go together are skipped."""
     for _ in range(300):
         values = search.ask()
         if values is None:

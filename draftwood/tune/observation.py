@@ -1,4 +1,4 @@
-"""What a generation shows of a method: tokens and seconds, and how often drafts were met and accepted."""
+"""Figures of one generation: tokens, seconds, and how often drafts were judged and accepted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Observation:
 
     @classmethod
     def of(cls, result: GenerationResult) -> Observation:
-        """What counts of a result."""
+        """The figures of a result."""
         metrics, later = result.metrics, result.rounds[1:]
         draft = math.fsum(round_.draft_seconds for round_ in later)
         verify = math.fsum(round_.verify_seconds for round_ in later)

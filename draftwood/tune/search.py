@@ -1,4 +1,4 @@
-"""A search for the fastest tree in few measured runs: what runs show of acceptance and times predicts all others."""
+"""A search for the fastest tree in few measured runs: acceptance and times of these predict all other trees."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from draftwood.core.shape import Shape
 from draftwood.tune.observation import added
 from draftwood.tune.shapes import Acceptance, Cost, best_shapes, expected_tokens, round_seconds
 
-PRIOR = 4  # drafts that a guess counts for
-UNSEEN = 6  # places beyond those seen, before the last repeats
-FAITH = 2  # runs that what is predicted counts for
+PRIOR_DRAFTS = 4  # weight of a prior, in drafts
+UNSEEN_PLACES = 6  # places beyond the measured ones, before the last repeats
+PREDICTION_RUNS = 2  # weight of a prediction, in runs
 
 
 class Seconds(NamedTuple):
@@ -29,7 +29,7 @@ class Seconds(NamedTuple):
 
 @dataclass(slots=True)
 class Measured:
-    """What a run of one shape showed: its speed, and how often the i-th sibling of a layer was met and accepted."""
+    """Figures of a run of one shape: its speed, and how often the i-th sibling of a layer was judged and accepted."""
 
     speed: float  # in any unit, the same for all runs
     met: list[list[int]] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Measured:
 
 
 @dataclass(slots=True)
-class Tally:
+class AcceptanceTally:
     """Acceptance [layer][place among siblings] from all runs so far."""
 
     met: list[list[int]] = field(default_factory=list)
@@ -49,28 +49,28 @@ class Tally:
         self.met, self.accepted = added([self.met, run.met]), added([self.accepted, run.accepted])
 
     def acceptance(self) -> list[list[float]]:
-        """Rows [layer][place] for `expected_tokens`: layers that were seen, and a few more places than were.
+        """Acceptance [layer][place] for `expected_tokens`: all measured layers, and some places beyond.
 
-        Where little was met, numbers lean on what is known: a layer on the same place of all layers, a place on half
-        the chance of the one before it (later siblings are less likely ones), the first on 1/2; each counts as `PRIOR`
-        drafts.
+        Estimates from few drafts are shrunk towards a prior that weighs as much as `PRIOR_DRAFTS` drafts: for a layer
+        the same place over all layers, for a place half the chance of the place before it (later siblings are less
+        likely), for the first place 1/2.
         """
-        places = max(map(len, self.met), default=1) + UNSEEN
+        places = max(map(len, self.met), default=1) + UNSEEN_PLACES
         met, accepted = (
             np.array([[*row, *[0] * (places - len(row))] for row in table or [[]]])
             for table in (self.met, self.accepted)
         )
         usual: list[float] = []
         for n, a in zip(met.sum(0), accepted.sum(0), strict=True):
-            usual.append((a + PRIOR * (usual[-1] if usual else 1) / 2) / (n + PRIOR))
-        table: list[list[float]] = ((accepted + PRIOR * np.array(usual)) / (met + PRIOR)).tolist()
+            usual.append((a + PRIOR_DRAFTS * (usual[-1] if usual else 1) / 2) / (n + PRIOR_DRAFTS))
+        table: list[list[float]] = ((accepted + PRIOR_DRAFTS * np.array(usual)) / (met + PRIOR_DRAFTS)).tolist()
         return table
 
 
 def overheads(rounds: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-    """Seconds of a round beyond its forwards, split: per round, per layer, per row.
+    """Seconds of a round beyond its forwards, split into seconds per round, per layer and per row.
 
-    Least squares over (layers, rows, seconds), none below 0; where rounds are few, the smallest that explain them.
+    Non-negative least squares over (layers, rows, seconds) with a small ridge, which decides where rounds are few.
     """
     if not rounds:
         return 0.0, 0.0, 0.0
@@ -93,7 +93,7 @@ PILOTS = ((4, 2, 2, 1, 1), (4, 2, 2, 1), (3, 2, 1, 1), (2, 2, 1, 1), (2, 2, 1), 
 
 
 def pilot_shape(row_limit: int, max_depth: int) -> Shape:
-    """The first of a few trees that fits: each shows acceptance at several places of several layers."""
+    """The first tree of `PILOTS` that fits; they show acceptance at several places of several layers."""
     for tree in PILOTS:
         shape = Shape(tree[:max_depth])
         if shape.tree and shape.rows <= row_limit:
@@ -102,12 +102,12 @@ def pilot_shape(row_limit: int, max_depth: int) -> Shape:
 
 
 class Guided:
-    """Chooses which shape to measure next: `ask` for one, `tell` what its run showed, and at last see `ranked`.
+    """Chooses the next shape to measure: `ask` for one, `tell` the figures of its run, and finally read `ranked`.
 
-    The first is the pilot. Acceptance and time per round of all runs so far predict the speed of every shape; next is
-    the one that is best in the light of runs and predicting, with credit for what was seen little. So good shapes are
-    run again, and noise decides less. Acceptance is learned from runs with one initial token, since of several the
-    luckiest path is all that is seen; what more of them gain is learned as a factor.
+    The first shape is the pilot. Acceptance and time per round of all runs so far predict the speed of every shape.
+    The next one has the best mean of measured and predicted speed, with a bonus for shapes that ran seldom; so good
+    shapes are run again, and noise decides less. Acceptance is estimated from runs with one initial token only:
+    with several, just the longest path is seen. The gain of several is estimated as a factor.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Guided:
         self.row_limit, self.max_depth, self.initial = row_limit, max_depth, tuple(initial)
         self.widths, self.noise = widths, noise
         self.runs: dict[Shape, list[float]] = {}
-        self.tally = Tally()
+        self.tally = AcceptanceTally()
         self._seconds: list[tuple[Shape, Seconds]] = []
         self._acceptance: Acceptance = [[0.5]]
         self._costs = target, draft
@@ -137,7 +137,7 @@ class Guided:
         self._pace = 0.0
 
     def tell(self, shape: Shape, run: Measured) -> None:
-        """What a run of `shape` showed."""
+        """Take in the figures of a run of `shape`."""
         self.runs.setdefault(shape, []).append(run.speed)
         if shape.initial == 1:
             self.tally.add(run)
@@ -152,7 +152,7 @@ class Guided:
         self._factor[0] = math.exp(everything)
 
     def _clock(self, shape: Shape, run: Measured) -> None:
-        """Learn the times of rounds, brought to one pace: how slow forwards are here, and what comes on top."""
+        """Estimate forwards and overhead from the times of rounds, corrected for the machine's speed in each run."""
         if run.seconds is None:
             return
         pace = 1.0
@@ -178,20 +178,22 @@ class Guided:
         return expected_tokens(shape, self._acceptance) / round_seconds(shape, *self._costs)
 
     def predicted(self, shape: Shape) -> float:
-        """The speed that a shape should have, in the unit of the runs."""
+        """The predicted speed of a shape, in the unit of the runs."""
         return self._raw(shape) * self._factor.get(shape.initial, self._factor.get(0, 1.0))
 
     def score(self, shape: Shape) -> float:
-        """The speed in the light of all: the geometric mean of its runs and, as `FAITH` more, what is predicted."""
+        """The geometric mean of a shape's measured speeds and its prediction, which weighs `PREDICTION_RUNS` runs."""
         logs = [math.log(speed) for speed in self.runs.get(shape, ())]
-        return math.exp((math.fsum(logs) + FAITH * math.log(self.predicted(shape))) / (len(logs) + FAITH))
+        return math.exp(
+            (math.fsum(logs) + PREDICTION_RUNS * math.log(self.predicted(shape))) / (len(logs) + PREDICTION_RUNS)
+        )
 
     def _doubt(self, shape: Shape) -> float:
-        """By what factor the score of a shape may be wrong."""
+        """The factor by which the score of a shape may be wrong."""
         return math.exp(self.noise / math.sqrt(len(self.runs.get(shape, ())) + 1))
 
     def allows(self, shape: Shape) -> bool:
-        """Whether a shape is in the space that is searched; the pilot need not be."""
+        """True if a shape is in the searched space; the pilot may lie outside."""
         return (
             shape.initial in self.initial
             and 0 < len(shape.tree) <= self.max_depth
@@ -214,6 +216,6 @@ class Guided:
         return max(found, key=lambda shape: self.score(shape) * self._doubt(shape))
 
     def ranked(self) -> list[tuple[float, Shape]]:
-        """(speed in the light of all, shape) of what was measured, best first; what was seen often goes before luck."""
+        """(score, shape) of the measured shapes, best first; a score from few runs counts for less."""
         scores = [(self.score(shape), shape) for shape in self.runs if self.allows(shape)]
         return sorted(scores, key=lambda entry: (-entry[0] / self._doubt(entry[1]), entry[1].rows))

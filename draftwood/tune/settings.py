@@ -1,4 +1,4 @@
-"""What a search is asked for: `TuneSettings`, and the prompts of `Workload`. Imports no torch."""
+"""Settings of a search. Imports no torch, so that the command line starts fast."""
 
 from __future__ import annotations
 

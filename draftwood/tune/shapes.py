@@ -1,4 +1,4 @@
-"""What a tree of drafts is worth, and which is best: formulas over measured acceptance and measured costs."""
+"""Predicted speed of trees of drafts from measured acceptance and costs, and a search for the best tree."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ class Cost:
         return max(low + (high - low) * (rows - a) / (b - a), min(low, high))
 
     def as_dict(self) -> dict[int, float]:
-        """What was measured: seconds by rows."""
+        """The measured seconds by rows."""
         return dict(zip(self.rows, self.seconds, strict=True))
 
     def scaled(self, factor: float) -> Cost:
-        """So many times as slow."""
+        """The same costs times a factor."""
         return Cost({rows: factor * seconds for rows, seconds in self.as_dict().items()})
 
     def plus(self, fixed: float, per_row: float = 0.0) -> Cost:
-        """The same and so many seconds more, for each forward and for each row of it."""
+        """The same costs with `fixed` seconds more for each forward and `per_row` more for each row."""
         beyond = [*self.rows, self.rows[-1] + 1]  # so that a single measurement rises too
         return Cost({rows: self(rows) + fixed + per_row * rows for rows in beyond})
 
@@ -115,10 +115,10 @@ def best_shapes(
     count: int = 1,
     widths: Container[int] | None = None,
 ) -> list[tuple[float, Shape]]:
-    """The `count` best (predicted speed-up, shape), best first, without looking at all: branch and bound.
+    """The `count` best (predicted speed-up, shape), best first, by branch and bound.
 
-    Deeper trees cost no less than what they extend if costs do not fall with rows, and gain at most a token per layer.
-    `widths` are those that a layer may have, all by default.
+    A branch is left when the best tree below it cannot be among them: a deeper tree costs at least as much as the tree
+    that it extends, and gains at most one token per layer. `widths` are those that a layer may have, all by default.
     """
     if row_limit < min(initial, default=1):
         raise ValueError(f"{row_limit} rows cannot hold the tree's first tokens; allow more rows")

@@ -1,7 +1,7 @@
-"""Which sublayers of a target to skip, so that it drafts fastest for itself (Draft & Verify, §3.2).
+"""Search for the sublayers to skip when a target drafts for itself (Draft & Verify, §3.2).
 
-A set's speed is predicted from its acceptance on text that the target wrote, read as self-spec reads it, and from what
-forwards cost. The search is optuna's (spaces.py).
+The speed of a set is predicted from its acceptance on text that the target wrote and from the measured cost of
+forwards. The search is optuna's (spaces.py).
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class PromptGroup:
         self.p = self._answer(target, self.tokens, [range(self.width)] * len(texts), segments, wanted)
 
     def drafted(self, part: SkippedDecoder, depth: int) -> list[Tensor]:
-        """T∘draft [n, V] of each text, of drafts `depth` behind a round's first; lesser depths were asked for before.
+        """The draft's warped distributions [n, V] of each text at one depth. Call it for depths 0, 1, ... in order.
 
-        The one at row r sees the target's tokens before the round's root, row r - depth, and what the part made of the
-        root, of the drafts behind it and of itself. Rows below `depth` have no such root and mean nothing.
+        Row r is a draft whose round began at row r - depth: it attends to the target's keys and values of all tokens
+        before that root, and to the part's own from the root on. Rows below `depth` have no root and mean nothing.
         """
         start = self.width + depth * self.most  # slots of this depth
         for extent in self.extents:
@@ -88,7 +88,7 @@ class PromptGroup:
         segments: Sequence[Segment],
         wanted: Tensor,
     ) -> list[Tensor]:
-        """One forward of like segments; tokens [B, n] and the rows that are asked for."""
+        """Warped distributions of the `wanted` rows of one forward; tokens [B, n], a segment for each text."""
         places = list(chain.from_iterable(positions))
         batch = Batch.of(model, tokens.flatten().tolist(), places, segments, wanted.flatten().tolist())
         logits = model.forward(batch, self.cache).view(*wanted.shape, -1)
@@ -98,7 +98,7 @@ class PromptGroup:
 class Evidence:
     """Texts that the target wrote, with its keys and values, and its distribution of each token but the first.
 
-    (The first comes of the round that reads the prompt, where self-spec has nothing to draft from.)
+    The first token is left out: it comes from the round that reads the prompt, in which nothing is drafted.
     """
 
     @torch.inference_mode()
@@ -113,18 +113,18 @@ class Evidence:
 
     @staticmethod
     def written(engine: Engine, prompts: Sequence[Any], params: SamplingParams, new: int, seed: int) -> Evidence:
-        """Have the engine's target continue prompts by `new` tokens at most."""
+        """Evidence from continuations of prompts by the engine's target, of at most `new` tokens."""
         results = engine.batch(prompts, method="autoregressive", sampling=params, max_new_tokens=new, seed=seed)
         texts = [([*result.prompt_tokens, *result.tokens], len(result.prompt_tokens)) for result in results]
         return Evidence(layered(engine.target), texts, params)
 
     def chances(self, skipped: Skipped) -> Iterator[list[Tensor]]:
-        """Of a round's first drafts, then of its second ones, ...: of each text the chance [n] that one is accepted.
+        """Yield for each draft depth, from 0 on, the acceptance chances [n] of each text.
 
-        Entry r is that of generated token r + 1, where the drafts before it were accepted: sum_x min(p(x), q(x)) with
-        both warped; in greedy decoding whether both have the same best token. q is self-spec's own: drafts read the
-        target's keys and values of verified tokens, and the part's of the tokens of their round. Of the drafts at depth
-        j, counted from 0, the first j entries mean nothing: such a round would begin before the text.
+        Entry r is the chance that a draft of generated token r + 1 is accepted, given that the drafts before it in its
+        round were: sum_x min(p(x), q(x)) with both warped; in greedy decoding 1 if both have the same best token, or 0.
+        As in self-spec, drafts read the target's keys and values of verified tokens and the part's own of the tokens of
+        their round. At depth j the first j entries mean nothing: such a round would begin before the text.
         """
         part, depth = SkippedDecoder(self.target, skipped), 0
         while True:
@@ -136,11 +136,11 @@ class Evidence:
 
 
 def tokens_per_round(chances: Sequence[Sequence[Tensor]]) -> float:
-    """Expected tokens per round of a chain of len(chances) drafts over texts whose tokens have known chances.
+    """Expected tokens per round of a chain of len(chances) drafts.
 
-    `chances` are of each depth and text, as `Evidence.chances` gives them. Rounds from token t on:
-    R(t) = 1 + sum_j P(exactly j are accepted) R(t + j + 1). Unlike a formula of the mean chance this knows that hard
-    tokens come together.
+    `chances` are those of `Evidence.chances`, [depth][text] -> [n]. The expected number of rounds from token t on is
+    R(t) = 1 + sum_j P(exactly j are accepted) R(t + j + 1). Unlike a formula of the mean chance it takes into account
+    that tokens which are hard to draft come in groups.
     """
     gamma, lengths = len(chances), [len(each) for each in chances[0]]
     longest = max(lengths)
@@ -160,8 +160,8 @@ def tokens_per_round(chances: Sequence[Sequence[Tensor]]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """Seconds: of target forwards by rows, and of what a draft's forward of one row is made of."""
+class SublayerCosts:
+    """Seconds of target forwards by rows, and of the parts of a draft's forward of one row."""
 
     target: Cost
     attention: float  # of one sublayer
@@ -169,7 +169,7 @@ class Costs:
     rest: float  # embeddings, final norm, head
 
     @staticmethod
-    def measured(target: Decoder, most: int, context: int = 128) -> Costs:
+    def measured(target: Decoder, most: int, context: int = 128) -> SublayerCosts:
         """Time the target with up to `most` drafts, without any MLP, and without all attention but the first."""
         layers = tuple(range(target.n_layers))
         seconds = forward_seconds(target, row_counts(most + 1), context)
@@ -179,7 +179,7 @@ class Costs:
         mlp = max(0.0, whole - calm) / len(layers)
         attention = max(0.0, whole - blind) / max(1, len(layers) - 1)
         rest = max(0.0, whole - len(layers) * (attention + mlp))
-        return Costs(Cost(seconds), attention, mlp, rest)
+        return SublayerCosts(Cost(seconds), attention, mlp, rest)
 
     def draft(self, layers: int, skipped: Skipped) -> float:
         """Seconds of a forward of one row without the skipped sublayers."""
@@ -188,8 +188,8 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
-    """What a set is expected to give: the best chain's length, tokens per round and speed over plain decoding."""
+class SkipPrediction:
+    """The predicted speed of a skip set with the best length of chains."""
 
     skipped: Skipped
     acceptance: float  # mean chance of a round's first draft
@@ -199,20 +199,21 @@ class Prediction:
     speed_up: float
 
 
-def predict(target: Decoder, skipped: Skipped, evidence: Evidence, costs: Costs, most: int) -> Prediction:
-    """Judge a set: speed-up of gamma drafts = tokens per round T(1) / (T(gamma + 1) + gamma D), the best gamma.
+def predict(target: Decoder, skipped: Skipped, evidence: Evidence, costs: SublayerCosts, most: int) -> SkipPrediction:
+    """Predict a set's speed: for chains of gamma drafts it is tokens per round T(1) / (T(gamma + 1) + gamma D).
 
-    Ends where two more drafts than the best gamma are no better.
+    T and D are the costs of a target forward by rows and of a draft; gamma is the best one, and is no longer raised
+    once two more drafts are no better.
     """
     draft, one = costs.draft(target.n_layers, skipped), costs.target(1)
     chances: list[list[Tensor]] = []
-    best: Prediction | None = None
+    best: SkipPrediction | None = None
     for gamma, last in zip(range(1, most + 1), evidence.chances(skipped), strict=False):
         chances.append(last)
         tau = tokens_per_round(chances)
         speed = tau * one / (costs.target(gamma + 1) + gamma * draft)
         if best is None or speed > best.speed_up:
-            best = Prediction(skipped, float(torch.cat(chances[0]).double().mean()), draft / one, gamma, tau, speed)
+            best = SkipPrediction(skipped, float(torch.cat(chances[0]).double().mean()), draft / one, gamma, tau, speed)
         elif gamma > best.gamma + 1:
             break
     assert best is not None
@@ -221,19 +222,19 @@ def predict(target: Decoder, skipped: Skipped, evidence: Evidence, costs: Costs,
 
 @dataclass(frozen=True, slots=True)
 class SkipSearch:
-    """Sets that were judged, best first, and every other layer as what they are compared with."""
+    """The predicted sets, best first, and the set of every other layer, with which they are compared."""
 
     target: Decoder
-    ranked: list[Prediction]
-    usual: Prediction
+    ranked: list[SkipPrediction]
+    usual: SkipPrediction
     about: dict[str, Any]
 
     @property
-    def best(self) -> Prediction:
+    def best(self) -> SkipPrediction:
         return self.ranked[0]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON: what is written down with the best set."""
+        """Plain data, ready for JSON, as it is stored with the best set."""
         best, usual = self.best, self.usual
         return {
             "gamma": best.gamma,
@@ -260,18 +261,18 @@ def search_skip_sets(
     gamma: int = 8,
     seed: int = 0,
     search_seed: int = 0,
-    told: Callable[[Prediction], None] = lambda best: None,
+    on_progress: Callable[[SkipPrediction], None] = lambda best: None,
 ) -> SkipSearch:
-    """Judge `budget` skip sets of the engine's target on its own continuations of prompts, with at most `gamma` drafts.
+    """Search `budget` skip sets of the engine's target for chains of at most `gamma` drafts, on its own continuations.
 
-    `told` hears of the best set so far after each. Ctrl-C ends the search and keeps what was judged. Raises
+    `on_progress` is called with the best set so far after each. Ctrl-C ends the search and keeps its results. Raises
     ConfigurationError where the target writes nothing.
     """
     params = sampling or SamplingParams()
     target = layered(engine.target)
     evidence = Evidence.written(engine, prompts, params, max_new_tokens, seed)
-    costs = Costs.measured(target, gamma)
-    ranked = search(target, evidence, costs, budget, gamma, search_seed, told)
+    costs = SublayerCosts.measured(target, gamma)
+    ranked = search(target, evidence, costs, budget, gamma, search_seed, on_progress)
     usual = predict(target, every_other(target.n_layers), evidence, costs, gamma)
     sampled = params.model_dump(mode="json")
     about = {"search_seed": search_seed, "texts": len(evidence.texts), "sampling": sampled}
@@ -281,22 +282,22 @@ def search_skip_sets(
 def search(
     target: Decoder,
     evidence: Evidence,
-    costs: Costs,
+    costs: SublayerCosts,
     budget: int,
     most: int,
     seed: int,
-    told: Callable[[Prediction], None],
-) -> list[Prediction]:
-    """Judge `budget` sets that TPE asks for, every other layer first; best first. Ctrl-C ends it early.
+    on_progress: Callable[[SkipPrediction], None],
+) -> list[SkipPrediction]:
+    """Predict `budget` sets that TPE asks for, every other layer first; the results, best first.
 
-    `told` hears of the best one so far after each.
+    `on_progress` is called with the best one so far after each. Ctrl-C ends the search early.
     """
     layers = target.n_layers
     names = [(kind, layer) for layer in range(layers) for kind in ("attention", "mlp")]
     usual = every_other(layers)
     first = {f"{kind} {layer}": SKIP if layer in getattr(usual, kind) else KEEP for kind, layer in names}
     likely = TPESearch({f"{kind} {layer}": (KEEP, SKIP) for kind, layer in names}, seed, budget, first)
-    judged: dict[Skipped, Prediction] = {}
+    judged: dict[Skipped, SkipPrediction] = {}
     try:
         for _ in range(budget):
             asked = likely.ask() or {}
@@ -311,7 +312,7 @@ def search(
             if skipped not in judged:
                 judged[skipped] = predict(target, skipped, evidence, costs, most)
             likely.tell(judged[skipped].speed_up)
-            told(max(judged.values(), key=lambda one: one.speed_up))
+            on_progress(max(judged.values(), key=lambda one: one.speed_up))
     except KeyboardInterrupt:
         if not judged:
             raise

@@ -1,4 +1,4 @@
-"""Which options of a method are worth searching, and a seeded search over them by optuna (extra `tune`).
+"""The options of methods that are worth searching, and a seeded search over them by optuna (extra `tune`).
 
 Trees have a search of their own (search.py).
 """
@@ -42,7 +42,7 @@ def space(name: str, fixed: Mapping[str, Any]) -> Space:
 
 
 def size(options: Space) -> int:
-    """Combinations."""
+    """The number of combinations."""
     return math.prod(map(len, options.values()))
 
 
@@ -52,7 +52,7 @@ def combinations(options: Space) -> list[dict[str, Any]]:
 
 
 class GridSearch:
-    """Asks for each of some values once, in an order drawn from the seed."""
+    """A search that asks for each of some values once, in an order drawn from the seed."""
 
     def __init__(self, values: Iterable[dict[str, Any]], seed: int) -> None:
         self._left = list(values)
@@ -63,14 +63,14 @@ class GridSearch:
         return self._left.pop() if self._left else None
 
     def tell(self, score: float | None) -> None:
-        """Scores change nothing."""
+        """Take a score; it changes nothing."""
 
 
 class TPESearch:
-    """Asks for values by TPE (tree-structured Parzen estimator) and is told the score of each before the next.
+    """A search by TPE (tree-structured Parzen estimator): `ask` for values, `tell` their score, and so on.
 
-    It begins with the `usual` values, goes on with random ones for a third of the `runs`, and then prefers what is like
-    the better ones. The same seed and scores give the same values.
+    It begins with the `usual` values, tries random ones for a third of the `runs`, and then values that are similar to
+    the best. The same seed and scores give the same values.
     """
 
     def __init__(self, options: Space, seed: int, runs: int, usual: Mapping[str, Any]) -> None:

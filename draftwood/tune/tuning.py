@@ -1,4 +1,4 @@
-"""A search for the options of a method that are fastest on an engine: checked, carried out, and what came of it."""
+"""A search for the fastest options of a method on an engine: its checks, its runs and its results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from draftwood.tune.settings import TREES, TuneSettings
 from draftwood.tune.shapes import Cost, shapes
 from draftwood.tune.spaces import SPACES, GridSearch, TPESearch, combinations, size, space
 
-MAPPED = 50_000  # trees that are looked at for a heat map, at most
+MAX_MAPPED = 50_000  # trees in a heat map
 
 
 def tune(
@@ -42,10 +42,10 @@ def tune(
 
 
 class Tuning:
-    """A search: its settings are checked when it is made, `run` measures, and an interrupted one keeps what it has."""
+    """A search. Making it checks the settings, `run` measures; an interrupted search keeps its finished runs."""
 
     def __init__(self, settings: TuneSettings) -> None:
-        """Raise ConfigurationError for what needs no model to be told."""
+        """Check all that can be checked without a model; raises ConfigurationError."""
         self.settings = settings
         self.interrupted = False
         self.bench: Bench | None = None
@@ -78,7 +78,7 @@ class Tuning:
 
     @property
     def lossy(self) -> bool:
-        """Whether some of what is tried is lossy, so that quality is worth showing."""
+        """True if some of the tried settings are lossy, so that quality matters."""
         return self.tolerance < math.inf or max(self.settings.initial) > 1 or not self.usual.lossless
 
     def _check_trees(self) -> None:
@@ -114,26 +114,29 @@ class Tuning:
         return (shape for shape in shapes(s.rows, s.max_depth, s.initial, s.widths) if shape.tree)
 
     def run(
-        self, engine: Engine, workload: Workload, told: Callable[[int, Method], None] = lambda run, method: None
+        self,
+        engine: Engine,
+        workload: Workload,
+        on_progress: Callable[[int, Method], None] = lambda run, method: None,
     ) -> None:
-        """Spend the budget; `told` hears of each run before it. Ctrl-C ends it, and keeps what was measured."""
+        """Spend the budget of runs; `on_progress` is called before each. Ctrl-C keeps the finished ones."""
         engine.method(self.usual)
         self.plain.check(workload.sampling)
         self.bench = Bench(engine, workload, self.plain)
         try:
-            self._search(self.bench, workload.seed, told)
+            self._search(self.bench, workload.seed, on_progress)
         except KeyboardInterrupt:
             self.interrupted = True
             if not self.bench.trials:
                 raise
 
-    def _search(self, bench: Bench, seed: int, told: Callable[[int, Method], None]) -> None:
+    def _search(self, bench: Bench, seed: int, on_progress: Callable[[int, Method], None]) -> None:
         s = self.settings
         if self.trees and s.search == "guided":
             self.costs = bench.costs(s.rows)
             pilot = pilot_shape(s.rows, s.max_depth)
             self.guided = Guided(pilot, *self.costs, s.rows, s.max_depth, s.initial, s.widths)
-            guide(bench, self.guided, s.budget, s.fixed, told)
+            guide(bench, self.guided, s.budget, s.fixed, on_progress)
             return
         search: GridSearch | TPESearch
         if self.trees:
@@ -144,22 +147,22 @@ class Tuning:
                 search = GridSearch(combinations(options), seed)
             else:
                 search = TPESearch(options, seed, s.budget, self.usual.as_dict())
-        explore(bench, s.method, search, s.budget, s.fixed, self.tolerance, self._fits, told)
+        explore(bench, s.method, search, s.budget, s.fixed, self.tolerance, self._fits, on_progress)
 
     def _fits(self, method: Method) -> bool:
-        """Whether the target verifies few enough tokens at once."""
+        """True if the target verifies at most `rows` tokens at once with this method."""
         values = method.as_dict()
         return method.name != "mcsd-fork" or 1 + values["width"] * values["gamma"] <= self.settings.rows
 
     @property
     def trials(self) -> Bench:
-        """The bench with what was measured."""
+        """The bench with all finished runs."""
         assert self.bench is not None, "run it first"
         return self.bench
 
     @property
     def ranked(self) -> list[Standing]:
-        """What was measured, best first; of trees in the light of what is predicted too."""
+        """The measured methods, best first. Trees are ranked by measurement and prediction together."""
         found = standings(self.trials.trials, self.tolerance)
         if self.guided is None or not self.guided.runs:
             return found
@@ -175,7 +178,7 @@ class Tuning:
     def heat_maps(self) -> list[HeatMap]:
         """Speed-ups: of trees by first width and depth, the best of each; of others by their first two options."""
         if self.trees:
-            return tree_maps(self.ranked, self.guided, islice(self.shapes(), MAPPED))
+            return tree_maps(self.ranked, self.guided, islice(self.shapes(), MAX_MAPPED))
         return [option_map(self.settings.method, self.ranked, self.options[:2])]
 
     def as_dict(self) -> dict[str, Any]:
@@ -205,7 +208,7 @@ class Tuning:
 
 
 def _reference(usual: Method, beams: int) -> Method:
-    """What a method is compared with: beam sampling, beam search, else plain decoding."""
+    """The method that a method is compared with: beam sampling, beam search or plain decoding."""
     if usual.name == "dsbd":
         values = usual.as_dict()
         same = {key: values[key] for key in ("warp", "replacement", "length_penalty")}

@@ -22,7 +22,7 @@ from draftwood.depth.calibrated import (
 from draftwood.methods import Speculative
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import fingerprint
-from draftwood.train.calibration import Drafts, deviations, record, train_calibration
+from draftwood.train.calibration import RecordedDrafts, deviations, record, train_calibration
 
 D_TARGET, D_DRAFT = 6, 4
 
@@ -54,7 +54,7 @@ def test_an_unknown_target_state_is_the_mean_one_and_trees_count_their_best_node
     assert model.chance(DraftState(1, [1]), None) is None
 
 
-def simulated(requests: int = 60, seed: int = 0) -> Drafts:
+def simulated(requests: int = 60, seed: int = 0) -> RecordedDrafts:
     """Drafts whose chance depends on both states and the place, two to twelve per round, three rounds per request."""
     generator = torch.Generator().manual_seed(seed)
     rows: list[tuple[int, torch.Tensor, torch.Tensor, float, int, int]] = []
@@ -71,7 +71,9 @@ def simulated(requests: int = 60, seed: int = 0) -> Drafts:
                 break
     places, targets, drafts, labels, request, rounds = zip(*rows, strict=True)
     states = torch.stack(targets), torch.stack(drafts)
-    return Drafts(torch.tensor(places), *states, torch.tensor(labels), torch.tensor(request), torch.tensor(rounds))
+    return RecordedDrafts(
+        torch.tensor(places), *states, torch.tensor(labels), torch.tensor(request), torch.tensor(rounds)
+    )
 
 
 def test_training_foretells_acceptance_and_is_calibrated() -> None:
@@ -88,7 +90,7 @@ def test_deviations_by_hand() -> None:
     """Two requests whose shares are 0.2 above and below what was predicted; rounds of one draft, two of each."""
     accepted = torch.tensor([1.0, 1.0, 1.0, 0.0] * 25 + [0.0, 0.0, 0.0, 1.0] * 25)
     request, number = torch.arange(200) // 100, torch.arange(200)
-    drafts = Drafts(torch.ones(200).long(), torch.zeros(200, 1), torch.zeros(200, 1), accepted, request, number)
+    drafts = RecordedDrafts(torch.ones(200).long(), torch.zeros(200, 1), torch.zeros(200, 1), accepted, request, number)
     model, sample = deviations(drafts, torch.full((200,), 0.5))
     assert model == pytest.approx(math.sqrt(0.25**2 - 0.25 / 100))
     assert sample == pytest.approx(math.sqrt(0.75 * 0.25))
@@ -99,7 +101,7 @@ def test_too_little_to_train_on() -> None:
     with pytest.raises(ConfigurationError, match=r"drafts of 3 requests cannot be split with held_out 0\.2"):
         train_calibration(simulated(3))
     blind = simulated(20)
-    blind = Drafts(
+    blind = RecordedDrafts(
         blind.place,
         torch.full_like(blind.target, torch.nan),
         *(getattr(blind, n) for n in ("draft", "accepted", "request", "round")),

@@ -13,7 +13,7 @@ from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.packing import SHARES, in_shares
 from draftwood.train.prompts import CORPUS
 from draftwood.train.self_distillation import write_texts
-from draftwood.train.settings import Writing
+from draftwood.train.settings import WritingSettings
 from draftwood.util.safe_parsing import parse_json
 
 
@@ -37,7 +37,9 @@ def test_domains_have_their_shares_of_the_tokens(tokenizer: Tokenizer) -> None:
 def test_texts_of_the_target_and_given_ones_have_the_domains_of_training(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Of both kinds, so that exits that learned from one or the other differ by who wrote the texts alone."""
     out = tmp_path / "texts.jsonl"
-    for _ in write_texts(load(EMBEDDED / "target"), Writing(given=CORPUS, count=80, max_new_tokens=2, seed=7), out):
+    for _ in write_texts(
+        load(EMBEDDED / "target"), WritingSettings(given=CORPUS, count=80, max_new_tokens=2, seed=7), out
+    ):
         pass
     lines = [parse_json(line) for line in out.read_text("utf-8").splitlines()]
     given = [line["tokens"] for line in lines if line["source"] == "given"]

@@ -17,7 +17,7 @@ from draftwood import Engine, Method, SamplingParams, TabularModel
 from draftwood.core.shape import Shape
 from draftwood.errors import ConfigurationError, RequestError
 from draftwood.tune.observation import Observation, rate
-from draftwood.tune.planner import Choice, Plan, Predictor, plan
+from draftwood.tune.planner import Choice, MethodPlan, Predictor, plan
 from draftwood.tune.planner.prediction import Prediction, by_depth, by_place, chain_steps, interval, whole
 from draftwood.tune.shapes import Cost
 
@@ -159,7 +159,7 @@ def test_a_plan_of_tabular_models() -> None:
     target = TabularModel.random(12, seed=5, order=2, sharpness=2)
     told: list[str] = []
     engine = Engine(target, [resembling(target, 12)])
-    found = plan(engine, [[1, 2], [3, 4, 5]], None, 0.2, 12, told=lambda what, share: told.append(what))
+    found = plan(engine, [[1, 2], [3, 4, 5]], None, 0.2, 12, on_progress=lambda what, share: told.append(what))
     kinds = [(one.method.name, one.reference.name) for one in found.choices]
     assert kinds == [
         ("speculative", "autoregressive"),
@@ -192,7 +192,7 @@ def test_what_cannot_be_planned() -> None:
         plan(Engine(target, [target]), [], None, 0.1, 8)
 
 
-def made(speeds: list[float | None]) -> Plan:
+def made(speeds: list[float | None]) -> MethodPlan:
     plain = Method.parse("autoregressive")
     methods = [Method.parse({"name": "speculative", "gamma": 1 + i}) for i in range(len(speeds))]
     choices = [
@@ -202,7 +202,7 @@ def made(speeds: list[float | None]) -> Plan:
     beams = Choice(
         Method.parse("dsbd"), Method.parse({"name": "beam-sampling"}), Prediction(9.0, 2.0, 1.0), (9.0, 9.0), 9.0
     )
-    return Plan([*choices, beams], 0.2, [0.5], {1: 1.0, 8: 2.0}, {1: 0.1}, 10.0, 4, 4, 1.0)
+    return MethodPlan([*choices, beams], 0.2, [0.5], {1: 1.0, 8: 2.0}, {1: 0.1}, 10.0, 4, 4, 1.0)
 
 
 @pytest.mark.parametrize("after", [12, 26])

@@ -12,7 +12,7 @@ import pytest
 from draftwood import Engine, TabularModel
 from draftwood.core.shape import Shape
 from draftwood.tune.measuring import tree_method
-from draftwood.tune.search import Guided, Measured, Seconds, Tally, overheads, pilot_shape
+from draftwood.tune.search import AcceptanceTally, Guided, Measured, Seconds, overheads, pilot_shape
 from draftwood.tune.shapes import Cost, expected_tokens, rising, round_seconds, shapes
 
 TARGET = Cost({1: 1.0, 8: 1.1, 32: 1.6, 64: 3.0})
@@ -136,7 +136,7 @@ def test_what_may_be_asked() -> None:
 
 
 def test_guesses_where_little_was_met() -> None:
-    tally = Tally()
+    tally = AcceptanceTally()
     tally.add(Measured(1.0, [[1000, 100, 0], [900, 0]], [[900, 40, 0], [800, 0]]))
     table = tally.acceptance()
     assert table[0][:2] == pytest.approx([0.9, 0.4], abs=0.01)
@@ -162,7 +162,7 @@ def test_real_runs_predict_tau() -> None:
     target = TabularModel(lambda prefix: [weight**2.0 for weight in table[prefix[-1]]], 8)
     draft = TabularModel(lambda prefix: [weight**1.4 for weight in table[prefix[-1]]], 8)
     engine = Engine(target, [draft])
-    tally = Tally()
+    tally = AcceptanceTally()
 
     def tau(tree: tuple[int, ...]) -> tuple[float, int]:
         requests = [{"prompt": [seed], "seed": seed} for seed in range(8)]

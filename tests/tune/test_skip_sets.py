@@ -14,9 +14,9 @@ from draftwood.models.decoder import Decoder
 from draftwood.models.heads.skip import Skipped, SkippedDecoder, every_other
 from draftwood.tune import skip_sets as skipping
 from draftwood.tune.shapes import Cost
-from draftwood.tune.skip_sets import Costs, Evidence, Prediction, predict, search, tokens_per_round
+from draftwood.tune.skip_sets import Evidence, SkipPrediction, SublayerCosts, predict, search, tokens_per_round
 
-COSTS = Costs(Cost({1: 1.0, 4: 1.1}), attention=0.11, mlp=0.12, rest=0.08)
+COSTS = SublayerCosts(Cost({1: 1.0, 4: 1.1}), attention=0.11, mlp=0.12, rest=0.08)
 PROMPTS = [[int(t) for t in torch.randint(VOCAB, (6,), generator=torch.Generator().manual_seed(i))] for i in range(6)]
 
 
@@ -113,8 +113,8 @@ def test_what_adds_nothing_is_always_accepted() -> None:
 
 def test_the_search_finds_what_adds_nothing() -> None:
     model = partly_idle()
-    costs = Costs(COSTS.target, attention=0.08, mlp=0.08, rest=0.36)  # hardly any other set pays
-    heard: list[Prediction] = []
+    costs = SublayerCosts(COSTS.target, attention=0.08, mlp=0.08, rest=0.36)  # hardly any other set pays
+    heard: list[SkipPrediction] = []
     ranked = search(model, evidence(model), costs, 60, 6, 0, heard.append)
     usual = predict(model, every_other(4), evidence(model), costs, 6)
     best = ranked[0]
@@ -129,7 +129,7 @@ def test_the_search_finds_what_adds_nothing() -> None:
 
 def test_measured_costs_make_sense() -> None:
     model = decoder()
-    costs = Costs.measured(model, 3, context=16)
+    costs = SublayerCosts.measured(model, 3, context=16)
     assert costs.target.rows == [1, 2, 4]
     assert min(costs.attention, costs.mlp, costs.rest) >= 0
     assert costs.draft(4, Skipped((1, 2), (1, 2))) <= costs.draft(4, Skipped((1,), ())) <= costs.draft(4, Skipped())
@@ -138,7 +138,7 @@ def test_measured_costs_make_sense() -> None:
 def test_an_interrupted_search_keeps_what_it_has() -> None:
     model = partly_idle()
 
-    def told(best: Prediction) -> None:
+    def told(best: SkipPrediction) -> None:
         raise KeyboardInterrupt
 
     assert len(search(model, evidence(model), COSTS, 50, 2, 0, told)) == 1

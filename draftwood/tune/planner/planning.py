@@ -1,4 +1,4 @@
-"""Pilots, predictions and a check of them, on an engine and within a time; formulas are in prediction.py."""
+"""Pilot runs, predictions and their check on an engine, within a given time; formulas are in prediction.py."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from draftwood.tune.observation import Observation, rate, total
 from draftwood.tune.planner.prediction import Prediction, Predictor, by_depth, interval
 from draftwood.tune.shapes import Cost, rising
 
-COSTS, PILOTS = 0.12, 0.6  # shares of the time that costs, and costs and pilots, may take
-COUNTS = (1, 2, 4, 8, 16, 32, 48)  # rows whose cost is measured
+COSTS_UNTIL, PILOTS_UNTIL = 0.12, 0.6  # shares of the time after which costs and pilots are over
+MEASURED_ROWS = (1, 2, 4, 8, 16, 32, 48)
 DEEPEST, MOST_ROWS = 8, 48  # of the settings that are considered
 WORTHWHILE = 1.05  # less is not worth a draft model
-AGAIN = 1_000_000  # what is added to the seeds of the check
+CHECK_SEED_OFFSET = 1_000_000
 FEWEST = 2  # prompts, whatever the time says
 
 PLAIN = Method.parse("autoregressive")
@@ -36,7 +36,7 @@ BEAMS = Method.parse({"name": "dsbd", "gamma": 3})
 EXIT = "eesd"
 NOTHING = "there is nothing to plan: name a draft model with --draft, or train an exit layer"
 
-Told = Callable[[str, float], None]  # what is under way, and the share of the time that is gone
+OnProgress = Callable[[str, float], None]  # (current step, share of the time that has passed)
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Choice:
 
     @property
     def error(self) -> float | None:
-        """How far the prediction was off, relative to what was measured."""
+        """The relative error of the prediction."""
         return None if self.measured is None else self.predicted.speed_up / self.measured - 1
 
     def as_dict(self) -> dict[str, Any]:
@@ -71,8 +71,8 @@ class Choice:
 
 
 @dataclass(slots=True)
-class Plan:
-    """What was found on a pair and prompts."""
+class MethodPlan:
+    """The best methods on a pair and prompts, with the measurements behind them."""
 
     choices: list[Choice]
     c: float | None  # cost of a draft forward in target forwards, in the chain's pilot
@@ -105,7 +105,7 @@ class Plan:
 
 @dataclass(slots=True)
 class _Runs:
-    """Interleaved runs of methods, so that a slow moment of the machine hits all alike."""
+    """Runs of methods in turns, so that a slow moment of the machine affects all alike."""
 
     engine: Engine
     prompts: Sequence[Sequence[int]]
@@ -114,7 +114,7 @@ class _Runs:
     seed: int
     began: float
     seconds: float
-    told: Told
+    on_progress: OnProgress
     interrupted: bool = False
 
     @property
@@ -128,7 +128,7 @@ class _Runs:
             method,
             self.params,
             limit or self.max_new_tokens,
-            self.seed + number + AGAIN * again,
+            self.seed + number + CHECK_SEED_OFFSET * again,
         )
         return Observation.of(result)
 
@@ -147,7 +147,7 @@ class _Runs:
                 start = self.gone
                 for place in range(len(methods)):
                     at = (place + number) % len(methods)
-                    self.told(f"{what}, prompt {number + 1}: {methods[at].name}", min(1.0, self.gone))
+                    self.on_progress(f"{what}, prompt {number + 1}: {methods[at].name}", min(1.0, self.gone))
                     found[at].append(self.one(methods[at], number, again=again))
                 if number + 1 >= FEWEST and self.gone + 0.5 * (self.gone - start) > until:
                     break
@@ -158,7 +158,10 @@ class _Runs:
 
 
 def check(target: str | Path | None, drafts: int) -> None:
-    """Raise ConfigurationError where a target, not loaded yet, has neither drafts nor an exit layer; None: embedded."""
+    """Raise ConfigurationError where a target that is not loaded yet has neither drafts nor an exit layer.
+
+    None is the embedded target.
+    """
     if target is None or drafts:
         return
     if not str(target).startswith("hf:"):
@@ -175,18 +178,19 @@ def plan(
     seconds: float = 60.0,
     max_new_tokens: int = 64,
     seed: int = 0,
-    told: Told = lambda what, share: None,
-) -> Plan:
-    """Measure for about `seconds`, and say which method and settings are fastest on these prompts (token ids).
+    on_progress: OnProgress = lambda what, share: None,
+) -> MethodPlan:
+    """Measure for about `seconds` which method and settings are fastest on these prompts (token ids).
 
     An eighth of the time goes to forwards of K rows, a half to pilots of each kind of method, the rest to runs of the
-    best predicted settings, interleaved with decoding without drafts, on the same prompts with other seeds. Two prompts
-    of each are run however long they take. Ctrl-C keeps what was found, once every pilot has seen a prompt.
+    best predicted settings, in turns with decoding without drafts, on the same prompts with other seeds. Two prompts
+    of each are run however long they take. Ctrl-C keeps the results, once every pilot has run a prompt. `on_progress`
+    is called with the current step and the share of the time that has passed.
     """
     params = params or SamplingParams()
     if not prompts:
         raise RequestError("there are no prompts to plan for; give at least one")
-    runs = _Runs(engine, prompts, params, max_new_tokens, seed, perf_counter(), seconds, told)
+    runs = _Runs(engine, prompts, params, max_new_tokens, seed, perf_counter(), seconds, on_progress)
     notes: list[str] = []
     exits = _exit(runs, notes)
     if not engine.drafts and exits is None:
@@ -203,7 +207,7 @@ def plan(
         beams = Method.parse({"name": "beam-sampling", "width": width})
         pilots += [beams, BEAMS]
     most = max(FEWEST, 4 * len(prompts))
-    found = dict(zip(pilots, runs.interleaved(pilots, PILOTS, most, "pilot"), strict=True))
+    found = dict(zip(pilots, runs.interleaved(pilots, PILOTS_UNTIL, most, "pilot"), strict=True))
     if not found[PLAIN]:
         raise KeyboardInterrupt
     predictor = Predictor(target, draft, found[PLAIN])
@@ -214,7 +218,7 @@ def plan(
     choices = _choices(predictor, exits, None if exits is None else found[exits], beams, seed)
     checked = 0 if runs.interrupted else _check(runs, choices, most)
     chains = found.get(CHAIN) or (found[exits] if exits is not None else [])
-    return Plan(
+    return MethodPlan(
         choices,
         c=_c(chains),
         acceptance_by_depth=by_depth(chains),
@@ -251,14 +255,14 @@ def _costs(runs: _Runs) -> tuple[Cost, Cost]:
     costs: list[Cost] = []
     models = [engine.target, *engine.drafts[:1]]
     for number, model in enumerate(models):
-        runs.told("cost of K rows", min(1.0, runs.gone))
+        runs.on_progress("cost of K rows", min(1.0, runs.gone))
         with torch.inference_mode():
             began = perf_counter()
-            forward_seconds(model, COUNTS, context, 1)
+            forward_seconds(model, MEASURED_ROWS, context, 1)
             once = (perf_counter() - began) / 2
-            left = (COSTS * (number + 1) / len(models) - runs.gone) * runs.seconds
+            left = (COSTS_UNTIL * (number + 1) / len(models) - runs.gone) * runs.seconds
             repeats = max(2, min(15, int(left / once) - 1))
-            costs.append(Cost(rising(forward_seconds(model, COUNTS, context, repeats))))
+            costs.append(Cost(rising(forward_seconds(model, MEASURED_ROWS, context, repeats))))
     return costs[0], costs[-1]
 
 
@@ -306,7 +310,7 @@ def _choices(
 
 
 def _check(runs: _Runs, choices: Sequence[Choice], most: int) -> int:
-    """Run what was chosen, interleaved with what it is compared with; returns the number of prompts."""
+    """Run the chosen methods in turns with their references; returns the number of prompts."""
     methods = list(dict.fromkeys(each for one in choices for each in (one.reference, one.method)))
     found = dict(zip(methods, runs.interleaved(methods, 1.0, most, "check", True), strict=True))
     count = len(next(iter(found.values())))

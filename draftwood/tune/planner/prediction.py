@@ -1,4 +1,4 @@
-"""What pilots predict: tokens per round, seconds per round and so speed, for settings that were not run."""
+"""Predicts tokens per round and seconds per round, and so the speed, of settings that were not run, from pilots."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from draftwood.tune.search import overheads
 from draftwood.tune.shapes import Acceptance, Cost, best_shapes, expected_tokens, round_seconds
 
 RESAMPLES = 200
-MIDDLE = 0.95  # share of resamples inside an interval
+LEVEL = 0.95  # share of resamples inside an interval
 
 
 Observations: TypeAlias = Sequence[Observation]
@@ -23,7 +23,10 @@ PER_ROUND = ("draft", "forwards", "verify", "overhead", "nodes", "rows")
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Per later round, of many observations; `opening` is the time before these, per generation, `steps` as well."""
+    """Means over the rounds of many observations, without first rounds.
+
+    `opening`, the seconds before the second round, and `steps` are means per generation.
+    """
 
     draft: float
     forwards: float
@@ -47,7 +50,7 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Speed over that of decoding without drafts, the prompt's share included, and what it is made of."""
+    """Predicted speed over that of decoding without drafts, the prompt included, with tokens and seconds per round."""
 
     speed_up: float
     steps: float  # per round: tokens, of beams layers
@@ -55,7 +58,7 @@ class Prediction:
 
 
 def by_depth(found: Observations) -> list[float]:
-    """Chance that verification goes on at the first, second, ... layer, given that it came so far."""
+    """Chance that the first, second, ... layer is accepted, given that those before it were."""
     sums = total(found)
     return [a / n if n else 0.0 for a, n in zip(sums.accepted, sums.attempted, strict=True)]
 
@@ -157,23 +160,23 @@ class Predictor:
         return Cost(verified), Cost(drafted)
 
     def shape(self, shape: Shape) -> Prediction:
-        """A tree."""
+        """The prediction for a tree of drafts."""
         target, draft = self.costs()
         steps = expected_tokens(shape, by_place(self.tree))
         return _predicted(Means.of(self.plain), Means.of(self.tree), steps, round_seconds(shape, target, draft))
 
     def best_shape(self, row_limit: int, max_depth: int) -> Shape:
-        """The tree of the best predicted speed of rounds."""
+        """The tree with the best predicted speed."""
         target, draft = self.costs()
         found = best_shapes(by_place(self.tree), target, draft, row_limit, max_depth, count=2)
         return next((shape for _, shape in found if shape.tree), Shape((1,)))
 
     def best_depth(self, most: int, pilot: Observations, without: Observations, resumes: bool = False) -> int:
-        """The depth of the best predicted speed, 1 or more."""
+        """The depth with the best predicted speed, 1 or more."""
         return max(range(1, most + 1), key=lambda gamma: self.line(gamma, pilot, without, resumes).speed_up)
 
     def resampled(self, prompts: Sequence[int]) -> Predictor:
-        """The same with other prompts, by number and with repetition."""
+        """The same predictor with the pilots of other prompts, by number and with repetition."""
 
         pilots = {name: getattr(self, name) for name in ("plain", "chain", "tree", "beams", "drafted_beams")}
         some: dict[str, Any] = {name: [found[i] for i in prompts] for name, found in pilots.items() if found}
@@ -181,7 +184,7 @@ class Predictor:
 
 
 def _predicted(plain: Means, pilot: Means, steps: float, seconds: float) -> Prediction:
-    """Rounds of so many steps and seconds, with the opening that the pilot shows, against plain decoding."""
+    """The prediction for rounds of so many steps and seconds, with the pilot's opening, against plain decoding."""
     before = plain.opening + (plain.steps - 1) * plain.seconds
     opening = pilot.opening + (seconds - pilot.seconds)
     return Prediction(before / whole(plain.steps, opening, seconds, steps), steps, seconds)
@@ -191,5 +194,5 @@ def interval(count: int, value: Callable[[Sequence[int]], float], seed: int = 0)
     """The middle of a value's bootstrap distribution over `count` prompts: percentiles of resamples."""
     rng = random.Random(seed)
     values = sorted(value([rng.randrange(count) for _ in range(count)]) for _ in range(RESAMPLES))
-    cut = int((1 - MIDDLE) / 2 * RESAMPLES)
+    cut = int((1 - LEVEL) / 2 * RESAMPLES)
     return values[cut], values[-1 - cut]

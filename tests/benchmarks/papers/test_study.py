@@ -94,6 +94,7 @@ def test_a_whole_paper_on_one_item(name: str, tmp_path: Path, capsys: pytest.Cap
         """Comparisons without the beams that stand against DSBD, which depend on the numbers."""
         return {(each["exhibit"], re.sub(r"W=\d, at no", "at no", each["what"])) for each in found["findings"]}
 
-    lost = {each for each in shapes(kept) - shapes(document) if "exit, N=" not in each[1]}
+    former = r"exit, N=|longest root"  # measured before the authors' rule was known, or with exits trained for it
+    lost = {each for each in shapes(kept) - shapes(document) if not re.search(former, each[1])}
     assert not lost
     assert "| source | what | the paper |" in capsys.readouterr().out
