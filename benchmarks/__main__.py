@@ -25,8 +25,6 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Directory of results. Default: benchmarks/results/NAME.")] = None,
 ) -> None:
     """Measure an experiment's runs, each into a result file; the same command resumes where it was stopped."""
-    from benchmarks import tables
-
     file = find(experiment)
     asked = load(file)
     place = out or results_of(file)
@@ -35,18 +33,15 @@ def run(
     for name, each in chosen(asked, only or ()).items():
         with progress(None, name, live=False) as update:
 
-            def told(what: str, done: int, total: int | None, name: str = name) -> None:
+            def on_progress(what: str, done: int, total: int | None, name: str = name) -> None:
                 update(completed=done, total=total, description=f"{name}: {what}")
 
             try:
-                document = execute(asked, file, name, each, place, smoke, told=told)
+                execute(asked, file, name, each, place, smoke, told=on_progress)
             except KeyboardInterrupt:
                 print(f"{place / name}.work keeps what was measured; the same command resumes", file=sys.stderr)
                 raise typer.Exit(130) from None
-        for table in asked.tables:
-            if made := tables.markdown(table, [document]):
-                print(f"\n{table.title}\n\n{made}")
-        print(f"\n{place / name}.json")
+        print(f"{place / name}.json")
 
 
 @app.command()
@@ -54,26 +49,12 @@ def pages(
     root: Annotated[Path, typer.Option(help="The clone whose pages are written.")] = HERE.parent,
 ) -> None:
     """Write docs/results.md, and the tables of results on other pages, from the result files."""
-    from benchmarks.pages import PAGES, filled
-    from benchmarks.papers import page as papers
-    from benchmarks.tables import drawings, page
-    from draftwood.util import plots
+    from benchmarks.pages import made
 
-    folder, out = HERE / "experiments", root / "docs" / "results.md"
-    text = page(folder)
-    check_writable(out, "--root")
-    write_text(out, text, "--root")
-    print(out)
-    for name, title, drawn in drawings(folder):
-        path = out.parent / "assets" / name
-        path.parent.mkdir(exist_ok=True)
-        plots.save(drawn, path, title)
+    for path, text in made(root).items():
+        check_writable(path, "--root")
+        write_text(path, text, "--root")
         print(path)
-    fill = {root / name: lambda text: filled(text, folder) for name in PAGES}
-    for path, made in {**fill, root / "docs" / "papers.md": papers.filled}.items():
-        if path.is_file() and (after := made(before := path.read_text("utf-8"))) != before:
-            write_text(path, after, "--root")
-            print(path)
 
 
 def main(arguments: list[str] | None = None) -> int:

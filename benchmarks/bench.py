@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,10 +40,6 @@ class Bench:
             if self.run.pair is None:
                 raise ConfigurationError("this experiment needs models; give its run a pair")
             self.models = pair(self.run.pair)
-            if self.run.draft_of is not None:
-                name = f"{self.run.pair}-draft-{self.run.draft_of}"
-                other = pair(self.run.draft_of).draft
-                self.models = replace(self.models, draft=other, made=self.models.made.with_name(name))
         return self.models
 
     @property
@@ -65,7 +61,7 @@ class Bench:
         """For result files: shapes and sizes; empty where no model was used."""
         if self.run.pair is None and self.models is None:
             return {}
-        return {**describe(self.pair), "draft_of": self.run.draft_of or self.pair.name}
+        return describe(self.pair)
 
     def once(self, key: Sequence[Any], make: Callable[[], T]) -> T:
         """A measurement (plain data) by its key: made now, or read where it was made before."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.bench import Bench, Told
-from benchmarks.experiment import Experiment, Run
+from benchmarks.experiment import HERE, Experiment, Run
 from benchmarks.pairs import Pair
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.eval import provenance
@@ -21,17 +22,16 @@ from draftwood.util.files import replacing, writing
 from draftwood.util.safe_parsing import parse_json, read_text
 
 SCHEMA = 2
+PACKAGES = ("transformers", "llama-cpp-python")
 
 
 def results_of(file: Path) -> Path:
-    """Where the results of an experiment lie: benchmarks/results/NAME, or beside a file of another folder."""
-    return (file.parent.parent if file.parent.name == "experiments" else file.parent) / "results" / file.stem
+    """Where the results of an experiment lie: benchmarks/results/NAME."""
+    return HERE / "results" / file.stem
 
 
 def chosen(experiment: Experiment, only: Sequence[str]) -> dict[str, Run]:
     """The runs that are asked for, by name; raises ConfigurationError for a name that the experiment does not have."""
-    if experiment.made_by:
-        raise ConfigurationError(f"{experiment.title!r} is made by `{experiment.made_by}`; run that")
     for name in only:
         if name not in experiment.runs:
             raise ConfigurationError(f"{experiment.title!r} has no run {name!r}" + did_you_mean(name, experiment.runs))
@@ -97,17 +97,11 @@ def claim(work: Path, settings: Mapping[str, Any]) -> None:
 
 
 def environment(run: Run) -> dict[str, Any]:
-    """Program, machine, moment, command."""
+    """Program, machine, moment, and the versions of what is compared."""
     place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = provenance.session(place)
-    return {**found, "threads": run.threads, "dtype": run.quantize or run.dtype, "command": command()}
-
-
-def command() -> str:
-    """The command line, without the places of this machine."""
-    program = Path(sys.argv[0])
-    name = f"python -m {program.parent.name}" if program.stem == "__main__" else program.name
-    return " ".join([name, *sys.argv[1:]])
+    packages = {name: version(name) for name in PACKAGES if find_spec(name.replace("-python", "").replace("-", "_"))}
+    about = {"threads": run.threads, "dtype": run.quantize or run.dtype, "packages": packages}
+    return {**provenance.session(place), **about}
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:

@@ -8,7 +8,6 @@ Real models are GGUF files without a draft, which `python -m recipes.real_models
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import tempfile
@@ -16,18 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.grow.checkpoint import grow_checkpoint
 from benchmarks.grow.growth import SHAPE
 from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.models.checkpoints.checkpoint import read_config
-from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.util.safe_parsing import read_text
-
-if TYPE_CHECKING:
-    from draftwood.engine.engine import Engine
 
 Shape = dict[str, int]
 ORIGIN = "grown-from.sha256"  # beside a grown model: of the files that it was grown from
@@ -53,11 +48,6 @@ class Pair:
     target: Path
     draft: Path | None
     made: Path
-
-    @property
-    def learned(self) -> Path:
-        """Of what experiments train for it: of other embedded models it would be another directory."""
-        return self.made / f"learned-{digest(EMBEDDED)[:8]}"
 
 
 def home() -> Path:
@@ -102,26 +92,6 @@ def make(role: str, shape: Shape, out: Path) -> None:
             part.rename(out)
 
 
-def growth_of(target: Path) -> dict[str, int]:
-    """How a target was grown from the embedded one, in the words of `Growth.plan`; empty for any other target."""
-    config = read_config(target)
-    before = config.get("grown_from", {})
-    if before.get("source") != "embedded:target":
-        return {}
-    return {name: config[key] for name, key in SHAPE.items()} | {key: before[key] for key in ("keep_first", "seed")}
-
-
-def known(engine: Engine) -> Pair | None:
-    """The pair of an engine's models, if it is one of ours."""
-    homes = [getattr(model, "home", None) for model in (engine.target, *engine.drafts)]
-    places = [path and path.resolve() for path in homes]
-    for name in PAIRS:
-        folder = (home() / name if PAIRS[name] else EMBEDDED).resolve()
-        if places == [folder / "target", folder / "draft"]:
-            return pair(name)
-    return None
-
-
 def is_made(role: str, shape: Shape, directory: Path) -> bool:
     """Whether a directory holds the whole model of this shape, with all that lies beside the embedded one.
 
@@ -143,33 +113,13 @@ def digest(directory: Path) -> str:
     return found.hexdigest()
 
 
-def weights(path: Path) -> int:
-    """How many weights a safetensors file, or all those of a directory, hold; 0 where there is none."""
-    from safetensors import safe_open
-
-    count = 0
-    for file in [path] if path.is_file() else sorted(path.glob("*.safetensors")):
-        with safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118
-                count += math.prod(opened.get_slice(name).get_shape())
-    return count
-
-
 def describe(chosen: Pair) -> dict[str, Any]:
-    """Names, shapes and sizes, as they head result files."""
+    """The name and the shapes of the models, as they head result files; of a real one the name of its file."""
     found: dict[str, Any] = {"pair": chosen.name}
     for role, place in (("target", chosen.target), ("draft", chosen.draft)):
         if place is not None and place.is_file():
-            found[role] = _described(GgufWeights(place))
+            found[role] = {"file": place.name}
         elif place is not None:
             config = read_config(place)
-            shape = {name: config[key] for name, key in SHAPE.items()}
-            found[role] = {"parameters": weights(place), **shape, "grown": "grown_from" in config}
+            found[role] = {name: config[key] for name, key in SHAPE.items()} | {"grown": "grown_from" in config}
     return found
-
-
-def _described(file: GgufWeights) -> dict[str, Any]:
-    config = file.described()[2]
-    shape = {name: getattr(config, key) for name, key in SHAPE.items()}
-    count = sum(math.prod(entry.shape) for entry in file.file.tensors.values())
-    return {"parameters": count, **shape, "file": file.source.name, "types": ", ".join(file.types()), "grown": False}

@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.pages import PAGES as PAGES_WITH_TABLES
-from benchmarks.pages import filled
-from benchmarks.tables import page
 from draftwood import METHODS, SamplingParams
 from draftwood.cli.main import COMMANDS, DEFAULTS, GROUPS, made
 from draftwood.depth import CONTROLLERS
@@ -24,7 +21,6 @@ from draftwood.methods import Method
 from draftwood.util import config
 
 ROOT = Path(__file__).parent.parent
-BENCHMARKS = ROOT / "benchmarks" / "experiments"
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -39,14 +35,6 @@ def executed(*arguments: str) -> str:
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def test_figures_come_from_the_result_files() -> None:
-    """`python -m benchmarks pages` changes nothing: neither that page nor the tables of others."""
-    assert page(BENCHMARKS) == (ROOT / "docs" / "results.md").read_text("utf-8")
-    for name in PAGES_WITH_TABLES:
-        text = (ROOT / name).read_text("utf-8")
-        assert "<!-- end of " in text and filled(text, BENCHMARKS) == text
 
 
 def test_readme_is_short_and_its_example_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,15 +1,16 @@
-"""One module per engine that peers.py compares, and what they have in common.
+"""One module per engine that the kind `peers` compares, and what they have in common.
 
 An engine's module has `MODES` (mode -> types that the engine has it in), `prepare(cell)`, which converts the weights
 and is not timed, and `load(cell)`, which gives a function from a prompt and a number of tokens to an `Output`. Each
 runs in a process of its own (cell.py), so the engines are imported inside the functions. Those that take many prompts
 at once have `batched(cell)` too, which converts the weights and gives a function from prompts and a number of tokens
-for each, and some `forward(cell)`, the forward of a prompt alone.
+for each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +24,6 @@ PEERS = {
     "draftwood": "ours",
     "Hugging Face": "hugging_face",
     "llama.cpp": "llama_cpp_engine",
-    "OpenVINO GenAI": "openvino_engine",
 }
 
 
@@ -41,7 +41,6 @@ class Cell:
     gamma: int = 4
     context: int = 512
     speculative_binary: str | None = None  # llama.cpp's llama-speculative-simple
-    requests: int = 1  # at once, at most
 
     @property
     def key(self) -> str:
@@ -76,6 +75,14 @@ def loading(kind: str) -> dict[str, Any]:
 def runner(peer: str) -> Any:
     """A peer's module."""
     return import_module(f"{__name__}.{PEERS[peer]}")
+
+
+def peak_bytes(process: int | str = "self") -> int:
+    """The most memory that a process has held; 0 when it has just ended, or where the system does not tell."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{process}/status").read_text("utf-8").splitlines()
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+    return 0
 
 
 class Unavailable(Exception):

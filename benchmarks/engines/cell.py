@@ -12,8 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks.engines import Cell, Generate, runner
-from benchmarks.machine import bandwidth, peak_bytes
+from benchmarks.engines import Cell, Generate, peak_bytes, runner
 
 WARM_UP_TOKENS = 16
 
@@ -55,14 +54,11 @@ def reason(error: BaseException) -> str:
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
     """Do what the job says."""
-    if job["task"] == "bandwidth":
-        return bandwidth()
     cell = Cell(**job["cell"])
     module = runner(cell.peer)
     if job["task"] == "prepare":
         module.prepare(cell)
         return {}
-    before = peak_bytes()
     began = perf_counter()
     generate = module.load(cell)
     loaded = perf_counter() - began
@@ -70,7 +66,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     generate(job["prompts"][0], min(WARM_UP_TOKENS, job["tokens"]))
     first = perf_counter() - began
     result = measure(generate, job["prompts"], job["tokens"], job["warm_up"] - 1)
-    return result | {"bytes_before": before, "load_seconds": loaded, "first_call_seconds": first}
+    return result | {"load_seconds": loaded, "first_call_seconds": first}
 
 
 def main() -> None:

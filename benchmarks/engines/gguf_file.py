@@ -7,11 +7,16 @@ one that does, so that is one which a model never says: a byte that no UTF-8 tex
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines.weights import Weights, fresh
+from benchmarks.engines import Unavailable
+from draftwood.models.checkpoints.checkpoint import read_config
+from draftwood.models.checkpoints.families import FAMILIES
 from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.rotary import UNSCALED
+from draftwood.util.files import replacing
 
 FIRST_CHARACTER = 0xF0000  # of a private plane: 65,534 of them
 NEVER_SAID = "ÿ"  # byte 0xff as byte-level BPE spells it
@@ -29,6 +34,32 @@ def as_tokens(text: str, vocabulary: int) -> list[int]:
     return [token for token in ids if 0 <= token < vocabulary]
 
 
+def shape_of(directory: Path) -> DecoderConfig:
+    """The shape of a plain Llama model; raises Unavailable for any other."""
+    raw = read_config(directory)
+    if raw["model_type"] == "llama":
+        shape = FAMILIES["llama"].config(raw)
+        if shape.rope_scaling == UNSCALED:
+            return shape
+    raise Unavailable(f"{directory.name} is not a plain Llama model, which is all that is converted here")
+
+
+class Weights:
+    """Tensors by name, as float32 arrays."""
+
+    def __init__(self, directory: Path) -> None:
+        from safetensors import safe_open
+
+        self.shape = shape_of(directory)
+        files = [safe_open(file, framework="pt") for file in sorted(directory.glob("*.safetensors"))]
+        self._where = {name: file for file in files for name in file.keys()}  # noqa: SIM118  (not a mapping)
+
+    def __getitem__(self, name: str) -> Any:
+        if name == "lm_head.weight" and self.shape.tie_word_embeddings:
+            name = "model.embed_tokens.weight"
+        return self._where[name].get_tensor(name).float().numpy()
+
+
 def rotary_rows(matrix: Any, heads: int) -> Any:
     """Rows of a query or key projection, from halves (i and i + d/2 turn together) to neighbours (2i and 2i + 1)."""
     rows, columns = matrix.shape
@@ -38,26 +69,30 @@ def rotary_rows(matrix: Any, heads: int) -> Any:
 
 def write(directory: Path, path: Path, dtype: str) -> None:
     """Convert once; int4 is Q4_K_M by llama.cpp's own quantiser, from the file in bfloat16."""
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as partial:
+        if dtype == "int4":
+            _quantise(directory, path.with_name(path.name.replace(dtype, "bfloat16")), partial)
+        else:
+            _convert(directory, partial, dtype)
+
+
+def _convert(directory: Path, path: Path, dtype: str) -> None:
     import gguf
 
-    with fresh(path) as part:
-        if part is None:
-            return
-        if dtype == "int4":
-            _quantise(directory, path.with_name(path.name.replace(dtype, "bfloat16")), part)
-            return
-        weights = Weights(directory)
-        writer = gguf.GGUFWriter(part, "llama")
-        _describe(writer, weights.shape, directory)
-        stored = gguf.GGMLQuantizationType[TYPES[dtype]]
-        for name, array in _tensors(weights):
-            kind = gguf.GGMLQuantizationType.F32 if array.ndim == 1 else stored
-            data = gguf.quants.quantize(array, kind)
-            writer.add_tensor(name, data, raw_shape=data.shape, raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+    weights = Weights(directory)
+    writer = gguf.GGUFWriter(path, "llama")
+    _describe(writer, weights.shape, directory)
+    for name, array in _tensors(weights):
+        kind = gguf.GGMLQuantizationType["F32" if array.ndim == 1 else TYPES[dtype]]
+        data = gguf.quants.quantize(array, kind)
+        writer.add_tensor(name, data, raw_shape=data.shape, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _quantise(directory: Path, source: Path, path: Path) -> None:
@@ -112,7 +147,7 @@ PARTS = {  # of a layer, as they are named here and there
 }
 
 
-def _tensors(weights: Weights) -> Any:
+def _tensors(weights: Weights) -> Iterator[tuple[str, Any]]:
     s = weights.shape
     turned = {"attn_q": s.num_attention_heads, "attn_k": s.num_key_value_heads}
     yield "token_embd.weight", weights["model.embed_tokens.weight"]

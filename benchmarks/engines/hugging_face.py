@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.engines import FLOATS, Batched, Cell, Generate, Output
 
-MODES = {"plain": FLOATS, "compiled": FLOATS, "assisted": FLOATS, "beams": FLOATS}
-BEAMS = 4
+MODES = {"plain": FLOATS, "assisted": FLOATS}
 
 
 def prepare(cell: Cell) -> None:
@@ -31,32 +30,18 @@ def _model(path: str, cell: Cell) -> Any:
 
 def load(cell: Cell) -> Generate:
     import torch
-    from transformers import CompileConfig, StaticCache
-
-    from draftwood.models.hf import cache_name
 
     torch.set_grad_enabled(False)
     model = _model(cell.target, cell)
     options: dict[str, Any] = {"do_sample": False}
-    cache: Any = None
     if cell.mode == "assisted":
         assistant = _model(cell.draft, cell)
         assistant.generation_config.num_assistant_tokens = cell.gamma
         assistant.generation_config.num_assistant_tokens_schedule = "constant"
         assistant.generation_config.assistant_confidence_threshold = 0.0
         options["assistant_model"] = assistant
-    elif cell.mode == "beams":
-        options["num_beams"] = BEAMS
-    elif cell.mode == "compiled":
-        compiling = CompileConfig(fullgraph=False, mode="default")
-        compiling._compile_all_devices = True  # type: ignore[assignment]  # generate() compiles for accelerators only unless told
-        # one cache for all prompts, so that it is compiled for once; as long as these need, since all of it is read
-        cache = StaticCache(config=model.config, max_cache_len=cell.context)
-        options |= {cache_name(model): cache, "compile_config": compiling}
 
     def generate(prompt: list[int], count: int) -> Output:
-        if cache is not None:
-            cache.reset()
         ids = torch.tensor([prompt])
         out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **options)
         return Output(out[0, len(prompt) :].tolist())
@@ -78,11 +63,3 @@ def batched(cell: Cell) -> Batched:
         model.generate(padded, attention_mask=mask, do_sample=False, **lengths)
 
     return run
-
-
-def forward(cell: Cell) -> Callable[[list[int]], object]:
-    """The forward of a prompt, which keeps keys and values and gives the last token's logits."""
-    import torch
-
-    model = _model(cell.target, cell)
-    return lambda prompt: model(torch.tensor([prompt]), use_cache=True, logits_to_keep=1)

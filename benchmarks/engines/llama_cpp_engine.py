@@ -14,10 +14,8 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
-from benchmarks.engines import WITH_INT4, Batched, Cell, Generate, Output, Unavailable
-from benchmarks.engines.gguf_file import as_text, as_tokens, write
-from benchmarks.engines.weights import shape_of
-from benchmarks.machine import peak_bytes
+from benchmarks.engines import WITH_INT4, Cell, Generate, Output, Unavailable, peak_bytes
+from benchmarks.engines.gguf_file import as_text, as_tokens, shape_of, write
 
 MODES = {"plain": WITH_INT4, "lookup": WITH_INT4, "speculation": WITH_INT4}
 LOOKUP_NGRAM = 2  # as the binding's default
@@ -34,13 +32,6 @@ def prepare(cell: Cell) -> None:
 
 def load(cell: Cell) -> Generate:
     return _own_program(cell) if cell.mode == "speculation" else _binding(cell)
-
-
-def batched(cell: Cell) -> Batched:
-    """Of its server, which needs no binding."""
-    from benchmarks.engines import llama_cpp_server
-
-    return llama_cpp_server.batched(cell)
 
 
 def _binding(cell: Cell) -> Generate:
@@ -75,24 +66,17 @@ def _program(cell: Cell) -> str:
     return cell.speculative_binary
 
 
-def drafting(cell: Cell) -> dict[str, Any]:
-    """Flags of llama.cpp's programs for a draft model that always gives `gamma` drafts."""
-    return {
-        "-md": cell.converted("draft", suffix=".gguf"),
-        "-td": cell.threads,
-        "--spec-type": "draft-simple",
-        "--spec-draft-n-max": cell.gamma,
-        "--spec-draft-n-min": 0,
-        "--spec-draft-p-min": 0,
-    }
-
-
 def _own_program(cell: Cell) -> Generate:
     program = _program(cell)
     vocabulary = shape_of(Path(cell.target)).vocab_size
     options: dict[str, Any] = {
         "-m": cell.converted("target", suffix=".gguf"),
-        **drafting(cell),
+        "-md": cell.converted("draft", suffix=".gguf"),
+        "-td": cell.threads,
+        "--spec-type": "draft-simple",
+        "--spec-draft-n-max": cell.gamma,  # always so many drafts
+        "--spec-draft-n-min": 0,
+        "--spec-draft-p-min": 0,
         "-c": cell.context,
         "-t": cell.threads,
         "--samplers": "top_k",

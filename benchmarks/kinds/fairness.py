@@ -17,77 +17,73 @@ from draftwood.engine.engine import Engine
 from draftwood.errors import DraftwoodError
 from draftwood.eval.intervals import median
 
-READY = 0.05  # seconds between looks at whether the heavy one has begun to decode
+LEAD = 0.05  # seconds that the heavy call decodes before light requests come
 
 
 class Heavy(Strict):
-    """A client's call: `texts` of one method, and prompts of so many tokens."""
+    """A client's call: `texts` of one method."""
 
     method: dict[str, Any]
     texts: int = 1
-    prompt: int = 24
 
 
 class Fairness(Kind):
-    """Light requests come one after the other, at moments that the heavy one's passes do not know."""
+    """Light requests come one after the other, at moments that the heavy one's passes do not know; all greedy."""
 
     light: dict[str, dict[str, Any]]
     heavy: dict[str, Heavy]
     tokens: int = 8  # of a light request
-    prompt: int = 24  # its tokens
+    prompt: int = 24  # tokens of every prompt
     requests: int = 12  # light ones of a sample
-    temperature: float = 0.0
     repeats: int = 3
 
     def measure(self, bench: Bench) -> dict[str, Rows]:
         engine = bench.engine
         prompts = self.prompts(engine)
         for method in self.light.values():  # libraries make their kernels, costs are measured
-            self.first_ms(engine, method, prompts, 2)
-        samples: dict[tuple[int, str, str], dict[str, float]] = {}
+            self.times(engine, method, prompts, 2)
+        samples: dict[tuple[int, str | None, str], dict[str, float]] = {}
         for repeat in bench.track(range(self.repeats), "light requests"):
             for heavy in (None, *self.heavy):
                 for light, method in self.light.items():
                     make = partial(self.sample, engine, heavy, method, prompts)
-                    samples[repeat, str(heavy), light] = bench.once([repeat, heavy, light], make)
+                    samples[repeat, heavy, light] = bench.once([repeat, heavy, light], make)
         rows: Rows = []
         for heavy in self.heavy:
             for light in self.light:
-                pairs = [(samples[r, heavy, light], samples[r, "None", light]) for r in range(self.repeats)]
+                pairs = [(samples[r, heavy, light], samples[r, None, light]) for r in range(self.repeats)]
                 row: dict[str, Any] = {"heavy": heavy, "light": light}
-                for at in ("first_ms", "whole_ms"):
-                    row[at] = median([mine[at] for mine, _ in pairs])
-                    row[f"alone_{at}"] = median([alone[at] for _, alone in pairs])
-                    row[f"{at[:5]}_to_alone"] = median([mine[at] / alone[at] for mine, alone in pairs])
+                for at in ("first", "whole"):
+                    row[f"{at}_ms"] = median([mine[at] for mine, _ in pairs])
+                    row[f"alone_{at}_ms"] = median([alone[at] for _, alone in pairs])
+                    row[f"{at}_to_alone"] = median([mine[at] / alone[at] for mine, alone in pairs])
                 rows.append(row)
         return {"fairness": rows}
 
     def sample(
         self, engine: Engine, heavy: str | None, method: dict[str, Any], prompts: Iterator[list[int]]
     ) -> dict[str, float]:
-        """Medians over light requests."""
+        """The times of light requests, alone or beside a heavy call."""
         if heavy is None:
-            return self.first_ms(engine, method, prompts, self.requests)
+            return self.times(engine, method, prompts, self.requests)
         with self.beside(engine, self.heavy[heavy], prompts):
-            return self.first_ms(engine, method, prompts, self.requests)
+            return self.times(engine, method, prompts, self.requests)
 
-    def first_ms(
+    def times(
         self, engine: Engine, method: dict[str, Any], prompts: Iterator[list[int]], requests: int
     ) -> dict[str, float]:
-        """Median milliseconds of so many requests to their first and to their last tokens."""
+        """Median milliseconds of so many requests to their `first` and to their last tokens (`whole`)."""
+        options: dict[str, Any] = {"method": method, "sampling": {"temperature": 0}, "ignore_eos": True}
         first, whole = [], []
         for prompt in islice(prompts, requests):
             began = perf_counter()
-            options: dict[str, Any] = {"sampling": {"temperature": self.temperature}, "ignore_eos": True}
-            events = engine.stream(prompt[: self.prompt], method=method, max_new_tokens=self.tokens, **options)
+            events = engine.stream(prompt, max_new_tokens=self.tokens, **options)
             next(events)
             first.append(1000 * (perf_counter() - began))
             for _ in events:
                 pass
             whole.append(1000 * (perf_counter() - began))
-        return {
-            name: float(median(found)["value"] or 0.0) for name, found in (("first_ms", first), ("whole_ms", whole))
-        }
+        return {name: float(median(each)["value"] or 0) for name, each in (("first", first), ("whole", whole))}
 
     @contextmanager
     def beside(self, engine: Engine, heavy: Heavy, prompts: Iterator[list[int]]) -> Iterator[None]:
@@ -97,11 +93,10 @@ class Fairness(Kind):
         def decode() -> None:
             try:
                 while not over.is_set():
-                    prompt = (next(prompts) * heavy.prompt)[: heavy.prompt]
-                    asked = {"prompt": prompt, "cancelled": over.is_set, "ignore_eos": True, "method": heavy.method}
-                    left = engine.target.context - heavy.prompt
-                    requests = [{**asked, "max_new_tokens": left, "seed": seed} for seed in range(heavy.texts)]
+                    asked = {"prompt": next(prompts), "cancelled": over.is_set, "ignore_eos": True}
+                    asked |= {"method": heavy.method, "max_new_tokens": engine.target.context - self.prompt}
                     begun.set()
+                    requests = [{**asked, "seed": seed} for seed in range(heavy.texts)]
                     with closing(engine.as_completed(requests, heavy.texts)) as found:
                         for _ in found:
                             pass
@@ -112,7 +107,7 @@ class Fairness(Kind):
         thread.start()
         try:
             begun.wait()
-            sleep(READY)
+            sleep(LEAD)
             yield
         finally:
             over.set()
@@ -125,4 +120,4 @@ class Fairness(Kind):
         for seed in count():
             for document in islice(mixed("held-out", seed=seed), 64):
                 if len(tokens := engine.tokens(document.prompt)) >= self.prompt:
-                    yield tokens
+                    yield tokens[: self.prompt]

@@ -1,89 +1,138 @@
-"""What the loop itself costs: against a bare loop, the share of a round that is not a forward, memory, perplexity."""
+"""What the loop costs beside forwards: against a bare loop, under each sampling setting, and as a share of a round."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from functools import partial
-from itertools import islice
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from benchmarks.bench import Bench
+from benchmarks.bench import Bench, turned
 from benchmarks.experiment import Kind, Rows
-from benchmarks.kinds.quantisation import read
-from benchmarks.machine import bandwidth, peak_bytes
-from draftwood.corpus import DOMAINS, documents, mixed
+from draftwood.corpus import mixed
 from draftwood.engine.engine import Engine
+from draftwood.engine.loading import load
+from draftwood.errors import ConfigurationError
 from draftwood.eval.intervals import median
+from draftwood.methods import Method
 from draftwood.models.base import Batch, Segment
+from draftwood.sampling.params import SamplingParams
+
+GREEDY = "greedy"  # the setting that the others are compared with
+PLAIN = {"name": "autoregressive"}
+Setting = dict[str, Any]  # options of `Engine.generate`
 
 
 class Loop(Kind):
-    """All on held-out prompts of every kind of text."""
+    """Plain decoding with each of the `settings` and by a bare loop, in turns; then each method with those `shown`.
 
+    The target drafts for itself where a method needs a draft model and the pair has none.
+    """
+
+    settings: dict[str, Setting]
     methods: dict[str, dict[str, Any]]
+    shown: tuple[str, ...] = (GREEDY,)
+    prompt: int = 64  # tokens
     tokens: int = 96
     repeats: int = 15
-    documents: int = 6
 
     def measure(self, bench: Bench) -> dict[str, Rows]:
-        before = peak_bytes()
-        engine, began = bench.engine, perf_counter()
-        prompts = [
-            engine.tokens(item.prompt) for domain in DOMAINS for item in islice(documents(domain, "held-out"), 2)
-        ]
-        pairs = [
-            bench.once(["loop", repeat], partial(self._both, engine, prompts[repeat % len(prompts)]))
-            for repeat in bench.track(range(self.repeats + 1), "plain loop")
-        ][1:]  # the first warms up
+        engine = self.engine(bench)
+        prompts = self.prompts(engine)
+        repeats = range(self.repeats + 1)  # the first warms up
+        bare = [
+            bench.once(["bare", repeat], partial(self.bare, engine, prompts[repeat]))
+            for repeat in bench.track(repeats, "plain loop")
+        ][1:]
+        plain: list[dict[str, list[float]]] = []
+        for repeat in bench.track(repeats, "plain decoding"):
+            plain.append({})
+            for name in turned([*self.settings], repeat):
+                make = partial(self.run, engine, prompts[repeat], PLAIN, self.settings[name], repeat)
+                plain[-1][name] = bench.once(["plain", repeat, name], make)
         shares: Rows = []
         for name, method in self.methods.items():
-            for temperature in (0.0, 1.0):
-                values = [
-                    bench.once(
-                        ["share", name, temperature, repeat],
-                        partial(self._share, engine, prompts[repeat % len(prompts)], method, temperature, repeat),
-                    )
-                    for repeat in bench.track(range(self.repeats + 1), f"share of a round, {name}")
-                ][1:]
-                shares.append({"method": name, "temperature": temperature, "not_a_forward": median(values)})
-        copy = bench.once(["bandwidth"], bandwidth)["copy"]
-        loop_ms = median([1000 * loop for _, loop in pairs])
-        target: Any = engine.target
-        weights = target.weight_bytes
-        row = {
-            "ratio": median([loop / bare for bare, loop in pairs]),
-            "bare_ms": median([1000 * bare for bare, _ in pairs]),
-            "loop_ms": loop_ms,
-            "perplexity": bench.once(["perplexity"], lambda: perplexity(engine, self.documents)),
-            "target_bytes": weights,
-            "copy_bandwidth": copy,
-            "of_copy_bandwidth": weights / ((loop_ms["value"] or math.nan) / 1000) / copy,
-            "bytes_before": before,
-            "peak_bytes": peak_bytes(),
-            "seconds": perf_counter() - began,
+            for setting in filter(partial(self.suits, method), self.shown):
+                found = []
+                for repeat in bench.track(repeats, f"share of a round, {name}"):
+                    make = partial(self.run, engine, prompts[repeat], method, self.settings[setting], repeat)
+                    found.append(bench.once(["method", name, setting, repeat], make))
+                shares.append({"method": name, "setting": setting, **parts(found[1:])})
+        rows = [
+            {
+                "setting": name,
+                "ms": median([1000 * each[name][0] for each in plain[1:]]),
+                "to_greedy": median([each[name][0] / each[GREEDY][0] for each in plain[1:]]),
+                **parts([each[name] for each in plain[1:]]),
+            }
+            for name in self.settings
+        ]
+        loop = {
+            "ratio": median([ours / bare for bare, ours in bare]),
+            "bare_ms": median([1000 * bare for bare, _ in bare]),
+            "loop_ms": median([1000 * ours for _, ours in bare]),
         }
-        return {"loop": [row], "shares": shares}
+        return {"loop": [loop], "plain": rows, "shares": shares}
 
-    def _both(self, engine: Engine, prompt: list[int]) -> list[float]:
+    def engine(self, bench: Bench) -> Engine:
+        """The pair; a target without a draft is loaded as its own."""
+        pair, run = bench.pair, bench.run
+        if pair.draft is not None:
+            return bench.engine
+        return load(pair.target, pair.target, dtype=run.dtype, quantize=run.quantize, reuse_prefixes=False)
+
+    def suits(self, method: dict[str, Any], setting: str) -> bool:
+        """Whether a method takes a setting: beam search draws nothing."""
+        try:
+            Method.parse(method).check(SamplingParams(**self.settings[setting].get("sampling", {})))
+        except ConfigurationError:
+            return False
+        return True
+
+    def prompts(self, engine: Engine) -> list[list[int]]:
+        """Beginnings of held-out documents of every kind."""
+        found: list[list[int]] = []
+        for document in mixed("held-out"):
+            tokens = engine.tokens(document.text)
+            if len(tokens) >= self.prompt:
+                found.append(tokens[: self.prompt])
+            if len(found) == self.repeats + 1:
+                break
+        return found
+
+    def bare(self, engine: Engine, prompt: list[int]) -> list[float]:
         """Seconds a token of the bare loop and of ours; the tokens must be the same."""
         began = perf_counter()
         bare = bare_greedy(engine.target, prompt, self.tokens)
         between = perf_counter()
-        ours = engine.generate(prompt, "autoregressive", {"temperature": 0}, self.tokens, ignore_eos=True)
+        ours = engine.generate(prompt, PLAIN, {"temperature": 0}, self.tokens, ignore_eos=True)
         ended = perf_counter()
         if ours.tokens != bare:
             raise AssertionError("the loop gives other tokens than the bare loop")
         return [(between - began) / self.tokens, (ended - between) / self.tokens]
 
-    def _share(self, engine: Engine, prompt: list[int], method: dict[str, Any], temperature: float, seed: int) -> float:
-        sampling = {"temperature": temperature}
-        result = engine.generate(prompt, method, sampling, self.tokens, seed=seed, ignore_eos=True)
+    def run(
+        self, engine: Engine, prompt: list[int], method: dict[str, Any], setting: Setting, seed: int
+    ) -> list[float]:
+        """Seconds a token, of the rounds behind the prompt's; seconds of forwards, of choosing tokens, of the rest."""
+        result = engine.generate(prompt, method, max_new_tokens=self.tokens, seed=seed, ignore_eos=True, **setting)
         rounds = result.rounds[1:] or result.rounds
-        model = sum(round_.draft_seconds + round_.verify_seconds for round_ in rounds)
-        return 1 - model / sum(round_.seconds for round_ in rounds)
+        forwards = sum(each.draft_seconds + each.verify_seconds for each in rounds)
+        choosing = sum(each.sampling_seconds for each in rounds)
+        seconds = sum(each.seconds for each in rounds)
+        count = sum(len(each.tokens) for each in rounds)
+        return [seconds / max(1, count), forwards, choosing, seconds - forwards - choosing]
+
+
+def parts(found: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Shares of the rounds' time: outside forwards, and of that choosing tokens."""
+    whole = [(choosing, rest, forwards + choosing + rest) for _, forwards, choosing, rest in found]
+    return {
+        "not_a_forward": median([(choosing + rest) / all for choosing, rest, all in whole]),
+        "choosing": median([choosing / all for choosing, _, all in whole]),
+    }
 
 
 def bare_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
@@ -97,12 +146,3 @@ def bare_greedy(model: Any, prompt: list[int], count: int) -> list[int]:
             logits = model(Batch.of(model, out[-1:], [place], [Segment.causal(extent, place, 1)]), cache)
             out.append(int(logits.argmax()))
     return out
-
-
-def perplexity(engine: Engine, count: int) -> float:
-    """The target's, teacher-forced on `count` held-out documents of each kind."""
-    assert engine.tokenizer is not None
-    target: Any = engine.target
-    some = islice(mixed("held-out", seed=1), count * len(DOMAINS))
-    found = read(target, [engine.tokenizer.encode(document.text) for document in some])
-    return math.exp(math.fsum(found["nats"]) / sum(map(len, found["greedy"])))

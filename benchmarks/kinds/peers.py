@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,18 +25,15 @@ from pydantic import Field
 from benchmarks.bench import Bench, turned
 from benchmarks.engines import DTYPES, PEERS, Cell, runner
 from benchmarks.experiment import Kind, Rows, Strict
-from benchmarks.pairs import Pair, weights
+from benchmarks.pairs import Pair
 from draftwood.corpus import mixed
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.eval.intervals import median
-from draftwood.models.checkpoints.checkpoint import read_config
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.util.safe_parsing import parse_json, read_text
 
 T = TypeVar("T")
-BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 0.625}
 OURS = "draftwood"
-PACKAGES = ("torch", "transformers", "llama-cpp-python", "gguf", "openvino", "openvino-genai")
 Samples = Sequence[Mapping[str, Any]]  # by repeat: key of a cell -> what its process gave
 
 
@@ -50,7 +46,7 @@ class Against(Strict):
 
 
 class Peers(Kind):
-    """Engines with their modes; all modes of an engine where none is named."""
+    """Engines with their modes."""
 
     peers: dict[str, list[str]]
     compare: list[Against] = Field(default_factory=list)
@@ -61,17 +57,16 @@ class Peers(Kind):
     gamma: int = 4
     warm_up: int = 1
     limit: float = 1200  # seconds of one process
-    python: dict[str, str] = Field(default_factory=dict)  # an engine's own Python
 
     def measure(self, bench: Bench) -> dict[str, Rows]:
-        pair = bench.pair
-        prompts = held_out_prompts(pair.target, self.prompts * self.repeats)
-        longest = max(map(len, prompts)) + self.tokens
+        tokenizer = Tokenizer.load(bench.pair.target)
+        documents = islice(mixed("held-out"), self.prompts * self.repeats)  # kinds of text in turn
+        prompts = [tokenizer.encode(document.prompt) for document in documents]
+        longest = max(map(len, prompts)) + self.tokens + self.gamma + 1
         # of caches with a fixed length: short, since all of it is read; with room for drafts past the end
-        cells = self.cells(pair, bench.run.threads, -(-(longest + self.gamma + 1) // 64) * 64)
+        cells = self.cells(bench.pair, bench.run.threads, -(-longest // 64) * 64)
         failures: dict[str, str] = {}
         samples: list[dict[str, Any]] = []
-        bandwidths: list[dict[str, Any]] = []
 
         def attempt(key: str, make: Callable[[], T]) -> T | None:
             try:
@@ -85,28 +80,17 @@ class Peers(Kind):
         for repeat in range(self.repeats):
             some = prompts[repeat * self.prompts : (repeat + 1) * self.prompts]
             more = {"prompts": some, "tokens": self.tokens, "warm_up": self.warm_up}
-            measured = partial(self.job, "bandwidth", cells[0])
-            bandwidths += filter(None, [attempt("bandwidth", partial(bench.once, ["bandwidth", repeat], measured))])
             samples.append({})
             for cell in bench.track(turned(cells, repeat), f"repeat {repeat + 1}"):
                 if cell.key not in failures:
                     measured = partial(self.job, "measure", cell, **more)
                     found = attempt(cell.key, partial(bench.once, [repeat, cell.key], measured))
                     samples[-1] |= {cell.key: found} if found else {}
-        copy = median([each["copy"] for each in bandwidths])["value"]
-        return {
-            "rows": [row(pair, cell, samples, failures, copy) for cell in cells],
-            "ratios": [
-                each for dtype in self.dtypes for asked in self.compare for each in against(asked, dtype, samples)
-            ],
-            "bandwidth": [
-                {"what": what, "bytes_per_second": median([e[what] for e in bandwidths])} for what in ("copy", "read")
-            ],
-            "packages": [{"package": name, "version": version} for name, version in packages().items()],
-        }
+        ratios = [each for dtype in self.dtypes for asked in self.compare for each in against(asked, dtype, samples)]
+        return {"rows": [row(cell, samples, failures) for cell in cells], "ratios": ratios}
 
     def cells(self, pair: Pair, threads: int, context: int) -> list[Cell]:
-        """All that is asked for, type by type."""
+        """Every engine, mode and type, type by type."""
         places = str(pair.target), str(pair.draft), str(pair.made)
         program = shutil.which("llama-speculative-simple")
         found = []
@@ -114,8 +98,8 @@ class Peers(Kind):
             for peer, modes in self.peers.items():
                 if peer not in PEERS:
                     raise ConfigurationError(f"there is no engine {peer!r}" + did_you_mean(peer, PEERS))
+                known = runner(peer).MODES
                 for mode in modes:
-                    known = runner(peer).MODES
                     if mode not in known:
                         raise ConfigurationError(f"{peer} has no mode {mode!r}" + did_you_mean(mode, known))
                     if dtype in known[mode]:
@@ -124,15 +108,14 @@ class Peers(Kind):
 
     def job(self, task: str, cell: Cell, **more: Any) -> dict[str, Any]:
         """One process; raises Failed."""
-        python = self.python.get(cell.peer, sys.executable)
-        result = run_job({"task": task, "cell": cell.as_dict(), **more}, python, cell.threads, self.limit)
+        result = run_job({"task": task, "cell": cell.as_dict(), **more}, sys.executable, cell.threads, self.limit)
         if "error" in result:
             raise Failed(result["error"])
         return result
 
 
 class Failed(Exception):
-    """What a process could not do."""
+    """Why a process gave no result."""
 
 
 def run_job(job: Mapping[str, Any], python: str, threads: int, limit: float) -> dict[str, Any]:
@@ -146,33 +129,12 @@ def run_job(job: Mapping[str, Any], python: str, threads: int, limit: float) -> 
             done = subprocess.run(command, env=env, capture_output=True, text=True, errors="replace", timeout=limit)
         except subprocess.TimeoutExpired:
             return {"error": f"it was not done after {limit:.0f} s"}
-        except OSError as error:
-            return {"error": f"{python} does not start: {error.strerror}"}
         if answer.is_file():
             found: dict[str, Any] = parse_json(read_text(answer), finite=False)
             return found
         lines = done.stderr.strip().splitlines()
         ended = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
         return {"error": f"the process ended with {ended}" + (f": {lines[-1].strip()}" if lines else "")}
-
-
-def held_out_prompts(target: Path, count: int) -> list[list[int]]:
-    """Token ids of `count` held-out prompts, kinds of text in turn."""
-    tokenizer = Tokenizer.load(target)
-    return [tokenizer.encode(document.prompt) for document in islice(mixed("held-out"), count)]
-
-
-def packages(names: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """Versions of what is compared, as this Python has it."""
-    known = {each.name.replace("_", "-").lower(): each.version for each in metadata.distributions()}
-    return {name: known.get(name, "not installed in this environment") for name in names}
-
-
-def read_weights(directory: Path) -> int:
-    """Weights that a forward of one token reads: all but the rows of the embeddings that it does not look up."""
-    config = read_config(directory)
-    tied = config.get("tie_word_embeddings", False)  # then the head reads the embeddings
-    return weights(directory) - (0 if tied else config["vocab_size"] * config["hidden_size"])
 
 
 def seconds(samples: Samples, key: str) -> dict[tuple[int, int], float]:
@@ -200,7 +162,7 @@ def same(samples: Samples, key: str, reference: str) -> dict[str, float]:
     return {"same_beginning": math.fsum(shares) / len(shares), "same_text": whole}
 
 
-def row(pair: Pair, cell: Cell, samples: Samples, failures: Mapping[str, str], copy: float | None) -> dict[str, Any]:
+def row(cell: Cell, samples: Samples, failures: Mapping[str, str]) -> dict[str, Any]:
     """One engine, mode and type: time, memory, start, agreement with our plain decoding."""
     line: dict[str, Any] = {"engine": cell.peer, "mode": cell.mode, "type": cell.dtype}
     if cell.key in failures:
@@ -209,17 +171,12 @@ def row(pair: Pair, cell: Cell, samples: Samples, failures: Mapping[str, str], c
     if not taken:
         return line
     found = [each[cell.key] for each in samples if cell.key in each]
-    size = read_weights(pair.target) * BYTES[cell.dtype]
-    each_token = median([1000 * value for value in taken.values()])
-    rate = size / (each_token["value"] or math.nan) * 1000  # of modes that read the weights less often: as if once
     return {
         **line,
-        "ms_per_token": each_token,
+        "ms_per_token": median([1000 * value for value in taken.values()]),
         "peak_megabytes": max(each["peak_bytes"] for each in found) / 1e6,
-        "megabytes_before": max(each["bytes_before"] for each in found) / 1e6,
         "load_seconds": median([each["load_seconds"] for each in found])["value"],
         "first_call_seconds": median([each["first_call_seconds"] for each in found])["value"],
-        "of_copy_bandwidth": rate / copy if copy else None,
         **same(samples, cell.key, f"{OURS} / plain / {cell.dtype}"),
     }
 
@@ -230,10 +187,8 @@ def against(asked: Against, dtype: str, samples: Samples) -> Rows:
     for other in (dtype, "bfloat16"):
         key = f"{asked.engine} / {asked.their_mode} / {other}"
         theirs = seconds(samples, key)
-        shared = [theirs[at] / mine[at] for at in theirs if at in mine]
-        if shared:
-            head = {"mode": asked.mode, "type": dtype, "engine": asked.engine}
-            about = {**head, "their_mode": asked.their_mode, "their_type": other}
+        if shared := [theirs[at] / mine[at] for at in theirs if at in mine]:
+            about = {"mode": asked.mode, "type": dtype, "engine": asked.engine, "their_mode": asked.their_mode}
             text = same(samples, key, f"{OURS} / {asked.mode} / {dtype}")
-            return [{**about, "ratio": median(shared), **text}]
+            return [{**about, "their_type": other, "ratio": median(shared), **text}]
     return []

@@ -15,14 +15,16 @@ from benchmarks.__main__ import main
     [
         (["run", "no.yaml"], "no.yaml cannot be read (No such file or directory)"),
         (["run", "engin"], "there is no experiment 'engin' (did you mean 'engine'"),
-        (["run", "controllers", "--only", "simulate"], "has no run 'simulate' (did you mean 'simulation'"),
-        (["run", "controllers", "--smoke"], "a smoke run is no result; give --out DIR for it"),
-        (["run", "controllers", "--out", "/dev/null/x"], "/dev/null is not a directory"),
-        (["run", "plan"], "is made by `draftwood plan"),
-        (["run", "plan", "--onyl", "x"], "No such option: --onyl"),
-        (["pages", "--root", "/dev/null"], "cannot be written"),
+        (
+            ["run", "engine", "--only", "embeded-float32"],
+            "has no run 'embeded-float32' (did you mean 'embedded-float32'",
+        ),
+        (["run", "engine", "--smoke"], "a smoke run is no result; give --out DIR for it"),
+        (["run", "engine", "--out", "/dev/null/x"], "/dev/null is not a directory"),
+        (["run", "engine", "--onyl", "x"], "No such option: --onyl"),
+        (["pages", "--root", "/dev/null"], "/dev/null/README.md cannot be read (Not a directory)"),
     ],
-    ids=range(8),
+    ids=range(7),
 )
 def test_mistakes_are_one_sentence(arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
@@ -30,8 +32,10 @@ def test_mistakes_are_one_sentence(arguments: list[str], sentence: str, capsys: 
     assert not shown.out and sentence in shown.err and shown.err.count("\n") == 1
 
 
-def test_an_experiment_prints_its_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "controllers", "--smoke", "--out", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
-    assert "| controller | a decision, µs |" in shown and "simulation.json" in shown
-    assert json.loads((tmp_path / "simulation.json").read_text("utf-8"))["environment"]["torch"]
+def test_an_experiment_writes_its_result_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    only = ["--only", "embedded-float32"]
+    assert main(["run", "engine", *only, "--smoke", "--out", str(tmp_path)]) == 0
+    assert "embedded-float32.json" in capsys.readouterr().out
+    found = json.loads((tmp_path / "embedded-float32.json").read_text("utf-8"))
+    assert found["environment"]["torch"] and found["made_by"].startswith("python -m benchmarks run engine")
+    assert found["tables"]["loop"][0]["ratio"]["value"] > 0

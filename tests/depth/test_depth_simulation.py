@@ -2,13 +2,16 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import pytest
+from torch import Tensor
 
 from draftwood.core.records import Round
 from draftwood.depth import (
     Acceptance,
     BetaThompson,
+    CalibratedThompson,
     DepthController,
     DraftState,
     Fixed,
@@ -17,6 +20,7 @@ from draftwood.depth import (
     SpeedupThompson,
     improvement,
 )
+from draftwood.depth.calibrated import Seen
 from draftwood.sampling.distributions import Streams
 
 TOKENS, MOST = 10_000, 24
@@ -138,3 +142,49 @@ def test_chances_that_confidence_tells_beat_every_fixed_depth() -> None:
 
     best = max(speed(Fixed(depth)) for depth in range(2, 10))
     assert speed(OptimalStopping(16)) > 1.1 * best
+
+
+@dataclass(slots=True)
+class PrintedAcceptance(Acceptance):
+    """EESD Eq. 3-4: r = |Q_v| - 1 successes, n - r failures of n = min(|Q_v| + 1, |Q_d|). With a <= 0 its mean is 0."""
+
+    @property
+    def mean(self) -> float:
+        return max(0.0, self.a) / (max(0.0, self.a) + max(1e-9, self.b))
+
+    def add(self, round_: Round) -> None:
+        r = round_.depth_accepted - 1
+        self.accepted += r
+        self.rejected += round_.attempted - r
+
+
+@dataclass(slots=True)
+class PrintedSeen(Seen):
+    """EESD Eq. 8: as many trials as there are successes."""
+
+    tried: int = field(init=False, default=0)
+
+
+class PrintedCalibrated(CalibratedThompson):
+    """Cali-TS whose running mean is that of Eq. 8, which can only rise to 1."""
+
+    def observe(self, round_: Round, state: Tensor | None = None) -> None:
+        super().observe(round_, state)
+        self.seen.tried += round_.depth_accepted - round_.attempted  # what super() counted, put back to the successes
+
+
+@pytest.mark.parametrize(("c", "accept", "k", "fixed", "beta", "speedup", "fading"), TABLE, ids=ROWS)
+def test_updates_as_printed_fail(
+    c: float, accept: Accept, k: int, fixed: float, beta: float, speedup: float, fading: float
+) -> None:
+    """Spec §9: Eq. 3-4 give up drafting after one token, Eq. 8 drafts on as if everything were accepted."""
+    rng = random.Random(1)
+
+    def predict(state: DraftState, target: object) -> float:
+        return min(1.0, max(0.0, (0.6 if accept is drifting else accept(0)) + rng.gauss(0, 0.15)))
+
+    printed = simulated(BetaThompson(MOST, PrintedAcceptance()), accept, c)
+    assert printed[1] < 1.2
+    rising = simulated(PrintedCalibrated(MOST, predict, seen=PrintedSeen()), accept, c)
+    right = simulated(CalibratedThompson(MOST, predict), accept, c)
+    assert rising[1] > 20 > right[1] and min(printed[0], rising[0]) < 0.9 * fixed

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from draftwood.engine.metrics import Metrics
 from draftwood.eval import energy
@@ -107,3 +109,13 @@ def test_an_estimate_is_what_forwards_read_and_rows_compute() -> None:
     wanted = byte * (4 * size + 4 * (100 + size / 3)) + operation * each * (11 * size + 5 * 100)
     assert estimated(made, target, [exit]) == pytest.approx(wanted)  # type: ignore[list-item]
     assert estimated(made, SimpleNamespace(device="cpu"), [draft]) is None  # type: ignore[arg-type]
+
+
+def test_operations_of_a_forward_are_those_that_pytorch_counts() -> None:
+    c = DecoderConfig(50, 32, 48, 3, 4, 2, 16)
+    rows = 9
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
+        Decoder(c).eval().train_forward(torch.zeros(1, rows, dtype=torch.long))
+    masked = c.num_hidden_layers * 4 * (rows * (rows - 1) // 2) * c.num_attention_heads * c.head_dim
+    assert operations(c, 0, rows, rows) + masked == counted.get_total_flops()
+    assert operations(c, rows, 1, 1) == operations(c, 0, rows + 1, rows + 1) - operations(c, 0, rows, rows)
