@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from draftwood.core.records import Round
-from draftwood.depth.load import GUESS, Load
+from draftwood.depth.load import NOMINAL_RATIO, Load
 
-LAYERS = 4  # that a first round is taken to draft
+FIRST_LAYERS = 4  # that a round is taken to draft before one has
 
 
 def improvement(rate: float, gamma: int, c: float) -> float:
@@ -43,12 +43,12 @@ class DraftCost:
     """c: what a drafted layer costs in target forwards: `fixed`, or the marginal time at the present load."""
 
     fixed: float | None = None
-    ratio: float = field(init=False, default=GUESS)
+    ratio: float = field(init=False, default=NOMINAL_RATIO)
     _rows: int = field(init=False, default=1)  # of a layer
-    _layers: int = field(init=False, default=LAYERS)  # that a round is likely to draft
+    _layers: int = field(init=False, default=FIRST_LAYERS)  # that a round is likely to draft
 
     def __post_init__(self) -> None:
-        self.ratio = GUESS if self.fixed is None else self.fixed
+        self.ratio = NOMINAL_RATIO if self.fixed is None else self.fixed
 
     def start(self, load: Load) -> None:
         """A round begins at a load."""

@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import dataclass, field
 
 from draftwood.core.forest import Forest
-from draftwood.depth.stopping import WEIGHT, Rates, bin_of
+from draftwood.depth.acceptance import PRIOR_TRIALS, ConfidenceRates, bin_of
 
 ESCAPE = 2.0  # how often the next token is held to be another one after a match of one token; n tokens: 1/n of that
 FAINT = 0.02  # least chance that all of a draft is accepted
@@ -167,7 +167,9 @@ class SuffixLookup:
     _text: SuffixAutomaton = field(init=False, default_factory=SuffixAutomaton)
     _others: list[Match] = field(init=False, default_factory=list)  # of the text in earlier answers, the latest first
     _earlier: EarlierAnswers | None = field(init=False, default=None)
-    _right: Rates = field(init=False, default_factory=Rates)  # how often guesses of a chance were right
+    _right: ConfidenceRates = field(
+        init=False, default_factory=ConfidenceRates
+    )  # how often guesses of a chance were right
 
     def share(self, earlier: EarlierAnswers) -> None:
         """Look at earlier answers, and leave the request's there, if that was asked for; before the first round."""
@@ -191,7 +193,7 @@ class SuffixLookup:
         while len(found) < most:
             guess, token = self._guess(matches)
             bin_ = bin_of(guess)
-            chance = (right[bin_] + WEIGHT * guess) / (tried[bin_] + WEIGHT)
+            chance = (right[bin_] + PRIOR_TRIALS * guess) / (tried[bin_] + PRIOR_TRIALS)
             reach *= chance
             if reach < FAINT or token < 0:
                 break

@@ -360,7 +360,6 @@ class Engine(Intake):
             new_ending=partial(self._ending, request),
             costs=self.scheduler.costs,
             running=lambda: self.scheduler.load,
-            means=self.scheduler.behind,
         )
 
     def _drafting(self, model: CausalModel, target: Session) -> Session:

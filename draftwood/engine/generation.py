@@ -9,7 +9,6 @@ from time import perf_counter
 from draftwood.core.forest import Forest, StopCheck
 from draftwood.core.records import Ranking, Round
 from draftwood.depth import ALONE, LOAD, DepthController, Load
-from draftwood.depth.load import nothing
 from draftwood.depth.rules import UNCAPPED
 from draftwood.draft import Drafter, Proposer
 from draftwood.engine.metrics import Metrics
@@ -41,7 +40,6 @@ class Generation:
     new_ending: Callable[[], Ending]  # for each hypothesis of the result
     costs: Costs = field(default_factory=Costs)  # of passes, as measured
     running: Callable[[], tuple[int, int, int]] = lambda: (1, 0, 0)  # requests that draft by the load; others, rows
-    means: Callable[[], tuple[float, float]] = nothing  # of `behind` and `left`, of those that draft by the load
     streams: Streams = field(init=False)
     propose: Proposer = field(init=False)
     edit: Edit | None = field(init=False, default=None)
@@ -93,8 +91,6 @@ class Generation:
             rows,
             self.behind,
             self.left,
-            self.means,
-            lambda: self._measured(1, others, rows),
         )
 
     def _nominal(self) -> Load:

@@ -119,7 +119,7 @@ def controller(
     else:
         made = settings.build(most)
     if isinstance(made, Auto):
-        made.widths, made.roots, made.lookup = tuple(widths), roots, lookup
+        made.widths, made.roots, made.lookup, made.model = tuple(widths), roots, lookup, bool(drafts)
     if not hidden and "hidden" in made.needs:
         raise ConfigurationError(
             f"depth {depth} reads the draft's hidden states, which beams do not give; use "

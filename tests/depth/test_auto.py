@@ -9,7 +9,8 @@ import pytest
 
 from draftwood.core.records import Round
 from draftwood.depth import ALONE, LOAD, Auto, DraftState, Load
-from draftwood.depth.auto import AGE, OFTEN, Pace, Places, Plan, deviation
+from draftwood.depth.acceptance import SiblingAcceptance
+from draftwood.depth.auto import LOOKUP_ROUNDS, PLAN_ROUNDS
 from draftwood.sampling.distributions import Streams
 
 Cost = Callable[[int], float]
@@ -109,7 +110,7 @@ def test_of_many_requests_one_tries_at_a_time() -> None:
     many = requests_of(Auto(MOST), 64)
     load = Load(*MACHINES["weights are read"], 64)
     simulated(many, "weights are read", 0.02, 50)
-    many[0].known.idle = 10_000
+    many[0].shared_evidence.undrafted = 10_000
     assert sum(asked(one, load) for one in many) == 1
 
 
@@ -118,7 +119,7 @@ def test_a_trial_is_a_single_layer() -> None:
     many = requests_of(Auto(MOST), 8)
     load = Load(lambda rows: 0.1, lambda rows: 1.0 if rows <= 8 else 4.0, 8)  # the first layer does not pay
     assert not any(asked(one, load) for one in many)
-    many[0].known.idle = 10_000
+    many[0].shared_evidence.undrafted = 10_000
     assert [asked(one, load) for one in many] == [1] + [0] * 7
 
 
@@ -126,7 +127,7 @@ def test_it_notices_that_drafts_have_become_good() -> None:
     controller, load = Auto(MOST), Load(*MACHINES["weights are read"])
     for _ in range(300):
         controller.observe(a_round(0, asked(controller, load)))
-    assert controller.own.places.chances(1)[1] < 0.1
+    assert controller.own_evidence.siblings.chances(1)[1] < 0.1
     depth = 0
     for _ in range(2000):
         depth = asked(controller, load)
@@ -149,11 +150,11 @@ def test_the_width_of_a_tree_follows_the_load() -> None:
 
     def width(machine: str, requests: int) -> int:
         controller, load = Auto(3, tree), Load(*MACHINES[machine], requests)
-        controller.own = controller.known
+        controller.own_evidence = controller.shared_evidence
         for _ in range(300):
-            controller.known.places.add(a_round(1, 4, [(0, 4)]), 0.99)
-            controller.known.places.add(a_round(1, 4, [(2, 4), (1, 2)]), 0.99)
-            controller.known.places.add(a_round(0, 4, [(3, 4)]), 0.99)
+            controller.shared_evidence.siblings.add(a_round(1, 4, [(0, 4)]), 0.99)
+            controller.shared_evidence.siblings.add(a_round(1, 4, [(2, 4), (1, 2)]), 0.99)
+            controller.shared_evidence.siblings.add(a_round(0, 4, [(3, 4)]), 0.99)
         controller.start(STREAMS, load)
         return controller.width(4) if controller.deeper(DraftState(0)) else 0
 
@@ -163,7 +164,7 @@ def test_the_width_of_a_tree_follows_the_load() -> None:
 
 
 def test_places_are_chances_of_siblings_whose_elders_were_rejected() -> None:
-    places = Places()
+    places = SiblingAcceptance()
     for _ in range(1000):
         places.add(a_round(1, 2, [(0, 2)]), 1.0)
         places.add(a_round(1, 2, [(1, 2)]), 1.0)
@@ -175,66 +176,15 @@ def test_places_are_chances_of_siblings_whose_elders_were_rejected() -> None:
     assert 1 > three > two
 
 
-def paces_of(*chances: float) -> list[Pace]:
-    rng, paces = random.Random(5), []
-    for chance in chances:
-        paces.append(Pace())
-        for _ in range(400):
-            paces[-1].add(1 + sum(rng.random() < chance for _ in range(4)))
-    return paces
-
-
-def test_luck_is_no_deviation_of_paces_unless_few_tokens_are_left() -> None:
-    alike = paces_of(0.6, 0.6, 0.6, 0.6)
-    assert deviation(alike) < 0.03
-    assert deviation(alike, 34) == pytest.approx((4 * 0.6 * 0.4 / 10) ** 0.5 / 3.4, rel=0.1)  # ten rounds
-    assert deviation(paces_of(0.1, 0.9)) == pytest.approx((4.6 - 1.4) / 2**0.5 / 3, rel=0.05)
-    assert deviation(paces_of(0.6)) == deviation([]) == 0
-
-
-def test_drafts_of_requests_that_are_not_done_together_must_promise_more() -> None:
-    """The slow ones are left behind with a step of their own: a small gain is none then; alone it stays one."""
-
-    def layers(requests: int, uneven: bool) -> int:
-        controller = Auto(MOST)
-        controller.own = controller.known
-        for _ in range(300):
-            controller.known.places.add(a_round(1, 1), 0.99)
-            controller.known.places.add(a_round(0, 1), 0.99)
-        controller.known.paces.extend(paces_of(0.1, 0.9) if uneven else ())
-        price = 0.3 / requests
-        return asked(controller, Load(lambda rows: price * rows, lambda rows: 1 + 0.001 * rows, requests))
-
-    assert layers(1, True) == layers(1, False) > 0
-    assert layers(8, False) > 0 == layers(8, True)
-    controllers = requests_of(Auto(MOST), 2)
-    for controller in controllers:
-        for _ in range(OFTEN):
-            asked(controller, Load(drafting=2))
-            controller.observe(a_round(1, 2))
-    assert len(controllers[0].known.paces) == 2
-
-
-def test_late_requests_cost_what_a_step_takes_however_many_share_it() -> None:
-    """Two requests: a step takes A + 2 B, and the late one's rounds take A for itself alone."""
-    load = Load(lambda rows: 0.1 * rows, lambda rows: 1 + 0.2 * rows, 2)
-    even, uneven = (Plan(0, [], [], [0.0, 0.5], deviation).of(load, [1]) for deviation in (0.0, 0.6))
-    assert uneven[0] == even[0]  # plain requests are done together
-    assert uneven[1] - even[1] == pytest.approx(0.6 / 3**0.5 * 1.0 / 2)
-    ended = Load(load.draft, lambda rows: 0.5 + 0.2 * rows)  # where fewer requests cost less than their rows
-    told = Load(load.draft, load.verify, 2, last=lambda: ended)
-    assert Plan(0, [], [], [0.0, 0.5], 0.6).of(told, [1])[1] < uneven[1]
-
-
 def test_a_trial_waits_the_longer_the_more_the_draft_has_not_seen() -> None:
     controller, machine = Auto(MOST), MACHINES["weights are read"]
     for _ in range(300):
         controller.observe(a_round(0, asked(controller, Load(*machine))))
 
     def waited(behind: float) -> int:
-        controller.own.idle, rounds = 0, 0
+        controller.own_evidence.undrafted, rounds = 0, 0
         while not asked(controller, Load(*machine, behind=lambda: behind)):
-            rounds, controller.own.idle = rounds + 1, controller.own.idle + 1
+            rounds, controller.own_evidence.undrafted = rounds + 1, controller.own_evidence.undrafted + 1
         return rounds
 
     assert waited(2.0) > 10 * waited(0.0)
@@ -275,20 +225,6 @@ def test_requests_that_begin_anew_hardly_try_what_does_not_pay() -> None:
     assert tried[0] <= 2 < tried[1]
 
 
-@pytest.mark.parametrize("left", [8, 4000])
-def test_requests_begin_to_draft_together_or_not_at_all(left: int) -> None:
-    """Half of them have nothing to read first: alone they would pay for the others' passes, and for drafts' of their
-    own."""
-    controllers, machine = requests_of(Auto(MOST), 8), MACHINES["weights are read"]
-    simulated(controllers, "weights are read", 0.8, 100)
-    drafted = []
-    for place, one in enumerate(controllers):
-        behind = 9.0 * (place % 2)
-        load = Load(*machine, 8, 0, 1, lambda behind=behind: behind, lambda: left, lambda: (4.5, left))
-        drafted.append(asked(one, load) > 0)
-    assert drafted == [left > 8] * 8
-
-
 def test_plans_are_made_again_when_they_are_old_not_when_requests_come_and_go() -> None:
     controller, asked_for = Auto(MOST), 0
 
@@ -297,15 +233,15 @@ def test_plans_are_made_again_when_they_are_old_not_when_requests_come_and_go() 
         asked_for += 1
         return 1.0
 
-    two, three = (Load(lambda rows: 0.9, verify, drafting, means=lambda: (0.0, 50.0)) for drafting in (2, 3))
+    two, three = (Load(lambda rows: 0.9, verify, drafting) for drafting in (2, 3))
     made = []
-    for load in (two, three, *[two, three] * (AGE - 1), *[three] * 2 * AGE):
+    for load in (two, three, *[two, three] * (PLAN_ROUNDS - 1), *[three] * 2 * PLAN_ROUNDS):
         before = asked_for
         asked(controller, load)
         controller.observe(a_round(0, 0))
         made.append(asked_for > before)
-    assert made[:2] == [True, True] and not any(made[2 : 2 * AGE])
-    assert sum(made[2 * AGE :]) == 1
+    assert made[:2] == [True, True] and not any(made[2 : 2 * PLAN_ROUNDS])
+    assert sum(made[2 * PLAN_ROUNDS :]) == 1
 
 
 def test_plans_outlive_requests_and_keep_nothing_of_them() -> None:
@@ -317,28 +253,10 @@ def test_plans_outlive_requests_and_keep_nothing_of_them() -> None:
     controllers, kept = requests_of(engine.for_request(), 2), weakref.ref(request)
     for controller in controllers:
         asked(controller, Load(lambda rows: 0.1, lambda rows: 1.0, 2, left=request.left))
-    assert engine.known.plans
+    assert engine.shared_evidence.plans
     del controller, controllers, request
     gc.collect()
     assert kept() is None
-
-
-def test_many_begin_to_draft_for_more_than_they_go_on_for() -> None:
-    """Where drafts hardly pay, costs as measured would have requests begin and end all the time."""
-
-    def drafts(price: float, idle: int) -> bool:
-        controller = Auto(MOST)
-        for _ in range(300):
-            controller.known.places.add(a_round(1, 1), 0.99)
-            controller.known.places.add(a_round(0, 1), 0.99)
-        controller.known.drafted, controller.known.idle = 300, idle
-        load = Load(lambda rows: price * rows / 8, lambda rows: 1 + 0.001 * rows, 8, means=lambda: (0.0, 50.0))
-        return asked(controller, load) > 0
-
-    prices = [0.3 + 0.005 * step for step in range(50)]
-    on, off = ([drafts(price, idle) for price in prices] for idle in (0, 1))
-    assert off == sorted(off, reverse=True) and on == sorted(on, reverse=True)
-    assert sum(on) > sum(off) > 0
 
 
 def test_where_drafts_do_not_pay_rounds_are_plain_and_ask_for_nothing() -> None:
@@ -350,23 +268,50 @@ def test_where_drafts_do_not_pay_rounds_are_plain_and_ask_for_nothing() -> None:
     controller, load = Auto(MOST), Load(*MACHINES["dear drafts"])
     for _ in range(300):
         controller.observe(a_round(0, asked(controller, load)))
-    controller.own.idle = 0
+    controller.own_evidence.undrafted = 0
     controller.start(STREAMS, Load(*MACHINES["dear drafts"], behind=never))
     assert controller.rests
     both = Auto(MOST, lookup=True)
-    both.own = controller.own
+    both.own_evidence = controller.own_evidence
     both.start(STREAMS, load)
     assert not both.rests
 
 
 def test_what_lookup_drafts_alone_teaches_nothing_of_the_models() -> None:
     controller, load = Auto(MOST, lookup=True), Load(*MACHINES["weights are read"])
-    known = controller.own
+    known = controller.own_evidence
     for _ in range(50):
         controller.start(STREAMS, load)
         assert controller.deeper(DraftState(0, ahead=[0.9]))
         controller.observe(a_round(0, 1, [(1, 1)]))
-    assert not known.drafted and not known.places.met and not any(known.paths.own.tried + known.paths.next.tried)
+    assert not known.drafted and not known.siblings.met and not any(known.rates.own.tried + known.rates.next.tried)
+
+
+@pytest.mark.parametrize("seconds", [1e-3, 1.0])
+def test_the_text_is_searched_now_and_then_where_that_has_gained_less_than_its_time(seconds: float) -> None:
+    """A search takes as long as a twentieth of a token of a small model, as nothing beside one of a large model."""
+    load = Load(lambda rows: seconds, lambda rows: seconds)
+    controller = Auto(MOST, lookup=True, model=False)
+
+    def searched(rounds: int, accepted: int) -> int:
+        count = 0
+        for _ in range(rounds):
+            controller.start(STREAMS, load)
+            if controller.rests:
+                controller.observe(a_round(0, 0))
+                continue
+            count += 1
+            for depth in range(accepted):
+                assert controller.deeper(DraftState(depth, chances=[0.9], ahead=[0.9] * (accepted - depth)))
+            controller.observe(a_round(accepted, accepted))
+        return count
+
+    assert searched(LOOKUP_ROUNDS, 4) == LOOKUP_ROUNDS
+    assert searched(50, 0) == 50  # what was gained is remembered for a while
+    assert (searched(150, 0) < 150) is (seconds < 1)
+    if seconds < 1:
+        assert searched(20 * LOOKUP_ROUNDS, 0) == 20
+        assert searched(LOOKUP_ROUNDS, 4) >= 1
 
 
 def test_lookup_is_worth_what_models_would_not_draft() -> None:
@@ -377,7 +322,7 @@ def test_lookup_is_worth_what_models_would_not_draft() -> None:
         for _ in range(300):
             depth = asked(controller, load)
             controller.observe(a_round(round(chance * depth), depth, [(round(1 - chance), 1)] * min(depth, 1)))
-        controller.own.idle = 0
+        controller.own_evidence.undrafted = 0
         controller.start(STREAMS, load)
         assert controller.copies([0.3]) == worth
 
@@ -385,7 +330,7 @@ def test_lookup_is_worth_what_models_would_not_draft() -> None:
 def test_requests_learn_together_unless_their_texts_must_repeat() -> None:
     first = Auto(MOST)
     assert first.shared and first.needs >= LOAD
-    assert first.for_request().known is first.known
+    assert first.for_request().shared_evidence is first.shared_evidence
     own = Auto(MOST).repeatable()
     assert not own.shared and not LOAD & own.needs
 

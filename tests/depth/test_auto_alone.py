@@ -11,7 +11,6 @@ from test_auto import MOST, STREAMS, a_round, asked, tokens
 from torch import nn
 
 from draftwood.depth import Auto, DraftState, Load
-from draftwood.depth.auto import FEW
 from draftwood.models.modules import bytes_of
 from draftwood.runtime.cost import DRAFTS, GUESSES, Costs, Curve
 
@@ -160,7 +159,6 @@ def test_a_request_alone_begins_no_worse_than_what_the_engine_has_seen() -> None
             for _ in range(30):
                 asked(first, cheap if shared else load)  # nominal costs are always the same
                 first.observe(a_round(accepted, 4))
-            engine.known.first.pop(True, None)  # of costs that have changed
             found.append(asked(engine.for_request() if shared else engine.repeatable(), load))
         return found
 
@@ -168,25 +166,3 @@ def test_a_request_alone_begins_no_worse_than_what_the_engine_has_seen() -> None
     assert drafts(4) == [4, 1]
     assert drafts(0) == [4, 0]
     assert drafts(4, shared=False) == drafts(0, shared=False) == [4, 0]
-
-
-def test_requests_alone_begin_with_one_plan_where_nothing_is_new() -> None:
-    """To plan takes as long as a drafted layer, and most of what short answers take beside their passes."""
-    priced = []
-
-    def load(cost: float) -> Load:
-        return Load(lambda rows: cost, lambda rows: priced.append(rows) or 1.0)
-
-    def planned(controller: Auto, cost: float = 0.05) -> tuple[bool, int]:
-        """Whether costs were asked for, and the layers of a first round."""
-        priced.clear()
-        depth = asked(controller, load(cost))
-        return bool(priced), depth
-
-    engine = Auto(4)
-    assert planned(engine.for_request()) == (True, 4)
-    assert [planned(engine.for_request(), 0.82) for _ in range(FEW)] == [(False, 4)] * FEW  # slower since
-    assert planned(engine.for_request(), 0.82) == (True, 0)
-    assert planned(engine.repeatable()) == (True, 4)  # by nominal costs, whatever others have met
-    assert [planned(engine.repeatable()) for _ in range(2 * FEW)] == [(False, 4)] * 2 * FEW
-    assert planned(engine.for_request(), 0.82) == (False, 0)

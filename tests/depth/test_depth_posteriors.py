@@ -19,9 +19,8 @@ from draftwood.depth import (
     best_depth,
     improvement,
 )
-from draftwood.depth.auto import Places
-from draftwood.depth.load import GUESS
-from draftwood.depth.stopping import BINS, PRIOR, WEIGHT, Rates
+from draftwood.depth.acceptance import CONFIDENCE_BINS, PRIOR_RATE, PRIOR_TRIALS, ConfidenceRates, SiblingAcceptance
+from draftwood.depth.load import NOMINAL_RATIO
 from draftwood.depth.thompson import draw_beta, draw_gamma, draw_normal
 from draftwood.sampling.distributions import Streams
 
@@ -184,7 +183,7 @@ def test_best_depth_is_the_argmax() -> None:
 def test_cost_is_the_marginal_one_at_the_load() -> None:
     """Rows that the machine has room for are free; others' tokens count where they are not."""
     cost = DraftCost()
-    assert cost.ratio == GUESS
+    assert cost.ratio == NOMINAL_RATIO
     cost.start(Load(lambda rows: 0.2, lambda rows: 1.0))
     assert cost.ratio == pytest.approx(0.2)
     cost.start(Load(lambda rows: 0.2, lambda rows: 1.0, drafting=4))
@@ -219,22 +218,22 @@ def test_speedup_thompson_goes_by_the_load() -> None:
 
 @pytest.mark.parametrize("discount", [0.97, 1e-30])  # by the smaller one counts must be made small again and again
 def test_rates_fade_as_if_all_earlier_trials_were_discounted(discount: float) -> None:
-    rng, rates, places = random.Random(1), Rates(), Places()
+    rng, rates, places = random.Random(1), ConfidenceRates(), SiblingAcceptance()
     seen: list[tuple[int, bool]] = []
     for _ in range(60):
         rates.fade(discount)
-        seen.append((rng.randrange(BINS + 1), rng.random() < 0.6))
+        seen.append((rng.randrange(CONFIDENCE_BINS + 1), rng.random() < 0.6))
         rates.add(*seen[-1])
         places.add(a_round(int(seen[-1][1]), 1, 0.1), discount)
         weights = [discount**age for age in reversed(range(len(seen)))]
         told = sum(weights)
         right = sum(weight for weight, (_, accepted) in zip(weights, seen, strict=True) if accepted)
-        assert rates.rate == pytest.approx((right + WEIGHT * PRIOR) / (told + WEIGHT))
-        assert places.chances(1)[1] == pytest.approx((right + WEIGHT * PRIOR) / (told + WEIGHT))
-        for bin_, chance in enumerate(rates.chances([0.3] * (BINS + 1))):
+        assert rates.rate == pytest.approx((right + PRIOR_TRIALS * PRIOR_RATE) / (told + PRIOR_TRIALS))
+        assert places.chances(1)[1] == pytest.approx((right + PRIOR_TRIALS * PRIOR_RATE) / (told + PRIOR_TRIALS))
+        for bin_, chance in enumerate(rates.chances([0.3] * (CONFIDENCE_BINS + 1))):
             mine = [(weight, ok) for weight, (at, ok) in zip(weights, seen, strict=True) if at == bin_]
             tried, accepted = sum(weight for weight, _ in mine), sum(weight for weight, ok in mine if ok)
-            assert chance == pytest.approx((accepted + WEIGHT * 0.3) / (tried + WEIGHT))
+            assert chance == pytest.approx((accepted + PRIOR_TRIALS * 0.3) / (tried + PRIOR_TRIALS))
 
 
 def test_confidence_and_entropy_read_logits() -> None:

@@ -7,7 +7,7 @@ import pytest
 from draftwood import Engine, SamplingParams, TabularModel
 from draftwood.core.forest import TRUNK, Forest
 from draftwood.depth import Auto, Fixed, Load
-from draftwood.depth.stopping import WEIGHT
+from draftwood.depth.acceptance import PRIOR_TRIALS
 from draftwood.draft import EarlierAnswers, ModelDrafter, Proposer, SuffixLookup
 from draftwood.draft.suffix import ESCAPE, FAINT, Match, SuffixAutomaton
 from draftwood.sampling.distributions import Streams
@@ -86,8 +86,8 @@ def test_a_lookup_knows_how_often_such_guesses_were_right() -> None:
     alone = 1 / (1 + ESCAPE)
     never = [token for i in range(8) for token in (i, 100 + i, i, 200 + i)]
     always = [token for i in range(8) for token in (i, 100 + i, 50 + i, i, 100 + i)]
-    assert first([*never, 99, 98, 99]) == pytest.approx(WEIGHT * alone / (8 + WEIGHT))
-    assert first([*always, 99, 98, 97, 99]) == pytest.approx((8 + WEIGHT * alone) / (8 + WEIGHT))
+    assert first([*never, 99, 98, 99]) == pytest.approx(PRIOR_TRIALS * alone / (8 + PRIOR_TRIALS))
+    assert first([*always, 99, 98, 97, 99]) == pytest.approx((8 + PRIOR_TRIALS * alone) / (8 + PRIOR_TRIALS))
     assert first([99, 98, 99]) == alone
 
 
