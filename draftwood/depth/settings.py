@@ -4,12 +4,11 @@ On the command line a controller is its name with settings behind a colon: `conf
 setting), `speedup-ts:discount=0.9,cost=0.1`; in files and in Python also {"name": "confidence", "threshold": 0.4}. The
 text is the one canonical form.
 
-`speedup-ts` and `optimal-stopping` go by the marginal time of a draft at the present load unless `cost` is given. The
-law of the output stays as it is, but drafts and so sampled texts then differ between runs of one seed; greedy and
-coupled texts do not. The same goes for `shared=true`, with which the requests of an engine learn together: sampled
-texts then depend on the requests before. `auto` does both, the latter for requests that run at once, where texts
-cannot differ, or where the engine is `load_aware`; elsewhere it decides by the request's own rounds and by costs that
-follow from the models' sizes.
+Three settings let sampled texts of one seed differ between runs; their distribution, and greedy and coupled texts, stay
+the same. `speedup-ts` and `optimal-stopping` without `cost` decide by the measured time of a draft at the present load.
+With `shared=true` the requests of an engine learn together. `auto` does both for requests that run at once, but only
+where texts cannot differ or the engine is `load_aware`; elsewhere it decides by the request's own rounds and by nominal
+costs, which follow from the models' sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from draftwood.depth.adaptive import AdaptiveConfidence
 from draftwood.depth.auto import Auto
@@ -30,6 +29,7 @@ from draftwood.depth.rules import Confidence, DepthController, Entropy, Fixed
 from draftwood.depth.stopping import OptimalStopping
 from draftwood.depth.thompson import Acceptance, BetaThompson, SpeedupThompson
 from draftwood.errors import ConfigurationError, did_you_mean
+from draftwood.util import config
 from draftwood.util.safe_parsing import parse_value, short_repr
 
 Discount = Annotated[float, Field(gt=0, le=1, description="what older rounds count for, per round")]
@@ -45,10 +45,18 @@ Cost = Annotated[
     ),
 ]
 
+
+def _separable(path: str) -> str:
+    if "," in path or "=" in path:
+        raise ValueError("must be a path without commas and =, which separate settings")
+    return path
+
+
 Learned = Annotated[
     str,
     BeforeValidator(lambda path: str(path) if isinstance(path, Path) else path),
-    Field(min_length=1, pattern=r"^[^,=]*$"),
+    AfterValidator(_separable),
+    Field(min_length=1),
 ]
 Draft: TypeAlias = Callable[[], str]  # the fingerprint of a model: what was learned belongs to one
 Zero = Annotated[bool, Field(description="ask before the first layer too, so that a round may draft nothing")]
@@ -224,25 +232,12 @@ def parse_depth(value: object) -> DepthSettings:
     kind = CONTROLLERS[name]
     if "" in values:  # a value without its setting's name
         if not kind.model_fields:
-            raise ValueError(f"{name} has no settings")
+            raise ValueError(f"controller {name} has no settings")
         values.setdefault(next(iter(kind.model_fields)), values.pop(""))
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = str(first["loc"][0])
-        if first["type"] == "extra_forbidden":
-            raise ValueError(
-                f"{name} has no setting {key!r}" + did_you_mean(key, kind.model_fields)
-                if kind.model_fields
-                else f"{name} has no settings"
-            ) from None
-        if first["type"] == "missing":
-            raise ValueError(f"{name} needs its setting {key!r}, as {name}:{key.upper()} or {name}:{key}=...") from None
-        if first["type"] == "string_pattern_mismatch":
-            raise ValueError(f"for the setting {key!r} of {name} a path without commas and = is needed") from None
-        message = first["msg"][:1].lower() + first["msg"][1:]
-        raise ValueError(f"for the setting {key!r} of {name}, {short_repr(first['input'])}, {message}") from None
+    for key, field in kind.model_fields.items():
+        if field.is_required() and key not in values:
+            raise ValueError(f"{name} needs its setting {key!r}, as {name}:{key.upper()} or {name}:{key}=...")
+    return config.parse(kind, values, f"controller {name}", "setting")
 
 
 def depth_text(value: object) -> str:

@@ -5,8 +5,8 @@ A chain is the tree 1,1,1,...; MCSD's k-configuration and SpecInfer's expansion 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -47,64 +47,64 @@ class ModelDrafter(Drafter):
             propose.complete(forest)
             return
         chain = propose.certain(forest, forest.roots)
-        found: list[tuple[int, float]] = []
-        if self.lookup is not None and forest.grows(chain[0]):
-            found = self.lookup.continuation(forest, limit, forest.path(chain[0]))
-        if found and self.sources:
-            del found[depth.copies([chance for _, chance in found]) :]
-        frontiers: list[list[int]] = [[] for _ in self.sources]
-        hidden, looks = "hidden" in depth.needs, bool(depth.needs - LOAD)
-        shown: Sequence[int] = ()
-        looked: list[Tensor] = []
-        read: list[Tensor] = []
-        picked: list[tuple[int, int]] = []
-        drawn: list[float] = []
+        copies = self._copies(forest, depth, limit, chain[0])
+        frontiers: list[list[int]] = [[] for _ in self.sources]  # of each source, the ends of what it goes on from
+        last = _Layer()
         for layer in range(limit):
-            if layer == len(found):
+            if layer == len(copies):
                 frontiers = [list(chain) for _ in self.sources]
             drawing = any(frontiers)
-            state = DraftState(
-                layer,
-                shown,
-                _joined(looked),
-                picked,
-                _joined(read),
-                [found[layer - 1][1]] if 0 < layer <= len(found) else (),
-                () if drawing else [chance for _, chance in found[layer:]],
-                drawn if len(drawn) == len(picked) else (),
-            )
-            if not (drawing or state.ahead) or not depth.deeper(state):
+            copied = [copies[layer - 1][1]] if 0 < layer <= len(copies) else ()
+            ahead = () if drawing else [chance for _, chance in copies[layer:]]
+            if not (drawing or ahead) or not depth.deeper(last.state(layer, copied, ahead)):
                 break
             width = depth.width(self.widths[min(layer, len(self.widths) - 1)])
-            shown, looked, read, picked, drawn = [], [], [], [], []
+            last = _Layer()
             for i, source in enumerate(self.sources):
-                nodes = [node for node in frontiers[i] if forest.grows(node)]
-                children: list[int] = []
-                if nodes and max(map(forest.position, nodes)) < source.context:
-                    answer = yield from source.answer(forest, nodes, hidden)
-                    children = propose(
-                        forest, nodes, answer.logits, width, self.replacement, width - 1 if self.greedy else 0
-                    )
-                    if looks:
-                        rows = {node: row for row, node in enumerate(nodes, sum(map(len, looked)))}
-                        for node in children:
-                            if node not in forest.finished:
-                                parent, token = forest.parent[node], forest.token[node]
-                                picked.append((rows[parent], token))
-                                if (q := forest.proposals[parent][-1].q) is not None:
-                                    drawn.append(element(q, token))
-                        looked.append(propose.fit(answer.logits))
-                        read += answer.hidden.values()
+                children = yield from self._drawn(forest, source, frontiers[i], width, depth.needs, propose, last)
                 frontiers[i] = propose.certain(forest, children)
-                shown += children
-            if layer < len(found):
-                chain = propose.follow(forest, chain[0], found[layer][0])
-                shown += chain
+                last.nodes += children
+            if layer < len(copies):
+                chain = propose.follow(forest, chain[0], copies[layer][0])
+                last.nodes += chain
                 if not chain or not forest.grows(chain[0]):
-                    del found[layer + 1 :]
-            if not shown:
+                    del copies[layer + 1 :]
+            if not last.nodes:
                 break
         propose.complete(forest)
+
+    def _copies(self, forest: Forest, depth: DepthController, limit: int, node: int) -> list[tuple[int, float]]:
+        """(token, chance) of each token that lookup drafts below a node; it drafts them before the sources begin."""
+        if self.lookup is None or not forest.grows(node):
+            return []
+        found = self.lookup.continuation(forest, limit, forest.path(node))
+        if found and self.sources:
+            del found[depth.copies([chance for _, chance in found]) :]
+        return found
+
+    def _drawn(
+        self,
+        forest: Forest,
+        source: Source,
+        frontier: Sequence[int],
+        width: int,
+        needs: frozenset[str],
+        propose: Proposer,
+        layer: _Layer,
+    ) -> Generator[Run, Answer, list[int]]:
+        """Append `width` children below each node of a source's frontier, and return them.
+
+        What the depth controller `needs` to know of them is noted in `layer`.
+        """
+        nodes = [node for node in frontier if forest.grows(node)]
+        if not nodes or max(map(forest.position, nodes)) >= source.context:
+            return []
+        answer = yield from source.answer(forest, nodes, "hidden" in needs)
+        best = width - 1 if self.greedy else 0
+        children = propose(forest, nodes, answer.logits, width, self.replacement, best)
+        if needs - LOAD:
+            layer.note(forest, nodes, children, propose.fit(answer.logits), answer.hidden.values())
+        return children
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
         for source in self.sources:
@@ -117,6 +117,44 @@ class ModelDrafter(Drafter):
     def finish(self, forest: Forest) -> None:
         if self.lookup is not None:
             self.lookup.finish(forest)
+
+
+@dataclass(slots=True)
+class _Layer:
+    """A drafted layer, as depth controllers are told of it: see `DraftState`."""
+
+    nodes: list[int] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)  # [n, V] of each source
+    hidden: list[Tensor] = field(default_factory=list)  # [n, D] of each source
+    picked: list[tuple[int, int]] = field(default_factory=list)
+    drawn: list[float] = field(
+        default_factory=list
+    )  # probabilities that picked tokens were drawn with, where they were
+
+    def note(
+        self,
+        forest: Forest,
+        nodes: Sequence[int],
+        children: Sequence[int],
+        logits: Tensor,
+        hidden: Iterable[Tensor],
+    ) -> None:
+        """Add what one source drew below `nodes` from its logits [n, V]."""
+        rows = {node: row for row, node in enumerate(nodes, sum(map(len, self.logits)))}
+        for child in children:
+            if child not in forest.finished:
+                parent, token = forest.parent[child], forest.token[child]
+                self.picked.append((rows[parent], token))
+                if (q := forest.proposals[parent][-1].q) is not None:
+                    self.drawn.append(element(q, token))
+        self.logits.append(logits)
+        self.hidden += hidden
+
+    def state(self, depth: int, copied: Sequence[float], ahead: Sequence[float]) -> DraftState:
+        """The state after this layer, the last of `depth`; chances of lookup as `DraftState` has them."""
+        drawn = self.drawn if len(self.drawn) == len(self.picked) else ()
+        logits, hidden = _joined(self.logits), _joined(self.hidden)
+        return DraftState(depth, self.nodes, logits, self.picked, hidden, copied, ahead, drawn)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor | None:

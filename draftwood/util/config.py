@@ -14,24 +14,26 @@ from draftwood.util.safe_parsing import parse_value, parse_yaml, read_text, shor
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
-def parse(kind: type[Settings], values: Mapping[str, Any], what: str) -> Settings:
-    """`values` as an object of `kind`; raises ConfigurationError with one sentence about `what`."""
+def parse(kind: type[Settings], values: Mapping[str, Any], what: str, noun: str = "option") -> Settings:
+    """`values` as an object of `kind`; raises ConfigurationError with one sentence about `what`.
+
+    `noun` is what the sentence calls one of the values.
+    """
     if not isinstance(values, Mapping):
-        raise ConfigurationError(f"{what} is {short_repr(values)}, but must be a mapping of options to values")
+        raise ConfigurationError(f"{what} is {short_repr(values)}, but must be a mapping of {noun}s to values")
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            raise ConfigurationError(
-                f"{what} has no option {short_repr(key)}" + did_you_mean(key, kind.model_fields)
-            ) from None
+            has_no = f"{noun} {short_repr(key)}" if kind.model_fields else f"{noun}s"
+            raise ConfigurationError(f"{what} has no {has_no}" + did_you_mean(key, kind.model_fields)) from None
         message = first["msg"].removeprefix("Value error, ")
         message = message[:1].lower() + message[1:]
         if not key:  # options that do not go together
             raise ConfigurationError(f"{what}: {message}") from None
-        raise ConfigurationError(f"{what}: option {key!r} is {short_repr(first['input'])}, but {message}") from None
+        raise ConfigurationError(f"{what}: {noun} {key!r} is {short_repr(first['input'])}, but {message}") from None
 
 
 def assignments(flags: Iterable[str], option: str = "--set") -> dict[str, Any]:

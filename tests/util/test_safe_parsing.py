@@ -81,7 +81,7 @@ def test_impossible_values_of_an_option_are_one_sentence(value: str) -> None:
     with pytest.raises(ConfigurationError, match="option 'gamma' is ") as caught:
         Method.parse("speculative", config.assignments([f"gamma={value}"]))
     assert len(str(caught.value)) < 200
-    with pytest.raises(ValueError, match="for the setting 'threshold' of confidence") as refused:
+    with pytest.raises(ValueError, match="controller confidence: setting 'threshold' is") as refused:
         parse_depth(f"confidence:{value}" if "[" not in value else {"name": "confidence", "threshold": value})
     assert len(str(refused.value)) < 200
 
