@@ -29,7 +29,7 @@ from draftwood.models.base import CausalModel
 from draftwood.models.cache import Cache
 from draftwood.models.memory_budget import MemoryBudget, free_bytes
 from draftwood.models.text.tokenizer import Tokenizer, TokenStream
-from draftwood.runtime.policy import SHORT
+from draftwood.runtime.policy import SHORT_RUN
 from draftwood.runtime.prefix import PrefixCache
 from draftwood.runtime.resident import give_back
 from draftwood.runtime.scheduler import Scheduler
@@ -227,7 +227,7 @@ class Engine(Intake):
         where its keys and values can never fit into the memory.
         """
         prompt, sessions = len(generation.request.prompt), (generation.target, *generation.drafts)
-        most = prompt + generation.request.max_new_tokens + SHORT
+        most = prompt + generation.request.max_new_tokens + SHORT_RUN
         task = Task(partial(rounds, generation), sessions, prompt, most, notify)
         task.call = task.call if call is None else call
         task.adapts = generation.depth.needs >= LOAD

@@ -16,7 +16,7 @@ from draftwood.engine.recording import Recorder
 from draftwood.engine.request import Request
 from draftwood.engine.results import GenerationResult
 from draftwood.engine.stopping import Ending
-from draftwood.runtime.cost import DRAFTS, GUESSES, Costs, Curve
+from draftwood.runtime.cost import NOMINAL_COSTS, NOMINAL_DRAFT_COSTS, Costs, Curve
 from draftwood.runtime.session import Answer, Session
 from draftwood.sampling.distributions import Distributions, Edit, Streams, chained
 from draftwood.sampling.grammar import Grammar
@@ -95,7 +95,7 @@ class Generation:
 
     def _nominal(self) -> Load:
         """The load of a request alone, by the sizes and kernels of its models where they are known."""
-        verify, *drafts = curves = self._costs(GUESSES, DRAFTS)
+        verify, *drafts = curves = self._costs(NOMINAL_COSTS, NOMINAL_DRAFT_COSTS)
         if not all(curve.sized for curve in curves):
             return ALONE
         return Load(

@@ -85,7 +85,7 @@ def parts(tasks: Sequence[Task[Any]], policy: Policy, curve: Curve, number: int)
         held.sort(key=lambda each: each[0].served)
     rows = [Wanted(len(pending.rows), len(pending.run.nodes), task.call) for task, pending in held]
     on_cpu = all([pending.run.session.cache.device.type == "cpu" for _, pending in held[:1]])
-    limits = policy.limits(rows, curve.seconds, curve.piece if on_cpu else None)
+    limits = policy.limits(rows, curve.seconds, curve.piece_rows if on_cpu else None)
     found = [Part(*each, limit) for each, limit in zip(held, limits, strict=True) if limit or not each[1].rows]
     for part in found:
         if part.rows == len(part.pending.rows):

@@ -22,7 +22,7 @@ from draftwood.runtime import threads
 from draftwood.runtime.calls import Calls, parts, shares, youngest
 from draftwood.runtime.cost import Costs
 from draftwood.runtime.executor import Pending, sweep
-from draftwood.runtime.policy import SHORT, Policy
+from draftwood.runtime.policy import SHORT_RUN, Policy
 from draftwood.runtime.prefix import PrefixCache
 from draftwood.runtime.session import LOST, Answer, Event
 from draftwood.runtime.task import Task
@@ -263,7 +263,7 @@ class Scheduler:
         if self.memory is None:
             return True
         held = sum(other.bytes(max(other.held, other.prompt)) for other in self.active)
-        return held + task.bytes(task.prompt + SHORT) <= self.memory
+        return held + task.bytes(task.prompt + SHORT_RUN) <= self.memory
 
     def _pass(self, tasks: Sequence[Task[Any]], hasty: bool = False) -> None:
         """Answer runs, model by model, and let their tasks go on. `hasty`: some of them do not draft."""
@@ -300,7 +300,7 @@ class Scheduler:
             if rows <= asked and not left:  # else prompts, which cost something else
                 noted = self.costs.add(model, rows, full, seconds)
                 if noted is not None and requests:
-                    noted.took(requests, alike, drafting, beside)
+                    noted.add_overhead(requests, alike, drafting, beside)
 
     def _prepare(self, task: Task[Any]) -> bool:
         """Allot slots to a task's run; where memory is short, tasks are put back until there is enough."""

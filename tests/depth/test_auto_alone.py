@@ -12,7 +12,7 @@ from torch import nn
 
 from draftwood.depth import Auto, DraftState, Load
 from draftwood.models.modules import bytes_of
-from draftwood.runtime.cost import DRAFTS, GUESSES, Costs, Curve
+from draftwood.runtime.cost import NOMINAL_COSTS, NOMINAL_DRAFT_COSTS, Costs, Curve
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Pair:
     near: float = 1.0  # least speed over that of the best chain
 
     def nominal(self) -> Load:
-        costs = ((GUESSES, 12), (DRAFTS, 2))
+        costs = ((NOMINAL_COSTS, 12), (NOMINAL_DRAFT_COSTS, 2))
         verify, draft = (self._curve(weights, *each) for weights, each in zip(self.weights, costs, strict=True))
         return Load(lambda rows: draft.seconds(rows, 1), lambda rows: verify.seconds(rows, 1))
 

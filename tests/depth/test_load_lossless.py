@@ -195,7 +195,7 @@ def test_the_engine_tells_its_requests_the_load(monkeypatch: pytest.MonkeyPatch)
     assert {one.counts for one in seen} == {(1, 0, 0)}
     seen.clear()
     monkeypatch.setattr(Policy, "may_draft", lambda *args: True)  # everyone waits for everyone, whatever the clock says
-    monkeypatch.setattr(Policy, "due", lambda self, hasty, drafting, seconds: not drafting)
+    monkeypatch.setattr(Policy, "due", lambda self, plain_waits, drafting, seconds: not drafting)
     plain = [{"prompt": PROMPT, "method": "autoregressive"}] * 2
     deep = {"prompt": PROMPT, "method": {"name": "speculative", "gamma": 5}}
     engine.batch([*[PROMPT] * 3, *plain, deep], 6, method=chain, sampling={"temperature": 0}, max_new_tokens=30)

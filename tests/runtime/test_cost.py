@@ -9,7 +9,18 @@ from torch import nn
 
 from draftwood import Engine, TabularModel
 from draftwood.models.modules import bytes_of
-from draftwood.runtime.cost import CHANGED, NATIVE, NEAR, READ, WARM, Beside, Costs, Curve, Scale, drafts_of
+from draftwood.runtime.cost import (
+    BYTE_SECONDS,
+    CACHED_BYTE_SECONDS,
+    CURVE_TOLERANCE,
+    NATIVE_LAYER_SECONDS,
+    WARM_UP_PASSES,
+    Costs,
+    Curve,
+    Measured,
+    Overhead,
+    draft_units,
+)
 
 pytestmark = pytest.mark.measured
 MODEL, OTHER = TabularModel.random(4, seed=1), TabularModel.random(4, seed=2)
@@ -26,7 +37,7 @@ def test_a_curve_follows_what_is_measured() -> None:
     assert curve.marginal(4, 4) == pytest.approx(0.004)
     for _ in range(80):  # the machine has become slower
         costs.add(MODEL, 8, 8, 0.03)
-    assert curve.seconds(8) == pytest.approx(0.03, rel=CHANGED)
+    assert curve.seconds(8) == pytest.approx(0.03, rel=CURVE_TOLERANCE)
 
 
 def test_curves_never_fall() -> None:
@@ -59,11 +70,11 @@ def test_a_disturbed_pass_hardly_moves_a_curve() -> None:
 def test_guesses_have_the_scale_of_what_was_measured() -> None:
     costs = Costs()
     guess = costs.curve(OTHER).seconds(1)
-    assert guess == costs.curve(OTHER).guess(1)
-    costs.add(MODEL, 1, 1, 100 * costs.curve(MODEL).guess(1))
+    assert guess == costs.curve(OTHER).nominal(1)
+    costs.add(MODEL, 1, 1, 100 * costs.curve(MODEL).nominal(1))
     assert costs.curve(OTHER).seconds(1) == pytest.approx(100 * guess)
     slope = costs.curve(MODEL).seconds(200) / costs.curve(MODEL).seconds(100)
-    assert slope == pytest.approx(costs.curve(MODEL).guess(200) / costs.curve(MODEL).guess(100))
+    assert slope == pytest.approx(costs.curve(MODEL).nominal(200) / costs.curve(MODEL).nominal(100))
 
 
 def test_rows_are_guessed_by_weights_whatever_their_type_is() -> None:
@@ -72,20 +83,24 @@ def test_rows_are_guessed_by_weights_whatever_their_type_is() -> None:
     def curve(dtype: torch.dtype, width: int = 10_000) -> Curve:
         model: Any = nn.Linear(4000, width, bias=False, device="meta", dtype=dtype)
         model.n_layers, model.kernels, model.weight_bytes = 12, "avx2", bytes_of(model)
-        return Curve.of(model, 6, Scale())
+        return Curve.of(model, 6, Measured())
 
     whole, half = curve(torch.float32), curve(torch.bfloat16)
-    assert whole.guess(9) - whole.guess(1) == pytest.approx(half.guess(9) - half.guess(1))
-    assert whole.guess(0) - half.guess(0) == pytest.approx(READ * 40e6)
+    assert whole.nominal(9) - whole.nominal(1) == pytest.approx(half.nominal(9) - half.nominal(1))
+    assert whole.nominal(0) - half.nominal(0) == pytest.approx(BYTE_SECONDS * 40e6)
     small, smaller = curve(torch.float32, 1000), curve(torch.bfloat16, 1000)
-    assert small.guess(0) - smaller.guess(0) == pytest.approx(smaller.guess(0) - 6 * NATIVE) == NEAR * 4e6
+    assert (
+        small.nominal(0) - smaller.nominal(0)
+        == pytest.approx(smaller.nominal(0) - 6 * NATIVE_LAYER_SECONDS)
+        == CACHED_BYTE_SECONDS * 4e6
+    )
 
 
 def test_layer_ranges_count_by_their_share() -> None:
     model = TabularModel.random(4, seed=1)
     model.n_layers = 12
     costs = Costs()
-    assert costs.curve(model, 3).guess(5) == pytest.approx(costs.curve(model).guess(5) / 4)
+    assert costs.curve(model, 3).nominal(5) == pytest.approx(costs.curve(model).nominal(5) / 4)
     costs.add(model, 8, 8 * 3 / 12, 0.002)  # a pass over layers [0, 3)
     assert costs.curve(model, 3).seconds(8) == pytest.approx(0.002)
     assert not costs.curve(model).points
@@ -95,13 +110,13 @@ def test_layer_ranges_count_by_their_share() -> None:
 
 def test_what_a_first_pass_took_beside_its_forward_is_soon_forgotten() -> None:
     """It loads and warms up what later ones find."""
-    beside = Beside()
-    beside.add(1, 0, 0.1)
+    overhead = Overhead()
+    overhead.add(1, 0, 0.1)
     for _ in range(3):
-        beside.add(1, 0, 0.001)
-        assert beside.of(1, 0) <= 0.0021
-    beside.add(1, 0, 0.1)
-    assert beside.of(1, 0) <= 0.0025
+        overhead.add(1, 0, 0.001)
+        assert overhead.seconds(1, 0) <= 0.0021
+    overhead.add(1, 0, 0.1)
+    assert overhead.seconds(1, 0) <= 0.0025
 
 
 def test_a_slow_first_draft_pass_does_not_end_drafting() -> None:
@@ -109,17 +124,17 @@ def test_a_slow_first_draft_pass_does_not_end_drafting() -> None:
     costs = Costs()
     target, draft = costs.curve(MODEL), costs.curve(OTHER)
     for _ in range(8):
-        costs.add(MODEL, 1, 1, 2 * target.guess(1))
-        target.took(1, 1, 0, 1e-4)
+        costs.add(MODEL, 1, 1, 2 * target.nominal(1))
+        target.add_overhead(1, 1, 0, 1e-4)
     before = draft.seconds(1, 1)
-    assert before == pytest.approx(2 * draft.guess(1) + 1e-4)
-    for number in range(WARM + 1):
-        costs.add(OTHER, 1, 1, 20 * draft.guess(1))
-        draft.took(1, 1, 0, 1.0 if not number else 5e-5)
-        costs.add(MODEL, 1, 1, 2 * target.guess(1))
-        if number < WARM:
+    assert before == pytest.approx(2 * draft.nominal(1) + 1e-4)
+    for number in range(WARM_UP_PASSES + 1):
+        costs.add(OTHER, 1, 1, 20 * draft.nominal(1))
+        draft.add_overhead(1, 1, 0, 1.0 if not number else 5e-5)
+        costs.add(MODEL, 1, 1, 2 * target.nominal(1))
+        if number < WARM_UP_PASSES:
             assert draft.seconds(1, 1) <= before
-    assert draft.seconds(1, 1) == pytest.approx(20 * draft.guess(1) + 5e-5)  # so it is
+    assert draft.seconds(1, 1) == pytest.approx(20 * draft.nominal(1) + 5e-5)  # so it is
 
 
 def test_drafts_of_few_requests_do_not_tell_what_many_requests_cost() -> None:
@@ -133,13 +148,13 @@ def test_drafts_of_few_requests_do_not_tell_what_many_requests_cost() -> None:
     for _ in range(20):
         for requests, rows in ((1, 1), (1, 5), (8, 8), (2, 10), (8, 40)):
             costs.add(MODEL, rows, rows, 1e-3 + 1e-4 * rows)
-            curve.took(requests, rows, requests if rows > requests else 0, took(requests, rows))
+            curve.add_overhead(requests, rows, requests if rows > requests else 0, took(requests, rows))
     for requests, rows in ((8, 8), (8, 40)):
         assert curve.seconds(rows, requests) == pytest.approx(1e-3 + 1e-4 * rows + took(requests, rows), rel=0.02)
     assert curve.seconds(10, 2) < curve.seconds(8, 8)
     assert curve.seconds(12, 8, 1) < curve.seconds(12, 8, 4)  # few rows of one chain, or of each of four
     for _ in range(3):  # disturbed passes
-        curve.took(8, 8, 0, 1.0)
+        curve.add_overhead(8, 8, 0, 1.0)
     assert curve.seconds(8, 8) < 1.5 * (1e-3 + 8e-4 + 8 * 3e-4)
 
 
@@ -150,24 +165,24 @@ def test_what_drafts_take_is_known_after_a_rest_and_plain_answers_while_all_draf
     """
     curve = Curve(1e-3, 1e-5)
     for _ in range(40):
-        curve.took(2, 2, 0, 2e-4)
+        curve.add_overhead(2, 2, 0, 2e-4)
     for _ in range(200):
-        curve.took(1, 3, 1, 4e-4)
-        curve.took(2, 6, 2, 5e-4)
-    assert curve.beside.of(2, 0) == pytest.approx(2e-4, rel=0.1)
-    drafts = drafts_of(2, 6)
-    assert curve.beside.of(2, drafts) == pytest.approx(5e-4, rel=0.15)
+        curve.add_overhead(1, 3, 1, 4e-4)
+        curve.add_overhead(2, 6, 2, 5e-4)
+    assert curve.overhead.seconds(2, 0) == pytest.approx(2e-4, rel=0.1)
+    drafts = draft_units(2, 6)
+    assert curve.overhead.seconds(2, drafts) == pytest.approx(5e-4, rel=0.15)
     for _ in range(1000):
-        curve.took(2, 2, 0, 2e-4)
-    assert curve.beside.of(2, drafts) == pytest.approx(5e-4, rel=0.15)
+        curve.add_overhead(2, 2, 0, 2e-4)
+    assert curve.overhead.seconds(2, drafts) == pytest.approx(5e-4, rel=0.15)
 
 
 def test_until_drafts_were_seen_they_take_half_of_a_request() -> None:
     curve = Curve(1e-3, 1e-5)
     for _ in range(3):
         curve.add(1, 1e-3)
-        curve.took(1, 1, 0, 5e-4)
-    assert curve.beside.draft == pytest.approx(curve.beside.each / 2)
+        curve.add_overhead(1, 1, 0, 5e-4)
+    assert curve.overhead.draft_seconds == pytest.approx(curve.overhead.request_seconds / 2)
     assert curve.seconds(1, 1) - curve.seconds(1) == pytest.approx(5e-4, rel=0.01)
 
 
@@ -178,11 +193,11 @@ def test_what_answers_take_is_learned_from_requests_that_decide_by_it() -> None:
     chain, options = {"name": "speculative", "gamma": 3}, {"sampling": {"temperature": 0.0}, "max_new_tokens": 20}
     for method in ({"name": "dsbd"}, chain):
         engine.generate([1, 2], method, **options)
-    assert draft.points and not draft.beside.each
+    assert draft.points and not draft.overhead.request_seconds
     engine.generate([1, 2], "autoregressive", **options)
-    assert target.beside.each > 0
+    assert target.overhead.request_seconds > 0
     assert draft.seconds(1, 1) > draft.seconds(1)  # until it is known, as of the other
     deciding = engine.task(engine.generation([1, 2], method=chain, **options))
     deciding.adapts = True
     engine.scheduler.wait([engine.scheduler.submit(deciding)])
-    assert draft.beside.each > 0
+    assert draft.overhead.request_seconds > 0

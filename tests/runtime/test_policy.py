@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from draftwood import Engine, TabularModel
-from draftwood.runtime.policy import SHORT, Policy, Wanted
+from draftwood.runtime.policy import SHORT_RUN, Policy, Wanted
 
 
 @dataclass
@@ -35,18 +35,18 @@ def simulate(
         return [r for r in requests if r.left], ready, any(not r.drafted for r in ready)
 
     while clock < seconds:
-        drafting, ready, hasty = wishes()
-        if drafting and policy.may_draft(hasty):
-            policy.draft_pass(draft, hasty)
+        drafting, ready, plain_waits = wishes()
+        if drafting and policy.may_draft(plain_waits):
+            policy.draft_pass(draft, plain_waits)
             clock += draft
             for r in drafting:
                 r.left, r.drafted = r.left - 1, True
-            drafting, ready, hasty = wishes()
-        if ready and policy.due(hasty, bool(drafting), cost(sum(r.gamma + 1 for r in ready))):
-            if not policy.may_draft(hasty):
+            drafting, ready, plain_waits = wishes()
+        if ready and policy.due(plain_waits, bool(drafting), cost(sum(r.gamma + 1 for r in ready))):
+            if not policy.may_draft(plain_waits):
                 ready = [r for r in ready if not r.drafted]
             taken = cost(sum(r.gamma + 1 for r in ready))
-            policy.target_pass(*((cost(len(requests)), taken) if hasty else ()))
+            policy.target_pass(*((cost(len(requests)), taken) if plain_waits else ()))
             clock, passes = clock + taken, passes + 1
             for r in ready:
                 r.left, r.drafted, r.rounds = r.gamma, False, r.rounds + 1
@@ -91,10 +91,10 @@ def test_what_was_drafted_while_nobody_waited_is_no_debt() -> None:
 
 def test_prompts_share_a_chunk_and_short_runs_are_whole() -> None:
     policy = Policy(chunk=300)
-    assert policy.limits([Wanted(n, min(n, SHORT)) for n in (1, 45, SHORT, 200, 1000, 500, 5)]) == [
+    assert policy.limits([Wanted(n, min(n, SHORT_RUN)) for n in (1, 45, SHORT_RUN, 200, 1000, 500, 5)]) == [
         1,
         45,
-        SHORT,
+        SHORT_RUN,
         200,
         100,
         0,

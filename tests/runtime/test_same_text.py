@@ -90,7 +90,7 @@ def test_prompts_in_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = [rng.randrange(VOCAB) for _ in range(90)]
     options: dict[str, Any] = {"method": FAMILIES[name], "max_new_tokens": 9, "seed": 3}
     expected = [engine(reuse_prefixes=False).generate(one, **options) for one in (prompt, [*prompt[:60], 1, 2])]
-    monkeypatch.setattr("draftwood.runtime.policy.SHORT", 6)
+    monkeypatch.setattr("draftwood.runtime.policy.SHORT_RUN", 6)
     ours = engine()
     ours.scheduler.policy.chunk = 7
     for found, alone in zip(ours.batch([prompt, [*prompt[:60], 1, 2]], **options), expected, strict=True):
