@@ -19,7 +19,10 @@ FINISHED = -1  # the only 'token' of a finished sequence: it stays as it is
 
 
 class StopCheck(Protocol):
-    """Whether a sequence ends with a stop string: it needs the last `reach` tokens, `new` may be part of the string."""
+    """A test that is True if a sequence ends with a stop string.
+
+    It is given the last `reach` tokens, of which only the last `new`, the generated ones, may be part of the string.
+    """
 
     @property
     def reach(self) -> int: ...
@@ -57,7 +60,7 @@ class DraftedLayer:
 
 @dataclass(slots=True)
 class Forest:
-    """The trunk (final tokens that every hypothesis shares) and the nodes that hang on it, parents before children.
+    """The trunk (final tokens that every hypothesis shares) and the tree of nodes below it, parents before children.
 
     Node i holds token[i] at sequence position len(trunk) + depth[i]. Nodes [0, fresh) were forwarded through the target
     in earlier rounds or belong to finished hypotheses; nodes from `fresh` on wait for the target. `roots` stand for the
@@ -67,10 +70,10 @@ class Forest:
 
     trunk: list[int]
     prompt: int = 0  # tokens of the prompt
-    longest: int = 1 << 30  # tokens at which every sequence ends
+    longest: int = 1 << 30  # length in tokens at which every sequence ends
     end: frozenset[int] = frozenset()  # tokens that end a sequence
-    stop: StopCheck | None = None  # whether generated tokens meet a stop string
-    least: int = 0  # generated tokens before those that are asked for stop strings
+    stop: StopCheck | None = None  # the test for stop strings
+    min_new_tokens: int = 0  # number of generated tokens at the beginning that are part of no stop string
     token: list[int] = field(default_factory=list)
     parent: list[int] = field(default_factory=list)
     depth: list[int] = field(default_factory=list)
@@ -92,14 +95,18 @@ class Forest:
         longest: int = 1 << 30,
         end: frozenset[int] = frozenset(),
         stop: StopCheck | None = None,
-        least: int = 0,
+        min_new_tokens: int = 0,
     ) -> Forest:
         """The forest before the first round: the prompt as trunk, its last token as the only, pending, root."""
         if not prompt:
             raise ValueError("the prompt is empty; give at least one token")
         forest = cls(trunk=list(prompt[:-1]), prompt=len(prompt), longest=longest)
         forest.roots = [forest.add(TRUNK, prompt[-1])]
-        forest.end, forest.stop, forest.least = end, stop, least  # from here on: a prompt may end as an output does
+        forest.end, forest.stop, forest.min_new_tokens = (
+            end,
+            stop,
+            min_new_tokens,
+        )  # from here on: a prompt may end as an output does
         forest.score = {forest.roots[0]: 0.0}
         return forest
 
@@ -119,10 +126,10 @@ class Forest:
         return node
 
     def ends(self, parent: int, token: int) -> bool:
-        """Whether `token` below `parent` ends the sequence: an end token, or the last one of a stop string."""
+        """True if `token` below `parent` ends the sequence: it is an end token, or the last one of a stop string."""
         if token in self.end:
             return True
-        new = self.length(parent) + 1 - self.least
+        new = self.length(parent) + 1 - self.min_new_tokens
         return self.stop is not None and new > 0 and self.stop([*self.tail(parent, self.stop.reach - 1), token], new)
 
     def add_outcome(self, parent: int, token: int) -> int:
@@ -142,7 +149,7 @@ class Forest:
         return nodes
 
     def grows(self, node: int) -> bool:
-        """Whether there may be drafts below a node: it has not ended, and the target's own token still fits behind."""
+        """True if drafts may be added below a node: it has not ended, and a draft and the target's token still fit."""
         return node not in self.finished and self.position(node) + 2 < self.longest
 
     def position(self, node: int) -> int:
@@ -169,7 +176,7 @@ class Forest:
         return [*self.trunk[before:], *path[max(0, before - len(self.trunk)) :]]
 
     def length(self, node: int) -> int:
-        """How many tokens after the prompt a sequence has."""
+        """The number of generated tokens up to `node`."""
         return self.position(node) + 1 - self.prompt
 
     @property
@@ -184,14 +191,15 @@ class Forest:
 
     @property
     def room(self) -> int:
-        """How many tokens the live hypotheses may still grow by; 0 when all are finished."""
+        """The number of tokens that live hypotheses may still grow by; 0 when all are finished."""
         live = self.live
         return self.longest - self.position(live[0]) - 1 if live else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What verification decided: the next roots. Root i is `token[i]` below node `parent[i]`, or that node if FINISHED.
+    """The decision of verification: the next roots. Root i is `token[i]` below node `parent[i]`, or that node if
+    FINISHED.
 
     Drafts on the way to a parent are accepted; `kind[i]` says how root i itself came about. `accepted` of the
     `attempted` layers of drafts were accepted. Beams have joint log-likelihoods `score` and what happened in `layers`.
@@ -250,5 +258,5 @@ def advance(forest: Forest, verdict: Verdict) -> tuple[list[int], list[int], For
     ]
     grown.score = dict(zip(grown.roots, verdict.score, strict=False))
     # Only now: all these sequences have been asked already
-    grown.end, grown.stop, grown.least = forest.end, forest.stop, forest.least
+    grown.end, grown.stop, grown.min_new_tokens = forest.end, forest.stop, forest.min_new_tokens
     return shared, kept, grown

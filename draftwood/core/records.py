@@ -1,4 +1,4 @@
-"""What happened, as pure data: rounds, and what verification said of each token and layer."""
+"""Records of what happened, as pure data: rounds, emitted tokens, and the verdict on each draw and layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Outcome = tuple[int, int]  # (node or beam, token or FINISHED)
 
 @dataclass(slots=True)
 class EmittedToken:
-    """What a round says of an emitted token."""
+    """The record of one emitted token."""
 
     token: int
     kind: Kind
@@ -27,7 +27,9 @@ class EmittedToken:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What became of one draw. p is p' as the draw met it, q what it was drawn from, chance = min(1, p'/q)."""
+    """The fate of one draw: q is the probability that it was drawn with, p that of the target (p' of the papers, after
+    earlier rejections), and chance = min(1, p / q) its probability of being accepted.
+    """
 
     outcome: Outcome
     fate: Literal["accepted", "rejected", "discarded", "unreached"]
@@ -154,7 +156,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """How many hypotheses a result holds, ranked by log-likelihood / length^length_penalty.
+    """The number of hypotheses in a result, and their rank: log-likelihood / length^length_penalty.
 
     1 ranks by perplexity, 0 by joint likelihood. Methods with one hypothesis return that one: n_best is 0.
     """

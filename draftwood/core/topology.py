@@ -1,4 +1,4 @@
-"""How nodes and tokens of the trunk are called: nodes 0, 1, ..., tokens of the trunk by numbers below those."""
+"""Numbers for nodes of the draft tree (0, 1, ...) and for tokens of the trunk (below TRUNK)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ TRUNK = -1  # parent of a node that hangs directly on the trunk
 
 
 def trunk_node(position: int) -> int:
-    """The number, below TRUNK, by which the trunk's token at a position is called among nodes."""
+    """The number, below TRUNK, of the trunk's token at a position."""
     return TRUNK - 1 - position
 
 
 def trunk_position(node: int) -> int:
-    """The position of the trunk's token that is called `node`; the inverse of `trunk_node`."""
+    """The position of the trunk's token with number `node`; the inverse of `trunk_node`."""
     return TRUNK - 1 - node

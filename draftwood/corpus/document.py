@@ -1,4 +1,4 @@
-"""What one document of the corpus is, and which split a combination belongs to."""
+"""The documents of the corpus, and the split that a combination of words belongs to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an output is compared with what a document expects."""
+"""Compares an output with the answer that a document expects."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Intake:
             if self.tokenizer is None:
                 raise RequestError("this engine has no tokenizer; give the prompt as token ids")
             read = self.tokenizer.encode if isinstance(prompt, str) else self.tokenizer.chat
-            return read(prompt, most=self.target.context)
+            return read(prompt, max_tokens=self.target.context)
         ids: list[int] = []
         try:
             ids.extend(map(operator.index, prompt))

@@ -1,4 +1,5 @@
-"""What computes next-token logits: decoders from checkpoints, tabular functions, their caches and tokenizers.
+"""Models that compute next-token logits: decoders from checkpoints, tables of probabilities; their caches and
+tokenizers.
 
-Models know tokens, positions and slots; they refuse to know forests, sampling and requests.
+Models know tokens, positions and slots of caches. They do not know draft trees, sampling and requests.
 """

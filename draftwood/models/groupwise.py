@@ -1,7 +1,7 @@
-"""Attention of a transformers model over our cache: for each group of like requests by itself.
+"""Attention of a transformers model over our cache, separately for each group of requests.
 
-The rows of several requests go through a model in one line. For attention alone this would be wrong, and dear: while
-such a forward runs, the model's attention function is called once for each group (`ForwardCache.attend`).
+The rows of several requests go through the model as one sequence. Only attention must keep them apart: during such a
+forward the model's attention function is replaced by one that calls it once for each group (`ForwardCache.attend`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GROUPWISE_PREFIX = "draftwood_"  # before their names: called group by group
 
 @dataclass(frozen=True)
 class AttentionReach:
-    """What layers of one type may look back to: a window or a chunk of `reach` positions, or everything."""
+    """The positions that layers of one type see: a sliding window or a chunk of `reach` positions, or all."""
 
     kind: str
     reach: int = 0
@@ -44,7 +44,7 @@ class AttentionReach:
 
 
 class CacheRecorder(TransformersCache):
-    """Stands in for a cache in the first forward and notes what each layer would keep."""
+    """Takes the place of the cache in a first forward, and records the shapes of each layer's keys and values."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -59,7 +59,7 @@ class CacheRecorder(TransformersCache):
 
 @dataclass
 class MaskedGroup:
-    """Requests whose attention is one product: as many rows each, in neighbouring extents of one capacity."""
+    """Requests whose attention is one product, as `flat.AttentionGroup`, with a mask for each type of layer."""
 
     rows: slice  # of the batch
     count: int
@@ -89,7 +89,7 @@ def grouped(batch: Batch, cache: Cache, types: Sequence[AttentionReach], dtype: 
 
 
 class ForwardCache(TransformersCache):
-    """One forward's view of our cache: layers write their rows' slots and read those of each group."""
+    """Our cache as transformers uses it in one forward: layers write the rows' slots, and read those of a group."""
 
     def __init__(
         self, cache: Cache, planes: dict[int, int], types: Sequence[str], groups: Sequence[MaskedGroup]
@@ -138,7 +138,7 @@ _FORWARD: ContextVar[ForwardCache | None] = ContextVar("forward", default=None) 
 
 @contextmanager
 def groupwise(config: Any, forward: ForwardCache) -> Iterator[None]:
-    """While it lasts, models of a configuration attend group by group; for one thread at a time."""
+    """A context in which models of a configuration attend group by group; for one thread at a time."""
     used, token = config._attn_implementation, _FORWARD.set(forward)
     config._attn_implementation = GROUPWISE_PREFIX + used
     try:
@@ -149,7 +149,7 @@ def groupwise(config: Any, forward: ForwardCache) -> Iterator[None]:
 
 
 def _offer(name: str) -> None:
-    """Make transformers know an attention function group by group."""
+    """Register a variant of attention function `name` with transformers that is called group by group."""
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
         file: Any = sys.modules[type(module).__module__]

@@ -37,7 +37,7 @@ SHIFTING_ROPE_TYPE = "longrope"  # frequencies change at once for all positions 
 
 @dataclass
 class _Facts:
-    """What a model's first forwards tell, and the lock of what they change."""
+    """Facts that the first forwards of a model showed, and the lock for its attention function."""
 
     tails: dict[int, list[tuple[int, int]]]  # (heads, width) of a layer's keys, of its values
     vocab_size: int
@@ -46,7 +46,7 @@ class _Facts:
 
 
 class _Rows(NamedTuple):
-    """What the self-check runs for one request."""
+    """The rows of one request in the self-check."""
 
     extent: Extent
     tokens: list[int]
@@ -216,7 +216,7 @@ class HuggingFaceModel:
         return _Facts(recorder.tails, out.logits.shape[-1])
 
     def _works(self, limit: float) -> bool:
-        """Whether groups of requests can share a forward."""
+        """True if several groups of requests can share a forward, found by trying."""
         try:
             return self._error() <= limit
         except ModelError:
@@ -287,7 +287,7 @@ class HuggingFaceModel:
 
 
 def _check_fit(model: PreTrainedModel, kind: str) -> None:
-    """Models that cannot work, each with its sentence."""
+    """Raise ModelError for models that cannot work, each with its reason."""
     if model.training:
         raise ModelError("the transformers model is in training mode; call model.eval() before loading it")
     if getattr(model.config, "is_encoder_decoder", False):
@@ -308,7 +308,7 @@ def _check_fit(model: PreTrainedModel, kind: str) -> None:
 
 
 def can_run(raw: Mapping[str, Any]) -> bool:
-    """Whether transformers has a causal model of a config.json, by what is known of it without its weights."""
+    """True if transformers has a causal model for this config.json, as far as can be told without weights."""
     named = str(raw.get("architectures") or "CausalLM")
     try:
         config = AutoConfig.for_model(**raw)
@@ -321,7 +321,7 @@ def can_run(raw: Mapping[str, Any]) -> bool:
 
 
 def cache_name(model: PreTrainedModel | type[PreTrainedModel]) -> str:
-    """What a model's forward and generate call the cache; transformers renamed it in 5.24."""
+    """The name of the cache argument of a model's forward and generate, which transformers 5.24 renamed."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 

@@ -1,9 +1,9 @@
-"""Which part of a decoder each of several processes holds, and what they exchange in a forward (Megatron-LM §3).
+"""Tensor parallelism (Megatron-LM §3): which part of each parameter of a decoder a process has.
 
-Query heads, key/value heads, hidden units of the MLPs and the rows of the head are shared out: `qkv`, `gate_up` (or
-`up`) and `head` are split by outputs, `o` and `down` by inputs, so that a layer takes two sums over the processes.
-Key/value heads that are fewer than the processes are held by several. Norms are held by all, embeddings by the first
-process alone: the others are sent what the first layer reads.
+Query heads, key/value heads, hidden units of the MLPs and the rows of the head are divided among the processes: `qkv`,
+`gate_up` (or `up`) and `head` are split by outputs, `o` and `down` by inputs, so that a layer needs two sums over the
+processes. Where there are fewer key/value heads than processes, several have the same one. Norms are in all processes,
+embeddings in the first one alone, which sends the input of the first layer to the others.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ NO_EXCHANGE = nullcontext()
 
 @dataclass(frozen=True, slots=True)
 class ParameterPart:
-    """The part of a parameter that a process holds: some rows, in order, and of each some columns.
+    """The part of a parameter [rows, columns] that a process has: some rows, in order, and some columns of each.
 
-    `silent`: zeros stand there instead, since the values are added once for all processes.
+    `silent`: the process has zeros instead, as of a bias that only one process may add.
     """
 
     rows: tuple[slice, ...]
@@ -35,29 +35,32 @@ class ParameterPart:
     silent: bool = False
 
     def shape(self, whole: torch.Size) -> list[int]:
-        """The shape of the part of a parameter of a shape."""
+        """The shape of this part of a parameter of shape `whole`."""
         count = sum(rows.stop - rows.start for rows in self.rows)
         return [count, *(len(range(width)[self.columns]) for width in whole[1:])]
 
 
 class Parallel:
-    """One of the processes that compute a decoder together. This one is alone: it holds and does everything itself."""
+    """One of `size` processes that compute a decoder together; this class is the only process of a model not split.
+
+    `parallel.group.ProcessGroup` is one of several.
+    """
 
     rank, size = 0, 1
-    broken: str | None = None  # why nothing can be computed any more
+    broken: str | None = None  # the reason why nothing can be computed any more
 
     @property
     def drives(self) -> bool:
-        """Whether it takes batches from the executor; the other processes follow it."""
+        """True for the process that receives batches from the executor; the others repeat its forwards."""
         return self.rank == 0
 
     def words(self, vocabulary: int, rank: int | None = None) -> slice:
-        """The tokens whose logits a process computes, this one by default; numbers of them differ by one at most."""
+        """The token ids whose logits process `rank` computes (None: this one); their numbers differ by at most one."""
         rank = self.rank if rank is None else rank
         return slice(rank * vocabulary // self.size, (rank + 1) * vocabulary // self.size)
 
     def local(self, config: DecoderConfig) -> DecoderConfig:
-        """The shape of what this process holds of the layers and the head."""
+        """The config of the part of the layers and the head that this process has."""
         words, n = self.words(config.vocab_size), self.size
         return replace(
             config,
@@ -68,7 +71,7 @@ class Parallel:
         )
 
     def piece(self, name: str, shape: torch.Size, config: DecoderConfig) -> ParameterPart | None:
-        """What this process holds of a decoder's parameter of a name and shape; None: nothing."""
+        """The part of a decoder's parameter, given by name and full shape, that this process has; None: nothing."""
         kind = name.split(".", 2)[-1] if name.startswith("layers.") else name
         module, c, n = kind.partition(".")[0], config, self.size
         whole = (slice(0, shape[0]),)
@@ -91,16 +94,17 @@ class Parallel:
         return ParameterPart(whole)
 
     def _share(self, count: int) -> slice:
-        """This process's part of what divides evenly."""
+        """This process's range of `count` things, which `size` divides."""
         each = count // self.size
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def together(
         self, batch: Batch, cache: Cache, x: Tensor, skipped: tuple[tuple[int, ...], tuple[int, ...]]
     ) -> AbstractContextManager[None]:
-        """A forward from the input x [N, D] of its first layer on: the followers do what is done inside, too.
+        """A context for the part of a forward after the embeddings: followers compute the same forward meanwhile.
 
-        `skipped`: the layers whose attention, and those whose MLP, the model leaves out.
+        x [N, D] is the input of layer `batch.start`. `skipped`: numbers of the layers whose attention, and of those
+        whose MLP, the model leaves out.
         """
         return NO_EXCHANGE
 
@@ -109,15 +113,15 @@ class Parallel:
         return x
 
     def gather(self, x: Tensor, words: int) -> Tensor:
-        """Logits [n, words] in the first process, of the parts [n, ...] that each of them has."""
+        """In the first process: the logits [n, words], joined from the columns x [n, ...] of each process."""
         return x
 
     def head(self, head: nn.Module, words: int) -> nn.Module:
-        """A head of so many logits, of which this process may hold a part, for inputs beside the forwards."""
+        """A module that computes all `words` logits of inputs outside of forwards, from the part `head` of a head."""
         return head
 
     def change_log(self) -> ChangeLog | None:
-        """Where a cache notes what changes in it, for the followers' caches; None: there are none."""
+        """A new log for the changes of a cache, which followers repeat in theirs; None where there are no followers."""
         return None
 
 
@@ -125,7 +129,7 @@ UNSPLIT = Parallel()
 
 
 def check(config: DecoderConfig, size: int, source: object) -> None:
-    """Raise ModelError where a decoder cannot be shared out evenly among so many processes."""
+    """Raise ModelError where a decoder cannot be divided evenly among `size` processes."""
     if not _fits(config, size):
         best = max(count for count in range(1, size) if _fits(config, count))
         raise ModelError(

@@ -1,4 +1,4 @@
-"""The one format of what is learned for a model: exit layers, heads, skip sets, decision models, predictors of Cali-TS.
+"""The file format of everything learned for a model: exit layers, heads, skip sets, decision models, calibrations.
 
 A file is safetensors: the learned tensors, and in the header one JSON object with `kind`, `models` (role -> fingerprint
 of the model that it was learned for), `settings` (what loading needs) and `about` (how it was made, for people). It is
@@ -38,7 +38,7 @@ FINGERPRINT_ROWS = 64  # of the table of embeddings
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What a file holds."""
+    """The contents of a file; see the module."""
 
     kind: str
     models: Mapping[str, str]
@@ -59,7 +59,7 @@ class Artifact:
 
 
 def load(path: Path, kind: str, **models: str) -> Artifact:
-    """A file of a kind, learned for models of these fingerprints; ModelError if it is missing, damaged or of others."""
+    """Load a file of a kind. ModelError where it is missing, damaged, or learned for models of other fingerprints."""
     what, command = KINDS[kind]
     path = path.expanduser()
     if not path.is_file():
@@ -93,7 +93,7 @@ def damaged(path: Path, kind: str, why: object = "it holds something else") -> M
 
 
 def companion(home: Path, kind: str) -> Path:
-    """Where a target's directory keeps what was learned for it."""
+    """The path in a target's directory of the file of a kind."""
     return home / kind / f"{kind}.safetensors"
 
 

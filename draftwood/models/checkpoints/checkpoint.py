@@ -1,6 +1,7 @@
-"""Hugging Face directories, hub ids and GGUF files to decoders.
+"""Loads decoders from Hugging Face directories, hub ids and GGUF files.
 
-Never runs code from a checkpoint and never unpickles. Sizes are compared with the files before anything is built.
+No code of a checkpoint is run and nothing is unpickled. Sizes in the configuration are compared with the files before
+anything is allocated.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def locate(source: str | Path) -> Path:
 
 
 def _instead(text: str, path: Path) -> str:
-    """What would work in place of a source that is neither a directory, nor a GGUF file, nor a hub id."""
+    """A suggestion for a source that is neither a directory, nor a GGUF file, nor a hub id."""
     if not text:
         return "give a directory, or the hub id of a model (owner/name)"
     if path.exists():
@@ -98,7 +99,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def grown_from(place: Path) -> str | None:
-    """Shape of the model that was trained, as layers x width, where the checkpoint is a grown one (grow.py)."""
+    """For a grown checkpoint: layers x width of the model that was trained, such as "12x192"; else None."""
     origin = read_config(place).get("grown_from") if place.is_dir() else None
     while isinstance(origin, dict) and isinstance(origin.get("grown_from"), dict):  # grown more than once
         origin = origin["grown_from"]
@@ -108,13 +109,13 @@ def grown_from(place: Path) -> str | None:
 
 
 def dequantised_from(place: Path) -> str | None:
-    """The types that the weights are stored in, where a GGUF file holds some quantised."""
+    """The types of the weights, separated by commas, where a GGUF file has quantised ones; else None."""
     types = GgufWeights(place).types() if place.is_file() else []
     return None if set(types) <= PLAIN_TYPES.keys() else ", ".join(types)
 
 
 def end_tokens(place: Path) -> frozenset[int]:
-    """Ids that end a text: generation_config.json's eos_token_id, else config.json's; a GGUF file's."""
+    """The ids of tokens that end a text: eos_token_id in generation_config.json, else config.json; or in GGUF."""
     if place.is_file():
         return gguf_tokenizer.end_tokens(place)
     for name in ("generation_config.json", "config.json"):
@@ -139,15 +140,15 @@ def load(
     parallel: Parallel = UNSPLIT,
     advance: Callable[[float], None] = lambda share: None,
 ) -> Decoder:
-    """A decoder from a directory, GGUF file or hub id, ready for inference, in the given dtype on the given device.
+    """Load a decoder for inference from a directory, GGUF file or hub id, in the given dtype on the given device.
 
     dtype "auto" is the one that config.json names, else the one that the weights are stored in, or float32 where a CPU
-    has no kernels for it (`matrix.computed`). On a CPU matrices are held packed for a backend ("native", "pytorch";
-    "auto": the first where it is there), or quantised ("int8"); `packed=False` keeps plain parameters, which can be
-    trained, grown and saved. The quantised tensors of a GGUF file
-    are dequantised. `grouped` matrices, by the names of their modules, take the places of those of the checkpoint. Of a
-    model that several processes compute in `parallel` only the part of this one is read and held. `advance` is told of
-    the share of the weights that was read since it was told last.
+    has no fast kernels for it (`matrix.computed`). On a CPU matrices are packed for a backend ("native", "pytorch";
+    "auto": native where it is installed), or quantised ("int8"); `packed=False` keeps plain parameters, which can be
+    trained, grown and saved. The quantised tensors of a GGUF file are dequantised. `grouped` matrices, by the names of
+    their modules, take the places of those of the checkpoint. Of a model that several processes compute in `parallel`
+    only the part of this one is read and held. `advance` is told of the share of the weights that was read since it was
+    told last.
     """
     if quantize == "int4" and grouped is None:
         raise ConfigurationError("quantize int4 takes matrices that were made before: use draftwood.load")
@@ -161,7 +162,7 @@ def load(
         tensors = file or Safetensors(home, stack)
         family, whole = _outline(tensors, raw, family, config)
         config = whole.config
-        wanted, hold = _held(raw, tensors, dtype, place, quantize, packed, backend)
+        wanted, hold = _storage(raw, tensors, dtype, place, quantize, packed, backend)
         tied = whole.head.weight is whole.embed.weight
         shapes = {name: parameter.shape for name, parameter in whole.named_parameters()}  # a tied head has none
         model, total = whole, sum(shape.numel() for shape in shapes.values())
@@ -193,7 +194,7 @@ def load(
     return model.eval()
 
 
-def _held(
+def _storage(
     raw: Raw,
     tensors: Tensors,
     dtype: str | torch.dtype,
@@ -202,7 +203,7 @@ def _held(
     packed: bool,
     backend: str,
 ) -> tuple[torch.dtype, Holder | None]:
-    """The type that is computed with, and how matrices are held."""
+    """The dtype to compute in, and the function that packs or quantises a matrix; None: matrices stay plain."""
     named = str(raw.get("dtype") or raw.get("torch_dtype") or tensors.dtype()) if dtype == "auto" else str(dtype)
     wanted = DTYPES.get(named.removeprefix("torch."))
     if wanted is None:
@@ -220,18 +221,18 @@ def check(
     packed: bool = True,
     backend: str = "auto",
 ) -> None:
-    """Raise the error of `load` for what could not be loaded, as far as that takes no weights."""
+    """Raise the error that `load` would raise, as far as it can be found without reading weights."""
     home = locate(source)
     file = GgufWeights(home) if home.is_file() else None
     raw, family, config = described(home) if file is None else file.described()
     with ExitStack() as stack:
         tensors = file or Safetensors(home, stack)
         _outline(tensors, raw, family, config)
-        _held(raw, tensors, dtype, torch.device(device), quantize, packed, backend)
+        _storage(raw, tensors, dtype, torch.device(device), quantize, packed, backend)
 
 
 def _outline(tensors: Tensors, raw: Raw, family: Family, config: DecoderConfig) -> tuple[Family, Decoder]:
-    """The family as the tensors are called, and the decoder without weights; refuses tensors that do not fit it."""
+    """The family, with the tensor names of this file, and the decoder on the meta device; checks that tensors fit."""
     family, config = as_stored(tensors, family, raw, config)
     whole = _sketch(config, tensors, family)
     check_unread(tensors, family, config.num_hidden_layers, dict(whole.named_parameters()))
@@ -239,7 +240,7 @@ def _outline(tensors: Tensors, raw: Raw, family: Family, config: DecoderConfig) 
 
 
 def described(directory: Path) -> tuple[Raw, Family, DecoderConfig]:
-    """config.json of a directory, the family that it names, and the decoder's shape; the same of a GGUF file."""
+    """config.json of a directory, its model family and the decoder's config; or the same of a GGUF file."""
     if directory.is_file():
         return GgufWeights(directory).described()
     raw = read_config(directory)
@@ -265,7 +266,7 @@ def described(directory: Path) -> tuple[Raw, Family, DecoderConfig]:
 
 
 def _quantised(settings: object) -> bool:
-    """Whether a quantization_config asks for anything: one of bitsandbytes may be left with all of it off."""
+    """True if a quantization_config says that weights are quantised; that of bitsandbytes may have all options off."""
     if not isinstance(settings, dict):
         return bool(settings)
     loads = [settings[key] for key in ("load_in_8bit", "load_in_4bit") if key in settings]
@@ -274,7 +275,7 @@ def _quantised(settings: object) -> bool:
 
 
 def _elsewhere(raw: Raw, directory: Path) -> str:
-    """Advice for a model of another architecture: `hf:` where transformers can, as far as one sees, run it."""
+    """Advice for a model of an unknown architecture: to use `hf:`, where transformers can probably run it."""
     try:
         runs = import_module("draftwood.models.hf").can_run(raw)
     except ImportError:
@@ -284,7 +285,7 @@ def _elsewhere(raw: Raw, directory: Path) -> str:
 
 
 def _sketch(config: DecoderConfig, tensors: Tensors, family: Family) -> Decoder:
-    """The decoder without weights; refuses a config that asks for more, or larger, layers than the files have."""
+    """The decoder on the meta device; ModelError where the config has more, or larger, layers than the files."""
 
     def drawn(layers: int) -> Decoder:
         with torch.device("meta"):
@@ -308,24 +309,24 @@ def _sketch(config: DecoderConfig, tensors: Tensors, family: Family) -> Decoder:
 
 
 def _give_back() -> None:
-    """Return freed memory to the system: glibc keeps what conversions took, a quarter of a small model's weights."""
+    """Give freed memory back to the system: glibc would keep as much as a quarter of a small model's weights."""
     if (trim := _malloc_trim()) is not None:
         trim(0)
 
 
 @cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """The function of glibc; other C libraries have none."""
+    """glibc's malloc_trim; None with other C libraries."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 def _instead_of(known: Grouped, weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """A matrix in four bits in place of the weight that it was made of."""
+    """Store the quantised matrix `known` instead of the weight."""
     return NativeMatrix(known, bias)
 
 
 def _put(model: Decoder, name: str, parameter: Tensor, hold: Holder | None) -> None:
-    """Set a parameter; a matrix that is complete with it is held the given way at once, so that none is there twice."""
+    """Set a parameter; a complete matrix is packed by `hold` at once, so that at most one is in memory twice."""
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
     setattr(module, leaf, parameter)
@@ -335,7 +336,7 @@ def _put(model: Decoder, name: str, parameter: Tensor, hold: Holder | None) -> N
 
 
 def _is_matrix(model: Decoder, name: str) -> bool:
-    """Whether a parameter is the weight of a linear layer."""
+    """True if a parameter is the weight of a linear layer."""
     path, _, leaf = name.rpartition(".")
     return leaf == "weight" and isinstance(model.get_submodule(path), nn.Linear)
 
@@ -343,7 +344,7 @@ def _is_matrix(model: Decoder, name: str) -> bool:
 def _sources(
     tensors: Tensors, family: Family, name: str, shape: torch.Size
 ) -> tuple[list[tuple[str, list[int]]], bool]:
-    """The tensors that a parameter of a shape is made of, with their shapes, and whether they are transposed."""
+    """The tensors of the file that form a parameter: (name, shape) of each, and True if they are transposed."""
     layer, pattern = "", name
     if name.startswith("layers."):
         layer = name.split(".")[1]
@@ -373,9 +374,9 @@ def _assemble(
     device: torch.device,
     held: bool,
 ) -> Tensor:
-    """A piece of a parameter from its tensors, concatenated; each is copied once, from the mapped file to its place.
+    """Read a part of a parameter from its tensors, concatenated; each is copied once from the mapped file.
 
-    Where the final place is made from the parameter (`held`), a view of the file will do.
+    Where the parameter will be packed (`held`), a view of the file is returned if possible.
     """
     sources, turned = _sources(tensors, family, name, shape)
     if piece.silent:

@@ -1,6 +1,7 @@
 """Reads values of a config.json: numbers, flags, activations and rotary settings, each checked.
 
-`only` refuses what the decoder has no knob for. What transformers' classes read is read here, or refused.
+`only` refuses settings that the decoder does not support. Every key that transformers' classes read is read here, or
+refused.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ Raw: TypeAlias = dict[str, Any]  # config.json
 FLAT_ROPE_KEYS = {"rope_theta": 10000.0, "partial_rotary_factor": 1.0}  # rotary settings that may lie beside the others
 
 
-def positive_int(raw: Raw, key: str, default: int, most: int = 2**31) -> int:
-    """A positive whole number of config.json, at most `most`; absent or null means the family's default."""
+def positive_int(raw: Raw, key: str, default: int, max_value: int = 2**31) -> int:
+    """A positive integer of config.json, at most `max_value`; `default` where the key is absent or null."""
     value = default if raw.get(key) is None else raw[key]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ModelError(f"{key} is {short_repr(value)}, but must be a positive whole number")
-    if value > most:
-        raise ModelError(f"{key} is {short_repr(value)}, but models have at most {most}")
+    if value > max_value:
+        raise ModelError(f"{key} is {short_repr(value)}, but models have at most {max_value}")
     return value
 
 
 def positive_number(raw: Raw, key: str, default: float | None) -> float:
-    """A positive number of config.json; with no default it must be there."""
+    """A positive number of config.json; without a default the key must be there."""
     value = default if raw.get(key) is None else raw[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ModelError(f"{key} is {'missing' if value is None else short_repr(value)}, but must be a positive number")
@@ -44,7 +45,7 @@ def flag(raw: Raw, key: str, default: bool) -> bool:
 
 
 def only(raw: Raw, key: str, *values: object) -> None:
-    """Refuse a setting that the decoder has no knob for, except some values, absence and null."""
+    """Raise ModelError unless the key is absent, null or has one of `values`: the decoder supports no other."""
     if raw.get(key) is not None and raw[key] not in values:
         instead = f"only {values[0]!r}" if values else "leave it out"
         raise ModelError(f"{key} {short_repr(raw[key])} is not supported for this family; {instead}")
@@ -79,13 +80,13 @@ def rope_object(raw: Raw) -> Raw:
 
 
 def _spelled(rope: Raw, raw: Raw) -> Raw:
-    """Rotary settings with what a config says beside them, or leaves to the default."""
+    """Rotary settings completed from the top level of the config, else by the defaults of FLAT_ROPE_KEYS."""
     beside = {key: rope.get(key) or raw.get(key) or default for key, default in FLAT_ROPE_KEYS.items()}
     return {"rope_type": rope_type(rope), **rope, **beside}
 
 
 def rope_type(rope: Raw) -> Any:
-    """How rotary frequencies are scaled, in the spelling of either version."""
+    """The type of rotary scaling, from rope_type or the older key type."""
     return rope.get("rope_type", rope.get("type", "default"))
 
 

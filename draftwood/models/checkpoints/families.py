@@ -77,7 +77,7 @@ def _shape(
 def _llama_like(
     raw: Raw, shape: Raw, context: int, eps: float = 1e-6, activation: str = "silu", tied: bool = False
 ) -> Raw:
-    """What the families that descend from Llama say alike, besides the shape."""
+    """The settings that families similar to Llama have in common, besides the sizes."""
     context = keys.positive_int(raw, "max_position_embeddings", context)
     return {
         **shape,
@@ -194,7 +194,7 @@ def _gemma(raw: Raw) -> DecoderConfig:
 
 
 def _gemma_late(raw: Raw, shape: Raw, context: int) -> Raw:
-    """What Gemma 2 and 3 say alike."""
+    """The settings that Gemma 2 and 3 have in common."""
     keys.only(raw, "use_bidirectional_attention", False)
     activation = keys.activation(raw, "hidden_activation", "gelu_pytorch_tanh")
     return {

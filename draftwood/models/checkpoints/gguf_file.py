@@ -34,7 +34,7 @@ Bytes: TypeAlias = np.ndarray[Any, Any]  # of type uint8
 
 
 class Array(NamedTuple):
-    """Where an array of the metadata lies in the file; it is read when it is asked for."""
+    """The place of an array of the metadata in the file; `File.array` reads it."""
 
     kind: int
     length: int
@@ -56,7 +56,7 @@ class TensorEntry:
 
 
 class DamagedFile(Exception):
-    """Why a file is no whole GGUF file."""
+    """The reason why a file is no complete GGUF file."""
 
 
 class File:
@@ -208,7 +208,7 @@ class _Header:
 
 
 def opened(path: Path) -> File:
-    """A file, whose header is walked once, however often it is asked for."""
+    """A file; its header is read once per process."""
     stat = path.stat()
     return _opened(path, stat.st_mtime_ns, stat.st_size)
 

@@ -1,4 +1,4 @@
-"""Decoders from GGUF files: what a file's metadata and tensors are in the words of a Hugging Face checkpoint."""
+"""GGUF files as Hugging Face checkpoints: metadata as config.json, tensors under the family's names."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class GgufWeights:
         }
 
     def _epsilon(self) -> float:
-        """Of the norms; a family's default would be a guess."""
+        """The epsilon of the norms, which must be in the file: a family's default would be a guess."""
         found = self._value("attention.layer_norm_rms_epsilon")
         if found is None:
             raise ModelError(
@@ -244,7 +244,7 @@ class GgufWeights:
         return gguf_file.groups(rows if order is None else rows[order], self.file.tensors[name].kind)
 
     def _order(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Which of the file's rows makes each of ours: llama.cpp rotates neighbours, checkpoints of Llama halves."""
+        """For each row of a tensor the file's row, or None: llama.cpp rotates neighbouring components, Llama halves."""
         heads = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}.get(name.split(".")[-2])
         if self.architecture != "llama" or heads is None:
             return None

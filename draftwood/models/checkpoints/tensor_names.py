@@ -1,4 +1,4 @@
-"""What each family's checkpoints call the decoder's parameters.
+"""The names of the decoder's parameters in the checkpoints of each family.
 
 A table maps a parameter to the checkpoint's tensors, concatenated along dimension 0; {i} is the layer. A parameter
 that a table has and a config does not ask for is optional in the family.

@@ -30,13 +30,13 @@ def save(
     dtype: torch.dtype = torch.bfloat16,
     **about: Any,
 ) -> None:
-    """Write a head for the target of a fingerprint into a directory; `about` says how it was made."""
+    """Write a head into a directory. `target`: the target's fingerprint; `about`: how the head was made."""
     made = {name: part.to(dtype) if part.is_floating_point() else part for name, part in weights.items()}
     Artifact(KIND, {"target": target}, {"reads": list(reads)}, made, about).save(directory / FILE)
 
 
 def load(directory: str | Path, target: CausalModel, packed: bool = True) -> EagleHead:
-    """The head of a directory, in the dtype and on the device of the target: one that was trained here, or published.
+    """Load the head of a directory, one trained here or a published one, in the dtype and on the device of the target.
 
     On a CPU matrices are held packed; `packed=False` keeps plain parameters, which can be trained, grown and saved.
     """
@@ -61,7 +61,10 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Eag
 
 
 def finished(made: EagleHead, tensors: Mapping[str, Tensor], target: Decoder, packed: bool) -> EagleHead:
-    """A head given its weights, in the dtype and on the device of a target; RuntimeError if they do not fit."""
+    """Give a head on the meta device its weights, in the dtype and on the device of a target.
+
+    `packed`: pack matrices for a CPU. RuntimeError where the weights do not fit.
+    """
     place, dtype = target.device, target.dtype
     state = {name: part.to(place, dtype) for name, part in tensors.items()}
     state["decoder.embed.weight"] = torch.empty(0, made.width, device=place, dtype=dtype)

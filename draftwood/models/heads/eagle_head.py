@@ -1,7 +1,8 @@
 """EAGLE-3 heads (Li et al. 2025, arXiv 2503.01840): a transformer layer drafts token by token from the target's states.
 
-At a token the head reads its embedding and a state of the token before: of a verified one the target's output after
-some of its layers (three, as published), fused into one vector; of a draft what the head's own layers made of it.
+The head reads the embedding of a token and a state of the token before it. If that one is verified, the state is the
+target's output after some of its layers (three, as published), fused into one vector; if it is a draft, the state is
+the output of the head's own layers.
 """
 
 from __future__ import annotations
@@ -32,19 +33,20 @@ ABSENT_LOGIT = -1e30  # of tokens that the head does not know: finite, for gramm
 
 @runtime_checkable
 class StateReader(CausalModel, Protocol):
-    """A model that reads states of the target at the token before, or its own there.
+    """A draft model that reads a state at the token before each row's: the target's there, or its own.
 
-    `Batch.hidden` [N, W] has the target's output after the layers `reads`, side by side, or the model's own state (its
-    output after layer n_layers - 1), behind it NaN. Rows at position 0 have zeros there, and no other row sees them.
+    `Batch.hidden` [N, W] holds for each row either the target's output after the layers `reads`, side by side, or the
+    model's own state (its output after layer n_layers - 1) and NaN in the remaining columns. Rows at position 0, which
+    have no token before, hold zeros, and no other row sees them.
     """
 
     reads: tuple[int, ...]
 
 
 class EagleBlock(Block):
-    """The first layer: its attention reads the token's embedding, normalised, beside the state.
+    """The first layer of a head: the input of its attention is the token's embedding and the state, both normalised.
 
-    With `norm_first` the state is normalised for the sum too, not for the attention alone.
+    With `norm_first` the residual sum uses the normalised state too.
     """
 
     def __init__(self, config: DecoderConfig, norm_first: bool = False) -> None:
@@ -63,10 +65,10 @@ class EagleBlock(Block):
 
 
 class EagleHead(DecoderWrapper, nn.Module):
-    """fc, layers, norm and head over states of a target, as a `StateReader`.
+    """An EAGLE-3 head as a `StateReader`: fc, which fuses the target's states, then layers, a norm and a head.
 
-    It knows `words` of the target's tokens, or all where that is None, and has an embedding of its own or borrows the
-    target's (`outer`). `fused_norm`: states are normalised before fc.
+    Its vocabulary are the target's tokens `words`; None: all of them. Embeddings are its own or the target's (`outer`).
+    `fused_norm`: states are normalised before fc.
     """
 
     def __init__(
@@ -80,7 +82,10 @@ class EagleHead(DecoderWrapper, nn.Module):
         fused_norm: bool = False,
         target: str = "",
     ) -> None:
-        """`config` is of the layers and the head, whose vocabulary may be smaller than the target's `vocabulary`."""
+        """`config` describes the layers and the head; its vocabulary may be smaller than the target's `vocabulary`.
+
+        The target is read after the layers `reads`, each state `width` wide; `target` is its fingerprint.
+        """
         super().__init__()
         self.reads, self.vocab_size, self.target = tuple(reads), vocabulary, target
         self.n_layers, self.context = config.num_hidden_layers + 1, config.max_position_embeddings
@@ -97,9 +102,10 @@ class EagleHead(DecoderWrapper, nn.Module):
 
     @staticmethod
     def of(target: Decoder, reads: Sequence[int] | None = None, words: Tensor | None = None) -> EagleHead:
-        """A new one of one layer in float32. It begins as the target's last layer and head, the last state fused alone.
+        """A new head with one layer, in float32 for training.
 
-        Where the target's parts do not fit, for they are of another family, it begins at random.
+        It begins as a copy of the target's last layer and head, and fc passes the last of the states. Parameters that
+        the target has in another shape, as of another family, begin at random.
         """
         target.must_be_plain("given an EAGLE head")
         reads = usual_reads(target.n_layers) if reads is None else tuple(reads)
@@ -127,11 +133,11 @@ class EagleHead(DecoderWrapper, nn.Module):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights that a forward reads; fc reads verified tokens alone, and counts for all."""
+        """Bytes of weights that a forward reads; fc, which only rows after verified tokens need, counts too."""
         return super().weight_bytes + bytes_of(self.fc)
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
-        """Logits [n, V] of the wanted rows; their states after the last layer are `kept`, and behind the norm."""
+        """Logits [n, V] of the wanted rows; wanted states before and after the final norm are put in `batch.kept`."""
         if batch.hidden is None:
             raise ModelError(
                 "an EAGLE head reads hidden states of its target; it cannot run alone as a draft model: "
@@ -152,7 +158,7 @@ class EagleHead(DecoderWrapper, nn.Module):
         return self.spread(decoder.logits(own)) if batch.head else own.new_empty(len(own), 0)
 
     def _native(self, batch: Batch, cache: Cache, embedded: Tensor) -> Tensor:
-        """The same in one call, but for fc and the embeddings; `batch.hidden` is what the layers read."""
+        """The forward by the native library, after fc and the embeddings; `batch.hidden` is the layers' input."""
         block = self.decoder.layers[0]
         assert isinstance(block, EagleBlock) and batch.hidden is not None
         if self._program is None:
@@ -164,17 +170,17 @@ class EagleHead(DecoderWrapper, nn.Module):
 
     @property
     def computed(self) -> torch.dtype:
-        """What rows are computed in: native kernels take and give float32."""
+        """The dtype of rows between layers: native kernels read and write float32."""
         return torch.float32 if self.decoder.native else self.dtype
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """Embeddings [..., D] of tokens."""
         table = self._outer[0] if self.embed is None else self.embed
-        found: Tensor = table(tokens)
-        return found.to(self.computed)
+        embeddings: Tensor = table(tokens)
+        return embeddings.to(self.computed)
 
     def fuse(self, states: Tensor) -> Tensor:
-        """The target's states side by side [..., W] -> [..., D]."""
+        """Fuse the target's states, side by side [..., W], into one [..., D]."""
         if self.fused_norm is not None:
             weight = self.fused_norm.to(states.dtype)
             states = F.rms_norm(states, weight.shape, weight, self.decoder.config.rms_norm_eps)
@@ -182,7 +188,7 @@ class EagleHead(DecoderWrapper, nn.Module):
         return fused_states
 
     def state(self, given: Tensor) -> Tensor:
-        """What the layers read [N, D] of `Batch.hidden` [N, W]: the target's states fused, its own as they are."""
+        """The input [N, D] of the layers from `Batch.hidden` [N, W]: the target's states fused, own ones unchanged."""
         given = given.to(self.computed)
         own = given[:, -1].isnan()
         if bool(own.all()):
@@ -191,7 +197,7 @@ class EagleHead(DecoderWrapper, nn.Module):
         return torch.where(own[:, None], given[:, : self.width], fused_states)
 
     def spread(self, logits: Tensor) -> Tensor:
-        """Logits [n, V_head] -> [n, V] of the target's tokens."""
+        """Logits [n, V_head] of the head's vocabulary -> [n, V] of the target's; ABSENT_LOGIT for those it lacks."""
         if self.words is None:
             return logits
         out = logits.new_full((len(logits), self.vocab_size), ABSENT_LOGIT)
@@ -208,22 +214,22 @@ class EagleHead(DecoderWrapper, nn.Module):
         x = self.fuse(states[:, :-1]).to(states.dtype)
         metadata, unrolled = self.decoder.train_metadata(x), Unrolled()
         meta = replace(metadata[0], attend=unrolled, beside=self.embedded(tokens[:, 1:]))
-        found = []
+        logits = []
         for _ in range(steps):
             made = self.decoder.layers[0](x, meta, None)
-            found.append(self.decoder.logits(made))
+            logits.append(self.decoder.logits(made))
             x = F.pad(made, (0, 0, 1, -1))
-        return torch.stack(found)
+        return torch.stack(logits)
 
     def weights(self) -> dict[str, Tensor]:
-        """The parameters by name, on the CPU, and `words` where it does not know all."""
+        """The parameters by name, on the CPU, and `words` where the vocabulary is not the full one."""
         self.decoder.must_be_plain("saved")
         names = {name: part.detach().cpu() for name, part in self.named_parameters() if name != "decoder.embed.weight"}
         return names if self.words is None else {**names, "words": self.words.cpu()}
 
 
 class Unrolled:
-    """Attention of the rows of one drafting step after the other, of one layer; it remembers the steps before."""
+    """The attention of one layer in the drafting steps of training, called step by step; it stores keys and values."""
 
     def __init__(self) -> None:
         self.past: list[tuple[Tensor, Tensor]] = []
@@ -231,7 +237,7 @@ class Unrolled:
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None, cap: float | None
     ) -> Tensor:
-        """As `fused`, of step s: row i sees rows 0 to i - s + 1 of step 1, then row i - s + n of step n = 2 to s."""
+        """As `fused`, in step s: row i sees rows 0 to i - s + 1 of step 1, and row i - s + n of steps n = 2..s."""
         self.past.append((k, v))
         if len(self.past) == 1:
             return fused(q, k, v, bias, scale, cap)
@@ -254,7 +260,7 @@ class Unrolled:
 
 
 def usual_reads(layers: int) -> tuple[int, ...]:
-    """The layers of a target that heads read unless they say otherwise: after 2, half and all but 3 of them."""
+    """The default layers after which a target is read: after 2, half of them, and all but 3."""
     return tuple(min(max(n, 1), layers - 1) for n in (2, layers // 2, layers - 3))
 
 
@@ -268,7 +274,7 @@ def check_reads(reads: Sequence[int], target: CausalModel) -> None:
 
 
 def shape(config: DecoderConfig, words: int | None) -> DecoderConfig:
-    """The shape of a head that is trained for a target: one layer like its own, of the Llama family."""
+    """The config of a new head: one layer of the target's sizes, of the Llama family, and a vocabulary of `words`."""
     return DecoderConfig(
         words or config.vocab_size,
         config.hidden_size,

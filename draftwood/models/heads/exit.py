@@ -1,4 +1,4 @@
-"""An early exit: a transformer layer, a norm and a head that read what the target's first layers say (EESD §3.1)."""
+"""An early exit (EESD §3.1): a layer, a norm and a head that draft from the output of the target's first layers."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ KIND, FILE = "exit", "exit.safetensors"
 
 
 def shape(config: DecoderConfig, depth: int = 1) -> DecoderConfig:
-    """The shape of the exit of a target: like its last `depth` layers, with a head of its own."""
+    """The config of an exit with `depth` layers like the target's last ones, and a head of its own."""
     windows = config.windows[config.num_hidden_layers - depth : config.num_hidden_layers]
     return replace(config, num_hidden_layers=depth, windows=windows, tie_word_embeddings=False)
 
 
 def share(layers: int) -> int:
-    """How many first layers drafting takes unless told otherwise: a tenth of the depth, at least one (EESD §5.4)."""
+    """The default number of first layers that drafting uses: a tenth of the depth, at least one (EESD §5.4)."""
     return max(1, round(0.1 * layers))
 
 
 class Exit(CausalModel, Protocol):
-    """A model that reads hidden states of the target after its first `layers` layers."""
+    """A model that drafts from the output of the target's first `layers` layers."""
 
     layers: int
 
 
 class ExitLayer(DecoderWrapper, nn.Module):
-    """Layer, norm and head over the target's hidden states after its first `layers` layers, N of the paper.
+    """A layer, a norm and a head that read the output of the target's first `layers` layers (N in the paper).
 
     One layer of its own is what the paper finds best (§5.5); it may have more, or none: a trained head alone (§5.1). A
     `CausalModel` that reads `Batch.hidden` [N, D] and keeps keys and values of its own layers only. `target` is the
@@ -59,7 +59,7 @@ class ExitLayer(DecoderWrapper, nn.Module):
 
     @staticmethod
     def of(target: Decoder, layers: int, depth: int = 1) -> ExitLayer:
-        """A new one that begins as the target's last layers, norm and head, in plain float32 that can be trained."""
+        """A new exit with copies of the target's last `depth` layers, norm and head, in float32 for training."""
         check_depth(target, layers, depth)
         target.must_be_plain("given an exit layer")
         decoder = _empty(target.config, depth)
@@ -91,8 +91,9 @@ class ExitLayer(DecoderWrapper, nn.Module):
 
 
 def _empty(config: DecoderConfig, depth: int) -> Decoder:
-    """A decoder without weights, embeddings and positions: what it reads has both in it. A head alone has one layer
-    of nothing.
+    """A decoder on the meta device, without embeddings and positions: they are in the states that it reads.
+
+    With depth 0 it has one layer without sublayers: a head alone.
     """
     with torch.device("meta"):
         decoder = Decoder(shape(config, max(1, depth)))
@@ -112,7 +113,7 @@ def _fill(decoder: Decoder, state: Mapping[str, Tensor]) -> None:
 
 
 def layered(target: CausalModel) -> Decoder:
-    """The target, whose layers run apart; raises ModelError for one that computes all of its layers at once."""
+    """The target as a decoder that can compute a range of layers; ModelError where it cannot."""
     if isinstance(target, Decoder):
         return target
     what = "a compiled model" if isinstance(target, Compiled) else f"a {type(target).__name__}"
@@ -124,7 +125,7 @@ def layered(target: CausalModel) -> Decoder:
 
 
 def check_depth(target: CausalModel, layers: int, depth: int = 1) -> None:
-    """Raise ModelError where a target has no layers behind the first `layers`, or fewer than `depth` to begin with."""
+    """Raise ModelError where a target does not have more than `layers` layers, or has fewer than `depth`."""
     if not 0 <= depth <= target.n_layers:
         raise ModelError(f"an exit of {depth} layers cannot begin as the last of {target.n_layers}; give 1")
     if not 1 <= layers < target.n_layers:

@@ -24,12 +24,12 @@ from draftwood.models.heads.eagle_head import EagleHead, check_reads, usual_read
 from draftwood.util.safe_parsing import short_repr
 
 LAYER_TYPES = ("llama", "qwen3")  # model types that a head's layers may be of
-MAX_PADDING = 1.02  # times the tokens that padding may make of a vocabulary
-UNREAD_TENSORS = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # what d2t or the target says already
+MAX_PADDING = 1.02  # how many times larger padding may make a vocabulary
+UNREAD_TENSORS = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")  # their information is in d2t or the target
 
 
 def kind_of(directory: Path) -> str | None:
-    """Which trained heads a directory holds, 'eagle' or 'medusa'; None: none. ModelError for other speculators."""
+    """The kind of trained heads in a directory: 'eagle', 'medusa' or None. ModelError for other speculators."""
     if not (directory / "config.json").is_file():
         return next((kind for kind, file in (("eagle", "eagle"), ("medusa", "heads")) if _has(directory, file)), None)
     raw = read_config(directory)
@@ -41,8 +41,8 @@ def kind_of(directory: Path) -> str | None:
             f"{directory} holds a speculator of type {short_repr(named)}, but of these only eagle3 is read"
         )
     architectures = raw.get("architectures") or []
-    told = isinstance(architectures, list) and any("eagle3" in str(one).lower() for one in architectures)
-    return "eagle" if named or told or raw.get("draft_vocab_size") is not None else None
+    named_so = isinstance(architectures, list) and any("eagle3" in str(one).lower() for one in architectures)
+    return "eagle" if named or named_so or raw.get("draft_vocab_size") is not None else None
 
 
 def _has(directory: Path, kind: str) -> bool:

@@ -1,4 +1,4 @@
-"""Medusa heads (Cai et al. 2024): from one hidden state, distributions of the tokens after the next one."""
+"""Medusa heads (Cai et al. 2024): they predict the tokens after the next one from one hidden state."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from draftwood.models.memory_budget import MemoryBudget
 from draftwood.models.modules import Linear, bytes_of
 
 KIND, FILE = "heads", "heads.safetensors"
-MAX_HEADS = 16  # heads of one model
-RECORDED_RANKS = 10  # of a head's tokens, whose chances are kept
+MAX_HEADS = 16  # of one model
+RECORDED_RANKS = 10  # how many of a head's best tokens have a recorded chance of being right
 
 
 class Heads(nn.Module):
     """Head k of K: h -> out_k(h + SiLU(lift_k h)), logits of the token k places after the next one.
 
-    h [D] is what the target's own head reads at a token; the next token is not seen, so that a head's distribution is
-    the same whatever path of drafts it is used behind. A `CausalModel` without tokens and without memory: it reads
-    `Batch.hidden` [N, D] and answers rows of K * V logits, the first head's first. With `shared`, out_k is the
+    h [D] is the input of the target's own head at a token. The next token is not an input, so a head's distribution
+    does not depend on the drafts before it. A `CausalModel` that uses neither tokens nor a cache: it reads
+    `Batch.hidden` [N, D] and returns rows of K * V logits, those of the first head first. With `shared`, out_k is the
     target's own head (`outer`), and only lift_k is trained.
     """
 
@@ -42,12 +42,12 @@ class Heads(nn.Module):
         self.lift = nn.ModuleList(Linear(width, width) for _ in range(count))
         own = () if outer is not None else range(count)
         self.out = nn.ModuleList(Linear(width, vocabulary, bias=False) for _ in own)
-        self.ranks: list[list[float]] = []  # how often each head's best, second, ... token was right on held-out text
+        self.ranks: list[list[float]] = []  # how often the best, second, ... token of each head was right
         self._outer = [] if outer is None else [outer]  # in a list: it is borrowed, and not one of the parameters
 
     @staticmethod
     def of(target: Decoder, count: int = 4, shared: bool = False) -> Heads:
-        """New ones in float32 that begin as the target's own head: lift 0, out a copy of it."""
+        """New heads in float32, which begin as the target's own head: lift is 0, out is a copy."""
         if not 1 <= count <= MAX_HEADS:
             raise ModelError(f"{count} heads cannot be made; give 1 to {MAX_HEADS}")
         target.must_be_plain("given heads")
@@ -62,7 +62,7 @@ class Heads(nn.Module):
 
     @property
     def shared(self) -> bool:
-        """Whether the target's own head is read instead of heads of their own."""
+        """True if out_k is the target's own head."""
         return bool(self._outer)
 
     @property
@@ -82,7 +82,7 @@ class Heads(nn.Module):
         return max(count, getattr(self.lift[0], "fewest_rows", 1))
 
     def new_cache(self, slots: int = 0, budget: MemoryBudget | None = None) -> Cache:
-        """Nothing is remembered."""
+        """A cache without planes: heads store nothing."""
         return Cache([], self.device, slots, budget)
 
     def forward(self, batch: Batch, cache: Cache) -> Tensor:
@@ -148,7 +148,7 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Hea
 
 
 def _ranks(known: object, count: int) -> list[list[float]]:
-    """The chances by rank in a file, made to fall; none where they are not there for each head."""
+    """Chances by rank from a file, sorted to decrease; empty unless every head has some."""
     if not isinstance(known, list) or len(known) != count:
         return []
     rows = [[float(chance) for chance in row if 0 <= chance <= 1] for row in known if isinstance(row, list)]

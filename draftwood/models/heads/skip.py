@@ -1,6 +1,6 @@
-"""The target with some of its sublayers left out, as a draft model (Draft & Verify, Zhang et al. 2023, "self-SD").
+"""Self-speculation (Draft & Verify, Zhang et al. 2023): the target without some sublayers as a draft model.
 
-A set of attention and MLP sublayers is skipped; the decoder of what is left shares the target's weights.
+A set of attention and MLP sublayers is skipped; the remaining ones form a decoder that shares the target's weights.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KIND = "skip"
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Layers whose attention, and layers whose MLP, is left out; counted from 0."""
+    """Numbers of the layers whose attention, and of those whose MLP, is left out; from 0."""
 
     attention: tuple[int, ...] = ()
     mlp: tuple[int, ...] = ()
@@ -52,22 +52,22 @@ class Skipped:
 
 
 def every_other(layers: int) -> Skipped:
-    """What is skipped by default: every second layer between first and last; if there is none, an MLP."""
+    """The default: every second layer between the first and the last is skipped; where there is none, the last MLP."""
     middle = tuple(range(1, layers - 1, 2))
     return Skipped(middle, middle) if middle else Skipped((), (layers - 1,))
 
 
 @dataclass(frozen=True)
 class SkippedConfig(DecoderConfig):
-    """The target's configuration, and what is left out of it."""
+    """The target's configuration and the sublayers that are left out."""
 
     skipped: Skipped = Skipped()
 
 
 class SkippedDecoder(Decoder):
-    """A decoder of the sublayers that are left, one layer per attention; every weight is the target's own tensor.
+    """A decoder of the remaining sublayers, one layer for each attention; its weights are the target's tensors.
 
-    It is a `SubModel`: its caches are the target's, where it reads and writes the layers whose attention is left.
+    It is a `SubModel`: it uses the target's cache, where it reads and writes the layers whose attention remains.
     """
 
     full_model: Decoder
@@ -112,7 +112,7 @@ class SkippedDecoder(Decoder):
 
     @property
     def weight_bytes(self) -> int:
-        """As `Decoder.weight_bytes`, of what is left."""
+        """Bytes of weights that a forward reads: those of the remaining sublayers, the norm and the head."""
         total = super().weight_bytes
         for rest in self.layers:
             assert isinstance(rest, Sublayers)
@@ -121,7 +121,7 @@ class SkippedDecoder(Decoder):
 
 
 def part_bytes(block: Block) -> dict[str, int]:
-    """Bytes of weights that each half of a layer reads: 'attention' and 'mlp'."""
+    """Bytes of weights of each half of a layer: {'attention': ..., 'mlp': ...}."""
     total = {"attention": 0, "mlp": 0}
     for name, child in block.named_children():
         total["attention" if name in ("qkv", "o") else "mlp"] += bytes_of(child)

@@ -1,4 +1,4 @@
-"""A process that follows: it holds its part of a decoder and does what the driver's orders say, until there are none.
+"""A follower: a process with a part of a decoder, which repeats the forwards that the driving process announces.
 
 `python -m draftwood.models.parallel.follower` is started by launch.py, with its settings as a line of JSON on standard
 input. That stays open as long as the driver lives: a follower ends with it, whatever it is doing.
@@ -26,7 +26,7 @@ from draftwood.models.parallel.wire import ForwardOrder
 
 
 def follow(decoder: Decoder, group: ProcessGroup) -> None:
-    """Do what the driver's orders say, until it has none. Raises RuntimeError where the driver is gone."""
+    """Execute the driver's orders until it sends the last one. Raises RuntimeError where the driver is gone."""
     caches: dict[int, Cache] = {}
 
     @cache
@@ -35,7 +35,7 @@ def follow(decoder: Decoder, group: ProcessGroup) -> None:
 
     with torch.inference_mode():
         while True:
-            kind, numbers, states = group.heard(decoder.config.hidden_size, decoder.dtype)
+            kind, numbers, states = group.receive_order(decoder.config.hidden_size, decoder.dtype)
             if kind == END_ORDER:
                 return
             if kind == HEAD_ORDER:
@@ -51,21 +51,21 @@ def follow(decoder: Decoder, group: ProcessGroup) -> None:
 
 
 def loaded(group: ProcessGroup, store: Any, source: Path, **how: Any) -> Decoder:
-    """This process's part of a decoder; the others learn that it is there, or why not."""
-    said = f"stopped while it loaded {source}"
+    """Load this process's part of a decoder, and put an empty text, or the error, into the store for the others."""
+    error_text = f"stopped while it loaded {source}"
     try:
         decoder = checkpoint.load(source, **how, device=group.device, backend="pytorch", parallel=group)
-        said = ""
+        error_text = ""
     except Exception as error:
-        said = str(error) or type(error).__name__
+        error_text = str(error) or type(error).__name__
         raise
     finally:
-        store.set(ready(group.rank), said)
+        store.set(ready(group.rank), error_text)
     return decoder
 
 
 def ready(rank: int) -> str:
-    """The key under which a process says that it has loaded its part, or why not."""
+    """The key of the store under which process `rank` reports that it has loaded its part."""
     return f"loaded/{rank}"
 
 

@@ -1,8 +1,8 @@
-"""The processes of a split decoder and what they send each other: orders, states, sums. gloo on CPUs, NCCL on GPUs.
+"""The processes of a split decoder and what they send one another: orders, states, sums. gloo on CPUs, NCCL on GPUs.
 
-Sums are made by every process in the order of ranks, so that all have the same bits, and a row's do not depend on the
-number of rows. A process waits for the others within a forward for so many seconds at most, and for orders as long as
-the driver lives.
+On CPUs every process adds in the order of ranks, so that all have the same bits, and those of a row do not depend on
+the number of rows. Within a forward a process waits for the others for FORWARD_TIMEOUT seconds at most; for the next
+order a follower waits as long as the driver lives.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ dist: Any = torch.distributed  # it names what it gives to importers nowhere
 FORWARD_TIMEOUT = 60.0  # seconds that a process waits for another one within a forward
 ORDER_TIMEOUT = 365 * 24 * 3600.0  # seconds that a follower waits for orders
 FORWARD_ORDER, HEAD_ORDER, END_ORDER = 1, 2, 3  # kinds of orders
-HEADER_NUMBERS = 3  # numbers of what comes before each: its kind, how many numbers it has, and rows of states
+HEADER_NUMBERS = 3  # that precede an order: its kind, how many numbers it has, and how many rows of states
 
 
 class ProcessGroup(Parallel):
-    """One process of several; collectives work after `connect`."""
+    """One of several processes that compute a decoder; they can communicate after `connect`."""
 
     def __init__(self, rank: int, size: int, device: torch.device, patience: float = FORWARD_TIMEOUT) -> None:
         self.rank, self.size, self.device, self.patience = rank, size, device, patience
         self.broken: str | None = None
-        self.why: Callable[[], str | None] = lambda: None  # which process ended, where that is known
+        self.why: Callable[[], str | None] = lambda: None  # says which process ended, if one did
         self._lock = threading.Lock()
         self._caches = 0
         self._gone: list[int] = []
-        self._waiting: Any = None  # for orders
-        self._telling: Any = None  # numbers
-        self._working: Any = None  # tensors of the model
+        self._waiting: Any = None  # process group for the headers of orders
+        self._telling: Any = None  # for the numbers of orders
+        self._working: Any = None  # for tensors of the model
 
     def connect(self, store: Any, loopback: bool = True) -> None:
-        """Meet the other processes; `loopback`: all are on this machine, and nothing listens for others."""
+        """Connect to the other processes, all of which must call it. `loopback`: all are on this machine."""
 
         def gloo(name: str, seconds: float) -> Any:
             kind, options = dist.ProcessGroupGloo, dist.ProcessGroupGloo._Options()
@@ -120,19 +120,19 @@ class ProcessGroup(Parallel):
         return SplitHead(self, head, words)
 
     def apart(self, head: nn.Module, words: int, x: Tensor) -> Tensor:
-        """Logits [n, words] of x [n, D] by the head alone; for the driver."""
+        """Compute the head alone: logits [n, words] of x [n, D], from the driver's part `head`; only in the driver."""
         with self._lock, uninterrupted(), self._unbroken():
             self._tell(HEAD_ORDER, torch.empty(0, dtype=torch.int64), x)
             return self.gather(head(x), words)
 
     def fail(self, reason: str) -> None:
-        """Say why nothing can be computed any more; who waits for the others is not left waiting."""
+        """Record why nothing can be computed any more, and wake the threads that wait for other processes."""
         self.broken = self.broken or reason
         if self.device.type == "cuda" and self._working is not None:  # gloo's connections break by themselves
             self._working.abort()
 
     def end(self) -> None:
-        """Let the followers go, if they can be told; for the driver."""
+        """Send the followers the last order, if they can still be reached; only in the driver."""
         if self._waiting is not None and self.broken is None and self._lock.acquire(timeout=1):
             try:
                 self._send(self._waiting, torch.tensor([END_ORDER, 0, 0]))
@@ -141,8 +141,8 @@ class ProcessGroup(Parallel):
             finally:
                 self._lock.release()
 
-    def heard(self, width: int, dtype: torch.dtype) -> tuple[int, Tensor, Tensor]:
-        """The next order for a follower: its kind, numbers and states [rows, width]."""
+    def receive_order(self, width: int, dtype: torch.dtype) -> tuple[int, Tensor, Tensor]:
+        """Wait for the next order, in a follower: its kind, its numbers, and states [rows, width]."""
         facts = torch.empty(HEADER_NUMBERS, dtype=torch.int64)
         self._send(self._waiting, facts)
         kind, count, rows = facts.tolist()
@@ -159,7 +159,7 @@ class ProcessGroup(Parallel):
 
     @staticmethod
     def _send(group: Any, tensor: Tensor) -> None:
-        """From the driver to all others, which receive into theirs."""
+        """Broadcast a tensor of the driver; the others call it too, and receive into theirs."""
         if tensor.numel():
             options = dist.BroadcastOptions()
             options.rootRank, options.rootTensor = 0, 0
@@ -167,7 +167,7 @@ class ProcessGroup(Parallel):
 
     @contextmanager
     def _unbroken(self) -> Iterator[None]:
-        """What is done inside is done by all processes, or never again: they would be out of step."""
+        """Mark the group as broken where the code inside fails: the processes would be out of step."""
         if self.broken is not None:
             raise DraftwoodError(f"{self.broken}; load the model again")
         try:
@@ -182,7 +182,7 @@ class ProcessGroup(Parallel):
 
 
 class SplitHead(nn.Module):
-    """The head of a split decoder, to be asked beside its forwards, in the process that drives."""
+    """The full head of a split decoder, for inputs outside of its forwards; only in the driver."""
 
     def __init__(self, group: ProcessGroup, part: nn.Module, words: int) -> None:
         super().__init__()
@@ -199,17 +199,17 @@ class SplitHead(nn.Module):
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C waits for the end of what is done inside, in the thread that it reaches; a second one does not."""
+    """Delay Ctrl-C until the code inside is done, in the main thread; a second Ctrl-C interrupts it."""
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGINT) if main else None
     if not callable(before):
         yield
         return
-    came: list[Sequence[Any]] = []
+    signals: list[Sequence[Any]] = []
 
     def note(*given: Any) -> None:
-        came.append(given)
-        if len(came) > 1:
+        signals.append(given)
+        if len(signals) > 1:
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, note)
@@ -217,5 +217,5 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-    if came:
-        before(*came[0])
+    if signals:
+        before(*signals[0])

@@ -1,7 +1,7 @@
-"""Starts the processes of a split decoder, or meets those that torchrun started, and sees to it that none is left.
+"""Starts the processes of a split decoder, or connects to those that torchrun started, and ends them all.
 
-Processes that are started here find each other through a file of their user's and talk over the loopback interface;
-those of torchrun over whatever it set up.
+Processes that are started here find each other through a file and use the loopback interface; those of torchrun use
+what torchrun configured.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ POLL_SECONDS = 0.02  # between checks of whether the other processes have loaded
 LOADING_TIMEOUT = 3600.0  # seconds that processes of torchrun may take to load
 END_TIMEOUT = 5.0  # seconds after which a process that does not end is killed
 
-_TORCHRUN_MODELS: list[Path] = []  # the model that the processes of torchrun compute
+_TORCHRUN_MODELS: list[Path] = []  # the model that the processes of torchrun compute: there can be one
 
 log = logging.getLogger(__name__)
 
 
 def launched() -> bool:
-    """Whether torchrun, or what sets the same variables, started this process beside others."""
+    """True if torchrun, or a launcher that sets the same variables, started this process and others."""
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys() and os.environ["WORLD_SIZE"] != "1"
 
 
 def leads() -> bool:
-    """Whether this process is the one that takes requests: the first of torchrun's, or the only one."""
+    """True if this process takes requests: it is the first one of torchrun, or torchrun did not start it."""
     return not launched() or os.environ["RANK"] == "0"
 
 
 def load(
     source: str | Path, size: int, dtype: str | torch.dtype, device: torch.device, quantize: str | None
 ) -> Decoder:
-    """A decoder whose parts `size` processes hold, in the one that drives. In others of torchrun it does not return."""
+    """Load a decoder that `size` processes compute. Returns in the driver; in followers of torchrun it never does."""
     if quantize == "int4":
         raise ConfigurationError("quantize int4 is for one process; leave it, or tensor_parallel, out")
     home = checkpoint.locate(source)
@@ -76,7 +76,7 @@ def load(
 
 
 def _device(device: torch.device, rank: int) -> torch.device:
-    """The device of a process of this machine: GPUs one after the other, from the one that is named."""
+    """The device of process `rank` on this machine: GPUs in order, from the one that `device` names."""
     if device.type != "cuda":
         return device
     index = (device.index or 0) + rank
@@ -88,7 +88,7 @@ def _device(device: torch.device, rank: int) -> torch.device:
 
 
 def _met(home: Path, size: int, device: torch.device, how: dict[str, Any]) -> Decoder:
-    """The decoder among the processes of torchrun; all but the first follow, and end."""
+    """Load a decoder in the processes of torchrun; all but the first one follow it until it ends, and exit."""
     world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     if world != size:
         raise ConfigurationError(f"torchrun started {world} processes, but tensor_parallel is {size}; give one number")
@@ -100,8 +100,8 @@ def _met(home: Path, size: int, device: torch.device, how: dict[str, Any]) -> De
     decoder = loaded(group, store, home, **how)
     for other in range(size):
         store.wait([ready(other)], timedelta(seconds=LOADING_TIMEOUT))
-        if said := store.get(ready(other)).decode():
-            raise ModelError(f"process {other} of tensor_parallel={size} could not load its part: {said}")
+        if error := store.get(ready(other)).decode():
+            raise ModelError(f"process {other} of tensor_parallel={size} could not load its part: {error}")
     group.connect(store, loopback=os.environ.get("GROUP_WORLD_SIZE") == "1")
     if group.drives:
         weakref.finalize(decoder, group.end)
@@ -113,14 +113,14 @@ def _met(home: Path, size: int, device: torch.device, how: dict[str, Any]) -> De
 
 @dataclass(slots=True, eq=False)
 class _Started:
-    """The processes that follow, as children of the one that drives."""
+    """The followers as child processes of the driver."""
 
     group: ProcessGroup
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     closing: bool = False
 
     def load(self, home: Path, devices: Sequence[torch.device], how: dict[str, Any]) -> Decoder:
-        """Start them, load this process's part meanwhile, and meet."""
+        """Start the followers, load this process's part meanwhile, and connect to them."""
         size, place = len(devices), Path(tempfile.mkdtemp(prefix="draftwood-"))
         try:
             file = str(place / "store")
@@ -143,10 +143,10 @@ class _Started:
 
     @staticmethod
     def _share_threads(device: torch.device, size: int) -> None:
-        """On a CPU all processes together take no more threads than there are cores."""
-        most = max(1, (os.cpu_count() or 1) // size)
-        if device.type == "cpu" and torch.get_num_threads() > most:
-            torch.set_num_threads(most)
+        """On a CPU, limit the threads so that all processes together use no more than there are cores."""
+        max_threads = max(1, (os.cpu_count() or 1) // size)
+        if device.type == "cpu" and torch.get_num_threads() > max_threads:
+            torch.set_num_threads(max_threads)
 
     def _start(self, settings: dict[str, Any]) -> None:
         home = str(Path(__file__).parents[3])  # where `draftwood` is imported from
@@ -165,16 +165,16 @@ class _Started:
             process.stdin.flush()
 
     def _await(self, store: Any, rank: int) -> None:
-        """Until a process has loaded its part; raises what it says, or that it ended."""
+        """Wait until a process has loaded its part; raises its error, or an error where it ended."""
         while not store.check([ready(rank)]):
             if self.processes[rank - 1].poll() is not None and not store.check([ready(rank)]):
                 raise DraftwoodError(f"{self._ended()} while it loaded its part of the model; is there enough memory?")
             time.sleep(POLL_SECONDS)
-        if said := store.get(ready(rank)).decode():
-            raise ModelError(f"process {rank} of tensor_parallel could not load its part: {said}")
+        if error := store.get(ready(rank)).decode():
+            raise ModelError(f"process {rank} of tensor_parallel could not load its part: {error}")
 
     def _ended(self) -> str | None:
-        """Which process has ended, in words; after a failure it may take a moment until that is known."""
+        """A sentence that says which process ended, or None; waits up to a second, since a crash is seen late."""
         until = time.monotonic() + 1
         while not self.closing and time.monotonic() < until:
             for rank, process in enumerate(self.processes, 1):
@@ -185,13 +185,13 @@ class _Started:
         return None
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """A thread: what is waiting for a process that ends is not left waiting."""
+        """Wait, in a thread, for a process to end, and mark the group as broken then."""
         process.wait()
         if not self.closing:
             self.group.fail(self._ended() or f"process {rank} of tensor_parallel={self.group.size} has ended")
 
     def close(self) -> None:
-        """End the processes; they end by themselves when their input does."""
+        """End the processes, by closing their input; those that do not end are killed."""
         self.closing = True
         for process in self.processes:
             with suppress(OSError):

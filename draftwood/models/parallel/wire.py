@@ -1,4 +1,4 @@
-"""What the driving process tells the others of a forward: lists of whole numbers in a tensor, never pickles."""
+"""The message that announces a forward to followers: lists of integers in one tensor, never pickles."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from torch import Tensor
 from draftwood.models.base import Batch, Segment
 from draftwood.models.cache import Extent
 
-LISTS_PER_SEGMENT = 6  # lists of a segment
+LISTS_PER_SEGMENT = 6
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardOrder:
-    """A forward as followers do it: the batch without tokens, and what happened to caches since the last one."""
+    """A forward for followers: the batch without its tokens, and the changes of caches since the last forward."""
 
     batch: Batch
-    skipped: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # attentions and MLPs that the model leaves out
-    cache: int = 0  # its number
-    changes: Sequence[Sequence[int]] = ()  # of that cache; see `cache.ChangeLog`
-    gone: Sequence[int] = ()  # numbers of caches that are not needed any more
+    skipped: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # layers whose attention, and whose MLP, is left out
+    cache: int = 0  # the number of the cache, see `cache.ChangeLog`
+    changes: Sequence[Sequence[int]] = ()  # of that cache
+    gone: Sequence[int] = ()  # numbers of caches that were deleted
 
     def numbers(self) -> Tensor:
-        """int64 [n], on the CPU."""
+        """The message: int64 [n] on the CPU, beginning with the number of lists and their lengths."""
         batch, count = self.batch, len(self.batch)
         wanted = batch.wanted
         rows = range(*wanted.indices(count)) if isinstance(wanted, slice) else wanted.tolist()
@@ -51,7 +51,7 @@ class ForwardOrder:
 
     @classmethod
     def read(cls, numbers: Tensor, hidden: Tensor) -> ForwardOrder:
-        """The order in what `numbers` gave; `hidden` [N, D] is the input of its first layer."""
+        """Read a message; `hidden` [N, D], the input of the forward's first layer, is sent apart."""
         values = numbers.numpy()
         count = int(values[0])
         parts = np.split(values[count + 1 :], np.cumsum(values[1:count]))

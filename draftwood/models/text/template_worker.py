@@ -28,7 +28,7 @@ MAX_TEXT_CHARACTERS = 16 << 20  # characters of a rendered text
 
 
 class _Refusal(Exception):
-    """What a template says by raise_exception."""
+    """Raised by a template that calls raise_exception."""
 
 
 class _Generation(Extension):
@@ -93,7 +93,7 @@ def _compiled(source: str, origin: str) -> Template:
 
 
 def answer(source: str, origin: str, variables: dict[str, Any]) -> dict[str, Any]:
-    """What is answered to a request."""
+    """Render a template; the answer to one request, as the module describes it."""
 
     def failed(kind: str, error: BaseException, line: int | None = None) -> dict[str, Any]:
         if line is None:  # the innermost line of the template in the traceback

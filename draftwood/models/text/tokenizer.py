@@ -35,7 +35,7 @@ BYTE_OF_CHARACTER |= {chr(0x100 + i): byte for i, byte in enumerate(OTHER_BYTES)
 
 
 class Backend(Protocol):
-    """What is used of a `tokenizers.Tokenizer`, and what takes its place."""
+    """The part of the interface of `tokenizers.Tokenizer` that is used; sentencepiece models have it too."""
 
     def encode(self, sequence: str, *, add_special_tokens: bool = True) -> Any: ...
 
@@ -51,11 +51,11 @@ class Backend(Protocol):
 
 
 class TokenText(NamedTuple):
-    """The text that an id stands for within a text, such as behind a letter."""
+    """The text of one token id inside a text: as after a letter, not as at the beginning."""
 
-    text: str  # special tokens as they are spelled
-    part: bytes | None  # where its bytes are not whole characters
-    ordinary: bool  # whether it has text where special tokens have none
+    text: str  # of special tokens their name
+    part: bytes | None  # the bytes, where they are not whole characters
+    ordinary: bool  # False for special tokens, which have no text in an answer
 
 
 class Tokenizer:
@@ -144,26 +144,25 @@ class Tokenizer:
         """`decode` of few ids, as streams ask for them again and again."""
         return lru_cache(1 << 14)(self.decode)
 
-    def encode(self, text: str, add_special: bool = True, most: int | None = None) -> list[int]:
+    def encode(self, text: str, add_special: bool = True, max_tokens: int | None = None) -> list[int]:
         """Ids of a text, with the special tokens that the tokenizer itself adds (such as a beginning-of-text token).
 
-        A text that cannot have as few as `most` tokens, by its length, is refused with a RequestError at once, and so
-        is what is no text.
+        RequestError for what is no text, and at once for a text too long to have `max_tokens` tokens or fewer.
         """
         if not isinstance(text, str):
             raise RequestError(f"a text is a string, not {short_repr(text)}")
-        if most is not None:
-            self._check_length(len(text), most)
+        if max_tokens is not None:
+            self._check_length(len(text), max_tokens)
         check_text(text, "the prompt")
         if len(text) > LONG_INPUT and isinstance(self.backend, FastBackend):
             return list(self.backend.encode_batch([text], add_special_tokens=add_special)[0].ids)
         return list(self.backend.encode(text, add_special_tokens=add_special).ids)
 
-    def _check_length(self, characters: int, most: int) -> None:
-        if characters > most * self.longest:
+    def _check_length(self, characters: int, max_tokens: int) -> None:
+        if characters > max_tokens * self.longest:
             raise RequestError(
-                f"the prompt has {characters:,} characters, more than {most:,} tokens, the model's context, can be; "
-                "shorten it"
+                f"the prompt has {characters:,} characters, more than {max_tokens:,} tokens, the model's context, "
+                "can be; shorten it"
             )
 
     def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
@@ -194,23 +193,23 @@ class Tokenizer:
         }
         return chat.render(self.templates, messages, **{**named, **variables})
 
-    def chat(self, messages: Sequence[chat.Message], most: int | None = None, **variables: Any) -> list[int]:
-        """Ids of `chat_text`, whose template writes all special tokens itself; `most` as in `encode`.
+    def chat(self, messages: Sequence[chat.Message], max_tokens: int | None = None, **variables: Any) -> list[int]:
+        """Ids of `chat_text`, whose template writes all special tokens itself; `max_tokens` as in `encode`.
 
         A conversation that cannot have as few tokens is refused before the template is asked.
         """
-        if most is not None:
-            if len(messages) > most:
+        if max_tokens is not None:
+            if len(messages) > max_tokens:
                 raise RequestError(
-                    f"the conversation has {len(messages):,} messages, more than the model's context of {most:,} "
+                    f"the conversation has {len(messages):,} messages, more than the model's context of {max_tokens:,} "
                     "tokens can hold; leave out the first ones"
                 )
             contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
-            self._check_length(sum(len(content) for content in contents if isinstance(content, str)), most)
-        return self.encode(self.chat_text(messages, **variables), False, most)
+            self._check_length(sum(len(content) for content in contents if isinstance(content, str)), max_tokens)
+        return self.encode(self.chat_text(messages, **variables), False, max_tokens)
 
     def agrees_with(self, other: Tokenizer) -> bool:
-        """Whether each id stands for the same text in both: equal vocabularies, added tokens included.
+        """True if each id has the same text in both tokenizers: their vocabularies with added tokens are equal.
 
         Merges may differ: only the target's tokenizer reads text, drafts are handed ids.
         """
@@ -293,7 +292,7 @@ def _part(spelled: str) -> bytes | None:
 
 
 def _config(directory: Path) -> dict[str, Any]:
-    """What tokenizer_config.json says; older checkpoints say a part of it in files of their own."""
+    """tokenizer_config.json, completed from the separate files that older checkpoints have."""
 
     def part(name: str) -> dict[str, Any]:
         return read_json(path) if (path := directory / f"{name}.json").is_file() else {}

@@ -108,7 +108,7 @@ def test_a_stop_string_is_found_at_the_token_that_completes_it(words: Tokenizer)
             stop = joined[-1][start : start + rng.randrange(1, 5)]
             least = rng.choice([0, 0, 1, 3])
             check = StopStrings([stop], words.stream, TokenStream.CONTEXT)
-            forest = Forest.from_prompt(ids[:cut], stop=check, least=least)
+            forest = Forest.from_prompt(ids[:cut], stop=check, min_new_tokens=least)
             ending = Ending(1000, frozenset(), [stop], words.stream(ids[:cut]), min_new_tokens=least)
             node = 0
             for token in ids[cut:]:

@@ -198,16 +198,16 @@ def test_streamed_text_continues_the_prompt() -> None:
 def test_a_prompt_that_cannot_fit_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer.load(EMBEDDED / "target")
     text = "a " * 200
-    assert tokenizer.encode(text, most=512) == tokenizer.encode(text)
+    assert tokenizer.encode(text, max_tokens=512) == tokenizer.encode(text)
     longest = max(tokenizer.backend.get_vocab(True), key=len)
     assert tokenizer.longest == len(longest)
     monkeypatch.setattr(tokenizer, "backend", None)  # not asked
     monkeypatch.setattr(tokenizer, "chat_text", lambda messages: "x" * 10**7)
     hi = {"role": "user", "content": "hi"}
-    for ids in (lambda: tokenizer.encode("x" * 10**7, most=512), lambda: tokenizer.chat([hi], most=512)):
+    for ids in (lambda: tokenizer.encode("x" * 10**7, max_tokens=512), lambda: tokenizer.chat([hi], max_tokens=512)):
         with pytest.raises(RequestError, match=r"the prompt has 10,000,000 characters, more than 512 tokens"):
             ids()
     monkeypatch.setattr(tokenizer, "chat_text", None)  # nor is the template, where the messages alone are too long
     for messages, told in (([{**hi, "content": "x" * 10**7}], "10,000,000 characters"), ([hi] * 513, "513 messages")):
         with pytest.raises(RequestError, match=told):
-            tokenizer.chat(messages, most=512)
+            tokenizer.chat(messages, max_tokens=512)
