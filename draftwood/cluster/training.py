@@ -57,10 +57,10 @@ def on_ray(spec: EngineSpec, replicas: int) -> Trainer:
         left, reached = MAX_RETRIES, -1
         while True:
             try:
-                for told in _together(spec, replicas, make, saving):
-                    if told.step > reached:
-                        left, reached = MAX_RETRIES, told.step
-                    yield told
+                for report in _together(spec, replicas, make, saving):
+                    if report.step > reached:
+                        left, reached = MAX_RETRIES, report.step
+                    yield report
                 return
             except RayError as error:
                 why, left = actor_error(error, "a process of the run stopped"), left - 1
@@ -83,9 +83,9 @@ def _together(spec: EngineSpec, replicas: int, make: Callable[[], ExitRun], savi
         while running:
             (ready,), _ = ray.wait(list(running), num_returns=1)
             actor = running.pop(ready)
-            if (told := ray.get(ready)) is not None:
+            if (report := ray.get(ready)) is not None:
                 running[actor.next_report.remote()] = actor
-                yield told
+                yield report
     finally:
         for actor in actors:
             ray.kill(actor)

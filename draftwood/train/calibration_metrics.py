@@ -143,11 +143,11 @@ def _roc(axes: Any, judgement: CalibrationMetrics) -> None:
 
 
 def _calibration(axes: Any, judgement: CalibrationMetrics) -> None:
-    most = max((count for _, _, count in judgement.calibration), default=1)
+    max_count = max((count for _, _, count in judgement.calibration), default=1)
     axes.plot([0, 1], [0, 1], color=FAINT, linewidth=1, linestyle=":")
     predicted, seen, counts = zip(*judgement.calibration, strict=True)
     axes.plot(predicted, seen, color=BLUE, linewidth=1)
-    axes.scatter(predicted, seen, [10 + 90 * count / most for count in counts], color=BLUE)
+    axes.scatter(predicted, seen, [10 + 90 * count / max_count for count in counts], color=BLUE)
     axes.set_title(f"Calibration, error {judgement.error:.3f}")
     axes.set(xlabel="predicted acceptance", ylabel="share accepted", ylim=(0, 1.02))
 

@@ -97,30 +97,30 @@ def option_map(name: str, ranked: Sequence[Standing], options: Sequence[str]) ->
     return HeatMap.of(title, down, across or "", found, (top[down], top[across] if across else ""))
 
 
-def lines(found: HeatMap, width: int = 80, colour: bool = False) -> list[str]:
+def lines(heat_map: HeatMap, width: int = 80, colour: bool = False) -> list[str]:
     """The map as text of at most `width` columns: [1.23] is the best, ~1.23 predicted; blocks where it is too wide."""
-    rows, columns = found.rows, found.columns
-    label = max(len(found.down), *map(len, rows))
+    rows, columns = heat_map.rows, heat_map.columns
+    label = max(len(heat_map.down), *map(len, rows))
     cell = max(8, *(len(column) + 1 for column in columns))
     fit = max(1, (width - label) // cell)
-    out = [found.title]
+    out = [heat_map.title]
     for start in range(0, len(columns), fit):
         block = columns[start : start + fit]
-        if found.across or start:
-            out.append(" " * label + "  " + found.across if start == 0 else "")
-        out.append(found.down.rjust(label) + "".join(column.rjust(cell) for column in block))
+        if heat_map.across or start:
+            out.append(" " * label + "  " + heat_map.across if start == 0 else "")
+        out.append(heat_map.down.rjust(label) + "".join(column.rjust(cell) for column in block))
         for row in rows:
-            out.append(row.rjust(label) + "".join(_cell(found, (row, column), cell, colour) for column in block))
+            out.append(row.rjust(label) + "".join(_cell(heat_map, (row, column), cell, colour) for column in block))
     return [line.rstrip() for line in out]
 
 
-def _cell(found: HeatMap, place: tuple[str, str], width: int, colour: bool) -> str:
-    one = found.cells.get(place)
+def _cell(heat_map: HeatMap, place: tuple[str, str], width: int, colour: bool) -> str:
+    one = heat_map.cells.get(place)
     if one is None:
         return " " * width
-    shade = found.shade(one.value)
+    shade = heat_map.shade(one.value)
     number = f"{one.value:.2f}"
-    best, sign = place == found.best, "" if one.measured else "~"
+    best, sign = place == heat_map.best, "" if one.measured else "~"
     text = f"[{number}]" if best else f"{sign}{number} "
     if not colour:
         return (text + SHADES[shade]).rjust(width)
@@ -132,35 +132,38 @@ def picture(maps: Sequence[HeatMap], path: Path) -> bool:
     """Draw the maps side by side into a file, .svg or .png; False where matplotlib (extra plots) is missing."""
     if not plots.available():
         return False
-    width = 1.5 + sum(1.2 + 0.75 * len(found.columns) for found in maps)
-    height = 1.5 + 0.4 * max(len(found.rows) for found in maps)
+    width = 1.5 + sum(1.2 + 0.75 * len(heat_map.columns) for heat_map in maps)
+    height = 1.5 + 0.4 * max(len(heat_map.rows) for heat_map in maps)
     plots.save(plots.figure(lambda canvas: _draw(maps, canvas), width, height), path, maps[0].title)
     return True
 
 
 def _draw(maps: Sequence[HeatMap], canvas: Any) -> None:
     panels = canvas.subplots(1, len(maps), squeeze=False)[0]
-    values = [cell.value for found in maps for cell in found.cells.values()]
+    values = [cell.value for heat_map in maps for cell in heat_map.cells.values()]
     low, high = min(values), max(values)
-    for axes, found in zip(panels, maps, strict=True):
+    for axes, heat_map in zip(panels, maps, strict=True):
         grid = [
-            [found.cells[row, column].value if (row, column) in found.cells else math.nan for column in found.columns]
-            for row in found.rows
+            [
+                heat_map.cells[row, column].value if (row, column) in heat_map.cells else math.nan
+                for column in heat_map.columns
+            ]
+            for row in heat_map.rows
         ]
         image = axes.pcolormesh(grid, cmap="viridis", vmin=low, vmax=high)
         axes.grid(visible=False)
-        axes.set_xticks([place + 0.5 for place in range(len(found.columns))], found.columns)
-        axes.set_yticks([place + 0.5 for place in range(len(found.rows))], found.rows)
+        axes.set_xticks([place + 0.5 for place in range(len(heat_map.columns))], heat_map.columns)
+        axes.set_yticks([place + 0.5 for place in range(len(heat_map.rows))], heat_map.rows)
         axes.invert_yaxis()
-        axes.set(xlabel=found.across, ylabel=found.down, title=found.title)
-        for (row, column), cell in found.cells.items():
+        axes.set(xlabel=heat_map.across, ylabel=heat_map.down, title=heat_map.title)
+        for (row, column), cell in heat_map.cells.items():
             axes.text(
-                found.columns.index(column) + 0.5,
-                found.rows.index(row) + 0.5,
+                heat_map.columns.index(column) + 0.5,
+                heat_map.rows.index(row) + 0.5,
                 ("" if cell.measured else "~") + f"{cell.value:.2f}",
                 ha="center",
                 va="center",
-                fontweight="bold" if (row, column) == found.best else "normal",
+                fontweight="bold" if (row, column) == heat_map.best else "normal",
                 color="black" if cell.value > (low + high) / 2 else "white",
             )
     canvas.colorbar(image, ax=list(panels), label="speed-up over plain decoding")

@@ -37,7 +37,8 @@ GROUP_SIZE = 8  # texts per forward
 class PromptGroup:
     """Some texts with the target's keys and values of their tokens, in one cache.
 
-    Slots [0, width) hold what the target left of tokens 0, 1, ...; behind them `most` slots per depth are for drafts.
+    Slots [0, width) hold the target's keys and values of tokens 0, 1, ...; behind them are `max_count` slots for the
+    drafts of each depth.
     """
 
     def __init__(self, target: Decoder, texts: Sequence[tuple[list[int], int]], params: SamplingParams) -> None:
@@ -45,14 +46,14 @@ class PromptGroup:
         device, lengths = target.device, [len(tokens) - 1 for tokens, _ in texts]  # nothing follows the last token
         self.width = max(lengths)
         self.counts = [length - prompt for length, (_, prompt) in zip(lengths, texts, strict=True)]
-        self.most = max(self.counts)
+        self.max_count = max(self.counts)
         padded = [tokens[:-1] + [0] * (self.width - len(tokens) + 1) for tokens, _ in texts]
         self.tokens = torch.tensor(padded, device=device)
         prompts = torch.tensor([prompt for _, prompt in texts], device=device)[:, None]
         ends = torch.tensor(lengths, device=device)[:, None] - 1
-        self.places = torch.minimum(prompts + torch.arange(self.most, device=device), ends)  # [B, most]
+        self.places = torch.minimum(prompts + torch.arange(self.max_count, device=device), ends)  # [B, max_count]
         self.cache = target.new_cache()
-        self.extents = [self.cache.lend(self.width + self.most) for _ in texts]
+        self.extents = [self.cache.lend(self.width + self.max_count) for _ in texts]
         segments = [Segment.causal(extent, 0, self.width) for extent in self.extents]
         wanted = torch.arange(len(texts), device=device)[:, None] * self.width + self.places
         self.p = self._answer(target, self.tokens, [range(self.width)] * len(texts), segments, wanted)
@@ -63,15 +64,15 @@ class PromptGroup:
         Row r is a draft whose round began at row r - depth: it attends to the target's keys and values of all tokens
         before that root, and to the part's own from the root on. Rows below `depth` have no root and mean nothing.
         """
-        start = self.width + depth * self.most  # slots of this depth
+        start = self.width + depth * self.max_count  # slots of this depth
         for extent in self.extents:
-            self.cache.reserve(extent, start + self.most)
-        slots, trunk = range(start, start + self.most), array("i", range(self.width))
+            self.cache.reserve(extent, start + self.max_count)
+        slots, trunk = range(start, start + self.max_count), array("i", range(self.width))
         places, segments = self.places.tolist(), []
         for extent, own in zip(self.extents, places, strict=True):
             lengths = [1 + min(depth, row, place) for row, place in enumerate(own)]
             paths = [  # row r - 1 of the depth before, and so on
-                [slot - back * (self.most + 1) for back in reversed(range(length))]
+                [slot - back * (self.max_count + 1) for back in reversed(range(length))]
                 for slot, length in zip(slots, lengths, strict=True)
             ]
             seen = [place + 1 - length for place, length in zip(own, lengths, strict=True)]
@@ -169,10 +170,10 @@ class SublayerCosts:
     rest: float  # embeddings, final norm, head
 
     @staticmethod
-    def measured(target: Decoder, most: int, context: int = 128) -> SublayerCosts:
-        """Time the target with up to `most` drafts, without any MLP, and without all attention but the first."""
+    def measured(target: Decoder, max_gamma: int, context: int = 128) -> SublayerCosts:
+        """Time the target with up to `max_gamma` drafts, without any MLP, and without all attention but the first."""
         layers = tuple(range(target.n_layers))
-        seconds = forward_seconds(target, row_counts(most + 1), context)
+        seconds = forward_seconds(target, row_counts(max_gamma + 1), context)
         whole = seconds[1]
         calm = forward_seconds(SkippedDecoder(target, Skipped((), layers)), [1], context)[1]
         blind = forward_seconds(SkippedDecoder(target, Skipped(layers[1:], ())), [1], context)[1]
@@ -199,7 +200,9 @@ class SkipPrediction:
     speed_up: float
 
 
-def predict(target: Decoder, skipped: Skipped, evidence: Evidence, costs: SublayerCosts, most: int) -> SkipPrediction:
+def predict(
+    target: Decoder, skipped: Skipped, evidence: Evidence, costs: SublayerCosts, max_gamma: int
+) -> SkipPrediction:
     """Predict a set's speed: for chains of gamma drafts it is tokens per round T(1) / (T(gamma + 1) + gamma D).
 
     T and D are the costs of a target forward by rows and of a draft; gamma is the best one, and is no longer raised
@@ -208,7 +211,7 @@ def predict(target: Decoder, skipped: Skipped, evidence: Evidence, costs: Sublay
     draft, one = costs.draft(target.n_layers, skipped), costs.target(1)
     chances: list[list[Tensor]] = []
     best: SkipPrediction | None = None
-    for gamma, last in zip(range(1, most + 1), evidence.chances(skipped), strict=False):
+    for gamma, last in zip(range(1, max_gamma + 1), evidence.chances(skipped), strict=False):
         chances.append(last)
         tau = tokens_per_round(chances)
         speed = tau * one / (costs.target(gamma + 1) + gamma * draft)
@@ -284,7 +287,7 @@ def search(
     evidence: Evidence,
     costs: SublayerCosts,
     budget: int,
-    most: int,
+    max_gamma: int,
     seed: int,
     on_progress: Callable[[SkipPrediction], None],
 ) -> list[SkipPrediction]:
@@ -300,9 +303,9 @@ def search(
     judged: dict[Skipped, SkipPrediction] = {}
     try:
         for _ in range(budget):
-            asked = likely.ask() or {}
+            choices = likely.ask() or {}
             chosen = {
-                kind: tuple(layer for one, layer in names if one == kind and asked[f"{kind} {layer}"] == SKIP)
+                kind: tuple(layer for one, layer in names if one == kind and choices[f"{kind} {layer}"] == SKIP)
                 for kind in ("attention", "mlp")
             }
             skipped = Skipped(**chosen)
@@ -310,7 +313,7 @@ def search(
                 likely.tell(None)
                 continue
             if skipped not in judged:
-                judged[skipped] = predict(target, skipped, evidence, costs, most)
+                judged[skipped] = predict(target, skipped, evidence, costs, max_gamma)
             likely.tell(judged[skipped].speed_up)
             on_progress(max(judged.values(), key=lambda one: one.speed_up))
     except KeyboardInterrupt:

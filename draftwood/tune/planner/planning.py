@@ -24,10 +24,10 @@ from draftwood.tune.shapes import Cost, rising
 
 COSTS_UNTIL, PILOTS_UNTIL = 0.12, 0.6  # shares of the time after which costs and pilots are over
 MEASURED_ROWS = (1, 2, 4, 8, 16, 32, 48)
-DEEPEST, MOST_ROWS = 8, 48  # of the settings that are considered
-WORTHWHILE = 1.05  # less is not worth a draft model
+MAX_DEPTH, MAX_ROWS = 8, 48  # of the settings that are considered
+MIN_SPEED_UP = 1.05  # less is not worth a draft model
 CHECK_SEED_OFFSET = 1_000_000
-FEWEST = 2  # prompts, whatever the time says
+MIN_PROMPTS = 2  # prompts, whatever the time says
 
 PLAIN = Method.parse("autoregressive")
 CHAIN = Method.parse({"name": "speculative", "gamma": 5})
@@ -90,7 +90,7 @@ class MethodPlan:
     def best(self) -> Choice | None:
         """The fastest method with one hypothesis, as checked; None: do not speculate."""
         single = [one for one in self.choices if one.reference.name == PLAIN.name]
-        worth = [one for one in single if (one.measured or one.predicted.speed_up) >= WORTHWHILE]
+        worth = [one for one in single if (one.measured or one.predicted.speed_up) >= MIN_SPEED_UP]
         return max(worth, key=lambda one: one.measured or one.predicted.speed_up, default=None)
 
     def as_dict(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class _Runs:
     interrupted: bool = False
 
     @property
-    def gone(self) -> float:
+    def elapsed(self) -> float:
         return (perf_counter() - self.began) / self.seconds
 
     def one(self, method: Method, number: int, limit: int | None = None, again: bool = False) -> Observation:
@@ -133,9 +133,9 @@ class _Runs:
         return Observation.of(result)
 
     def interleaved(
-        self, methods: Sequence[Method], until: float, most: int, what: str, again: bool = False
+        self, methods: Sequence[Method], until: float, max_prompts: int, what: str, again: bool = False
     ) -> list[list[Observation]]:
-        """Observations of each method on as many prompts as there is time for, FEWEST at least.
+        """Observations of each method on as many prompts as there is time for, MIN_PROMPTS at least.
 
         Ctrl-C ends them: prompts that every method has seen are kept, if there is one.
         """
@@ -143,13 +143,13 @@ class _Runs:
         try:
             for method in methods:  # compiled kernels, templates and caches of new shapes
                 self.one(method, 0, 12)
-            for number in range(most):
-                start = self.gone
+            for number in range(max_prompts):
+                start = self.elapsed
                 for place in range(len(methods)):
                     at = (place + number) % len(methods)
-                    self.on_progress(f"{what}, prompt {number + 1}: {methods[at].name}", min(1.0, self.gone))
+                    self.on_progress(f"{what}, prompt {number + 1}: {methods[at].name}", min(1.0, self.elapsed))
                     found[at].append(self.one(methods[at], number, again=again))
-                if number + 1 >= FEWEST and self.gone + 0.5 * (self.gone - start) > until:
+                if number + 1 >= MIN_PROMPTS and self.elapsed + 0.5 * (self.elapsed - start) > until:
                     break
         except KeyboardInterrupt:
             self.interrupted = True
@@ -206,8 +206,8 @@ def plan(
         width = max(1, round(runs.one(BEAMS, 0, 24).width))
         beams = Method.parse({"name": "beam-sampling", "width": width})
         pilots += [beams, BEAMS]
-    most = max(FEWEST, 4 * len(prompts))
-    found = dict(zip(pilots, runs.interleaved(pilots, PILOTS_UNTIL, most, "pilot"), strict=True))
+    max_prompts = max(MIN_PROMPTS, 4 * len(prompts))
+    found = dict(zip(pilots, runs.interleaved(pilots, PILOTS_UNTIL, max_prompts, "pilot"), strict=True))
     if not found[PLAIN]:
         raise KeyboardInterrupt
     predictor = Predictor(target, draft, found[PLAIN])
@@ -216,7 +216,7 @@ def plan(
     if beams is not None:
         predictor.beams, predictor.drafted_beams = found[beams], found[BEAMS]
     choices = _choices(predictor, exits, None if exits is None else found[exits], beams, seed)
-    checked = 0 if runs.interrupted else _check(runs, choices, most)
+    checked = 0 if runs.interrupted else _check(runs, choices, max_prompts)
     chains = found.get(CHAIN) or (found[exits] if exits is not None else [])
     return MethodPlan(
         choices,
@@ -255,12 +255,12 @@ def _costs(runs: _Runs) -> tuple[Cost, Cost]:
     costs: list[Cost] = []
     models = [engine.target, *engine.drafts[:1]]
     for number, model in enumerate(models):
-        runs.on_progress("cost of K rows", min(1.0, runs.gone))
+        runs.on_progress("cost of K rows", min(1.0, runs.elapsed))
         with torch.inference_mode():
             began = perf_counter()
             forward_seconds(model, MEASURED_ROWS, context, 1)
             once = (perf_counter() - began) / 2
-            left = (COSTS_UNTIL * (number + 1) / len(models) - runs.gone) * runs.seconds
+            left = (COSTS_UNTIL * (number + 1) / len(models) - runs.elapsed) * runs.seconds
             repeats = max(2, min(15, int(left / once) - 1))
             costs.append(Cost(rising(forward_seconds(model, MEASURED_ROWS, context, repeats))))
     return costs[0], costs[-1]
@@ -283,17 +283,17 @@ def _choices(
         choices.append(Choice(method, reference, predict(predictor, everyone), value))
 
     if predictor.chain:
-        gamma = predictor.best_depth(DEEPEST, predictor.chain, predictor.plain)
+        gamma = predictor.best_depth(MAX_DEPTH, predictor.chain, predictor.plain)
         choose(
             Method.parse({"name": "speculative", "gamma": gamma}),
             PLAIN,
             lambda each, some: each.line(gamma, each.chain, each.plain),
         )
-        shape = predictor.best_shape(MOST_ROWS, DEEPEST)
+        shape = predictor.best_shape(MAX_ROWS, MAX_DEPTH)
         choose(Method.parse({"name": "mcsd", "tree": shape.tree}), PLAIN, lambda each, some: each.shape(shape))
     if exits is not None and exit_pilot is not None:
         pilot = exit_pilot
-        depth = predictor.best_depth(DEEPEST, pilot, predictor.plain, True)
+        depth = predictor.best_depth(MAX_DEPTH, pilot, predictor.plain, True)
         choose(
             Method.parse({"name": EXIT, "gamma": depth}),
             PLAIN,
@@ -309,10 +309,10 @@ def _choices(
     return choices
 
 
-def _check(runs: _Runs, choices: Sequence[Choice], most: int) -> int:
+def _check(runs: _Runs, choices: Sequence[Choice], max_prompts: int) -> int:
     """Run the chosen methods in turns with their references; returns the number of prompts."""
     methods = list(dict.fromkeys(each for one in choices for each in (one.reference, one.method)))
-    found = dict(zip(methods, runs.interleaved(methods, 1.0, most, "check", True), strict=True))
+    found = dict(zip(methods, runs.interleaved(methods, 1.0, max_prompts, "check", True), strict=True))
     count = len(next(iter(found.values())))
     for one in choices if count else ():
         own, without = found[one.method], found[one.reference]
