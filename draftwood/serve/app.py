@@ -151,7 +151,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     async def ids(body: TokenizeRequest) -> list[int]:
         if body.messages is not None:
             opened, conversation = body.add_generation_prompt is not False, [one.plain() for one in body.messages]
-            read = partial(service.tokenizer.chat, most=context, add_generation_prompt=opened)
+            read = partial(service.tokenizer.chat, max_tokens=context, add_generation_prompt=opened)
             return await service.conversations.run(read, conversation)
         return await service.texts.run(
             service.tokenizer.encode, body.prompt or "", body.add_special_tokens is not False, context
