@@ -187,9 +187,13 @@ class Recorder:
         if self.top_logprobs:
             top = likeliest(raw, self.top_logprobs)
             warped_top = [
-                [(token, target.log_prob(parent, token)) for token in tokens]
-                for parent in row
-                for tokens in largest(target.probs(parent)[None], self.top_logprobs, 0.0)
+                [(token, logprob) for token in tokens if (logprob := target.log_prob(parent, token)) > -math.inf]
+                for parent, likely in zip(row, top, strict=True)
+                for tokens in (
+                    largest(target.probs(parent)[None], self.top_logprobs, 0.0)
+                    if target.edits
+                    else [[token for token, _ in likely]]  # a temperature and truncation leave them in their order
+                )
             ]
         kinds = dict(zip(zip(verdict.parent, verdict.token, strict=True), verdict.kind, strict=True))
         judged = {}

@@ -166,6 +166,11 @@ class Distributions:
         logits = self.logits(nodes)
         return logits if self._edit is None else self._edit(logits, self.forest, nodes)
 
+    @property
+    def edits(self) -> bool:
+        """Whether logits are edited before the temperature."""
+        return self._edit is not None
+
     def prepare(self, nodes: Sequence[int]) -> None:
         """Compute T∘p after several nodes in one go, with the same bits, for less than one after the other.
 

@@ -33,7 +33,11 @@ def leading(row: Row, count: int, above: float = -np.inf) -> Places:
     found = row
     if size >= 2 * groups:  # as many groups have a number as large as the least that is taken here
         largest = row[: size // groups * groups].reshape(-1, groups).max(0)
-        found = row[row >= np.partition(largest, groups - count)[groups - count]]
+        least = np.partition(largest, groups - count)[groups - count]
+        if least > above:
+            found = row[row >= least]
+        elif len(found := row[row > above]) <= count:
+            return np.flatnonzero(row > above)
     least = np.partition(found, len(found) - count)[len(found) - count]
     return np.flatnonzero(row >= least if least > above else row > above)
 

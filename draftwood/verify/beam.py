@@ -32,14 +32,13 @@ def verify_layer(
     surviving = [draw for draw in draws if draw[0] in alive]
     if not replacement and len(set(draws)) < len(draws):
         raise ConfigurationError("draws without replacement must be distinct; these were drawn with replacement")
-    keys, p_all, q_all = align(p, q.restrict(parents))
+    support, p_all, q_all = align(p, q.restrict(parents))
     chain = ResidualChain(p_all, q_all)
     width, chance, least = rule.width(chain, len(surviving), len(draws), replacement)
-    sought = [p.key_of(draw) for draw in surviving]
-    place = dict(zip(surviving, keys.numpy().searchsorted(sought).tolist(), strict=True))
+    place = {draw: support.place(draw) for draw in surviving}
     judge: _Iid | _Distinct = _Iid(chain, p_all, q_all) if replacement else _Distinct(p_all, q_all)
     if not replacement:
-        width = min(width, len(p))
+        width = min(width, p.possible)
     beams: list[Outcome] = []
     judged: list[Judged] = []
     for draw in draws:
@@ -49,6 +48,7 @@ def verify_layer(
             judged.append(Judged(draw, "discarded"))
         else:
             at = place[draw]
+            assert at is not None  # q gave it a positive probability
             p_x, q_x = judge.chances(at)
             odds = acceptance(p_x, q_x)
             if randomness.coin(odds):
@@ -62,7 +62,7 @@ def verify_layer(
     while len(beams) < width:
         at = randomness.pick(judge.rest())
         judge.accept(at)
-        beams.append(p.name(int(keys[at])))
+        beams.append(support.name(at))
     return Layer(width, beams, accepted, judged, accepted == width, chance, least)
 
 

@@ -1,10 +1,11 @@
-"""The joint distribution of beam and next token, p_beam of DSBD Eq. 1, over its non-zero outcomes only."""
+"""The joint distribution of beam and next token, p_beam of DSBD Eq. 1, over the outcomes that are possible."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +14,13 @@ from torch import Tensor
 
 from draftwood.core.records import Outcome
 from draftwood.errors import NonFiniteError
-from draftwood.sampling.distributions import Streams, draw, draw_distinct, draws, warp
+from draftwood.sampling.distributions import Streams, best, draw, draw_distinct, draws, element, warp
+from draftwood.sampling.drawing import SMALL
 from draftwood.sampling.params import SamplingParams
 from draftwood.sampling.truncation import leading
 
 Places: TypeAlias = npt.NDArray[np.int64]
-Probabilities: TypeAlias = npt.NDArray[np.float64]
+Probabilities: TypeAlias = npt.NDArray[Any]  # float32 where there are many
 
 NOT_FINITE = "a joint distribution of beams is not finite (NaN or infinite logits)"
 
@@ -60,90 +62,134 @@ class Seeded:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Joint:
-    """Outcomes (beam, token) of positive probability: `key` [n] ascending, `prob` [n] float64 that sums to 1.
+class Support:
+    """Outcomes (beam, token) in ascending order: those of `keys`, or where that is None a grid.
 
     A beam is named by the caller's label, for example its forest node, so that p and q agree on names. The key of
-    (beam, token) is beam·(V + 1) + token + 1; ties and order are by beam, then token. Probabilities are float64
-    whatever the logits were: residuals subtract nearly equal numbers, and after truncation there are few. Both lie on
-    the CPU, where work on so few numbers takes no time.
+    (beam, token) is beam·(V + 1) + token + 1. A grid has every token of the ascending `beams`, from FINISHED (`first`
+    0) or from token 0 (`first` 1) on: a large vocabulary that nothing was cut from needs no keys.
     """
 
-    key: Tensor
-    prob: Tensor
     vocab_size: int
+    keys: Places | None = None
+    beams: tuple[int, ...] = ()
+    first: int = 1
 
     def __len__(self) -> int:
-        return self.key.shape[0]
+        return self.columns * len(self.beams) if self.keys is None else len(self.keys)
 
     @property
-    def beam(self) -> Tensor:
-        """Beam labels [n]."""
-        return self.key.div(self.vocab_size + 1, rounding_mode="floor")
+    def columns(self) -> int:
+        """Outcomes of each beam of a grid."""
+        return self.vocab_size + 1 - self.first
 
-    @property
-    def token(self) -> Tensor:
-        """Tokens [n], FINISHED where a finished beam stays."""
-        return self.key.remainder(self.vocab_size + 1) - 1
+    def all_keys(self) -> Places:
+        """The keys [n], ascending."""
+        if self.keys is not None:
+            return self.keys
+        begins = np.array(self.beams, dtype=np.int64) * (self.vocab_size + 1) + self.first
+        return (begins[:, None] + np.arange(self.columns)).reshape(-1)
 
-    def key_of(self, outcome: Outcome) -> int:
-        """The key of (beam, token), whether or not it has positive probability."""
-        return outcome[0] * (self.vocab_size + 1) + outcome[1] + 1
-
-    def outcome(self, index: int) -> Outcome:
+    def name(self, place: int) -> Outcome:
         """(beam, token) of one place."""
-        return self.name(int(self.key[index]))
-
-    def name(self, key: int) -> Outcome:
-        """(beam, token) of a key."""
-        beam, token = divmod(key, self.vocab_size + 1)
+        if self.keys is None:
+            row, column = divmod(place, self.columns)
+            return self.beams[row], column + self.first - 1
+        beam, token = divmod(int(self.keys[place]), self.vocab_size + 1)
         return beam, token - 1
+
+    def place(self, outcome: Outcome) -> int | None:
+        """The place of (beam, token); None where it is not among them."""
+        beam, column = outcome[0], outcome[1] + 1
+        if self.keys is None:
+            if beam not in self.beams or column < self.first:
+                return None
+            return self.beams.index(beam) * self.columns + column - self.first
+        key = beam * (self.vocab_size + 1) + column
+        place = int(self.keys.searchsorted(key))
+        return place if place < len(self.keys) and self.keys[place] == key else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Joint:
+    """Outcomes (beam, token) in the order of their support, and their probabilities `prob` [n], which sum to 1.
+
+    Where outcomes were cut, the others have positive probability and `prob` is float64, since residuals subtract nearly
+    equal numbers. A grid of a large vocabulary keeps the dtype of the logits, and may hold zeros; sums over it are
+    float64. Both lie on the CPU.
+    """
+
+    support: Support
+    prob: Tensor
+
+    def __len__(self) -> int:
+        return len(self.support)
+
+    @property
+    def possible(self) -> int:
+        """Outcomes of positive probability."""
+        return len(self) if self.support.keys is not None else int(np.count_nonzero(self.prob.numpy()))
 
     def outcomes(self) -> list[Outcome]:
         """All (beam, token) in order."""
-        return [self.name(key) for key in self.key.tolist()]
+        return [self.support.name(place) for place in range(len(self))]
 
     def probs(self, outcomes: Sequence[Outcome]) -> list[float]:
         """Probabilities of outcomes; 0 where one is not among these."""
-        key = self.key.numpy()
-        sought = np.array([self.key_of(outcome) for outcome in outcomes], dtype=np.int64)
-        places = key.searchsorted(sought).clip(max=len(key) - 1)
-        found: list[float] = np.where(key[places] == sought, self.prob.numpy()[places], 0.0).tolist()
-        return found
+        values = self.prob.numpy()
+        return [0.0 if (at := self.support.place(outcome)) is None else float(values[at]) for outcome in outcomes]
 
     def restrict(self, beams: Sequence[int]) -> Joint:
         """Only the outcomes of some beams, renormalised (spec §3 step 2, §9.2); empty where nothing is left."""
-        key, prob = self.key.numpy(), self.prob.numpy()
-        of_beam = key // (self.vocab_size + 1)
-        keep = of_beam == beams[0]
-        for beam in beams[1:]:
-            keep |= of_beam == beam
-        if keep.all():
-            return self
-        return Joint(torch.from_numpy(key[keep]), torch.from_numpy(prob[keep] / prob[keep].sum()), self.vocab_size)
+        support, prob = self.support, self.prob.numpy()
+        if support.keys is None:
+            rows = [row for row, beam in enumerate(support.beams) if beam in beams]
+            if len(rows) == len(support.beams):
+                return self
+            support = replace(support, beams=tuple(support.beams[row] for row in rows))
+            prob = prob.reshape(-1, support.columns)[rows].reshape(-1)
+        else:
+            of_beam = support.keys // (support.vocab_size + 1)
+            keep = of_beam == beams[0]
+            for beam in beams[1:]:
+                keep |= of_beam == beam
+            if keep.all():
+                return self
+            support, prob = replace(support, keys=support.keys[keep]), prob[keep]
+        total = float(prob.sum(dtype=np.float64))
+        if total <= 0:
+            return Joint(Support(support.vocab_size, np.empty(0, np.int64)), self.prob[:0])
+        return Joint(support, torch.from_numpy(prob / prob.dtype.type(total)))
 
     def draws(self, count: int, randomness: Randomness, replacement: bool = True) -> list[Outcome]:
         """`count` draws in order: iid, or distinct (all outcomes where there are fewer)."""
         if not len(self):
             return []
         places = randomness.picks(self.prob, count) if replacement else randomness.distinct(self.prob, count)
-        return [self.name(key) for key in self.key[places].tolist()]
+        return [self.support.name(place) for place in places]
 
 
-def align(p: Joint, q: Joint) -> tuple[Tensor, Tensor, Tensor]:
-    """(keys [u] ascending, p [u], q [u]) over the union of two supports."""
-    ours, theirs = p.key.numpy(), q.key.numpy()
-    if np.array_equal(ours, theirs):
-        return p.key, p.prob, q.prob
-    keys = np.concatenate((ours, theirs))
+def align(p: Joint, q: Joint) -> tuple[Support, Tensor, Tensor]:
+    """(the union of two supports, p [u], q [u]) over it."""
+    ours, theirs = p.support, q.support
+    if ours.keys is None and theirs.keys is None and ours.first == theirs.first and {*theirs.beams} <= {*ours.beams}:
+        if ours.beams == theirs.beams:
+            return ours, p.prob, q.prob
+        wide = torch.zeros_like(p.prob).view(-1, ours.columns)
+        wide[[ours.beams.index(beam) for beam in theirs.beams]] = q.prob.to(wide.dtype).view(-1, ours.columns)
+        return ours, p.prob, wide.view(-1)
+    mine, others = ours.all_keys(), theirs.all_keys()
+    if np.array_equal(mine, others):
+        return ours, p.prob, q.prob
+    keys = np.concatenate((mine, others))
     keys.sort(kind="stable")  # two runs that are sorted are merged
     keys = keys[np.concatenate(([True], keys[1:] != keys[:-1]))]
     aligned = []
-    for key, joint in ((ours, p), (theirs, q)):
+    for key, joint in ((mine, p), (others, q)):
         values = np.zeros(len(keys))
         values[keys.searchsorted(key)] = joint.prob.numpy()
         aligned.append(torch.from_numpy(values))
-    return torch.from_numpy(keys), aligned[0], aligned[1]
+    return Support(ours.vocab_size, keys), aligned[0], aligned[1]
 
 
 def joint_of(
@@ -179,13 +225,14 @@ def joint_of(
         dense, first = _per_beam(scores, warp(log_p, params), done)
         columns = dense.shape[1]
         places, prob = _positive(dense.flatten())
-    begin = np.array([names[i] for i in order], dtype=np.int64) * (vocab + 1) + first  # keys of the first column
+    named = [names[i] for i in order]
     if places is None:
-        key = (begin[:, None] + np.arange(columns)).reshape(-1)
-    else:
-        ends = places.searchsorted(np.arange(1, len(order)) * columns)  # of each beam's, which is cheaper than dividing
-        key = places + np.repeat(begin - np.arange(len(order)) * columns, np.diff(ends, prepend=0, append=len(places)))
-    return Joint(torch.from_numpy(key), torch.from_numpy(prob), vocab)
+        return Joint(Support(vocab, None, tuple(named), first), torch.from_numpy(prob))
+    begins = np.array(named, dtype=np.int64) * (vocab + 1) + first  # keys of the first column
+    ends = places.searchsorted(np.arange(1, len(order)) * columns)  # of each beam's, which is cheaper than dividing
+    shift = begins - np.arange(len(order)) * columns
+    keys = places + np.repeat(shift, np.diff(ends, prepend=0, append=len(places)))
+    return Joint(Support(vocab, keys), torch.from_numpy(prob))
 
 
 def _log_joint(scores: Tensor, log_p: Tensor, done: Sequence[bool]) -> tuple[Tensor, int]:
@@ -211,24 +258,33 @@ def _per_beam(scores: Tensor, probs: Tensor, done: Sequence[bool]) -> tuple[Tens
 
 
 def _positive(dense: Tensor) -> tuple[Places | None, Probabilities]:
-    """(places ascending, or None for all; probabilities that sum to 1) of the positive entries of weights [n]."""
+    """(places ascending, or None for all; probabilities that sum to 1) of weights [n].
+
+    Entries of weight 0 are left out, unless there are many numbers and few zeros among them.
+    """
     weights = dense.cpu().numpy()
-    places = None if weights.min() > 0 else np.flatnonzero(weights)
-    prob = (weights if places is None else weights[places]).astype(np.float64)
-    total = prob.sum()
+    size = len(weights)
+    whole = weights.min() > 0 or (size > SMALL and 4 * np.count_nonzero(weights) > size)
+    places = None if whole else np.flatnonzero(weights)
+    prob = weights if size > SMALL and whole else (weights if whole else weights[places]).astype(np.float64)
+    total = float(prob.sum(dtype=np.float64))
     if not np.isfinite(total) or total <= 0:
         raise NonFiniteError(NOT_FINITE)
-    prob /= total
-    return places, prob
+    return places, prob / prob.dtype.type(total)
 
 
 def entries(logits: Tensor, params: SamplingParams) -> tuple[Places | None, Probabilities]:
     """The positive entries of warp(logits [n], params): (places ascending or None: all, probabilities that sum to 1).
 
-    With top-k only the k largest are ever looked at.
+    With top-k only the k largest are ever looked at, and at temperature 0 the best alone.
     """
     count = params.top_k
-    if params.greedy or not 0 < count < logits.shape[0]:
+    if params.greedy:
+        place = best(logits[None])[0]
+        if not math.isfinite(element(logits, place)):
+            raise NonFiniteError(NOT_FINITE)
+        return np.array([place]), np.ones(1)
+    if not 0 < count < logits.shape[0]:
         return _positive(warp(logits, params))
     row = logits.cpu().numpy()
     where = leading(row, count)

@@ -24,9 +24,8 @@ class ResidualChain:
     """The residuals of p after 0, 1, 2, ... rejections in a row, computed as they are asked for; p, q are [n]."""
 
     def __init__(self, p: Tensor, q: Tensor) -> None:
-        self._p = p.numpy()
-        self._q = q.numpy()
-        self._left = self._p, self._q  # where p - c·q is still positive: c only grows
+        self._p, self._q = p, q
+        self._left = p, q  # where p - c·q can still be positive: c only grows
         self._shift = [0.0]
         self._mass = [1.0]
 
@@ -37,10 +36,11 @@ class ResidualChain:
             mass = 0.0
             if self._mass[-1] > 0:
                 p, q = self._left
-                rest = p - shift * q
-                positive = rest > 0
-                self._left = p[positive], q[positive]
-                mass = float(rest[positive].sum())
+                rest = torch.sub(p, q, alpha=shift).clamp_(min=0)
+                mass = float(rest.sum())
+                if 4 * np.count_nonzero(rest.numpy()) < len(rest):  # else looking for them takes longer than it saves
+                    positive = rest > 0
+                    self._left = p[positive], q[positive]
             self._shift.append(shift)
             self._mass.append(mass)
         return self._shift[rejections], self._mass[rejections]
@@ -54,8 +54,8 @@ class ResidualChain:
         """p' [n] after `rejections` in a row; p itself where these have probability zero (p and q agree)."""
         shift, mass = self._step(rejections)
         if mass <= 0 or rejections == 0:
-            return torch.from_numpy(self._p)
-        return torch.from_numpy((self._p - shift * self._q).clip(0) / mass)
+            return self._p
+        return torch.sub(self._p, self._q, alpha=shift).clamp_(min=0).div_(mass)
 
     def alphas(self, count: int) -> list[float]:
         """alpha_1 .. alpha_count: the chance to accept the j-th draw after j - 1 rejections [Eq. 4]."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from enumeration import Choices, Law, law_of
 
@@ -12,7 +13,7 @@ from draftwood.certify.enumeration import Scripted
 from draftwood.core.records import Layer, Outcome
 from draftwood.sampling.params import SamplingParams
 from draftwood.verify.beam import verify_layer
-from draftwood.verify.joint import Joint, joint_of
+from draftwood.verify.joint import Joint, Support, joint_of
 from draftwood.verify.width import WidthRule
 
 Beams = tuple[Outcome, ...]
@@ -39,7 +40,8 @@ def of_weights(weights: dict[Outcome, float], vocab: int) -> Joint:
     """A joint with the given probabilities."""
     total = math.fsum(weights.values())
     named = sorted((beam * (vocab + 1) + token + 1, w / total) for (beam, token), w in weights.items() if w > 0)
-    return Joint(torch.tensor([k for k, _ in named]), torch.tensor([w for _, w in named], dtype=torch.float64), vocab)
+    support = Support(vocab, np.array([k for k, _ in named]))
+    return Joint(support, torch.tensor([w for _, w in named], dtype=torch.float64))
 
 
 def reference(p: Joint, width: int, replacement: bool) -> Law[Beams]:

@@ -186,3 +186,18 @@ def test_beams_continue_as_sorting_everything_has_it(width: int) -> None:
     step = search.step(scores, logs, ends)
     assert step.live == [outcome for outcome in outcomes if not ends(*outcome)][:width]
     assert step.ended == [outcome for outcome in outcomes[:width] if ends(*outcome)]
+
+
+@pytest.mark.parametrize("size", [10, 3000, 9000])
+def test_the_largest_above_a_number(size: int) -> None:
+    """Equal to sorting, whatever ties and however few are above it: rows of zeros, of -inf, rounded numbers."""
+    draws = np.random.default_rng(size)
+    for trial in range(200):
+        row = draws.normal(size=size).astype(np.float32).round(int(draws.integers(0, 4)))
+        if trial % 2:
+            row[draws.random(size) < draws.choice([0.5, 0.99, 0.9999])] = draws.choice([-np.inf, 0.0])
+        count, above = int(draws.integers(1, 60)), float(draws.choice([-np.inf, 0.0, 1.0]))
+        some = np.sort(row[row > above])[::-1]
+        wanted = row > above if len(some) <= count else row >= some[count - 1]
+        if np.isfinite(row.max()):
+            assert leading(row, count, above).tolist() == np.flatnonzero(wanted).tolist()

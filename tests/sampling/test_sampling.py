@@ -96,7 +96,8 @@ def test_extreme_temperatures_stay_finite() -> None:
 def dense(joint: Joint) -> torch.Tensor:
     """[3, 7] probabilities of beam and token."""
     table = torch.zeros(3, 7, dtype=torch.float64)
-    table[joint.beam, joint.token] = joint.prob
+    for (beam, token), prob in zip(joint.outcomes(), joint.prob.tolist(), strict=True):
+        table[beam, token] = prob
     return table
 
 

@@ -1,7 +1,9 @@
 """The sparse joint of beam and token: equal to Eq. 1 written out, finished beams, restriction, alignment."""
 
 import math
+from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 from beam_enumeration import of_weights, random_joint
@@ -11,8 +13,10 @@ from torch import Tensor
 from draftwood.core.forest import FINISHED
 from draftwood.core.records import Outcome
 from draftwood.errors import NonFiniteError
+from draftwood.sampling.distributions import Streams
 from draftwood.sampling.params import SamplingParams
-from draftwood.verify.joint import align, joint_of
+from draftwood.verify.joint import Joint, Seeded, align, joint_of
+from draftwood.verify.width import ResidualChain
 
 PARAMS = [
     SamplingParams(),
@@ -57,9 +61,9 @@ def test_joint_equals_equation_1(params: SamplingParams, mode: str, finished: li
     joint = joint_of(scores, logits.log_softmax(-1), params, mode, finished)  # type: ignore[arg-type]
     wanted = written_out(scores, logits, params, mode, finished)
     assert dict(zip(joint.outcomes(), joint.prob.tolist(), strict=True)) == pytest.approx(wanted, abs=1e-12)
-    assert bool((joint.key.diff() > 0).all())
-    assert joint.beam.tolist() == [b for b, _ in joint.outcomes()]
-    assert joint.token.tolist() == [t for _, t in joint.outcomes()]
+    assert bool((np.diff(joint.support.all_keys()) > 0).all())
+    assert [joint.support.place(outcome) for outcome in joint.outcomes()] == list(range(len(joint)))
+    assert joint.support.place((7, 0)) is None
 
 
 @pytest.mark.parametrize("finished", [[False, False, False], [False, True, False]])
@@ -83,8 +87,8 @@ def test_restriction_renormalises() -> None:
 
 def test_alignment_is_the_union() -> None:
     p, q = of_weights({(0, 0): 0.4, (1, 1): 0.6}, 2), of_weights({(0, 1): 0.5, (1, 1): 0.5}, 2)
-    keys, a, b = align(p, q)
-    assert [p.name(key) for key in keys.tolist()] == [(0, 0), (0, 1), (1, 1)]
+    support, a, b = align(p, q)
+    assert [support.name(place) for place in range(len(support))] == [(0, 0), (0, 1), (1, 1)]
     assert a.tolist() == [0.4, 0.0, 0.6] and b.tolist() == [0.0, 0.5, 0.5]
 
 
@@ -92,7 +96,7 @@ def test_dead_beam_and_nan() -> None:
     """A beam of likelihood 0 has no outcomes; NaN logits are an error."""
     logits = torch.zeros(2, 3, dtype=torch.float64)
     joint = joint_of(torch.tensor([0.0, -math.inf], dtype=torch.float64), logits.log_softmax(-1), SamplingParams())
-    assert joint.beam.tolist() == [0, 0, 0]
+    assert joint.outcomes() == [(0, 0), (0, 1), (0, 2)]
     logits[0, 0] = math.nan
     with pytest.raises(NonFiniteError):
         joint_of(torch.zeros(2, dtype=torch.float64), logits.log_softmax(-1), SamplingParams())
@@ -104,3 +108,43 @@ def test_probabilities_are_float64_and_normalised(dtype: torch.dtype) -> None:
     joint = joint_of(torch.tensor([0.0, -1.0, -2.0]), logits.log_softmax(-1), SamplingParams(top_k=10))
     assert joint.prob.dtype == torch.float64
     assert abs(float(joint.prob.sum()) - 1) < 1e-12
+
+
+@pytest.mark.parametrize("mode", ["joint", "token"])
+@pytest.mark.parametrize("finished", [[False] * 3, [False, True, False]])
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.7)], ids=str)
+def test_grids_of_large_vocabularies(
+    monkeypatch: pytest.MonkeyPatch, params: SamplingParams, finished: list[bool], mode: Literal["joint", "token"]
+) -> None:
+    """Nothing but the keys and the last digits differs where all outcomes of many are kept, zeros among them."""
+    vocab, labels = 3000, [4, 9, 5]
+    generator = torch.Generator().manual_seed(5)
+    scores = torch.tensor([0.0, -1.0, -2.0])
+
+    def both(labels: list[int], finished: list[bool]) -> tuple[Joint, Joint]:
+        live = len(finished) - sum(finished)
+        logits = 3 * torch.randn(live, vocab, generator=generator)
+        logits[:, 7:11] = -math.inf
+        log_p, count = logits.log_softmax(-1), len(labels)
+        grid = joint_of(scores[:count], log_p, params, mode, finished, labels)
+        with monkeypatch.context() as patch:
+            patch.setattr("draftwood.verify.joint.SMALL", 1 << 60)
+            return grid, joint_of(scores[:count].double(), log_p.double(), params, mode, finished, labels)
+
+    p, p_keys = both(labels, finished)
+    q, q_keys = both(labels[:2], finished[:2])
+    assert p.support.keys is None and p_keys.support.keys is not None and p.prob.dtype == torch.float32
+    assert p.possible == len(p_keys) < len(p)
+    some = [*p_keys.outcomes()[::97], (4, 8), (9, FINISHED), (6, 0)]
+    assert p.probs(some) == pytest.approx(p_keys.probs(some), rel=1e-5)
+    for one, other in (
+        (p, p_keys),
+        (p.restrict([5, 4]), p_keys.restrict([4, 5])),
+        (p.restrict([9]), p_keys.restrict([9])),
+    ):
+        assert one.probs(some) == pytest.approx(other.probs(some), rel=1e-5)
+        draws = [joint.draws(40, Seeded(Streams(3), "draft"), False) for joint in (one, other)]
+        assert draws[0] == draws[1]
+    chain, wanted = (ResidualChain(*align(*pair)[1:]) for pair in ((p, q), (p_keys, q_keys)))
+    assert chain.alphas(4) == pytest.approx(wanted.alphas(4), abs=1e-6)
+    assert align(p, q)[0] is p.support

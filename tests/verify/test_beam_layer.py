@@ -145,9 +145,9 @@ def test_algorithm_as_indented_is_biased() -> None:
         beams = [draws[0]] if scripted.coin(min(1.0, table[draws[0]] / drawn[draws[0]])) else []
         rest = ResidualChain(p.prob, q.prob).residual(1)
         if len(beams) < 2:
-            beams.append(p.outcome(scripted.pick(rest)))
+            beams.append(p.support.name(scripted.pick(rest)))
         while len(beams) < 2:
-            beams.append(p.outcome(scripted.pick(p.prob)))
+            beams.append(p.support.name(scripted.pick(p.prob)))
         return Layer(2, beams, 0, [], False)
 
     p, q = random_joint(2, 2, 1), random_joint(2, 2, 101)
