@@ -36,16 +36,25 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
         return _warp_on_device(logits, params)
     if logits.dim() > 1:
         return torch.stack(list(warped(logits.reshape(-1, logits.shape[-1]), params))).view(logits.shape)
+    places, probs = truncated(logits, params)
+    return probs if places is None else torch.zeros_like(logits).index_copy_(0, places, probs)
+
+
+def truncated(logits: Tensor, params: SamplingParams, dtype: torch.dtype | None = None) -> tuple[Tensor | None, Tensor]:
+    """What `warp` keeps of one row of logits [V] on the CPU: places, ascending (None: all), and their probabilities.
+
+    These sum to 1; `dtype` is theirs, if not the logits', and with top-k that of all that is computed of the few.
+    """
     count = params.top_k if params.top_k < len(logits) else 0
     places = torch.from_numpy(truncation.leading(logits.numpy(), count)) if count else None
-    some = logits if places is None else logits[places]
+    some = logits if places is None else logits[places].to(dtype or logits.dtype)
     probs = torch.softmax(_tempered(some, params.temperature), -1)
     kept = truncation.kept(probs.numpy(), count, params.top_p, params.min_p)
     if kept is not None:
         within = torch.from_numpy(kept)
-        probs, places = probs[within], within if places is None else places[within]
+        probs, places = probs[within].to(dtype or logits.dtype), within if places is None else places[within]
         probs = probs / probs.sum()
-    return probs if places is None else torch.zeros_like(logits).index_copy_(0, places, probs)
+    return places, probs
 
 
 def warped(logits: Tensor, params: SamplingParams) -> Sequence[Tensor]:

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from draftwood.core.records import Outcome
 from draftwood.errors import NonFiniteError
-from draftwood.sampling.distributions import Streams, best, draw, draw_distinct, draws, element, warp
+from draftwood.sampling.distributions import Streams, best, draw, draw_distinct, draws, element, truncated, warp
 from draftwood.sampling.drawing import SMALL
 from draftwood.sampling.params import SamplingParams
-from draftwood.sampling.truncation import leading
 
 Places: TypeAlias = npt.NDArray[np.int64]
 Probabilities: TypeAlias = npt.NDArray[Any]  # float32 where there are many
@@ -114,9 +113,8 @@ class Support:
 class Joint:
     """Outcomes (beam, token) in the order of their support, and their probabilities `prob` [n], which sum to 1.
 
-    Where outcomes were cut, the others have positive probability and `prob` is float64, since residuals subtract nearly
-    equal numbers. A grid of a large vocabulary keeps the dtype of the logits, and may hold zeros; sums over it are
-    float64. Both lie on the CPU.
+    `prob` is float64, since residuals subtract nearly equal numbers; a grid of a large vocabulary keeps the dtype of
+    the logits. A grid may hold zeros. It lies on the CPU.
     """
 
     support: Support
@@ -128,11 +126,12 @@ class Joint:
     @property
     def possible(self) -> int:
         """Outcomes of positive probability."""
-        return len(self) if self.support.keys is not None else int(np.count_nonzero(self.prob.numpy()))
+        return int(np.count_nonzero(self.prob.numpy()))
 
-    def outcomes(self) -> list[Outcome]:
-        """All (beam, token) in order."""
-        return [self.support.name(place) for place in range(len(self))]
+    def table(self) -> dict[Outcome, float]:
+        """The probabilities of the possible (beam, token), in order."""
+        values = self.prob.numpy()
+        return {self.support.name(place): float(values[place]) for place in np.flatnonzero(values).tolist()}
 
     def probs(self, outcomes: Sequence[Outcome]) -> list[float]:
         """Probabilities of outcomes; 0 where one is not among these."""
@@ -260,13 +259,13 @@ def _per_beam(scores: Tensor, probs: Tensor, done: Sequence[bool]) -> tuple[Tens
 def _positive(dense: Tensor) -> tuple[Places | None, Probabilities]:
     """(places ascending, or None for all; probabilities that sum to 1) of weights [n].
 
-    Entries of weight 0 are left out, unless there are many numbers and few zeros among them.
+    Entries of weight 0 are left out, unless few are.
     """
     weights = dense.cpu().numpy()
     size = len(weights)
-    whole = weights.min() > 0 or (size > SMALL and 4 * np.count_nonzero(weights) > size)
+    whole = 4 * np.count_nonzero(weights) > size  # else looking for them saves more than it takes
     places = None if whole else np.flatnonzero(weights)
-    prob = weights if size > SMALL and whole else (weights if whole else weights[places]).astype(np.float64)
+    prob = weights if whole and size > SMALL else (weights if whole else weights[places]).astype(np.float64)
     total = float(prob.sum(dtype=np.float64))
     if not np.isfinite(total) or total <= 0:
         raise NonFiniteError(NOT_FINITE)
@@ -276,17 +275,17 @@ def _positive(dense: Tensor) -> tuple[Places | None, Probabilities]:
 def entries(logits: Tensor, params: SamplingParams) -> tuple[Places | None, Probabilities]:
     """The positive entries of warp(logits [n], params): (places ascending or None: all, probabilities that sum to 1).
 
-    With top-k only the k largest are ever looked at, and at temperature 0 the best alone.
+    Where few are kept no more than these are ever looked at.
     """
-    count = params.top_k
     if params.greedy:
         place = best(logits[None])[0]
         if not math.isfinite(element(logits, place)):
             raise NonFiniteError(NOT_FINITE)
         return np.array([place]), np.ones(1)
-    if not 0 < count < logits.shape[0]:
+    if not params.truncates or logits.is_cuda:
         return _positive(warp(logits, params))
-    row = logits.cpu().numpy()
-    where = leading(row, count)
-    kept, prob = _positive(warp(torch.from_numpy(row[where]).double(), params))
-    return where if kept is None else where[kept], prob
+    places, probs = truncated(logits, params, torch.float64)
+    kept, prob = _positive(probs)
+    if places is None:
+        return kept, prob
+    return places.numpy() if kept is None else places.numpy()[kept], prob

@@ -47,7 +47,7 @@ def of_weights(weights: dict[Outcome, float], vocab: int) -> Joint:
 def reference(p: Joint, width: int, replacement: bool) -> Law[Beams]:
     """Law of `width` beams sampled from p, written out with plain numbers."""
     law: Law[Beams] = {(): 1.0}
-    table = dict(zip(p.outcomes(), p.prob.tolist(), strict=True))
+    table = p.table()
     for _ in range(width if replacement else min(width, len(table))):
         grown: Law[Beams] = {}
         for drawn, weight in law.items():

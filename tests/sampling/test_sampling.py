@@ -96,7 +96,7 @@ def test_extreme_temperatures_stay_finite() -> None:
 def dense(joint: Joint) -> torch.Tensor:
     """[3, 7] probabilities of beam and token."""
     table = torch.zeros(3, 7, dtype=torch.float64)
-    for (beam, token), prob in zip(joint.outcomes(), joint.prob.tolist(), strict=True):
+    for (beam, token), prob in joint.table().items():
         table[beam, token] = prob
     return table
 

@@ -71,7 +71,7 @@ def test_finished_beams(mode: str, replacement: bool) -> None:
     params = SamplingParams(temperature=0.8, top_p=0.9)
     p = random_joint(2, 3, 7, params, finished, mode)
     q = random_joint(2, 3, 8, params, finished, mode)
-    assert (1, -1) in p.outcomes()
+    assert (1, -1) in p.table()
     for rule in RULES[1:3]:
         assert excess(layer_law(p, q, 3, rule, [0, 1], replacement), p, replacement) < EXACT
 
@@ -140,8 +140,8 @@ def test_algorithm_as_indented_is_biased() -> None:
     def literal(
         draws: list[Outcome], q: Joint, p: Joint, parents: list[int], rule: WidthRule, scripted: Scripted, _: bool
     ) -> Layer:
-        table = dict(zip(p.outcomes(), p.prob.tolist(), strict=True))
-        drawn = dict(zip(q.outcomes(), q.prob.tolist(), strict=True))
+        table = p.table()
+        drawn = q.table()
         beams = [draws[0]] if scripted.coin(min(1.0, table[draws[0]] / drawn[draws[0]])) else []
         rest = ResidualChain(p.prob, q.prob).residual(1)
         if len(beams) < 2:
