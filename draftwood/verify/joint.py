@@ -171,12 +171,8 @@ class Joint:
 def align(p: Joint, q: Joint) -> tuple[Support, Tensor, Tensor]:
     """(the union of two supports, p [u], q [u]) over it."""
     ours, theirs = p.support, q.support
-    if ours.keys is None and theirs.keys is None and ours.first == theirs.first and {*theirs.beams} <= {*ours.beams}:
-        if ours.beams == theirs.beams:
-            return ours, p.prob, q.prob
-        wide = torch.zeros_like(p.prob).view(-1, ours.columns)
-        wide[[ours.beams.index(beam) for beam in theirs.beams]] = q.prob.to(wide.dtype).view(-1, ours.columns)
-        return ours, p.prob, wide.view(-1)
+    if ours.keys is None and theirs.keys is None and (ours.beams, ours.first) == (theirs.beams, theirs.first):
+        return ours, p.prob, q.prob
     mine, others = ours.all_keys(), theirs.all_keys()
     if np.array_equal(mine, others):
         return ours, p.prob, q.prob
