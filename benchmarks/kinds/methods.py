@@ -11,10 +11,10 @@ from pydantic import Field
 
 from benchmarks.bench import Bench
 from benchmarks.experiment import Kind, Rows, Strict
+from draftwood.engine.metrics import PARTS
 from draftwood.eval.evaluation import stored
 from draftwood.eval.running import Plan
 from draftwood.eval.summary import (
-    PARTS,
     RATIOS,
     SECONDS,
     TOKENS,

@@ -8,16 +8,27 @@ from typing import Any
 
 from draftwood.core.records import Round
 
-SUMS = (  # of `Metrics`: fields of rounds, added up
+PARTS = ("draft", "verify", "sampling", "other")  # of a round's time
+OF_ROUNDS = (  # fields of rounds that `Metrics` adds up
     *("drafted", "accepted", "depth_accepted", "attempted", "target_rows", "draft_rows", "draft_forwards"),
-    *("draft_seconds", "verify_seconds", "sampling_seconds", "other_seconds"),
+    *(f"{part}_seconds" for part in PARTS),
 )
-RATIOS = (  # of `Metrics`, in the order of its dictionary
-    *("tau", "acceptance_rate", "alpha", "position_rate", "acceptance_by_position", "bounded_rate"),
-    *("acceptance_bound", "tokens_per_second", "draft_cost_ratio"),
-    *("draft_share", "harmonic_mean", "draft_token_cost", "predicted_speedup", "time_shares"),
-    *("layers_per_round", "mean_width", "mean_accepted_width"),
-)
+
+
+class Quotient(property):
+    """A metric that is one sum of `Metrics` over another: `above` over `below`, and 0 where `below` is 0.
+
+    Of several requests it is the quotient of their added sums.
+    """
+
+    def __init__(self, above: str, below: str, doc: str) -> None:
+        def quotient(metrics: Metrics) -> float:
+            total = getattr(metrics, below)
+            return getattr(metrics, above) / total if total else 0.0
+
+        quotient.__doc__ = doc
+        super().__init__(quotient)
+        self.above, self.below = above, below
 
 
 @dataclass(slots=True, repr=False)
@@ -68,7 +79,7 @@ class Metrics:
         if self.rounds == 0:
             self.first_round_seconds = round_.seconds
         self.rounds += 1
-        for name in SUMS:
+        for name in OF_ROUNDS:
             setattr(self, name, getattr(self, name) + getattr(round_, name))
         self.emitted += len(round_.tokens)
         self.forced += round_.kinds.count("forced")
@@ -108,43 +119,43 @@ class Metrics:
         for layer in range(depth):
             self.drafted_at[layer] += 1
 
-    @property
-    def tau(self) -> float:
-        """Tokens emitted per target forward."""
-        return self.emitted / self.rounds if self.rounds else 0.0
+    tau = Quotient("emitted", "rounds", "Tokens emitted per target forward.")
 
-    @property
-    def acceptance_rate(self) -> float:
-        """accepted/drafted: tokens (v_d of EESD App. D); 0 when nothing was drafted."""
-        return self.accepted / self.drafted if self.drafted else 0.0
+    acceptance_rate = Quotient(
+        "accepted", "drafted", "accepted/drafted: tokens (v_d of EESD App. D); 0 when nothing was drafted."
+    )
 
-    @property
-    def alpha(self) -> float:
+    alpha = Quotient(
+        "accepted_shares",
+        "drafting_rounds",
         """MCSD's acceptance rate (§1): the longest accepted path over the greatest depth that is configured.
 
         The mean over rounds that drafted, however early a draft ended; 0 when nothing was drafted.
-        """
-        return self.accepted_shares / self.drafting_rounds if self.drafting_rounds else 0.0
+        """,
+    )
 
-    @property
-    def position_rate(self) -> float:
-        """Chance that a position with drafts has one accepted; 0 when nothing was drafted."""
-        return self.depth_accepted / self.attempted if self.attempted else 0.0
+    position_rate = Quotient(
+        "depth_accepted",
+        "attempted",
+        "Chance that a position with drafts has one accepted; 0 when nothing was drafted.",
+    )
 
     @property
     def acceptance_by_position(self) -> list[float]:
         """`position_rate`, separately for the first, second, ... drafted position."""
         return [a / n for a, n in zip(self.accepted_at, self.attempted_at, strict=True)]
 
-    @property
-    def bounded_rate(self) -> float:
-        """`position_rate` of the positions that `acceptance_bound` is of; 0 where there are none."""
-        return self.bounded_accepted / self.bounded if self.bounded else 0.0
+    bounded_rate = Quotient(
+        "bounded_accepted",
+        "bounded",
+        "`position_rate` of the positions that `acceptance_bound` is of; 0 where there are none.",
+    )
 
-    @property
-    def acceptance_bound(self) -> float:
-        """The mean of alpha*(n) where draws were independent: no rule that judges node by node accepts more often."""
-        return self.bounds / self.bounded if self.bounded else 0.0
+    acceptance_bound = Quotient(
+        "bounds",
+        "bounded",
+        "The mean of alpha*(n) where draws were independent: no rule that judges node by node accepts more often.",
+    )
 
     @property
     def tokens_per_second(self) -> float:
@@ -158,10 +169,11 @@ class Metrics:
             return 0.0
         return (self.draft_seconds / self.draft_forwards) / (self.verify_seconds / self.rounds)
 
-    @property
-    def draft_share(self) -> float:
-        """Accepted drafts over emitted tokens (r_d of EESD App. D, Eq. 12); 0 when nothing was emitted."""
-        return self.accepted / self.emitted if self.emitted else 0.0
+    draft_share = Quotient(
+        "accepted",
+        "emitted",
+        "Accepted drafts over emitted tokens (r_d of EESD App. D, Eq. 12); 0 when nothing was emitted.",
+    )
 
     @property
     def harmonic_mean(self) -> float:
@@ -195,24 +207,27 @@ class Metrics:
     @property
     def time_shares(self) -> dict[str, float]:
         """Shares of draft forwards, target forwards, sampling and the rest in the time of the rounds (EESD Table 8)."""
-        seconds = {name: getattr(self, f"{name}_seconds") for name in ("draft", "verify", "sampling", "other")}
+        seconds = {part: getattr(self, f"{part}_seconds") for part in PARTS}
         total = sum(seconds.values())
         return {name: value / total if total else 0.0 for name, value in seconds.items()}
 
-    @property
-    def layers_per_round(self) -> float:
-        """Layers of beams per target forward: accepted ones and the one that ends the round; 0 without beams."""
-        return self.layers / self.rounds if self.rounds else 0.0
+    layers_per_round = Quotient(
+        "layers",
+        "rounds",
+        "Layers of beams per target forward: accepted ones and the one that ends the round; 0 without beams.",
+    )
 
-    @property
-    def mean_width(self) -> float:
-        """Beams per layer, completions and multiplicity counted: comparable with the width of beam sampling."""
-        return self.widths / self.layers if self.layers else 0.0
+    mean_width = Quotient(
+        "widths",
+        "layers",
+        "Beams per layer, completions and multiplicity counted: comparable with the width of beam sampling.",
+    )
 
-    @property
-    def mean_accepted_width(self) -> float:
-        """Accepted drafts per layer that was verified (DSBD App. C.1); 0 when no layer was drafted."""
-        return self.widths_accepted / self.attempted if self.layers and self.attempted else 0.0
+    mean_accepted_width = Quotient(
+        "widths_accepted",
+        "attempted",
+        "Accepted drafts per layer that was verified (DSBD App. C.1); 0 when no layer was drafted.",
+    )
 
     def predicted_layers(self, threshold: float = 1.0) -> float:
         """Theorem 3.2: layers per round are at least 1 + a + ... + a^gamma, gamma as each round drafted.
@@ -229,3 +244,9 @@ class Metrics:
         """Every field and ratio, ready for JSON."""
         lists = ("attempted_at", "accepted_at", "drafted_at", "least", "met_at", "taken_at")
         return {name: getattr(self, name) for name in (*self.__dataclass_fields__, *RATIOS) if name not in lists}
+
+
+RATIOS = tuple(name for name, value in vars(Metrics).items() if isinstance(value, property))
+QUOTIENTS = {name: value for name, value in vars(Metrics).items() if isinstance(value, Quotient)}
+DIVIDED = dict.fromkeys(name for each in QUOTIENTS.values() for name in (each.above, each.below))
+ADDED = (*dict.fromkeys([*DIVIDED, *OF_ROUNDS, "first_round_seconds"]),)  # sums of one request that add up to several's

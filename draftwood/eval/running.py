@@ -15,7 +15,7 @@ import torch
 from draftwood.core.records import Round
 from draftwood.engine.engine import Engine
 from draftwood.engine.engine_map import EngineMap, alone
-from draftwood.engine.metrics import Metrics
+from draftwood.engine.metrics import ADDED, Metrics
 from draftwood.engine.results import GenerationResult
 from draftwood.eval.energy import ESTIMATE, Meter, estimated
 from draftwood.eval.store import Store, key_of
@@ -218,19 +218,13 @@ def named(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-SUMS = (
-    *("rounds", "emitted", "drafted", "accepted", "depth_accepted", "attempted"),
-    *("drafting_rounds", "accepted_shares", "bounded", "bounded_accepted", "bounds"),
-    *("draft_seconds", "verify_seconds", "sampling_seconds", "other_seconds", "first_round_seconds"),
-    *("target_rows", "draft_rows", "draft_forwards", "layers", "widths", "widths_accepted"),
-)
 BY_POSITION = ("attempted_at", "accepted_at")
 HISTOGRAMS = ("width_counts", "depth_counts")
 
 
 def rounds_of(metrics: Sequence[Metrics]) -> dict[str, Any]:
-    """The rounds of one item in sums, over its turns; field names are those of `draftwood.engine.results.Metrics`."""
-    found: dict[str, Any] = {name: sum(getattr(each, name) for each in metrics) for name in SUMS}
+    """The rounds of one item in sums, over its turns; field names are those of `draftwood.engine.metrics.Metrics`."""
+    found: dict[str, Any] = {name: sum(getattr(each, name) for each in metrics) for name in ADDED}
     for name in BY_POSITION:
         found[name] = added([getattr(each, name) for each in metrics])
     found["peak_slots"] = max(each.peak_slots for each in metrics)

@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 
+from draftwood.engine.metrics import ADDED, PARTS, QUOTIENTS
 from draftwood.errors import ConfigurationError
 from draftwood.eval.energy import ESTIMATE, ESTIMATED, NOT_AVAILABLE
 from draftwood.eval.intervals import Interval, quotient, ratio
-from draftwood.eval.running import BY_POSITION, HISTOGRAMS, SUMS, added, grouped
+from draftwood.eval.running import BY_POSITION, HISTOGRAMS, added, grouped
 from draftwood.eval.scoring.programs import pass_at
 from draftwood.eval.store import CONFIGURATION, read_run
 from draftwood.util.jsonl import Record
@@ -26,21 +27,11 @@ from draftwood.util.safe_parsing import short_repr
 SCHEMA = 1
 PASSED, PERPLEXITY = "passed", "perplexity"
 PASS_AT = (1, 5, 10, 100)
-RATIOS = {
-    "tau": ("emitted", "rounds"),
-    "acceptance_rate": ("accepted", "drafted"),
-    "draft_share": ("accepted", "emitted"),
-    "alpha": ("accepted_shares", "drafting_rounds"),
-    "position_rate": ("depth_accepted", "attempted"),
-    "bounded_rate": ("bounded_accepted", "bounded"),
-    "acceptance_bound": ("bounds", "bounded"),
-    "mean_width": ("widths", "layers"),
-    "mean_accepted_width": ("widths_accepted", "attempted"),
-    "layers_per_round": ("layers", "rounds"),
+RATIOS = {  # a ratio -> the sums of rounds that it divides; beams have what Theorem 3.2 predicts, too
+    **{name: (each.above, each.below) for name, each in QUOTIENTS.items()},
     "predicted_layers": ("predicted_layers", "rounds"),
     "layers_to_predicted": ("layers", "predicted_layers"),
 }
-PARTS = ("draft", "verify", "sampling", "other")
 Row = dict[str, Any]
 T = TypeVar("T")
 
@@ -263,8 +254,8 @@ def exponential(interval: Interval) -> Interval:
 
 
 def decoding(made: Sequence[Record]) -> dict[str, Any]:
-    """Counts of rounds, and the ratios that follow; names are those of `draftwood.engine.results.Metrics`."""
-    sums = {name: sum(record["rounds"][name] for record in made) for name in SUMS if "seconds" not in name}
+    """Counts of rounds, and the ratios that follow; names are those of `draftwood.engine.metrics.Metrics`."""
+    sums = {name: sum(record["rounds"][name] for record in made) for name in ADDED if "seconds" not in name}
     attempted, accepted = (added([record["rounds"][name] for record in made]) for name in BY_POSITION)
     return {
         "tokens": sum(record["tokens"] for record in made),

@@ -16,6 +16,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.text import Annotation, Text
 
+from draftwood.engine.metrics import ADDED
 from draftwood.errors import ConfigurationError
 from draftwood.eval.report import page, tables
 from draftwood.eval.report.charts import (
@@ -35,7 +36,6 @@ from draftwood.eval.report.charts import (
 from draftwood.eval.report.figures import Task
 from draftwood.eval.report.naming import grown_line, method_names, sampling_line
 from draftwood.eval.report.reading import summary_of
-from draftwood.eval.running import SUMS
 from draftwood.util import plots
 
 METHODS = [{"name": "autoregressive"}, {"name": "speculative", "gamma": 4}, {"name": "speculative", "gamma": 2}]
@@ -77,7 +77,7 @@ def record(task: str, place: int, method: int, fails: bool) -> dict[str, Any]:
     }
     if fails:
         return {**found, "status": "failed", "stage": "decode", "error": HOSTILE}
-    rounds = dict.fromkeys(SUMS, 0) | {"rounds": 10, "emitted": 20, "attempted_at": [], "accepted_at": []}
+    rounds = dict.fromkeys(ADDED, 0) | {"rounds": 10, "emitted": 20, "attempted_at": [], "accepted_at": []}
     if method:
         rounds |= {"drafted": 20, "accepted": 10, "attempted_at": [10, 6], "accepted_at": [6, 4], "draft_forwards": 20}
         rounds |= {"draft_seconds": 0.1, "width_counts": [0, 3, 7]}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from draftwood.engine.metrics import ADDED
 from draftwood.eval.intervals import quotient, ratio
-from draftwood.eval.running import SUMS
 from draftwood.eval.summary import exponential, summarise
 
 TASK = {"name": "t", "metric": "passed", "items": 2}
@@ -27,7 +27,7 @@ def configuration(seeds: int) -> dict[str, Any]:
 
 
 def record(place: int, method: int, seed: int, passed: float, tokens: int = 10, seconds: float = 1.0) -> dict[str, Any]:
-    rounds = dict.fromkeys(SUMS, 0) | {"attempted_at": [4, 2], "accepted_at": [2, 1], "peak_slots": 1}
+    rounds = dict.fromkeys(ADDED, 0) | {"attempted_at": [4, 2], "accepted_at": [2, 1], "peak_slots": 1}
     rounds |= {"rounds": 5, "emitted": tokens, "drafted": 8, "accepted": 4, "draft_forwards": 10}
     rounds |= {"draft_seconds": 0.2, "verify_seconds": 0.5, "sampling_seconds": 0.1, "other_seconds": 0.2}
     return {
