@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,12 @@ from draftwood.models.checkpoints import artifact, checkpoint
 from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.checkpoints.checkpoint import DTYPES
 from draftwood.models.decoder import Decoder
-from draftwood.models.heads import eagle, medusa, skip
 from draftwood.models.heads import exit as exits
-from draftwood.models.heads.eagle_head import EagleHead
+from draftwood.models.heads import medusa, skip
 from draftwood.models.heads.exit import ExitLayer
 from draftwood.models.heads.medusa import Heads
 from draftwood.models.heads.skip import Skipped
 
-LEARNED = ("exit", "heads", "eagle", "skip")  # may lie beside a target, and are grown with it
 COPIED = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "*.jinja")
 
 
@@ -41,7 +38,7 @@ def grow_checkpoint(
 ) -> dict[str, Any]:
     """Write the grown form of the checkpoint `source` into `out`; returns the sizes before and after.
 
-    `shape` are the options of `Growth.plan`. Exit layer, heads, EAGLE head and skip set are grown alike, tokenizer and
+    `shape` are the options of `Growth.plan`. Exit layer, Medusa heads and skip set are grown alike, tokenizer and
     templates are copied. `name` is noted as what it was grown from; `advance` hears of each share of the weights
     written. `out` gets its name when it is whole. Raises ConfigurationError for shapes that cannot be grown to, and
     ModelError where the files cannot be written.
@@ -69,30 +66,20 @@ def grow_checkpoint(
 
 
 def write_learned(source: Path, model: Decoder, growth: Growth, out: Path, dtype: str) -> None:
-    """Grow what was learned for `model` in `source`, and write it into `out`."""
+    """Grow the exit, the heads and the skip set that lie beside `model` in `source`, and write them into `out`."""
     kind, about = DTYPES[dtype], {"grown_from": fingerprint(model)}
-    found = {name for name in LEARNED if artifact.companion(source, name).is_file()}
-    whose = grown_fingerprint(model, growth, kind) if found else ""
-    if "exit" in found:
-        write_exit(source / "exit", model, growth, out / "exit", dtype, whose)
-    if "heads" in found:
+    there = {name for name in ("exit", "heads", "skip") if artifact.companion(source, name).is_file()}
+    whose = grown_fingerprint(model, growth, kind) if there else ""
+    if "exit" in there:
+        layer = exits.load(source / "exit", model, packed=False)
+        weights, layers = grow_exit(layer, growth, kind), grown_layers(layer.layers, growth)
+        exits.save(weights, out / "exit", whose, layers, kind, **about)
+    if "heads" in there:
         known = medusa.load(source / "heads", model, packed=False)
         medusa.save(grow_heads(known, growth, kind), out / "heads", whose, kind, known.ranks, **about)
-    if "eagle" in found:
-        head = eagle.load(source / "eagle", model, packed=False)
-        reads = [grown_layers(layer, growth) for layer in head.reads]
-        eagle.save(grow_eagle(head, growth, kind), out / "eagle", whose, reads, kind, **about)
-    if "skip" in found:
+    if "skip" in there:
         skipped = skip.load(artifact.companion(source, "skip"), model)
         skip.save(artifact.companion(out, "skip"), grow_skipped(skipped, growth), whose, **about)
-
-
-def write_exit(source: Path, model: Decoder, growth: Growth, out: Path, dtype: str, whose: str = "") -> None:
-    """Grow the exit layer of one directory into another; `whose` is the grown target's fingerprint, if known."""
-    kind, layer = DTYPES[dtype], exits.load(source, model, packed=False)
-    whose = whose or grown_fingerprint(model, growth, kind)
-    weights, layers = grow_exit(layer, growth, kind), grown_layers(layer.layers, growth)
-    exits.save(weights, out, whose, layers, kind, grown_from=fingerprint(model))
 
 
 def grown_fingerprint(model: Decoder, growth: Growth, dtype: torch.dtype) -> str:
@@ -109,8 +96,7 @@ def grown_fingerprint(model: Decoder, growth: Growth, dtype: torch.dtype) -> str
 
 def grown_layers(layers: int, growth: Growth) -> int:
     """The layer of the grown target that stands for `layers`: added ones lie behind the first that are kept."""
-    added = growth.config.num_hidden_layers - growth.before.num_hidden_layers
-    return layers if layers <= growth.keep_first else layers + added
+    return layers if layers <= growth.keep_first else layers + growth.added
 
 
 def grow_exit(exit: ExitLayer, growth: Growth, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -130,29 +116,16 @@ def grow_heads(heads: Heads, growth: Growth, dtype: torch.dtype) -> dict[str, Te
     return grown
 
 
-def grow_eagle(head: EagleHead, growth: Growth, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The weights of the grown EAGLE head, by name: fc reads several states, the first layer two."""
-    count = head.decoder.config.vocab_size
-    copies = Copies.of(replace(growth.before, vocab_size=count), replace(growth.config, vocab_size=count))
-    grown = {}
-    for name, weight in head.weights().items():
-        role = "layers.0.lift.weight" if name == "fc.weight" else name.removeprefix("decoder.")
-        states = len(head.reads) if name == "fc.weight" else 2 if name.endswith("layers.0.qkv.weight") else 1
-        grown[name] = weight if name == "words" else maker(copies, role, weight, False, growth.seed + 20, states)(dtype)
-    return grown
-
-
 def grow_skipped(skipped: Skipped, growth: Growth) -> Skipped:
     """The same sublayers of the grown target, and evenly spaced ones of the added layers in the same proportion.
 
     Added layers say nothing, so skipping all of them would be free, which is so of no real model.
     """
-    layers = growth.before.num_hidden_layers
-    added, first = growth.config.num_hidden_layers - layers, min(growth.keep_first, layers)
+    added, first = growth.added, growth.keep_first
 
     def grown(known: tuple[int, ...]) -> tuple[int, ...]:
         moved = [layer if layer < first else layer + added for layer in known]
-        count = round(added * len(known) / layers)
+        count = round(added * len(known) / growth.before.num_hidden_layers)
         return (*moved, *(first + int((place + 0.5) * added / count) for place in range(count)))
 
     return Skipped(grown(skipped.attention), grown(skipped.mlp))

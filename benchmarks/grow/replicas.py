@@ -51,13 +51,6 @@ class Axis:
         source, following = (axis.flatten() for axis in spread)
         return Axis(source, self.share.repeat_interleave(size), following)
 
-    def beside(self, count: int) -> Axis:
-        """The same `count` times, one behind the other: states side by side."""
-        size, places = int(self.source.max()) + 1, len(self.source)
-        sources = [torch.where(self.source < 0, self.source, self.source + i * size) for i in range(count)]
-        following = torch.cat([self.following + i * places for i in range(count)])
-        return Axis(torch.cat(sources), self.share.repeat(count), following)
-
 
 @dataclass(frozen=True, slots=True)
 class Copies:
@@ -92,13 +85,8 @@ class Copies:
         )
 
 
-def maker(
-    copies: Copies, name: str, weight: Tensor, fresh: bool, seed: int, states: int = 1
-) -> Callable[[torch.dtype], Tensor]:
-    """What makes a parameter in a dtype, from the source's; noise depends on the seed and the name alone.
-
-    A matrix may read several `states` side by side.
-    """
+def maker(copies: Copies, name: str, weight: Tensor, fresh: bool, seed: int) -> Callable[[torch.dtype], Tensor]:
+    """The function that makes a parameter in a dtype from the source's. Noise depends on the seed and the name."""
     kind = name.split(".", 2)[-1] if name.startswith("layers.") else name
     attention = (copies.queries, copies.keys, copies.keys)
     rows, columns = {
@@ -114,8 +102,6 @@ def maker(
         "down.bias": ((copies.channels,), None),
         "lift.weight": ((copies.channels,), copies.channels),
     }.get(kind, ((copies.channels,), None))
-    if columns is not None and states > 1:
-        columns = columns.beside(states)
 
     def make(dtype: torch.dtype) -> Tensor:
         fine = torch.promote_types(dtype, torch.float32)

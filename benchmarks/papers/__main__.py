@@ -11,9 +11,11 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from benchmarks import pairs
 from benchmarks.command import started
+from benchmarks.execute import write
 from benchmarks.papers.page import RESULTS, findings
-from benchmarks.papers.study import Study, write
+from benchmarks.papers.study import Study
 from draftwood.engine.loading import load
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -27,8 +29,7 @@ def measure(
     items: Count = None,
     seeds: Count = None,
     max_new_tokens: Count = None,
-    target: Annotated[str | None, typer.Option(help="Default: the embedded pair.")] = None,
-    draft: str | None = None,
+    pair: Annotated[str, typer.Option(help="The models: embedded, grown-12x768 or grown-22x2048.")] = "embedded",
     dtype: str = "auto",
     out: Annotated[Path | None, typer.Option(help="Default: paper-PAPER-PAIR.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Put the results where docs/papers.md takes them from.")] = False,
@@ -42,14 +43,13 @@ def measure(
     size = replace(
         script.SIZES["full" if full else "small"], **{key: count for key, count in asked.items() if count is not None}
     )
-    pair = "embedded" if target is None else Path(target).resolve().parent.name
+    models = pairs.pair(pair)
     out = out or Path(f"paper-{paper}-{pair}")
-    engine = load(target, draft, dtype=dtype)
+    engine = load(models.target, models.draft, dtype=dtype)
     with Console(stderr=True).status("preparing") as status:
         study = Study(engine, size, out, status.update)
         script.measure(study, full)
-    plain = ["/".join(Path(each).parts[-2:]) if "/" in each else each for each in sys.argv[1:]]  # no places of machines
-    document = study.document(paper, pair, " ".join(["python -m benchmarks.papers", *plain]))
+    document = study.document(paper, pair, " ".join(["python -m benchmarks.papers", *sys.argv[1:]]))
     place = RESULTS / f"{paper}-{pair}.json" if keep else out / "results.json"
     write(place, document)
     print(findings([document]), "\n".join(study.notes), place, sep="\n")

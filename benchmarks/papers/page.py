@@ -4,76 +4,63 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from draftwood.util.safe_parsing import parse_json, read_text
+from benchmarks.execute import read
+from benchmarks.experiment import HERE
+from benchmarks.pages.tables import markdown, source, text
 
-RESULTS = Path(__file__).parents[1] / "results" / "papers"
-NONE = "–"
+RESULTS = HERE / "results" / "papers"
 
 
 def documents(paper: str) -> list[dict[str, Any]]:
     """The result files of a paper, that of the embedded pair first."""
-    found = [parse_json(read_text(path)) for path in sorted(RESULTS.glob(f"{paper}-*.json"))]
-    return sorted(found, key=lambda each: (each["pair"] != "embedded", each["pair"]))
+    return [read(path) for path in sorted(RESULTS.glob(f"{paper}-*.json"))]
 
 
 def findings(results: Sequence[Mapping[str, Any]]) -> str:
     """A row for each quantity: what the paper gives, and for each pair what was found and how it compares."""
-    rows = [
-        {
-            "source": each["exhibit"],
-            "what": each["what"],
-            "the paper": paper_cell(each),
-            "pair": document["pair"],
-            "here": here_cell(each),
-        }
-        for document in results
-        for each in document["findings"]
-    ]
-    frame = pd.DataFrame(rows)
     keys = ["source", "what", "the paper"]
-    order = frame[keys].drop_duplicates()
-    wide = frame.set_index([*keys, "pair"])["here"].unstack().reindex(pd.MultiIndex.from_frame(order))
+    rows = [
+        [each["exhibit"], each["what"], paper_cell(each), document["pair"], here_cell(each)]
+        for document in results
+        for each in document["tables"]["findings"]
+    ]
+    frame = pd.DataFrame(rows, columns=[*keys, "pair", "here"])
+    order = pd.MultiIndex.from_frame(frame[keys].drop_duplicates())
+    wide = frame.set_index([*keys, "pair"])["here"].unstack().reindex(order)
     return markdown(wide[[document["pair"] for document in results]].fillna("not run").reset_index())
 
 
-def markdown(frame: pd.DataFrame) -> str:
-    """A table of text in Markdown."""
-    lines = [list(frame.columns), ["---"] * len(frame.columns), *frame.to_numpy().tolist()]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
-def digits(finding: Mapping[str, Any]) -> int:
-    """Points are whole; all else has two decimals."""
-    return 0 if "points" in finding["unit"] else 2
+def digits(finding: Mapping[str, Any]) -> str:
+    """The format of its numbers: points are whole, all else has two decimals."""
+    return ".0f" if "points" in finding["unit"] else ".2f"
 
 
 def paper_cell(finding: Mapping[str, Any]) -> str:
-    """1.50–1.90×, or the one end that the paper gives."""
-    low, high = (None if end is None else f"{end:.{digits(finding)}f}" for end in finding["paper"])
-    if low is None and high is None:
-        return NONE
-    one = f"at most {high}" if low is None else f"above {low}" if high is None else low
-    return f"{one if None in (low, high) or low == high else f'{low}–{high}'}{finding['unit']}"
+    """1.50–1.90x, or the one end that the paper gives."""
+    low, high = (text(end, digits(finding)) for end in finding["paper"])
+    if not low and not high:
+        return "–"
+    ends = f"at most {high}" if not low else f"above {low}" if not high else low if low == high else f"{low}–{high}"
+    return f"{ends}{finding['unit']}"
 
 
 def here_cell(finding: Mapping[str, Any]) -> str:
-    """1.36× [1.25, 1.48]: same direction, smaller."""
-    if finding["here"] is None or finding["here"][0] is None:
+    """1.36x (1.25 to 1.48): same direction, smaller."""
+    shown = text(finding["here"], digits(finding), finding["unit"], ends=True) if finding["here"] else ""
+    if not shown:
         return "not reached" if "no less quality" in finding["what"] else "not measured"
-    number, space, ends = interval_cell(finding["here"], digits(finding)).partition(" ")
     says = verdict(finding["paper"], finding["here"], finding["even"])
-    return f"{number}{finding['unit']}{space}{ends}" + (f": {says}" if says else "")
+    return f"{shown}: {says}" if says else shown
 
 
-def verdict(paper: Sequence[float | None], here: Sequence[Any], even: float | None) -> str:
+def verdict(paper: Sequence[float | None], here: Mapping[str, Any], even: float | None) -> str:
     """Whether the direction is the paper's, where an interval shows one, and whether the size is."""
-    value, low, high, _ = here
     below, above = paper
+    low, high = here["low"], here["high"]
     if low is None or high is None:
         return "one item has no interval"
     words = []
@@ -87,7 +74,7 @@ def verdict(paper: Sequence[float | None], here: Sequence[Any], even: float | No
     if below is not None and above is not None:
         words.append("smaller" if high < below else "larger" if low > above else "as large")
     elif above is not None and (even is None or above > even):
-        words.append("no more" if value <= above else "more")
+        words.append("no more" if here["value"] <= above else "more")
     return ", ".join(words)
 
 
@@ -95,41 +82,30 @@ def origins(results: Sequence[Mapping[str, Any]]) -> str:
     """Where the numbers come from, a line for each pair."""
     lines = []
     for each in results:
-        where, size = each["environment"], each["size"]
-        when = f"{where['began'][:10]}, commit {where['git_commit'][:9]}"
-        machine = f"{where['processor']}, {where['threads']} threads, kernels {where['kernels']}"
+        size = each["size"]
         count = f"{size['items']} items of each task, {size['seeds']} seed{'s' * (size['seeds'] != 1)}"
-        lines.append(f"- {each['pair']}: `{each['made_by']}`, {when}, {machine}; {count}.")
+        lines.append(f"- {each['pair']}: `{each['made_by']}`, {source(each['environment'])}; {count}.")
     return "\n".join(lines)
 
 
 def methods(name: str, sweep: str, task: str, prefix: str, measures: str) -> str:
     """A row for each method of a result file whose label begins so, with some of its measures."""
-    wanted = measures.split(", ")
     chosen = [
-        {"method": row["method"], **{key: interval_cell(row.get(key)) for key in wanted}}
-        for row in parse_json(read_text(RESULTS / f"{name}.json"))["rows"]
+        {"method": row["method"], **{key: text(row.get(key), ends=True) for key in measures.split(", ")}}
+        for row in read(RESULTS / f"{name}.json")["tables"]["rows"]
         if (row["sweep"], row["task"]) == (sweep, task) and row["method"].startswith(prefix)
     ]
-    return markdown(pd.DataFrame(chosen))
+    return markdown(pd.DataFrame(chosen).replace("", "–"))
 
 
 def trained(name: str, columns: str) -> str:
     """A row for each model that was trained for a paper, with some of its figures."""
-    rows = parse_json(read_text(RESULTS / f"{name}.json"))["learned"]
+    rows = read(RESULTS / f"{name}.json")["tables"]["learned"]
     chosen = [{key: each[key] for key in ("model", *columns.split(", "))} for each in rows]
     return markdown(pd.DataFrame(chosen).map(lambda cell: f"{cell:.2f}" if isinstance(cell, float) else cell))
 
 
-def interval_cell(interval: Sequence[float | None] | None, count: int = 2) -> str:
-    """1.36 [1.25, 1.48], or a dash."""
-    if interval is None or interval[0] is None:
-        return NONE
-    value, low, high, _ = interval
-    return f"{value:.{count}f}" + ("" if low is None or high is None else f" [{low:.{count}f}, {high:.{count}f}]")
-
-
-def filled(text: str) -> str:
+def filled(page: str) -> str:
     """The page with its tables made anew, each between a comment that says which and `<!-- end -->`.
 
     `<!-- findings of PAPER -->`, `<!-- rows of FILE | SWEEP | TASK | PREFIX | MEASURES -->`,
@@ -145,4 +121,4 @@ def filled(text: str) -> str:
             table = (methods if kind == "rows" else trained)(*asked.split(" | "))
         return f"<!-- {kind} of {asked} -->\n{table}\n<!-- end -->"
 
-    return re.sub(r"(?s)<!-- (findings|rows|trained) of ([^\n]+) -->\n.*?<!-- end -->", block, text)
+    return re.sub(r"(?s)<!-- (findings|rows|trained) of ([^\n]+) -->\n.*?<!-- end -->", block, page)

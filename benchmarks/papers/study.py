@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,6 @@ from draftwood.eval.summary import SECONDS, TOKENS, paired, versus
 from draftwood.eval.tasks import parse
 from draftwood.methods import Method
 from draftwood.sampling.params import SamplingParams
-from draftwood.util.files import replacing, writing
 from draftwood.util.jsonl import Record
 
 PLAIN = "plain decoding"
@@ -162,15 +160,15 @@ class Study:
             for label in methods:
                 known = {key: interval for key in MEASURES if (interval := found.measure(key, task, label))}
                 lossy = {} if found.row(task, label)["lossless"] else {"lossy": True}
-                self.rows.append({"sweep": name, "task": task, "method": label, **lossy, **packed(known)})
+                self.rows.append({"sweep": name, "task": task, "method": label, **lossy, **known})
         return found
 
     def compare(
-        self, exhibit: str, what: str, paper: Paper, here: Interval | None, unit: str = "×", even: float | None = 1.0
+        self, exhibit: str, what: str, paper: Paper, here: Interval | None, unit: str = "x", even: float | None = 1.0
     ) -> None:
         """Note what the paper gives beside what was found. `even` separates better from worse, where something does."""
-        found = {"exhibit": exhibit, "what": what, "paper": list(paper), "unit": unit, "even": even}
-        self.findings.append({**found, **packed({"here": here})})
+        found = {"exhibit": exhibit, "what": what, "paper": list(paper), "unit": unit, "even": even, "here": here}
+        self.findings.append(found)
 
     def document(self, paper: str, pair: str, command: str) -> dict[str, Any]:
         """All of it as plain data, with where it comes from."""
@@ -181,33 +179,5 @@ class Study:
             "environment": dict(self.session),
             "size": {"items": self.size.items, "seeds": self.size.seeds, "tokens": self.size.tokens},
             "notes": self.notes,
-            "findings": self.findings,
-            "learned": self.learned,
-            "rows": self.rows,
+            "tables": {"findings": self.findings, "learned": self.learned, "rows": self.rows},
         }
-
-
-def packed(intervals: Mapping[str, Interval | None]) -> dict[str, Any]:
-    """Intervals as [value, low, high, items], in the digits that count."""
-
-    def short(number: float | None) -> float | None:
-        return None if number is None else float(f"{number:.4g}")
-
-    return {
-        name: None if each is None else [*map(short, (each["value"], each["low"], each["high"])), each["n"]]
-        for name, each in intervals.items()
-    }
-
-
-def write(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a result file, a line for each row."""
-
-    def text(value: Any) -> str:
-        rows = isinstance(value, list) and value
-        return "[\n  " + ",\n  ".join(map(text, value)) + "\n ]" if rows else json.dumps(value, ensure_ascii=False)
-
-    lines = ",\n ".join(f"{json.dumps(key)}: {text(value)}" for key, value in document.items())
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as partial:
-            partial.write_text(f"{{\n {lines}\n}}\n", "utf-8")

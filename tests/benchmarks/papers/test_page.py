@@ -48,7 +48,7 @@ def test_every_table_figure_theorem_and_algorithm_of_a_paper_has_a_row(name: str
     assert {kind: sorted(found[kind]) for kind in IN_THE_PAPERS[name]} == {
         kind: sorted(numbers) for kind, numbers in IN_THE_PAPERS[name].items()
     }
-    exhibits = {each["exhibit"] for document in documents(name) for each in document["findings"]}
+    exhibits = {each["exhibit"] for document in documents(name) for each in document["tables"]["findings"]}
     assert exhibits <= {of for of, *_ in CLAIMS[name]} | {"Figure 3, abstract"}
 
 
@@ -65,35 +65,43 @@ def test_code_and_commands_of_the_rows_are_there(name: str) -> None:
             made(group).make_context(group, ["prompt", *given] if group == "explain" else given)
 
 
-FINDING = {"what": "speed", "paper": [1.5, 1.9], "unit": "×", "even": 1.0, "here": [1.36, 1.25, 1.48, 20]}
+def interval(*numbers: float | None) -> dict[str, float | None]:
+    return dict(zip(("value", "low", "high", "n"), numbers, strict=True))
+
+
+FINDING = {"what": "speed", "paper": [1.5, 1.9], "unit": "x", "even": 1.0, "here": interval(1.36, 1.25, 1.48, 20)}
 
 
 @pytest.mark.parametrize(
     ("change", "theirs", "here"),
     [
-        ({}, "1.50–1.90×", "1.36× [1.25, 1.48]: same direction, smaller"),
-        ({"here": [1.7, 1.4, 2.0, 20]}, "1.50–1.90×", "1.70× [1.40, 2.00]: same direction, as large"),
-        ({"here": [0.9, 0.7, 1.1, 20]}, "1.50–1.90×", "0.90× [0.70, 1.10]: no direction shown, smaller"),
-        ({"here": [0.9, 0.8, 0.99, 20]}, "1.50–1.90×", "0.90× [0.80, 0.99]: opposite direction, smaller"),
-        ({"here": [2.1, 2.0, 2.2, 20]}, "1.50–1.90×", "2.10× [2.00, 2.20]: same direction, larger"),
-        ({"here": [1.4, None, None, 1]}, "1.50–1.90×", "1.40×: one item has no interval"),
-        ({"paper": [0.93, 0.98]}, "0.93–0.98×", "1.36× [1.25, 1.48]: opposite direction, larger"),
-        ({"paper": [0.7, 1.9]}, "0.70–1.90×", "1.36× [1.25, 1.48]: as large"),
-        ({"paper": [1.0, 1.0]}, "1.00×", "1.36× [1.25, 1.48]: larger"),
-        ({"paper": [1.0, None]}, "above 1.00×", "1.36× [1.25, 1.48]: same direction"),
-        ({"paper": [None, 1.9]}, "at most 1.90×", "1.36× [1.25, 1.48]: same direction, no more"),
-        ({"paper": [None, 1.1], "even": None}, "at most 1.10×", "1.36× [1.25, 1.48]: more"),
-        ({"paper": [None, 0.0], "unit": " points", "even": 0.0, "here": [-3, -5, -1, 9]}, "at most 0 points", None),
-        ({"paper": [0.4, 0.5], "unit": "", "even": None}, "0.40–0.50", "1.36 [1.25, 1.48]: larger"),
-        ({"here": None}, "1.50–1.90×", "not measured"),
-        ({"here": None, "what": "at no less quality"}, "1.50–1.90×", "not reached"),
+        ({}, "1.50–1.90x", "1.36x (1.25 to 1.48): same direction, smaller"),
+        ({"here": interval(1.7, 1.4, 2.0, 20)}, "1.50–1.90x", "1.70x (1.40 to 2.00): same direction, as large"),
+        ({"here": interval(0.9, 0.7, 1.1, 20)}, "1.50–1.90x", "0.90x (0.70 to 1.10): no direction shown, smaller"),
+        ({"here": interval(0.9, 0.8, 0.99, 20)}, "1.50–1.90x", "0.90x (0.80 to 0.99): opposite direction, smaller"),
+        ({"here": interval(2.1, 2.0, 2.2, 20)}, "1.50–1.90x", "2.10x (2.00 to 2.20): same direction, larger"),
+        ({"here": interval(1.4, None, None, 1)}, "1.50–1.90x", "1.40x: one item has no interval"),
+        ({"paper": [0.93, 0.98]}, "0.93–0.98x", "1.36x (1.25 to 1.48): opposite direction, larger"),
+        ({"paper": [0.7, 1.9]}, "0.70–1.90x", "1.36x (1.25 to 1.48): as large"),
+        ({"paper": [1.0, 1.0]}, "1.00x", "1.36x (1.25 to 1.48): larger"),
+        ({"paper": [1.0, None]}, "above 1.00x", "1.36x (1.25 to 1.48): same direction"),
+        ({"paper": [None, 1.9]}, "at most 1.90x", "1.36x (1.25 to 1.48): same direction, no more"),
+        ({"paper": [None, 1.1], "even": None}, "at most 1.10x", "1.36x (1.25 to 1.48): more"),
+        (
+            {"paper": [None, 0.0], "unit": " points", "even": 0.0, "here": interval(-3, -5, -1, 9)},
+            "at most 0 points",
+            "-3 points (-5 to -1): same direction",
+        ),
+        ({"paper": [0.4, 0.5], "unit": "", "even": None}, "0.40–0.50", "1.36 (1.25 to 1.48): larger"),
+        ({"here": None}, "1.50–1.90x", "not measured"),
+        ({"here": None, "what": "at no less quality"}, "1.50–1.90x", "not reached"),
     ],
 )
-def test_verdicts_follow_from_the_numbers(change: dict[str, object], theirs: str, here: str | None) -> None:
+def test_verdicts_follow_from_the_numbers(change: dict[str, object], theirs: str, here: str) -> None:
     finding = FINDING | change
     assert paper_cell(finding) == theirs
-    assert here_cell(finding) == (here or "-3 points [-5, -1]: same direction")
+    assert here_cell(finding) == here
 
 
 def test_an_interval_that_ends_at_even_shows_no_direction() -> None:
-    assert verdict([1.5, 1.9], [1.2, 1.0, 1.4, 9], 1.0) == "no direction shown, smaller"
+    assert verdict([1.5, 1.9], interval(1.2, 1.0, 1.4, 9), 1.0) == "no direction shown, smaller"
