@@ -23,11 +23,11 @@ _SIZE = 700
 def modules(split: Split) -> list[Path]:
     """Return the module files of a split, sorted; a file is in one split only."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    found: list[Path] = []
+    paths: list[Path] = []
     for place, directories, names in os.walk(root):
         directories[:] = [name for name in directories if name not in _LEFT_OUT]
-        found += [Path(place, name) for name in names if name.endswith(".py")]
-    return [path for path in sorted(found) if split_of("library", path.relative_to(root).as_posix()) == split]
+        paths += [Path(place, name) for name in names if name.endswith(".py")]
+    return [path for path in sorted(paths) if split_of("library", path.relative_to(root).as_posix()) == split]
 
 
 def _pieces(text: str) -> Iterator[list[str]]:

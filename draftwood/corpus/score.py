@@ -87,8 +87,8 @@ def score(document: Document, output: str) -> bool | float | None:
         case "sql":
             return _score_sql(reference, answer)
         case "math":
-            found = re.search(r"Answer: (-?\d+)\s*$", output, re.MULTILINE)
-            return found is not None and int(found[1]) == reference["number"]
+            match = re.search(r"Answer: (-?\d+)\s*$", output, re.MULTILINE)
+            return match is not None and int(match[1]) == reference["number"]
         case "summaries":
             return _overlap(reference["summary"], output)
         case "code":

@@ -77,12 +77,12 @@ def grouped(batch: Batch, cache: Cache, types: Sequence[AttentionReach], dtype: 
         seen, positions = visibility(segments, count, device), batch.positions[rows].view(-1, count)
         shape, masks = (*positions.shape, seen.shape[-1]), {}
         for each in types:
-            near = None
+            within_reach = None
             if each.reach:
                 places = cache.read(-1, segments[0].extent, shape[-1], len(segments))[:, 0, :, 0]
-                near = each.sees(positions, places)
+                within_reach = each.sees(positions, places)
             mask = torch.zeros(shape, dtype=dtype, device=device)
-            mask.masked_fill_(~(seen if near is None else seen & near), torch.finfo(dtype).min)
+            mask.masked_fill_(~(seen if within_reach is None else seen & within_reach), torch.finfo(dtype).min)
             masks[each.kind] = mask[:, None]
         groups.append(MaskedGroup(rows, len(segments), segments[0].extent, shape[-1], masks))
     return groups

@@ -256,24 +256,27 @@ class HuggingFaceModel:
             spread = float(expected.std(-1).mean()) + 1e-30
             errors.append(float((got.to(expected.dtype) - expected).abs().max()) / spread)
 
-        whole = list(range(n))
-        before = [whole[:i] for i in whole]
-        out = run(_Rows(one, first, whole, whole, before), _Rows(two, second, whole[:-2], whole[:-2], before[:-2]))
+        all_slots = list(range(n))
+        before = [all_slots[:i] for i in all_slots]
+        out = run(
+            _Rows(one, first, all_slots, all_slots, before),
+            _Rows(two, second, all_slots[:-2], all_slots[:-2], before[:-2]),
+        )
         compare(out[:n], first)
         compare(out[n:], second)
         # two branches of two tokens, siblings in the wrong order of slots, beside the next token of the other
-        seen = [whole, whole, [*whole, n + 1], [*whole, n]]
+        seen = [all_slots, all_slots, [*all_slots, n + 1], [*all_slots, n]]
         tree = _Rows(one, [a, b, c, d], [n, n, n + 1, n + 1], [n + 1, n, n + 3, n + 2], seen)
-        out = run(tree, _Rows(two, [e], [n - 2], [n - 2], [whole[:-2]]))
+        out = run(tree, _Rows(two, [e], [n - 2], [n - 2], [all_slots[:-2]]))
         compare(out[[0, 2]], [*first, a, c])
         compare(out[[1, 3]], [*first, b, d])
         compare(out[4:], [*second, e])
         # b and d died: their slots hold what follows a and c now, asked for by number
-        path = [*whole, n + 1, n + 3]
+        path = [*all_slots, n + 1, n + 3]
         out = run(_Rows(one, [e, f], [n + 2, n + 3], [n, n + 2], [path, [*path, n]]), wanted=[1])
         compare(out, [*first, a, c, e, f])
         last = _Rows(one, [b], [n + 4], [n + 4], [[*path, n, n + 2]])  # one row each, in one product
-        out = run(last, _Rows(two, [f], [n - 1], [n - 1], [whole[:-1]]), wanted=[1, 0])
+        out = run(last, _Rows(two, [f], [n - 1], [n - 1], [all_slots[:-1]]), wanted=[1, 0])
         compare(out[1:], [*first, a, c, e, f, b])
         compare(out[:1], [*second, e, f])
         return float(torch.tensor(errors).max())  # not a number if any is
@@ -332,7 +335,7 @@ def _layer_types(config: Any, kind: str) -> list[AttentionReach]:
     types = getattr(config, "layer_types", None)
     if types is None:
         types = ["sliding_attention" if window else "chunked_attention" if chunk else "full_attention"]
-    found = []
+    reaches_of_types = []
     for name in sorted(set(types)):
         reach = reaches.get(name)
         if reach is None:
@@ -340,8 +343,8 @@ def _layer_types(config: Any, kind: str) -> list[AttentionReach]:
                 f"model type {kind!r} has layers of type {name!r}, whose memory cannot branch into a token tree; "
                 "use a model with full, sliding or chunked attention"
             )
-        found.append(AttentionReach(name, int(reach)))
-    return found
+        reaches_of_types.append(AttentionReach(name, int(reach)))
+    return reaches_of_types
 
 
 def _context(config: Any) -> int:

@@ -92,11 +92,11 @@ def quantised(decoder: Decoder, rows: Tensor | None, advance: Callable[[float], 
 
 def input_moments(block: nn.Module, run: Callable[[], Any]) -> dict[str, Tensor]:
     """Second moments [K, K] of the inputs of each linear layer of a block while `run` runs it, by name."""
-    found: dict[str, Tensor] = {}
+    moments: dict[str, Tensor] = {}
 
     def note(name: str, module: nn.Module, inputs: tuple[Tensor]) -> None:
         x = inputs[0].flatten(0, -2)
-        found[name] = x.T @ x / len(x)
+        moments[name] = x.T @ x / len(x)
 
     hooks = [child.register_forward_pre_hook(partial(note, name)) for name, child in block.named_children()]
     try:
@@ -104,7 +104,7 @@ def input_moments(block: nn.Module, run: Callable[[], Any]) -> dict[str, Tensor]
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return moments
 
 
 def calibration(tokenizer: Tokenizer, context: int) -> Tensor:
@@ -127,13 +127,13 @@ def save(path: Path, matrices: Matrices, model: str) -> None:
 
 def load(path: Path, model: str) -> Matrices:
     """Saved matrices; ModelError where they are missing, damaged, of another format or of another model."""
-    found = artifact.load(path, KIND, model=model)
-    if found.settings.get("format") != FORMAT:
+    file = artifact.load(path, KIND, model=model)
+    if file.settings.get("format") != FORMAT:
         raise artifact.damaged(path, KIND, "it has another format")
-    columns = found.settings.get("columns")
+    columns = file.settings.get("columns")
     try:
         for name, count in dict(columns or {}).items():
-            parts = [found.tensors[f"{name}.{part}"] for part in ("codes", "scale", "shift")]
+            parts = [file.tensors[f"{name}.{part}"] for part in ("codes", "scale", "shift")]
             rows, groups = len(parts[0]), -(-count // GROUP_SIZE)
             if [part.shape for part in parts] != [(rows, -(-count // 2)), (rows, groups), (rows, groups)]:
                 raise ValueError(f"{name} has another shape")
@@ -141,7 +141,7 @@ def load(path: Path, model: str) -> Matrices:
                 raise ValueError(f"{name} has another dtype")
     except (LookupError, TypeError, ValueError) as error:
         raise artifact.damaged(path, KIND, error) from error
-    return Matrices(dict(found.tensors), dict(columns or {}))
+    return Matrices(dict(file.tensors), dict(columns or {}))
 
 
 def fingerprint(home: Path) -> str:
@@ -164,8 +164,10 @@ def cached(home: Path, tokenizer: Tokenizer | None, advance: Callable[[float], N
     damaged or of other weights is made anew, and a warning says so.
     """
     whose = fingerprint(home)
-    near = home.parent / KIND / f"{home.stem}.safetensors" if home.is_file() else artifact.companion(home, KIND)
-    places = near, Path.home() / ".cache" / "draftwood" / KIND / f"{whose}.safetensors"
+    beside_weights = (
+        home.parent / KIND / f"{home.stem}.safetensors" if home.is_file() else artifact.companion(home, KIND)
+    )
+    places = beside_weights, Path.home() / ".cache" / "draftwood" / KIND / f"{whose}.safetensors"
     for path in places:
         if path.is_file():
             try:

@@ -34,10 +34,10 @@ class ParameterPart:
     columns: slice = field(default_factory=lambda: ALL_COLUMNS)
     silent: bool = False
 
-    def shape(self, whole: torch.Size) -> list[int]:
-        """The shape of this part of a parameter of shape `whole`."""
+    def shape(self, full_shape: torch.Size) -> list[int]:
+        """The shape of this part of a parameter of shape `full_shape`."""
         count = sum(rows.stop - rows.start for rows in self.rows)
-        return [count, *(len(range(width)[self.columns]) for width in whole[1:])]
+        return [count, *(len(range(width)[self.columns]) for width in full_shape[1:])]
 
 
 class Parallel:
@@ -74,9 +74,9 @@ class Parallel:
         """The part of a decoder's parameter, given by name and full shape, that this process has; None: nothing."""
         kind = name.split(".", 2)[-1] if name.startswith("layers.") else name
         module, c, n = kind.partition(".")[0], config, self.size
-        whole = (slice(0, shape[0]),)
+        all_rows = (slice(0, shape[0]),)
         if kind in ("embed.weight", "position.weight"):
-            return ParameterPart(whole) if self.drives else None
+            return ParameterPart(all_rows) if self.drives else None
         if kind == "head.weight":
             return ParameterPart((self.words(shape[0]),))
         if module == "qkv":
@@ -90,8 +90,8 @@ class Parallel:
             return ParameterPart(tuple(slice(at + one.start, at + one.stop) for at in range(0, shape[0], inner)))
         if module in ("o", "down"):
             summed = len(shape) == 1
-            return ParameterPart(whole, ALL_COLUMNS if summed else self._share(shape[1]), summed and not self.drives)
-        return ParameterPart(whole)
+            return ParameterPart(all_rows, ALL_COLUMNS if summed else self._share(shape[1]), summed and not self.drives)
+        return ParameterPart(all_rows)
 
     def _share(self, count: int) -> slice:
         """This process's range of `count` things, which `size` divides."""

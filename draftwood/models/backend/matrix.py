@@ -86,8 +86,8 @@ def in_groups(x: Tensor, scales: torch.dtype) -> Tensor:
     padded = F.pad(x.float(), (0, -count % GROUP_SIZE))
     groups = padded.view(*x.shape[:-1], -1, GROUP_SIZE)
     step = (groups.abs().amax(-1, keepdim=True) / INT8_STEPS).to(scales).float()
-    whole = (groups / step).nan_to_num_(0).round_().clamp_(-INT8_STEPS, INT8_STEPS)
-    return whole.mul_(step).view_as(padded)[..., :count].contiguous()
+    codes = (groups / step).nan_to_num_(0).round_().clamp_(-INT8_STEPS, INT8_STEPS)
+    return codes.mul_(step).view_as(padded)[..., :count].contiguous()
 
 
 def holder(dtype: torch.dtype, device: torch.device, quantize: str | None, backend: str = "auto") -> Holder | None:

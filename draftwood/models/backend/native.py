@@ -73,8 +73,8 @@ def library() -> ctypes.CDLL | str:
 
 def unavailable() -> str | None:
     """A sentence that says why the library cannot be used; None where it can."""
-    found = library()
-    return found if isinstance(found, str) else None
+    loaded = library()
+    return loaded if isinstance(loaded, str) else None
 
 
 def reads_beside() -> bool:
@@ -89,10 +89,10 @@ def kernels() -> tuple[str, list[str]]:
 
 
 def loaded_library() -> ctypes.CDLL:
-    found = library()
-    if isinstance(found, str):
-        raise ConfigurationError(f"the native backend is not there: {found}")
-    return found
+    loaded = library()
+    if isinstance(loaded, str):
+        raise ConfigurationError(f"the native backend is not there: {loaded}")
+    return loaded
 
 
 def check(failed: bool) -> None:
@@ -115,18 +115,18 @@ class NativeMatrix(nn.Module):
         super().__init__()
         lib, threads = loaded_library(), torch.get_num_threads()
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)  # tells the dtype of small models
-        held = None if bias is None else bias.detach().float().contiguous()
+        bias_floats = None if bias is None else bias.detach().float().contiguous()
         if isinstance(weight, Grouped):
             self.kind, shape = "int4", (weight.codes.shape[0], weight.codes.shape[1])
             parts = [part.contiguous() for part in (weight.codes, weight.scale, weight.shift)]
             places = [part.data_ptr() for part in parts]
-            self.handle = lib.dw_matrix_grouped(MATRIX_TYPES[self.kind], *shape, *places, address(held), threads)
+            self.handle = lib.dw_matrix_grouped(MATRIX_TYPES[self.kind], *shape, *places, address(bias_floats), threads)
         else:
             self.kind, shape = kind or str(weight.dtype).removeprefix("torch."), (weight.shape[0], weight.shape[1])
             weight = weight.detach().contiguous()
             half = weight.dtype == torch.bfloat16
             self.handle = lib.dw_matrix(
-                MATRIX_TYPES[self.kind], *shape, weight.data_ptr(), half, address(held), threads
+                MATRIX_TYPES[self.kind], *shape, weight.data_ptr(), half, address(bias_floats), threads
             )
         self.out_features, self.in_features = shape
         check(not self.handle)

@@ -145,16 +145,16 @@ class Program:
         hidden = None if batch.hidden is None else batch.hidden.float().contiguous()
         if isinstance(batch.wanted, slice):
             place, (first, end, _) = 0, batch.wanted.indices(count)
-            asked = max(0, end - first)
+            wanted_count = max(0, end - first)
         else:
-            place, first, asked = batch.wanted.data_ptr(), 0, batch.wanted.shape[0]
-        whole = stop == self.n_layers
-        if whole:
-            out = torch.empty(asked, config.vocab_size if batch.head else 0)
+            place, first, wanted_count = batch.wanted.data_ptr(), 0, batch.wanted.shape[0]
+        to_end = stop == self.n_layers
+        if to_end:
+            out = torch.empty(wanted_count, config.vocab_size if batch.head else 0)
         else:
             out = torch.empty(count, config.hidden_size)
         for layer in states:
-            batch.kept[layer] = torch.empty(asked, config.hidden_size)
+            batch.kept[layer] = torch.empty(wanted_count, config.hidden_size)
         after, kept = array("i", states), data_pointers([batch.kept[layer] for layer in states])
         at, row, some = _start(table), 4 * count, 4 * len(segments)
         base = at + 4 * row
@@ -163,8 +163,8 @@ class Program:
             *(numbers, numbers + 8 * count, at, at + row, at + 2 * row, at + 3 * row),
             *(base + 3 * some, 0 if hidden is None else hidden.data_ptr(), base, base + some, base + 2 * some),
             *(_start(trunk), _start(cache.pointers), _start(rotary.cos), _start(rotary.sin)),
-            *(batch.start, stop, asked, first, place),
-            *(out.data_ptr() if whole and batch.head else 0, 0 if whole else out.data_ptr()),
+            *(batch.start, stop, wanted_count, first, place),
+            *(out.data_ptr() if to_end and batch.head else 0, 0 if to_end else out.data_ptr()),
             *(len(states), _start(after), _start(kept), torch.get_num_threads()),
             0 if beside is None else beside.data_ptr(),
         )

@@ -68,22 +68,23 @@ def load(path: Path, kind: str, **models: str) -> Artifact:
         with safe_open(path, "pt") as file:
             facts = parse_json((file.metadata() or {})[HEADER_KEY])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dictionary
-        found = Artifact(facts["kind"], facts["models"], facts["settings"], tensors, facts["about"])
-        if not all(isinstance(part, dict) for part in (found.models, found.settings, found.about)):
+        artifact = Artifact(facts["kind"], facts["models"], facts["settings"], tensors, facts["about"])
+        if not all(isinstance(part, dict) for part in (artifact.models, artifact.settings, artifact.about)):
             raise TypeError("its header is no header of a learned file")
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         raise ModelError(
             f"{what} {path} cannot be read ({short_repr(error, 120)}); make it again with `{command}`"
         ) from error
-    if found.kind != kind:
-        raise ModelError(f"{path} does not hold {what}, but {short_repr(found.kind)}; make one with `{command}`")
+    if artifact.kind != kind:
+        raise ModelError(f"{path} does not hold {what}, but {short_repr(artifact.kind)}; make one with `{command}`")
     for role, here in models.items():
-        if found.models.get(role) != here:
+        there = artifact.models.get(role)
+        if there != here:
             raise ModelError(
-                f"{what} {path} was trained for another {role} (fingerprint {short_repr(found.models.get(role))}, this "
+                f"{what} {path} was trained for another {role} (fingerprint {short_repr(there)}, this "
                 f"one has {here}); make one for this {role} with `{command}`"
             )
-    return found
+    return artifact
 
 
 def damaged(path: Path, kind: str, why: object = "it holds something else") -> ModelError:

@@ -80,8 +80,8 @@ def _instead(text: str, path: Path) -> str:
         there = [each.name for each in path.parent.iterdir() if each.is_dir() or each.suffix == GGUF_SUFFIX]
     except OSError:
         return f"there is no {path.parent} either: check the path"
-    near = get_close_matches(path.name, there, 1)
-    return f"did you mean {path.parent / near[0]}?" if near else "nothing is there: check the path"
+    similar = get_close_matches(path.name, there, 1)
+    return f"did you mean {path.parent / similar[0]}?" if similar else "nothing is there: check the path"
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -122,10 +122,10 @@ def end_tokens(place: Path) -> frozenset[int]:
         path = place / name
         ids = read_json(path).get("eos_token_id") if path.is_file() else None
         if ids is not None:
-            found = ids if isinstance(ids, list) else [ids]
-            if not all(isinstance(token, int) for token in found):
+            tokens = ids if isinstance(ids, list) else [ids]
+            if not all(isinstance(token, int) for token in tokens):
                 raise ModelError(f"{path}: eos_token_id is {short_repr(ids)}, but must be a token id or a list of them")
-            return frozenset(found)
+            return frozenset(tokens)
     return frozenset()
 
 
@@ -160,12 +160,12 @@ def load(
         raise ModelError("device cuda is asked for, but PyTorch finds no CUDA device here; use device cpu")
     with ExitStack() as stack:
         tensors = file or Safetensors(home, stack)
-        family, whole = _outline(tensors, raw, family, config)
-        config = whole.config
+        family, full_model = _outline(tensors, raw, family, config)
+        config = full_model.config
         wanted, hold = _storage(raw, tensors, dtype, place, quantize, packed, backend)
-        tied = whole.head.weight is whole.embed.weight
-        shapes = {name: parameter.shape for name, parameter in whole.named_parameters()}  # a tied head has none
-        model, total = whole, sum(shape.numel() for shape in shapes.values())
+        tied = full_model.head.weight is full_model.embed.weight
+        shapes = {name: parameter.shape for name, parameter in full_model.named_parameters()}  # a tied head has none
+        model, total = full_model, sum(shape.numel() for shape in shapes.values())
         if parallel.size > 1:
             with torch.device("meta"):
                 model = Decoder(config, parallel)
@@ -173,8 +173,8 @@ def load(
             piece = parallel.piece(name, shape, config)
             if piece is None:
                 continue
-            held = hold is not None and _is_matrix(model, name)
-            tensor = _assemble(tensors, family, name, shape, piece, wanted, place, held)
+            packable = hold is not None and _is_matrix(model, name)
+            tensor = _assemble(tensors, family, name, shape, piece, wanted, place, packable)
             known = (grouped or {}).get(name.rpartition(".")[0])
             _put(model, name, nn.Parameter(tensor, requires_grad=False), partial(_instead_of, known) if known else hold)
             del tensor
@@ -234,9 +234,9 @@ def check(
 def _outline(tensors: Tensors, raw: Raw, family: Family, config: DecoderConfig) -> tuple[Family, Decoder]:
     """The family, with the tensor names of this file, and the decoder on the meta device; checks that tensors fit."""
     family, config = as_stored(tensors, family, raw, config)
-    whole = _sketch(config, tensors, family)
-    check_unread(tensors, family, config.num_hidden_layers, dict(whole.named_parameters()))
-    return family, whole
+    decoder = _sketch(config, tensors, family)
+    check_unread(tensors, family, config.num_hidden_layers, dict(decoder.named_parameters()))
+    return family, decoder
 
 
 def described(directory: Path) -> tuple[Raw, Family, DecoderConfig]:
@@ -303,7 +303,7 @@ def _sketch(config: DecoderConfig, tensors: Tensors, family: Family) -> Decoder:
     if not tensors.has(last):
         raise ModelError(
             f"{path} asks for {config.num_hidden_layers} layers, but tensor {last} is missing; fetch the checkpoint "
-            f"again, or correct {tensors.says}"
+            f"again, or correct {tensors.config_source}"
         )
     return drawn(config.num_hidden_layers)
 
@@ -350,18 +350,18 @@ def _sources(
         layer = name.split(".")[1]
         pattern = name.replace(f"layers.{layer}.", "layers.{i}.", 1)
     sources = [source.format(i=layer) for source in family.names[pattern]]
-    found = [tensors.shape(source) for source in sources]
+    shapes = [tensors.shape(source) for source in sources]
     turned = pattern in family.transposed
     if turned:
-        found = [(part[::-1], path) for part, path in found]
-    rows = sum(part[0] if part else 0 for part, _ in found)
-    if any([rows, *part[1:]] != list(shape) for part, _ in found):
-        which = ", ".join(f"{source} {part}" for source, (part, _) in zip(sources, found, strict=True))
+        shapes = [(part[::-1], path) for part, path in shapes]
+    rows = sum(part[0] if part else 0 for part, _ in shapes)
+    if any([rows, *part[1:]] != list(shape) for part, _ in shapes):
+        which = ", ".join(f"{source} {part}" for source, (part, _) in zip(sources, shapes, strict=True))
         raise ModelError(
-            f"{found[0][1]}: tensor {which} does not fit {tensors.says}, which asks for {list(shape)}"
+            f"{shapes[0][1]}: tensor {which} does not fit {tensors.config_source}, which asks for {list(shape)}"
             f"{' together' if len(sources) > 1 else ''}; the two do not belong together: fetch both again"
         )
-    return [(source, part) for source, (part, _) in zip(sources, found, strict=True)], turned
+    return [(source, part) for source, (part, _) in zip(sources, shapes, strict=True)], turned
 
 
 def _assemble(
@@ -372,16 +372,16 @@ def _assemble(
     piece: ParameterPart,
     dtype: torch.dtype,
     device: torch.device,
-    held: bool,
+    packable: bool,
 ) -> Tensor:
     """Read a part of a parameter from its tensors, concatenated; each is copied once from the mapped file.
 
-    Where the parameter will be packed (`held`), a view of the file is returned if possible.
+    Where the parameter will be packed (`packable`), a view of the file is returned if possible.
     """
     sources, turned = _sources(tensors, family, name, shape)
     if piece.silent:
         return torch.zeros(piece.shape(shape), dtype=dtype, device=device)
-    if held and len(sources) == len(piece.rows) == 1 and not turned and isinstance(tensors, Safetensors):
+    if packable and len(sources) == len(piece.rows) == 1 and not turned and isinstance(tensors, Safetensors):
         return part_of(tensors.view(sources[0][0]), piece.rows[0], piece.columns).to(device, dtype).contiguous()
     made = torch.empty(piece.shape(shape), dtype=dtype, device=device)
     offset = done = 0

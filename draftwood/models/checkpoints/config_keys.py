@@ -65,18 +65,18 @@ def rope_object(raw: Raw) -> Raw:
 
     Where both are there they must say the same: transformers reads rope_scaling, other programs rope_parameters.
     """
-    found = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
-    for name, rope in zip(("rope_parameters", "rope_scaling"), found, strict=True):
+    spellings = raw.get("rope_parameters") or {}, raw.get("rope_scaling") or {}
+    for name, rope in zip(("rope_parameters", "rope_scaling"), spellings, strict=True):
         if not isinstance(rope, dict):
             raise ModelError(f"{name} is {short_repr(rope)}, but must be an object")
-    new, old = (_spelled(rope, raw) for rope in found)
+    new, old = (_spelled(rope, raw) for rope in spellings)
     differing = next((key for key in {**old, **new} if key != "type" and old.get(key) != new.get(key)), None)
-    if all(found) and differing is not None:
+    if all(spellings) and differing is not None:
         raise ModelError(
             f"rope_parameters and rope_scaling differ: {differing} is {short_repr(new.get(differing))} in the former "
             f"and {short_repr(old.get(differing))} in the latter; keep the one that the model was trained with"
         )
-    return found[0] or found[1]
+    return spellings[0] or spellings[1]
 
 
 def _spelled(rope: Raw, raw: Raw) -> Raw:

@@ -169,10 +169,10 @@ def _phi3(raw: Raw) -> DecoderConfig:
             f"partial_rotary_factor {factor} rotates {rotated} of {shape['head_dim']} components of a head, "
             "but must rotate an even number of them"
         )
-    whole = {key: value for key, value in raw.items() if key not in ("partial_rotary_factor", "rope_scaling")}
-    whole["rope_parameters"] = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}
+    unscaled = {key: value for key, value in raw.items() if key not in ("partial_rotary_factor", "rope_scaling")}
+    unscaled["rope_parameters"] = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}
     return DecoderConfig(
-        **_llama_like(whole, shape, 4096, 1e-5),
+        **_llama_like(unscaled, shape, 4096, 1e-5),
         rotary_dim=None if rotated == shape["head_dim"] else rotated,
         windows=(_window(raw, None),) * shape["num_hidden_layers"],
     )
@@ -240,12 +240,12 @@ def _gemma3(raw: Raw) -> DecoderConfig:
         kinds.append({**part, "rope_theta": keys.positive_number(part, "rope_theta", outer)})
     if rope and not rope.keys() <= {"full_attention", "sliding_attention"}:
         raise ModelError("rope_parameters must hold full_attention and sliding_attention, each with its own settings")
-    whole, local = kinds
-    both = {"rope_scaling": raw.get("rope_scaling"), "rope_theta": whole["rope_theta"]}
-    whole = keys.rope_object({**both, "rope_parameters": whole}) if rope else {**whole, **keys.rope_object(both)}
+    full, local = kinds
+    both = {"rope_scaling": raw.get("rope_scaling"), "rope_theta": full["rope_theta"]}
+    full = keys.rope_object({**both, "rope_parameters": full}) if rope else {**full, **keys.rope_object(both)}
     keys.only(local, "rope_type", "default")
     return DecoderConfig(
-        **_gemma_late({**raw, "rope_parameters": whole}, shape, 131072),
+        **_gemma_late({**raw, "rope_parameters": full}, shape, 131072),
         qk_norm=True,
         windows=_windows(raw, shape["num_hidden_layers"], _window(raw, 4096), lambda layer: (layer + 1) % pattern != 0),
         local_rope_theta=local["rope_theta"],

@@ -93,12 +93,12 @@ class File:
             if key in self.metadata:
                 raise DamagedFile(f"key {short_repr(key)} is there twice")
             self.metadata[key] = header.value(header.number("I"))
-        found = [self._entry(header) for _ in range(min(tensors, header.size))]
+        entries = [self._entry(header) for _ in range(min(tensors, header.size))]
         step = self.metadata.get("general.alignment", 32)
         if type(step) is not int or step < 8 or step & (step - 1):
             raise DamagedFile(f"general.alignment is {short_repr(step)}, but must be a power of two from 8")
         first = -(-header.at // step) * step
-        for name, entry in found:
+        for name, entry in entries:
             if name in self.tensors:
                 raise DamagedFile(f"tensor {short_repr(name)} is there twice")
             place = replace(entry, start=first + entry.start)
@@ -130,17 +130,17 @@ class File:
 
     def array(self, key: str) -> list[Any]:
         """The values of an array of the metadata; none where there is no such array."""
-        found = self.metadata.get(key)
-        if not isinstance(found, Array):
+        array = self.metadata.get(key)
+        if not isinstance(array, Array):
             return []
         with self.path.open("rb") as file:
-            file.seek(found.start)
-            data = file.read(found.stop - found.start)
-        if found.kind != STRING_TYPE:
-            return list(struct.unpack(f"<{found.length}{SCALAR_FORMATS[found.kind]}", data))
+            file.seek(array.start)
+            data = file.read(array.stop - array.start)
+        if array.kind != STRING_TYPE:
+            return list(struct.unpack(f"<{array.length}{SCALAR_FORMATS[array.kind]}", data))
         texts, at = [], 0
         try:
-            for _ in range(found.length):
+            for _ in range(array.length):
                 stop = at + 8 + int.from_bytes(data[at : at + 8], "little")
                 texts.append(data[at + 8 : stop].decode("utf-8"))
                 at = stop

@@ -43,7 +43,7 @@ class Split:
 
     pattern: str | None = None  # what a piece is; None: as in GPT-2
     digits: bool = False  # each digit is a piece
-    whole: bool = False  # a piece that is a token is one, whatever the merges say
+    ignore_merges: bool = False  # a piece that is a token is one, whatever the merges say
     begins: bool = False  # a text has a beginning token, unless the file says otherwise
     composed: bool = False  # characters are composed first (NFC)
 
@@ -51,11 +51,11 @@ class Split:
 SPLITS = {  # by the format's names of pre-tokenizers
     **dict.fromkeys(("gpt-2", "phi-2"), Split()),
     **dict.fromkeys(("smollm", "starcoder"), Split(digits=True)),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), Split(_LLAMA_3, whole=True, begins=True)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), Split(_LLAMA_3, ignore_merges=True, begins=True)),
     **dict.fromkeys(("dbrx", "smaug-bpe"), Split(_LLAMA_3)),
     "qwen2": Split(_QWEN_2, composed=True),
     "deepseek-r1-qwen": Split(_QWEN_2),
-    "tekken": Split(_TEKKEN, whole=True, begins=True),
+    "tekken": Split(_TEKKEN, ignore_merges=True, begins=True),
 }
 
 
@@ -90,9 +90,9 @@ def vocabulary(path: Path) -> dict[str, int]:
 def end_tokens(path: Path) -> frozenset[int]:
     """Ids that end a text: those that the file names, and its control tokens that end a turn in known templates."""
     words = _Words(gguf_file.opened(path))
-    found = {words.role(name) for name in END_ROLES} - {None}
+    named = {words.role(name) for name in END_ROLES} - {None}
     turns = (i for i, text in enumerate(words.texts) if text in END_TEXTS and words.types[i] == CONTROL)
-    return frozenset(i for i in (*found, *turns) if i is not None)
+    return frozenset(i for i in (*named, *turns) if i is not None)
 
 
 class _Words:
@@ -102,8 +102,8 @@ class _Words:
         self.file = file
         self.texts: list[str] = file.array("tokenizer.ggml.tokens")
         self.types: list[int] = file.array("tokenizer.ggml.token_type") or [NORMAL] * len(self.texts)
-        whole = len(self.types) == len(self.texts) and all(isinstance(text, str) for text in self.texts)
-        if not self.texts or not whole:
+        complete = len(self.types) == len(self.texts) and all(isinstance(text, str) for text in self.texts)
+        if not self.texts or not complete:
             raise ModelError(
                 f"{file.path} holds no tokenizer, or a broken one; give the directory of the model's own as tokenizer"
             )
@@ -113,8 +113,8 @@ class _Words:
 
     def role(self, name: str) -> int | None:
         """The id of the token in a role, or None."""
-        found = self.get(f"{name}_token_id")
-        return found if type(found) is int and 0 <= found < len(self.texts) else None
+        id = self.get(f"{name}_token_id")
+        return id if type(id) is int and 0 <= id < len(self.texts) else None
 
     def config(self) -> dict[str, Any]:
         named = {name: self.role(role) for name, role in NAMED_TOKENS.items()}
@@ -172,7 +172,7 @@ class _Words:
             )
         split = SPLITS[name]
         merges = [tuple(merge.split(" ", 1)) for merge in self.file.array("tokenizer.ggml.merges")]
-        tokenizer = Tokenizer(models.BPE(self.vocabulary(), merges, ignore_merges=split.whole))
+        tokenizer = Tokenizer(models.BPE(self.vocabulary(), merges, ignore_merges=split.ignore_merges))
         steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if split.digits else []
         if split.pattern is not None:
             steps.append(pre_tokenizers.Split(Regex(split.pattern), "isolated"))
@@ -214,9 +214,9 @@ class _Words:
 
 def _merges(ranks: Mapping[str, tuple[bool, float]]) -> list[tuple[str, str]]:
     """Every two pieces that make a third, those of the third with the lowest rank first, of equals the longest."""
-    found = []
-    for whole in sorted(ranks, key=lambda text: (ranks[text], -len(text))):
-        for cut in range(len(whole) - 1 if len(whole) <= MAX_PIECE_CHARACTERS else 0, 0, -1):
-            if whole[:cut] in ranks and whole[cut:] in ranks:
-                found.append((whole[:cut], whole[cut:]))
-    return found
+    pairs = []
+    for piece in sorted(ranks, key=lambda text: (ranks[text], -len(text))):
+        for cut in range(len(piece) - 1 if len(piece) <= MAX_PIECE_CHARACTERS else 0, 0, -1):
+            if piece[:cut] in ranks and piece[cut:] in ranks:
+                pairs.append((piece[:cut], piece[cut:]))
+    return pairs

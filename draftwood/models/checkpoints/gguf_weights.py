@@ -35,7 +35,7 @@ CHUNK_WEIGHTS = 1 << 18  # weights that are dequantised at once, in the caches
 class GgufWeights:
     """The tensors of a file under its own names, with the values and order of rows that the family's decoder has."""
 
-    says = "its metadata"  # what tells the model's shape
+    config_source = "its metadata"  # what tells the model's shape
 
     def __init__(self, path: Path) -> None:
         self.source, self.file = path, gguf_file.opened(path)
@@ -70,8 +70,8 @@ class GgufWeights:
     def _names(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """The file's names for a checkpoint's tensors; what the architecture does not know keeps its name."""
         known = _name_map(self.architecture)
-        found = [known.get_name(name.format(i=0), (".weight", ".bias")) or name for name in names]
-        return tuple(name.replace("blk.0.", "blk.{i}.") for name in found)
+        own_names = [known.get_name(name.format(i=0), (".weight", ".bias")) or name for name in names]
+        return tuple(name.replace("blk.0.", "blk.{i}.") for name in own_names)
 
     def _value(self, key: str, default: Any = None) -> Any:
         """A value of the metadata; an array of equal values, one for each layer, is one."""
@@ -149,13 +149,13 @@ class GgufWeights:
 
     def _epsilon(self) -> float:
         """The epsilon of the norms, which must be in the file: a family's default would be a guess."""
-        found = self._value("attention.layer_norm_rms_epsilon")
-        if found is None:
+        epsilon = self._value("attention.layer_norm_rms_epsilon")
+        if epsilon is None:
             raise ModelError(
                 f"{self.source}: {self.architecture}.attention.layer_norm_rms_epsilon is missing; fetch the file, or "
                 "convert the model, again"
             )
-        return found  # type: ignore[no-any-return]  # what it is, is checked with the others
+        return epsilon  # type: ignore[no-any-return]  # what it is, is checked with the others
 
     def _attention(self, kind: str, shape: Raw) -> Raw:
         """Rotary settings, windows, softcaps and scales; what the file leaves out is what llama.cpp takes it for."""

@@ -37,12 +37,12 @@ def convert(source: str, out: Path) -> int:
     tensors: dict[str, Tensor] = {}
     for path in files:
         try:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            state = torch.load(path, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
             raise ModelError(f"{path} holds more than tensors, or is damaged; it is not read further") from error
-        if not isinstance(found, dict) or not all(isinstance(part, Tensor) for part in found.values()):
+        if not isinstance(state, dict) or not all(isinstance(part, Tensor) for part in state.values()):
             raise ModelError(f"{path} is no table of tensors; give a file of weights")
-        tensors.update({str(name): part.clone() for name, part in found.items()})  # safetensors shares no memory
+        tensors.update({str(name): part.clone() for name, part in state.items()})  # safetensors shares no memory
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_tensors(out / WEIGHTS_FILE, tensors, {"format": "pt"})

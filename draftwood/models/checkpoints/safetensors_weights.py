@@ -22,10 +22,10 @@ PLAIN_DTYPES = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes
 class Safetensors:
     """The tensors of a directory's safetensors files, mapped into memory and read when asked for."""
 
-    says = "config.json"  # what tells the model's shape
+    config_source = "config.json"  # what tells the model's shape
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
-        self.directory, self.source = directory, directory / self.says
+        self.directory, self.source = directory, directory / self.config_source
         self._place: dict[str, tuple[Any, Path]] = {}
         for path in weight_files(directory):
             try:

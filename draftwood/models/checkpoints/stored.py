@@ -36,25 +36,25 @@ def as_stored(tensors: Tensors, family: Family, raw: Raw, config: DecoderConfig)
     matrices may be missing. Where the config does not say, a model without a head of its own has a tied one.
     """
     bare = family.without_prefix()
-    head, found = family.names[HEAD_WEIGHT][0], next((f for f in (family, bare) if _embeds(tensors, f)), None)
-    if found is None and config.tie_word_embeddings and tensors.has(head):
+    head, present = family.names[HEAD_WEIGHT][0], next((f for f in (family, bare) if _embeds(tensors, f)), None)
+    if present is None and config.tie_word_embeddings and tensors.has(head):
         within = {True: family, False: bare}[tensors.has(family.names["norm"][0])]
         return replace(within, names={**within.names, EMBED_WEIGHT: (head,)}), config
-    if found is None:
+    if present is None:
         _no_embeddings(tensors, family)
         return family, config
     if not tensors.has(head):
-        if found is family and raw.get("tie_word_embeddings") is None:
+        if present is family and raw.get("tie_word_embeddings") is None:
             config = replace(config, tie_word_embeddings=True)
-        if found is not family and not config.tie_word_embeddings:
+        if present is not family and not config.tie_word_embeddings:
             raise ModelError(
                 f"{tensors.source} and its tensors are of a base model: there is no {head}, and the embeddings are not "
                 "the head (tie_word_embeddings); save the model with its head, by AutoModelForCausalLM"
             )
     elif config.tie_word_embeddings and isinstance(tensors, Safetensors):
-        embed, own = (tensors.view(name) for name in (found.names[EMBED_WEIGHT][0], head))
+        embed, own = (tensors.view(name) for name in (present.names[EMBED_WEIGHT][0], head))
         config = replace(config, tie_word_embeddings=embed.dtype == own.dtype and torch.equal(embed, own))
-    return found, config
+    return present, config
 
 
 def _embeds(tensors: Tensors, family: Family) -> bool:
@@ -86,9 +86,10 @@ def check_unread(tensors: Tensors, family: Family, layers: int, parameters: Cont
         elif QUANTISED_TENSORS.search(name):
             fix = "it is of quantised weights: give the checkpoint that they were made from"
         elif name.endswith("bias"):
-            fix = f"correct {tensors.says} (attention_bias, mlp_bias, enable_bias), or give a model of a known family"
+            keys = "attention_bias, mlp_bias, enable_bias"
+            fix = f"correct {tensors.config_source} ({keys}), or give a model of a known family"
         else:
-            fix = f"correct {tensors.says}, or give a model of a known family as its authors published it"
+            fix = f"correct {tensors.config_source}, or give a model of a known family as its authors published it"
         raise ModelError(f"{tensors.source} does not ask for tensor {name}, which the checkpoint has; {fix}")
 
 

@@ -44,8 +44,8 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Eag
     if not path.is_file() and (Path(directory) / "config.json").is_file():
         return finished(*foreign_heads.eagle(Path(directory), decoder), decoder, packed)
     whose = fingerprint(decoder)
-    found = artifact.load(path, KIND, target=whose)
-    tensors, reads = dict(found.tensors), found.settings.get("reads")
+    file = artifact.load(path, KIND, target=whose)
+    tensors, reads = dict(file.tensors), file.settings.get("reads")
     if not isinstance(reads, list):
         raise artifact.damaged(path, KIND)
     check_reads(reads, decoder)

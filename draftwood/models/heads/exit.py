@@ -156,16 +156,16 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Exi
     """
     path, decoder = Path(directory) / FILE, layered(target)
     whose = fingerprint(decoder)
-    found = artifact.load(path, KIND, target=whose)
-    layers, depth = found.settings.get("layers"), found.settings.get("depth")
+    file = artifact.load(path, KIND, target=whose)
+    layers, depth = file.settings.get("layers"), file.settings.get("depth")
     if not isinstance(layers, int) or not isinstance(depth, int):
         raise artifact.damaged(path, KIND)
     check_depth(decoder, layers, depth)
     made = _empty(decoder.config, depth)
     wanted = {name: part.shape for name, part in _names(made).items()}
-    if {name: part.shape for name, part in found.tensors.items()} != wanted:
+    if {name: part.shape for name, part in file.tensors.items()} != wanted:
         raise artifact.damaged(path, KIND)
-    _fill(made, {name: part.to(decoder.device, decoder.dtype) for name, part in found.tensors.items()})
+    _fill(made, {name: part.to(decoder.device, decoder.dtype) for name, part in file.tensors.items()})
     exit = ExitLayer(made, layers, whose).requires_grad_(False).eval()
     if packed:
         pack(exit, held_alike(decoder.head, decoder.dtype, decoder.device))

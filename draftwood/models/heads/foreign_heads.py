@@ -73,10 +73,10 @@ def eagle(directory: Path, target: Decoder) -> tuple[EagleHead, dict[str, Tensor
     if words is not None:
         words = words.long() + torch.arange(len(words))
     try:
-        whole = FAMILIES[str(kind)].config({"num_hidden_layers": 1, **layer})
+        full_config = FAMILIES[str(kind)].config({"num_hidden_layers": 1, **layer})
     except ModelError as error:
         raise ModelError(f"{place}: {error}") from None
-    vocabulary, width = whole.vocab_size, target.config.hidden_size
+    vocabulary, width = full_config.vocab_size, target.config.hidden_size
     if not 1 / MAX_PADDING < vocabulary / target.vocab_size < MAX_PADDING:
         raise ModelError(
             f"{directory} was made for a target of {vocabulary} tokens, but this one knows {target.vocab_size}; "
@@ -91,7 +91,7 @@ def eagle(directory: Path, target: Decoder) -> tuple[EagleHead, dict[str, Tensor
         )
     if words is not None and (len(words) != size or not 0 <= int(words.min()) <= int(words.max()) < vocabulary):
         raise ModelError(f"{directory}: d2t does not name {size} of {vocabulary} tokens; fetch the head again")
-    config = replace(whole, vocab_size=size, tie_word_embeddings=False)
+    config = replace(full_config, vocab_size=size, tie_word_embeddings=False)
     own = raw if ours else {**(raw.get("eagle_config") or {}), **raw}
     reads = own.get("eagle_aux_hidden_state_layer_ids") or usual_reads(target.n_layers)
     check_reads(reads, target)
@@ -162,9 +162,10 @@ def medusa(directory: Path, target: Decoder) -> Artifact:
             (f"out.{k}.weight", f"{k}.1.weight", [vocabulary, width]),
         ):
             if source not in tensors or list(tensors[source].shape) != wanted:
-                found = list(tensors[source].shape) if source in tensors else "missing"
+                stored = list(tensors[source].shape) if source in tensors else "missing"
                 raise ModelError(
-                    f"{directory}: tensor {source} is {found}, but {wanted} fits this target; give heads of this target"
+                    f"{directory}: tensor {source} is {stored}, but {wanted} fits this target; "
+                    "give heads of this target"
                 )
             made[name] = tensors[source]
     return Artifact("heads", {"target": fingerprint(target)}, {"heads": count, "shared": False}, made)

@@ -126,21 +126,21 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Hea
     path, decoder = Path(directory) / FILE, layered(target)
     whose = fingerprint(decoder)
     if not path.is_file() and (Path(directory) / "config.json").is_file():
-        found = foreign_heads.medusa(Path(directory), decoder)
+        file = foreign_heads.medusa(Path(directory), decoder)
     else:
-        found = artifact.load(path, KIND, target=whose)
-    count, shared = found.settings.get("heads"), found.settings.get("shared")
+        file = artifact.load(path, KIND, target=whose)
+    count, shared = file.settings.get("heads"), file.settings.get("shared")
     if type(count) is not int or not 1 <= count <= MAX_HEADS or not isinstance(shared, bool):
         raise artifact.damaged(path, KIND)
     outer = decoder.parallel.head(decoder.head, decoder.vocab_size) if shared else None
     with torch.device("meta"):
         made = Heads(decoder.config.hidden_size, decoder.vocab_size, count, whose, outer)
-    state = {name: part.to(decoder.device, decoder.dtype) for name, part in found.tensors.items()}
+    state = {name: part.to(decoder.device, decoder.dtype) for name, part in file.tensors.items()}
     try:
         made.load_state_dict(state, assign=True)
     except RuntimeError as error:
         raise artifact.damaged(path, KIND) from error
-    made.ranks = _ranks(found.settings.get("ranks"), count)
+    made.ranks = _ranks(file.settings.get("ranks"), count)
     made.requires_grad_(False).eval()
     if packed:
         pack(made, held_alike(decoder.head, decoder.dtype, decoder.device))

@@ -119,16 +119,16 @@ class ChatTemplate:
 
 def templates(directory: Path, config: Mapping[str, Any]) -> dict[str, ChatTemplate]:
     """A directory's templates by name: from .jinja files, else tokenizer_config.json, else chat_template.json."""
-    found = {}
+    templates_read = {}
     for path in (directory / "chat_template.jinja", *sorted((directory / "additional_chat_templates").glob("*.jinja"))):
         if path.is_file():
             name = DEFAULT_TEMPLATE if path.parent == directory else path.stem
             try:
-                found[name] = ChatTemplate(read_text(path, MAX_TEMPLATE_BYTES), str(path))
+                templates_read[name] = ChatTemplate(read_text(path, MAX_TEMPLATE_BYTES), str(path))
             except (OSError, ValueError) as error:
                 raise ModelError(f"{path} cannot be read as text ({error}); fetch it again") from error
-    if found:
-        return found
+    if templates_read:
+        return templates_read
     path = directory / "chat_template.json"
     if config.get("chat_template") is None and path.is_file():
         return declared(read_json(path), str(path))
@@ -152,7 +152,7 @@ def declared(config: Mapping[str, Any], origin: str) -> dict[str, ChatTemplate]:
 
 
 def render(
-    found: Mapping[str, ChatTemplate],
+    choices: Mapping[str, ChatTemplate],
     messages: Sequence[Message],
     add_generation_prompt: bool | None = None,
     continue_final_message: bool = False,
@@ -160,9 +160,9 @@ def render(
     **variables: Any,
 ) -> str:
     """The conversation as text, by the template for tools if there are both, else by the default one."""
-    name = TOOL_TEMPLATE if tools is not None and TOOL_TEMPLATE in found else DEFAULT_TEMPLATE
-    if name not in found:
-        raise ModelError(f"there are several chat templates ({', '.join(sorted(found))}), but none is named {name}")
+    name = TOOL_TEMPLATE if tools is not None and TOOL_TEMPLATE in choices else DEFAULT_TEMPLATE
+    if name not in choices:
+        raise ModelError(f"there are several chat templates ({', '.join(sorted(choices))}), but none is named {name}")
     plain = _conversation(messages)
     opened = not continue_final_message if add_generation_prompt is None else add_generation_prompt
     if continue_final_message:
@@ -172,7 +172,7 @@ def render(
             raise RequestError("continue_final_message needs a text as the content of the last message")
         plain[-1]["content"] += UNFINISHED_MARK
     data = _plain({"tools": tools, "documents": None, **variables}, "the template's variables")
-    text = found[name].render(messages=plain, add_generation_prompt=opened, **data)
+    text = choices[name].render(messages=plain, add_generation_prompt=opened, **data)
     if not continue_final_message:
         return text
     head, mark, tail = text.rpartition(UNFINISHED_MARK.rstrip())

@@ -218,10 +218,10 @@ def load(path: Path, config: Mapping[str, Any]) -> SentencePiece:
 
 def content(token: object) -> str:
     """The text of a special token, which is a string or an object with its content."""
-    found = token.get("content") if isinstance(token, Mapping) else token
-    if not isinstance(found, str):
+    text = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(text, str):
         raise ModelError(f"the tokenizer's configuration names {token!r} as a token, but a token is a text")
-    return found
+    return text
 
 
 def declared(config: Mapping[str, Any]) -> dict[AddedToken, int | None]:

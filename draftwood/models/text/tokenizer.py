@@ -100,15 +100,15 @@ class Tokenizer:
 
     def id_of(self, token: str) -> int | None:
         """The id of a token's exact text, or None."""
-        found = self.backend.token_to_id(token)
-        return None if found is None else int(found)
+        id = self.backend.token_to_id(token)
+        return None if id is None else int(id)
 
     @property
     def end_tokens(self) -> frozenset[int]:
         """The id of its own end token, where it has one."""
         named = self.config.get("eos_token")
-        found = self.id_of(sentencepiece.content(named)) if named else None
-        return frozenset() if found is None else frozenset((found,))
+        end = self.id_of(sentencepiece.content(named)) if named else None
+        return frozenset() if end is None else frozenset((end,))
 
     @cached_property
     def longest(self) -> int:
@@ -323,11 +323,11 @@ class TokenStream:
         self._bytes = UTF_8("replace")
         self._unfinished = self._foreign = False  # whether a character is, and whether it begins in the context
         first, least = len(context), max(0, len(context) - self.CONTEXT)
-        whole = False
-        while first > least and not whole:
+        complete = False
+        while first > least and not complete:
             first -= 1
             known = tokenizer.known(context[first])
-            whole = known.ordinary and known.part is None
+            complete = known.ordinary and known.part is None
         for token in context[first:]:
             self.step(token)
         self._foreign = self._unfinished
