@@ -9,8 +9,10 @@ import pytest
 from conftest import Command
 
 import draftwood
+from benchmarks.grow.checkpoint import grow_checkpoint
 from draftwood.corpus import DOMAINS, documents
 from draftwood.engine.embedded_hint import hint
+from draftwood.engine.loading import EMBEDDED
 
 ORDINARY = (
     "Once upon a time there was a little girl who lived in a village near the forest.",
@@ -56,5 +58,5 @@ def test_it_is_said_once_on_standard_error(command: Command, tmp_path: Path) -> 
         assert "made-up corpus" not in shown.out
         assert "made-up corpus" not in command(name, usual, *short, *flags).err
     grown = tmp_path / "grown"
-    assert command("grow", grown, "--layers", 13).code == 0
+    grow_checkpoint(EMBEDDED / "target", grown, "embedded:target", {"layers": 13})
     assert "made-up corpus" in command("generate", foreign, *short, "--target", grown).err
