@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
 from typing import Any, NamedTuple
 
 from draftwood.util import plots
@@ -23,7 +22,6 @@ SMALL: dict[str, Any] = {  # they hide lines behind them
 }
 BAND = 0.03  # of a bounded axis, beyond its bounds: marks on them stay whole
 UNBOUNDED = (-math.inf, math.inf)
-AROUND = ((1, 1), (1, -1), (-1, 1), (-1, -1), (1, 0), (-1, 0), (0, 1), (0, -1))  # where the label of a dot may be
 
 
 class Span(NamedTuple):
@@ -69,7 +67,7 @@ class Chart(NamedTuple):
     draw: Callable[[Any], None]  # fills a matplotlib figure
 
 
-Bar = tuple[str, Sequence[tuple[Span, str, str]]]  # a row's label, and its bars: (span, colour, part)
+Bar = tuple[str, Span | None, str]  # label, length and colour; None where nothing was measured
 Names = Sequence[tuple[str, str]]  # of a legend: (name, colour)
 
 
@@ -101,30 +99,27 @@ def number(value: float) -> str:
     return f"{value:.{min(max(digits, 0), 4)}f}" if abs(value) < 1e6 else f"{value:.2e}"
 
 
-def bars(axis: str, rows: Sequence[Bar], reference: float | None = None, legend: Names = ()) -> Chart:
-    """Horizontal bars from zero with intervals, one or several to a row, and a line at what they are compared with."""
+def bars(axis: str, rows: Sequence[Bar], reference: float | None = None) -> Chart:
+    """Horizontal bars from zero with intervals, and a line at what they are compared with."""
 
     def draw(canvas: Any) -> None:
         axes = _rows(canvas, axis)
-        spans = [span for _, marks in rows for span, _, _ in marks]
+        spans = [span for _, span, _ in rows if span is not None]
         room = 1.45 if any(span.low is not None for span in spans) else 1.15  # for the numbers
         axes.set_xlim(0, room * max([*(span.ends[1] for span in spans), reference or 0, 1e-9]))
-        line = 0.0
-        for label, marks in rows:
-            _label(axes, line, label if marks else f"{label}: not measured")
-            for place, (span, colour, part) in enumerate(marks, 1):
-                bar = axes.barh(line + place, span.value, 0.72, color=colour)[0]
-                bar.set_gid(f"tip-{label}{', ' * bool(part)}{part}: {span.text}")
-                axes.plot(span.ends, [line + place] * 2, color=INK, linewidth=1)
+        for line, (label, span, colour) in enumerate(rows):
+            _label(axes, 2 * line, label if span is not None else f"{label}: not measured")
+            if span is not None:
+                bar = axes.barh(2 * line + 1, span.value, 0.72, color=colour)[0]
+                bar.set_gid(f"tip-{label}: {span.text}")
+                axes.plot(span.ends, [2 * line + 1] * 2, color=INK, linewidth=1)
                 at = max(span.value, span.ends[1])
-                axes.text(at, line + place, f" {span.text}", va="center", **SMALL)
-            line += 1 + max(1, len(marks))
+                axes.text(at, 2 * line + 1, f" {span.text}", va="center", **SMALL)
         if reference is not None:
             axes.axvline(reference, color=INK, linestyle="--", linewidth=1, zorder=1.5)
-        axes.set_ylim(line - 0.3, -0.6)
-        _legend(canvas, [(name, colour, "s") for name, colour in legend])
+        axes.set_ylim(2 * len(rows) - 0.3, -0.6)
 
-    return Chart(0.75 + 0.2 * sum(1 + max(1, len(marks)) for _, marks in rows) + _legend_height(legend), draw)
+    return Chart(0.75 + 0.4 * len(rows), draw)
 
 
 def stacks(axis: str, parts: Names, rows: Sequence[tuple[str, Sequence[float]]]) -> Chart:
@@ -181,75 +176,30 @@ def front(dots: Sequence[Dot], higher: bool = True) -> list[Dot]:
 
 
 def scatter(
-    x_axis: str,
-    y_axis: str,
-    dots: Sequence[Dot],
-    higher: bool = True,
-    families: Names = (),
-    bounds: tuple[float, float] = UNBOUNDED,
+    x_axis: str, y_axis: str, dots: Sequence[Dot], higher: bool = True, bounds: tuple[float, float] = UNBOUNDED
 ) -> Chart:
-    """Points, those on the front joined. Each of `families` has a front and a colour, and labels at its points."""
+    """Points with their intervals, those on the Pareto front joined."""
 
     def draw(canvas: Any) -> None:
         axes = canvas.subplots()
-        groups = [(colour, [dot for dot in dots if dot.colour == colour]) for _, colour in families]
-        for colour, group in groups or [(INK, list(dots))]:
-            joined = front(group, higher)
-            axes.plot([dot.x.value for dot in joined], [dot.y.value for dot in joined], "--", color=colour, linewidth=1)
+        joined = front(dots, higher)
+        axes.plot([dot.x.value for dot in joined], [dot.y.value for dot in joined], "--", color=INK, linewidth=1)
         marks = _marks([dot.colour for dot in dots])
         for dot, mark in zip(dots, marks, strict=True):
             x, y = dot.x.value, dot.y.value
             axes.plot(dot.x.ends, [y, y], color=dot.colour, alpha=0.35, linewidth=1)
             axes.plot([x, x], dot.y.ends, color=dot.colour, alpha=0.35, linewidth=1)
             tip = f"tip-{dot.label}: {dot.x.text}, {dot.y.text}"
-            shape = "o" if families else mark
-            axes.plot(x, y, shape, color=dot.colour, markeredgecolor=PAGE, markeredgewidth=0.6, gid=tip)
+            axes.plot(x, y, mark, color=dot.colour, markeredgecolor=PAGE, markeredgewidth=0.6, gid=tip)
         axes.set(xlabel=x_axis, ylabel=y_axis)
         _bound(axes, bounds)
-        if families:
-            _legend(canvas, [(name, colour, "o") for name, colour in families])
-            _place(canvas, axes, dots)
-        else:
-            _legend(canvas, [(dot.label, dot.colour, mark) for dot, mark in zip(dots, marks, strict=True)])
+        _legend(canvas, [(dot.label, dot.colour, mark) for dot, mark in zip(dots, marks, strict=True)])
 
-    return Chart(3.1 + _legend_height(families or [(dot.label, "") for dot in dots]), draw)
+    return Chart(3.1 + _legend_height([(dot.label, "") for dot in dots]), draw)
 
 
-def _place(canvas: Any, axes: Any, dots: Sequence[Dot]) -> None:
-    """Write labels beside their dots, where they meet neither a dot nor another label; hovering tells the others."""
-    canvas.draw_without_rendering()
-    pixels = axes.transData.transform([(dot.x.value, dot.y.value) for dot in dots])
-    taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in pixels]
-    inside = axes.get_window_extent()
-    for dot in dots:
-        for far, (right, up) in product((5, 12), AROUND):
-            text = axes.annotate(
-                dot.label,
-                (dot.x.value, dot.y.value),
-                (far * right, far * up),
-                textcoords="offset points",
-                ha=("right", "center", "left")[right + 1],
-                va=("top", "center", "bottom")[up + 1],
-                color=dot.colour,
-                **SMALL,
-            )
-            box = text.get_window_extent()
-            free = not any(box.x0 < b[2] and b[0] < box.x1 and box.y0 < b[3] and b[1] < box.y1 for b in taken)
-            if free and inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1:
-                taken.append((box.x0, box.y0, box.x1, box.y1))
-                break
-            text.remove()
-
-
-def curves(
-    x_axis: str,
-    y_axis: str,
-    lines: Sequence[Curve],
-    levels: Sequence[tuple[str, Span, str]] = (),
-    bounds: tuple[float, float] = UNBOUNDED,
-    doubling: bool = False,
-) -> Chart:
-    """Curves over a number, whose doubles may be equally far; levels (label, span, colour) do not depend on it."""
+def curves(x_axis: str, y_axis: str, lines: Sequence[Curve], bounds: tuple[float, float] = UNBOUNDED) -> Chart:
+    """Curves over whole numbers."""
 
     def draw(canvas: Any) -> None:
         axes = canvas.subplots()
@@ -259,22 +209,16 @@ def curves(
             for x, y in curve.points:
                 axes.plot([x, x], y.ends, color=curve.colour, alpha=0.4, linewidth=1.5)
                 axes.plot(x, y.value, mark, color=curve.colour, gid=f"tip-{curve.label}, {x:g}: {y.text}")
-        for _, span, colour in levels:
-            axes.axhline(span.value, color=colour, linestyle="--")
-        xs = {x for curve in lines for x, _ in curve.points}
-        if doubling:
-            axes.set_xscale("log", base=2)
-            axes.minorticks_off()
+        xs = sorted({x for curve in lines for x, _ in curve.points})
         if len(xs) <= 12:
-            axes.set_xticks(sorted(xs), [f"{x:g}" for x in sorted(xs)])
+            axes.set_xticks(xs, [f"{x:g}" for x in xs])
         else:
-            axes.xaxis.get_major_locator().set_params(integer=all(x == int(x) for x in xs))
+            axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set(xlabel=x_axis, ylabel=y_axis)
         _bound(axes, bounds)
-        named = [(curve.label, curve.colour, mark) for curve, mark in zip(lines, marks, strict=True)]
-        _legend(canvas, [*named, *((label, colour, "--") for label, _, colour in levels)])
+        _legend(canvas, [(curve.label, curve.colour, mark) for curve, mark in zip(lines, marks, strict=True)])
 
-    return Chart(2.9 + _legend_height([(each[0], "") for each in (*lines, *levels)]), draw)
+    return Chart(2.9 + _legend_height([(curve.label, "") for curve in lines]), draw)
 
 
 def histograms(axis: str, series: Sequence[tuple[str, Sequence[float], str]], first: int = 0) -> Chart:

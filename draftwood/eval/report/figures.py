@@ -72,8 +72,7 @@ class Task:
         )
 
     def _bars(self, measured: Sequence[tuple[str, Any, str]], axis: str, reference: float | None = None) -> Chart:
-        rows = [(label, [(at, colour, "")] if (at := span(found)) else []) for label, found, colour in measured]
-        return bars(axis, rows, reference)
+        return bars(axis, [(label, span(found), colour) for label, found, colour in measured], reference)
 
     def _speed_up(self) -> Figure | None:
         found = [(label, row["paired"]["speed_up"], colour) for row, label, colour in self if row["paired"] is not None]
@@ -130,7 +129,7 @@ class Task:
             "Milliseconds for each token of the answer, split into forwards of the draft, forwards of the target (the "
             "prompt's among them), sampling with accepting and rejecting, and bookkeeping. Shorter is faster. Drafting "
             "pays where it shortens the target's part by more than it adds.",
-            times(rows, True),
+            times(rows),
         )
 
     def _depths(self) -> Figure | None:
@@ -167,16 +166,16 @@ class Task:
         )
 
 
-def times(rows: Sequence[tuple[str, Row]], outside: bool = False) -> Chart:
-    """Milliseconds for each token by what they were spent on; with `outside` the time between rounds, too."""
+def times(rows: Sequence[tuple[str, Row]]) -> Chart:
+    """Milliseconds for each token by what they were spent on, the time between rounds last."""
     found = []
     for label, row in rows:
         timing, tokens = row["timing"], row["decoding"]["tokens"]
         spent = [timing["time_shares"][part] * timing["round_seconds"] for part in SHARES]
-        spent += [max(0.0, timing["seconds"] - sum(spent))] * outside
+        spent.append(max(0.0, timing["seconds"] - sum(spent)))
         found.append((label, [1000 * seconds / tokens for seconds in spent]))
-    names = [*SHARES.values(), *["outside rounds"] * outside]
-    return stacks("milliseconds per token", list(zip(names, SHADES, strict=False)), found)
+    names = [*SHARES.values(), "outside rounds"]
+    return stacks("milliseconds per token", list(zip(names, SHADES, strict=True)), found)
 
 
 def _depth_counts(decoding: Mapping[str, Any]) -> list[int]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from draftwood.errors import ConfigurationError
@@ -43,15 +43,14 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One evaluation: a directory's summary with the name it has on the page; its methods may have names, too."""
+    """One evaluation: a directory's summary with the name it has on the page."""
 
     name: str
     summary: Mapping[str, Any]
-    named: Sequence[str] = ()
 
     @property
     def labels(self) -> list[str]:
-        return list(self.named) or method_names(self.summary["configuration"]["methods"])
+        return method_names(self.summary["configuration"]["methods"])
 
     @property
     def tasks(self) -> list[Task]:
@@ -100,32 +99,23 @@ def save(figures: Mapping[str, Figure], folder: Path, told: Callable[[str], None
     return files
 
 
-def html(
-    sections: Sequence[Section],
-    figures: Mapping[tuple[str, str], Sequence[Figure]] | None = None,
-    template: tuple[str, str] = ("draftwood.eval.report", "page.html"),
-    **more: Any,
-) -> str:
-    """The page as text. A `template` (package, file) may extend this package's, and is given `more`."""
-    package, file = template
+def html(sections: Sequence[Section], figures: Mapping[tuple[str, str], Sequence[Figure]]) -> str:
+    """The page as text, with the figures of each section's tasks."""
     environment = Environment(
-        loader=ChoiceLoader([PackageLoader(package, "."), PackageLoader("draftwood.eval.report", ".")]),
+        loader=PackageLoader("draftwood.eval.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(file).render(
+    return environment.get_template("page.html").render(
         sections=[_section(section, figures, number) for number, section in enumerate(sections, 1)],
         words=WORDS,
         plot_style=Markup(plots.STYLE),
-        **more,
     )
 
 
-def _section(
-    section: Section, figures: Mapping[tuple[str, str], Sequence[Figure]] | None, number: int
-) -> dict[str, Any]:
+def _section(section: Section, figures: Mapping[tuple[str, str], Sequence[Figure]], number: int) -> dict[str, Any]:
     summary, tasks = section.summary, section.tasks
     configuration = summary["configuration"]
     energy = summary["energy"]
@@ -152,8 +142,7 @@ def _section(
                 "table": tables.task_table(task),
                 "errors": [(label, row["errors"]) for row, label, _ in task if row["errors"]],
                 "figures": [
-                    {"figure": figure, "svg": Markup(figure.svg)}
-                    for figure in (task.figures() if figures is None else figures[section.name, task.name])
+                    {"figure": figure, "svg": Markup(figure.svg)} for figure in figures[section.name, task.name]
                 ],
             }
             for task in tasks
