@@ -56,7 +56,7 @@ class Segment:
         return 1 + int(np.maximum.reduce(np.asarray(self.trunk)[: max(self.seen)], initial=behind))
 
     def mask(self, span: int) -> npt.NDArray[np.bool_] | None:
-        """Which of the slots [0, span) each of n rows sees, bool [n, span]; None where every row sees all of them."""
+        """A bool mask [n, span]: True where a row sees a slot in [0, span); None where all rows see all of them."""
         count, longest = len(self.slots), max(self.seen)
         lengths = [seen + len(path) for seen, path in zip(self.seen, self.paths, strict=True)]
         if min(lengths) == span:
@@ -165,7 +165,7 @@ class CausalModel(Protocol):
     def device(self) -> torch.device: ...
 
     def padded_rows(self, count: int) -> int:
-        """How many rows a forward of `count` rows needs; `Batch.of` repeats the last row that often."""
+        """The number of rows that a forward of `count` rows needs; `Batch.of` repeats the last row to get there."""
         ...
 
     def new_cache(self, slots: int = 0, budget: MemoryBudget | None = None) -> Cache: ...

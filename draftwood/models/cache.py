@@ -39,7 +39,7 @@ def round_up(slots: int) -> int:
 
 
 class ChangeKind(IntEnum):
-    """What happened to the memory of a cache; the comments list the numbers that follow the kind in a change."""
+    """Kinds of changes of a cache's memory; the comments list the numbers that follow the kind in a change."""
 
     MOVED = 0  # slots of the new planes; then old base, old capacity, new base, new capacity of each extent
     CLEARED = 1  # base and capacity of the extent, the first slot that was set to zero
@@ -352,7 +352,7 @@ class Cache:
 
 
 def _with_margin(slots: int) -> int:
-    """How many slots are allocated where `slots` are lent: a few more, so that short growth moves nothing."""
+    """The number of slots to allocate where `slots` are lent: a few more, so that short growth moves nothing."""
     return slots * 33 // 32
 
 

@@ -62,7 +62,7 @@ class Decoder(DecoderWeights):
 
     @property
     def broken(self) -> str | None:
-        """Why nothing can be computed any more, where a process with a part of the model has ended; else None."""
+        """None, or the reason why nothing can be computed: a process with a part of the model has ended."""
         return self.parallel.broken
 
     def padded_rows(self, count: int) -> int:

@@ -31,7 +31,7 @@ class AttentionGroup:
 
 @dataclass(slots=True)
 class AttentionMetadata:
-    """What layers with the same attention window share in a forward: rotary tables, masks, the attention function."""
+    """The data that layers with the same window share in a forward: rotary tables, masks, the attention function."""
 
     cos: Tensor | None  # [1, N, 1, rotary_dim] of each row's position; None: no rotation
     sin: Tensor | None
@@ -44,7 +44,7 @@ class AttentionMetadata:
 
 
 class KVStore(Protocol):
-    """Where one layer stores keys and values, and reads them for attention."""
+    """The keys and values of one layer, which attention writes and reads."""
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, meta: AttentionMetadata, scale: float | None, cap: float | None
@@ -118,7 +118,7 @@ def group_segments(batch: Batch, min_rows: int) -> tuple[list[tuple[list[Segment
 
 
 def visibility(segments: Sequence[Segment], rows: int, device: torch.device) -> Tensor:
-    """Which slots each row of the segments of a group sees, as a bool mask [count, rows, span].
+    """A bool mask [count, rows, span]: True where a row of a segment of a group sees a slot.
 
     span is rounded up to a multiple of SPAN_MULTIPLE. The mask is [1, 1, span] where all rows of the only segment see
     the same slots. Padding rows see what the last row sees.

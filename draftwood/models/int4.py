@@ -1,8 +1,8 @@
 """The matrices of a decoder's layers in four bits: made with calibration text, kept next to the checkpoint.
 
-They are made layer by layer: the inputs of a layer are what the quantised layers before it give, and their second
-moments say which errors matter. The head is not among them: in four bits it costs five points more of greedy
-agreement than in eight (docs/results.md), so it is held as int8 is.
+They are made layer by layer. The inputs of a layer are the outputs of the quantised layers before it, and the second
+moments of the inputs tell which errors matter. The head is quantised to int8 instead: with four bits, greedy decoding
+agrees with the exact model at five percent fewer places (docs/results.md).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Matrices(Mapping[str, Grouped]):
-    """Quantised matrices by the names of the decoder's modules, such as layers.0.qkv; two codes a byte until asked."""
+    """Quantised matrices by the names of the decoder's modules, such as layers.0.qkv; stored with two codes a byte."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)  # NAME.codes, NAME.scale, NAME.shift
     columns: dict[str, int] = field(default_factory=dict)
@@ -64,10 +64,10 @@ class Matrices(Mapping[str, Grouped]):
 
 @torch.no_grad()
 def quantised(decoder: Decoder, rows: Tensor | None, advance: Callable[[float], None] = lambda share: None) -> Matrices:
-    """All matrices of the layers of a decoder that was loaded with packed=False, and that stays as it is.
+    """Quantise all matrices of a decoder's layers; the decoder, loaded with packed=False, does not change.
 
-    `rows` [R, T] are tokens to calibrate with; None: every input counts alike. `advance` is told of the share of the
-    weights that was quantised since it was told last.
+    `rows` [R, T] are tokens to calibrate with; None: all inputs count alike. `advance` is called with the share of the
+    weights that was quantised since its last call.
     """
     decoder.must_be_plain("quantised")
     layers: Any = decoder.layers
@@ -119,14 +119,14 @@ def calibration(tokenizer: Tokenizer, context: int) -> Tensor:
 
 
 def save(path: Path, matrices: Matrices, model: str) -> None:
-    """Write the matrices of the model of a fingerprint in one move; ModelError where that fails."""
+    """Write the matrices of the model with fingerprint `model`, atomically; ModelError where that fails."""
     settings = {"format": FORMAT, "columns": matrices.columns}
     about = {"group": GROUP_SIZE, "calibration": f"{CALIBRATION_ROWS}x{CALIBRATION_LENGTH} tokens of the corpus"}
     Artifact(KIND, {"model": model}, settings, matrices.tensors, about).save(path)
 
 
 def load(path: Path, model: str) -> Matrices:
-    """Saved matrices; ModelError where they are missing, damaged, of another format or of another model."""
+    """Load saved matrices; ModelError where they are missing, damaged, of another format or of another model."""
     file = artifact.load(path, KIND, model=model)
     if file.settings.get("format") != FORMAT:
         raise artifact.damaged(path, KIND, "it has another format")
@@ -158,10 +158,10 @@ def fingerprint(home: Path) -> str:
 
 
 def cached(home: Path, tokenizer: Tokenizer | None, advance: Callable[[float], None] = lambda share: None) -> Matrices:
-    """The matrices of a checkpoint, a directory or a GGUF file: read where they were made before, else made and kept.
+    """The matrices of a checkpoint (a directory or a GGUF file), from the file saved before, or made and saved now.
 
-    They lie next to the weights, or where that directory cannot be written, in the user's cache. A file that is
-    damaged or of other weights is made anew, and a warning says so.
+    The file is next to the weights, or in the user's cache where that directory cannot be written. A file that is
+    damaged or of other weights is made again, with a warning.
     """
     whose = fingerprint(home)
     beside_weights = (

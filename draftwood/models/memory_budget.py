@@ -1,4 +1,4 @@
-"""How much memory the key/value caches of an engine may take together, and how much there is."""
+"""The memory limit of an engine's key/value caches, and the memory that a device still has."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MemoryBudget:
         return sum(self.bytes_of.values())
 
     def allows(self, cache: MemoryHolder, count: int) -> bool:
-        """Whether a cache may grow to `count` bytes; the other caches give back idle memory where that is needed."""
+        """True if a cache may grow to `count` bytes; the other caches give back idle memory where that is needed."""
         more = count - self.bytes_of.get(cache, 0)
         if self.limit is None or more <= 0 or self.used + more <= self.limit:
             return True

@@ -145,10 +145,11 @@ def load(
     dtype "auto" is the one that config.json names, else the one that the weights are stored in, or float32 where a CPU
     has no fast kernels for it (`matrix.computed`). On a CPU matrices are packed for a backend ("native", "pytorch";
     "auto": native where it is installed), or quantised ("int8"); `packed=False` keeps plain parameters, which can be
-    trained, grown and saved. The quantised tensors of a GGUF file are dequantised. `grouped` matrices, by the names of
-    their modules, take the places of those of the checkpoint. Of a model that several processes compute in `parallel`
-    only the part of this one is read and held. `advance` is told of the share of the weights that was read since it was
-    told last.
+    trained, grown and saved. The quantised tensors of a GGUF file are dequantised.
+
+    `grouped`: quantised matrices, by the names of their modules, that replace those of the checkpoint. `parallel`: the
+    part of a split model that this process has; nothing else is read. `advance` is called with the share of the weights
+    that was read since its last call.
     """
     if quantize == "int4" and grouped is None:
         raise ConfigurationError("quantize int4 takes matrices that were made before: use draftwood.load")

@@ -39,7 +39,7 @@ _TEKKEN = (
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How byte-level BPE splits a text into pieces, within which it merges."""
+    """The rules by which byte-level BPE splits a text into pieces; tokens are merged within pieces only."""
 
     pattern: str | None = None  # what a piece is; None: as in GPT-2
     digits: bool = False  # each digit is a piece

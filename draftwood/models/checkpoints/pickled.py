@@ -1,4 +1,4 @@
-"""Pickled weights turned into safetensors, by a command of its own: nothing else here reads a pickled file.
+"""Converts pickled weights to safetensors, for `draftwood convert`: nothing else reads pickled files.
 
 PyTorch's restricted reader takes tensors and plain containers alone; a file that asks for code is refused.
 """

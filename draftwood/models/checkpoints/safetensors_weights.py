@@ -63,7 +63,7 @@ class Safetensors:
         return list(stored.get_shape()), path
 
     def view(self, name: str) -> Tensor:
-        """A view of the file; of a large tensor one mapped anew, whose pages go when it does, not with the last."""
+        """A view of the mapped file. A large tensor is mapped on its own, so that its memory is freed with the view."""
         handle, path = self._place[name]
         if math.prod(handle.get_slice(name).get_shape()) >= LARGE_TENSOR:
             handle = safe_open(str(path), "pt")
@@ -71,11 +71,11 @@ class Safetensors:
         return tensor
 
     def read(self) -> dict[str, Tensor]:
-        """All of them."""
+        """All tensors by name."""
         return {name: self.view(name) for name in self._place}
 
     def fill(self, name: str, place: Tensor, rows: slice, columns: slice) -> None:
-        """Copy some rows of a tensor, and of a matrix some columns, into their place."""
+        """Copy some rows of a tensor, and of a matrix some columns, to `place`."""
         place.copy_(part_of(self.view(name), rows, columns))
 
 

@@ -1,4 +1,4 @@
-"""Decoders to Hugging Face directories of the Llama family, parameter by parameter."""
+"""Writes decoders of the Llama family as Hugging Face directories, parameter by parameter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Parameters: TypeAlias = Iterable[tuple[str, torch.Size, Callable[[torch.dtype], 
 
 
 def save(model: Decoder, directory: Path, stored: torch.dtype | None = None, **extra: Any) -> None:
-    """Write a decoder; `extra` goes into config.json. ModelError where the Llama family has no word for it."""
+    """Write a decoder; `extra` are more keys of config.json. ModelError where it is not of the Llama family."""
     model.must_be_plain("saved")
     kept = stored or model.dtype
     known = {"tie_word_embeddings": model.head.weight is model.embed.weight, "dtype": str(kept).removeprefix("torch.")}
@@ -104,7 +104,7 @@ def _write_shards(
     written: list[Path],
     advance: Callable[[int], None],
 ) -> None:
-    """Whole parameters, as many as fit, to a file each; with several files an index as Hugging Face writes it."""
+    """Write parameters to files of SHARD_BYTES at most, and an index of several files as Hugging Face has it."""
     shards: list[list[Any]] = []
     room = 0
     for parameter in parameters:
@@ -132,7 +132,7 @@ def _write_shards(
 
 
 def _named_parts(name: str, tensor: Tensor, config: DecoderConfig) -> Iterator[tuple[str, Tensor]]:
-    """A parameter as the tensors that the Llama family calls it."""
+    """The tensors of a parameter, with their names in the Llama family."""
     layer = name.split(".")[1] if name.startswith("layers.") else ""
     names = FAMILIES["llama"].names[name.replace(f"layers.{layer}.", "layers.{i}.", 1) if layer else name]
     lengths = [tensor.shape[0] // len(names)] * len(names)

@@ -30,7 +30,7 @@ QUANTISED_TENSORS = re.compile(r"(scales?|zeros|g_idx|absmax|_scale_inv)$")
 
 
 def as_stored(tensors: Tensors, family: Family, raw: Raw, config: DecoderConfig) -> tuple[Family, DecoderConfig]:
-    """The family with the names that the checkpoint has, and the shape with the head that it has.
+    """Adapt the family to the tensor names of a checkpoint, and the config to whether it has a head of its own.
 
     A head of its own counts, also where the config ties it to the embeddings, unless the two are equal; one of tied
     matrices may be missing. Where the config does not say, a model without a head of its own has a tied one.
@@ -74,7 +74,7 @@ def _no_embeddings(tensors: Tensors, family: Family) -> None:
 
 
 def check_unread(tensors: Tensors, family: Family, layers: int, parameters: Container[str]) -> None:
-    """Raise a ModelError for a tensor that none of the parameters is made of; layers behind the last one are left."""
+    """Raise ModelError for a tensor of the file that no parameter uses; tensors of layers beyond the last may stay."""
     read = {name for pattern in family.names for name in _sources(family, pattern, layers, parameters)}
     before = family.names["layers.{i}.attention_norm"][0].partition("{i}")[0]
     for name in tensors.names():
@@ -94,7 +94,7 @@ def check_unread(tensors: Tensors, family: Family, layers: int, parameters: Cont
 
 
 def _sources(family: Family, pattern: str, layers: int, parameters: Container[str]) -> Iterator[str]:
-    """The tensors that a parameter is made of, in all layers that have it."""
+    """The names of the tensors that form a parameter, in all layers that have it."""
     for i in range(layers) if "{i}" in pattern else (0,):
         if pattern.format(i=i) in parameters or pattern == HEAD_WEIGHT:  # a tied head is no parameter of its own
             yield from (source.format(i=i) for source in family.names[pattern])
