@@ -137,7 +137,7 @@ def _near(found: Sequence[float], wanted: Sequence[float]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class CaseResult:
     """The result of one case: the number of texts, the distance of their law, and the faults of single texts."""
 
     label: str
@@ -179,7 +179,7 @@ def constrained_check(method: Method, seed: int, most: int, texts: int, advance:
     return Check(NAME, "FAIL" if wrong else "PASS" if method.lossless else "LOSSY", text, figures)
 
 
-def _texts(method: Method, seed: int, count: int, met: set[str], advance: Advance) -> Iterator[Judged]:
+def _texts(method: Method, seed: int, count: int, met: set[str], advance: Advance) -> Iterator[CaseResult]:
     """Texts of the method as it is; under the same seed those of its reference, where it repeats one."""
     reference = method.reference(False)
     if isinstance(method, BeamMethod):
@@ -192,10 +192,10 @@ def _texts(method: Method, seed: int, count: int, met: set[str], advance: Advanc
             if reference not in (None, method) and case.run(reference, seed=one).tokens != result.tokens:
                 case.faults.add("not the text without drafts")
             advance()
-        yield Judged(f"texts, {case.label}", count, 0.0, sorted(case.faults))
+        yield CaseResult(f"texts, {case.label}", count, 0.0, sorted(case.faults))
 
 
-def _enumerated(method: Method, seed: int, most: int, advance: Advance) -> Iterator[Judged]:
+def _enumerated(method: Method, seed: int, most: int, advance: Advance) -> Iterator[CaseResult]:
     """Every outcome of small cases: for each demand of the longest texts that have few."""
     for form in variants(method):
         for number, (demand, warp) in enumerate(DEMANDS.items()):
@@ -209,7 +209,7 @@ def _enumerated(method: Method, seed: int, most: int, advance: Advance) -> Itera
                     continue
                 except NotDiscrete:
                     return
-                yield Judged(case.label, texts, case.reference.distance(law), sorted(case.faults))
+                yield CaseResult(case.label, texts, case.reference.distance(law), sorted(case.faults))
                 break
 
 
@@ -235,7 +235,7 @@ def _law(case: ConstrainedCase, most: int, advance: Advance) -> tuple[Law[Any], 
         return randomness.law_of(run, 2 * most, counted), texts
 
 
-def _searched(method: PlainBeamSearch, seed: int, count: int, met: set[str], advance: Advance) -> Iterator[Judged]:
+def _searched(method: PlainBeamSearch, seed: int, count: int, met: set[str], advance: Advance) -> Iterator[CaseResult]:
     """All hypotheses of small cases, in order, are those of beam search written out."""
     every = Method.parse({**method.as_dict(), "n_best": method.width})
     for demand in DEMANDS:
@@ -259,7 +259,7 @@ def _searched(method: PlainBeamSearch, seed: int, count: int, met: set[str], adv
                 faults.add("not the hypotheses of beam search, written out")
             faults |= case.faults
             advance()
-        yield Judged(demand.label, count, 0.0, sorted(faults))
+        yield CaseResult(demand.label, count, 0.0, sorted(faults))
 
 
 def _drafts(method: Method) -> int:

@@ -23,7 +23,7 @@ Exit = Annotated[
 
 def from_exit(make: Callable[[Source], Drafter], drafts: Sequence[Session], target: Session) -> Drafter:
     """A drafter that drafts from the target's exit, whose session is `drafts[0]`."""
-    source = ExitSource(target, drafts[0], (cast(exits.Exit, drafts[0].model).layers,))
+    source = ExitSource(target, drafts[0], (cast(exits.ExitModel, drafts[0].model).layers,))
     return StateDrafter(make(source), source)
 
 

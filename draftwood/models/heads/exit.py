@@ -37,7 +37,7 @@ def share(layers: int) -> int:
     return max(1, round(0.1 * layers))
 
 
-class Exit(CausalModel, Protocol):
+class ExitModel(CausalModel, Protocol):
     """A model that drafts from the output of the target's first `layers` layers."""
 
     layers: int
