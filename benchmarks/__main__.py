@@ -37,7 +37,7 @@ def run(
                 update(completed=done, total=total, description=f"{name}: {what}")
 
             try:
-                execute(asked, file, name, each, place, smoke, told=on_progress)
+                execute(asked, file, name, each, place, smoke, on_progress=on_progress)
             except KeyboardInterrupt:
                 print(f"{place / name}.work keeps what was measured; the same command resumes", file=sys.stderr)
                 raise typer.Exit(130) from None

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.experiment import Run
-from benchmarks.pairs import Pair, describe, pair
+from benchmarks.pairs import Pair, pair
 from draftwood.engine.engine import Engine
 from draftwood.engine.loading import load
-from draftwood.errors import ConfigurationError
 from draftwood.util.files import writing
 from draftwood.util.jsonl import cut_torn_line
 from draftwood.util.safe_parsing import parse_json
 
 T = TypeVar("T")
-Told = Callable[[str, int, int | None], None]  # what is done, how many times already, of how many
+OnProgress = Callable[[str, int, int | None], None]  # what is done, how many times already, of how many
 
 
 @dataclass
@@ -27,7 +26,7 @@ class Bench:
 
     run: Run
     work: Path
-    told: Told = lambda what, done, total: None
+    on_progress: OnProgress = lambda what, done, total: None
     models: Pair | None = None  # instead of the run's pair
     stopped: bool = False  # by Ctrl-C: rows are of what was measured before
     _engines: dict[tuple[str, ...], Engine] = field(default_factory=dict)
@@ -37,31 +36,28 @@ class Bench:
     def pair(self) -> Pair:
         """The models, grown first where they are not there yet."""
         if self.models is None:
-            if self.run.pair is None:
-                raise ConfigurationError("this experiment needs models; give its run a pair")
             self.models = pair(self.run.pair)
         return self.models
 
     @property
     def engine(self) -> Engine:
-        """The pair of this run, loaded once."""
-        return self.engine_of(self.pair, self.run.dtype, self.run.quantize)
+        """The pair in the run's type, loaded once."""
+        return self.engine_of(self.run.dtype, self.run.quantize)
 
-    def engine_of(self, chosen: Pair, dtype: str, quantize: str | None = None, backend: str = "auto") -> Engine:
-        """Any pair, loaded once."""
-        key = chosen.name, dtype, str(quantize), backend
+    def engine_of(self, dtype: str, quantize: str | None = None, backend: str = "auto") -> Engine:
+        """The pair in a type, loaded once."""
+        key = dtype, str(quantize), backend
         if key not in self._engines:
-            self.told(f"loading {chosen.name}", 0, None)
-            self._engines[key] = load(
-                chosen.target, chosen.draft, dtype=dtype, quantize=quantize, backend=backend, reuse_prefixes=False
-            )
+            models = self.pair
+            self.on_progress(f"loading {models.name}", 0, None)
+            options: dict[str, Any] = {
+                "dtype": dtype,
+                "quantize": quantize,
+                "backend": backend,
+                "reuse_prefixes": False,
+            }
+            self._engines[key] = load(models.target, models.draft, **options)
         return self._engines[key]
-
-    def describe(self) -> dict[str, Any]:
-        """For result files: shapes and sizes; empty where no model was used."""
-        if self.run.pair is None and self.models is None:
-            return {}
-        return describe(self.pair)
 
     def once(self, key: Sequence[Any], make: Callable[[], T]) -> T:
         """A measurement (plain data) by its key: made now, or read where it was made before."""
@@ -84,11 +80,11 @@ class Bench:
         """The items, with a bar."""
         each = list(items)
         for done, item in enumerate(each):
-            self.told(what, done, len(each))
+            self.on_progress(what, done, len(each))
             yield item
 
 
-def turned(items: Sequence[T], number: int) -> list[T]:
+def rotated(items: Sequence[T], number: int) -> list[T]:
     """The items in their order, in each turn from another one on: so that none always follows the same one."""
     first = number % max(1, len(items))
     return [*items[first:], *items[:first]]

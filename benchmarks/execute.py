@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.bench import Bench, Told
+from benchmarks.bench import Bench, OnProgress
 from benchmarks.experiment import HERE, Experiment, Run
-from benchmarks.pairs import Pair
+from benchmarks.pairs import Pair, describe
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.eval import provenance
 from draftwood.eval.store import check_writable
@@ -46,7 +46,7 @@ def execute(
     out: Path,
     smoke: bool = False,
     models: Pair | None = None,
-    told: Told = lambda what, done, total: None,
+    on_progress: OnProgress = lambda what, done, total: None,
 ) -> dict[str, Any]:
     """Measure one run and write OUT/NAME.json, which is returned; the same call goes on where it was stopped.
 
@@ -59,7 +59,7 @@ def execute(
     claim(work, settings)
     threads = torch.get_num_threads()
     torch.set_num_threads(run.threads)
-    bench = Bench(run, work, told, models)
+    bench = Bench(run, work, on_progress, models)
     try:
         tables = kind.measure(bench)
     finally:
@@ -71,7 +71,7 @@ def execute(
         "complete": not bench.stopped,
         "made_by": f"python -m benchmarks run {file.stem} --only {name}",
         "environment": environment(run),
-        "models": bench.describe(),
+        "models": describe(bench.pair),
         "settings": settings["settings"],
         "tables": tables,
     }

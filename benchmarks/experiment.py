@@ -49,7 +49,7 @@ class Kind(Strict):
 class Run(Strict):
     """One result file: the models, and settings that differ from the experiment's."""
 
-    pair: str | None = "embedded"
+    pair: str = "embedded"
     dtype: str = "float32"
     quantize: str | None = None
     threads: int = Field(1, ge=1)

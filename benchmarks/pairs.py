@@ -23,6 +23,8 @@ from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError, ModelError, did_you_mean
 from draftwood.models.checkpoints.checkpoint import read_config
 from draftwood.util.safe_parsing import read_text
+from recipes.real_models import GEMMA, SMOLLM2
+from recipes.real_models import directory as real_models
 
 Shape = dict[str, int]
 ORIGIN = "grown-from.sha256"  # beside a grown model: of the files that it was grown from
@@ -37,7 +39,7 @@ PAIRS: dict[str, dict[str, Shape]] = {
     "grown-12x768": {"target": _shape(12, 768, 24, 24, 3072), "draft": _shape(2, 256, 8, 4, 704)},
     "grown-22x2048": {"target": _shape(22, 2048, 64, 8, 5632), "draft": _shape(4, 512, 16, 8, 1408)},
 }
-REAL = {"smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf", "gemma3-270m": "gemma-3-270m-q4_k_m.gguf"}
+REAL = {"smollm2": SMOLLM2, "gemma3-270m": GEMMA}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,10 @@ def pair(name: str) -> Pair:
     """A pair by its name, grown first where it is not there yet; raises ConfigurationError where there is none."""
     place = home() / name
     if name in REAL:
-        return Pair(name, _real(REAL[name]), None, place)
+        target = real_models() / REAL[name].file
+        if not target.is_file():
+            raise ConfigurationError(f"{target} is not there; `python -m recipes.real_models` fetches it")
+        return Pair(name, target, None, place)
     if name not in PAIRS:
         raise ConfigurationError(f"there is no pair {name!r}" + did_you_mean(name, [*PAIRS, *REAL]))
     if not PAIRS[name]:
@@ -67,14 +72,6 @@ def pair(name: str) -> Pair:
     for role, shape in PAIRS[name].items():
         make(role, shape, place / role)
     return Pair(name, place / "target", place / "draft", place)
-
-
-def _real(file: str) -> Path:
-    folder = os.environ.get("DRAFTWOOD_REAL_MODELS") or Path.home() / ".cache" / "draftwood-real-models"
-    path = Path(folder).expanduser() / file
-    if not path.is_file():
-        raise ConfigurationError(f"{path} is not there; `python -m recipes.real_models` fetches it")
-    return path
 
 
 def make(role: str, shape: Shape, out: Path) -> None:

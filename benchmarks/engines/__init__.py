@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -50,9 +50,6 @@ class Cell:
         """Where a peer keeps its form of the target or the draft."""
         return Path(self.made) / self.peer.lower().replace(" ", "-") / f"{role}-{self.dtype}{suffix}"
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Output:
@@ -83,7 +80,3 @@ def peak_bytes(process: int | str = "self") -> int:
         lines = Path(f"/proc/{process}/status").read_text("utf-8").splitlines()
         return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
     return 0
-
-
-class Unavailable(Exception):
-    """A mode that an engine does not have here; the text is the reason."""

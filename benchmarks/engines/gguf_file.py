@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.engines import Unavailable
+from draftwood.errors import ConfigurationError
 from draftwood.models.checkpoints.checkpoint import read_config
 from draftwood.models.checkpoints.families import FAMILIES
 from draftwood.models.decoder_config import DecoderConfig
@@ -35,13 +35,13 @@ def as_tokens(text: str, vocabulary: int) -> list[int]:
 
 
 def shape_of(directory: Path) -> DecoderConfig:
-    """The shape of a plain Llama model; raises Unavailable for any other."""
+    """The shape of a plain Llama model; raises ConfigurationError for any other."""
     raw = read_config(directory)
     if raw["model_type"] == "llama":
         shape = FAMILIES["llama"].config(raw)
         if shape.rope_scaling == UNSCALED:
             return shape
-    raise Unavailable(f"{directory.name} is not a plain Llama model, which is all that is converted here")
+    raise ConfigurationError(f"{directory.name} is not a plain Llama model, which is all that is converted here")
 
 
 class Weights:

@@ -14,8 +14,9 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
-from benchmarks.engines import WITH_INT4, Cell, Generate, Output, Unavailable, peak_bytes
+from benchmarks.engines import WITH_INT4, Cell, Generate, Output, peak_bytes
 from benchmarks.engines.gguf_file import as_text, as_tokens, shape_of, write
+from draftwood.errors import ConfigurationError
 
 MODES = {"plain": WITH_INT4, "lookup": WITH_INT4, "speculation": WITH_INT4}
 LOOKUP_NGRAM = 2  # as the binding's default
@@ -60,9 +61,9 @@ def _binding(cell: Cell) -> Generate:
 
 def _program(cell: Cell) -> str:
     if not cell.speculative_binary:
-        raise Unavailable("llama-cpp-python has no draft models; put its program llama-speculative-simple on the PATH")
+        raise ConfigurationError("llama-cpp-python has no draft models; put llama-speculative-simple on the PATH")
     if not Path(cell.speculative_binary).is_file():
-        raise Unavailable(f"{cell.speculative_binary} is not there")
+        raise ConfigurationError(f"{cell.speculative_binary} is not there")
     return cell.speculative_binary
 
 

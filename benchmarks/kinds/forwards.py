@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.bench import Bench, turned
+from benchmarks.bench import Bench, rotated
 from benchmarks.engines import loading
 from benchmarks.experiment import Kind, Rows
 from draftwood.corpus import mixed
@@ -45,7 +45,7 @@ class Forwards(Kind):
             turns.append({})
             kinds: list[int | str] = [*self.rows, PROMPT]
             for rows in bench.track(kinds, f"turn {turn + 1}"):
-                for key in turned([*calls], turn):
+                for key in rotated([*calls], turn):
                     sample = partial(self.sample, calls[key][rows])
                     turns[-1][rows, key] = bench.once([turn, rows, *key], sample)
         return {
@@ -59,7 +59,7 @@ class Forwards(Kind):
         failures: dict[Key, str] = {}
         for key in product(self.types, self.backends):
             try:
-                engines[key] = bench.engine_of(bench.pair, **loading(key[0]), backend=key[1])
+                engines[key] = bench.engine_of(**loading(key[0]), backend=key[1])
             except ConfigurationError as error:
                 failures[key] = str(error)
         if not engines:

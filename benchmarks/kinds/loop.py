@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.bench import Bench, turned
+from benchmarks.bench import Bench, rotated
 from benchmarks.experiment import Kind, Rows
 from draftwood.corpus import mixed
 from draftwood.engine.engine import Engine
@@ -49,7 +49,7 @@ class Loop(Kind):
         plain: list[dict[str, list[float]]] = []
         for repeat in bench.track(repeats, "plain decoding"):
             plain.append({})
-            for name in turned([*self.settings], repeat):
+            for name in rotated([*self.settings], repeat):
                 make = partial(self.run, engine, prompts[repeat], PLAIN, self.settings[name], repeat)
                 plain[-1][name] = bench.once(["plain", repeat, name], make)
         shares: Rows = []

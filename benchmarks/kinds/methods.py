@@ -12,8 +12,9 @@ from pydantic import Field
 from benchmarks.bench import Bench
 from benchmarks.experiment import Kind, Rows, Strict
 from draftwood.engine.metrics import PARTS
-from draftwood.eval.evaluation import stored
-from draftwood.eval.running import Plan
+from draftwood.eval.evaluation import evaluate
+from draftwood.eval.report.reading import records_of
+from draftwood.eval.running import Job, Plan
 from draftwood.eval.summary import (
     RATIOS,
     SECONDS,
@@ -106,19 +107,7 @@ class Methods(Kind):
         methods = [Method.parse(dict(setting.method)) for setting in settings]
         items = [(task, task.instances(self.limit)) for task in chosen]
         plan = Plan(methods, items, SamplingParams(**sampling), range(1), warmup=1)
-        try:
-            records = stored(
-                bench.engine,
-                plan,
-                bench.work / place,
-                lambda made, expected: bench.told(place, made, expected),
-                lambda job, done, total: bench.told(f"{place}: {job.task.name}, {job.method.name}", done, total),
-                dict,
-                run=not bench.stopped,
-            )
-        except KeyboardInterrupt:  # rows are of what there is
-            bench.stopped = True
-            return self.groups(bench, place, part, settings, sampling)
+        records = self.records(bench, plan, place)
         groups: dict[str, list[list[Record]]] = {}
         for name in tasks:
             made = [
@@ -127,6 +116,24 @@ class Methods(Kind):
             shared = sorted(set.intersection(*(set(each) for each in made)))
             groups[name] = [with_usual_rounds([each[key] for key in shared]) for each in made]
         return groups
+
+    def records(self, bench: Bench, plan: Plan, place: str) -> list[Record]:
+        """The runs of a plan, as they are made or were made before; after Ctrl-C those that there are."""
+        out, counts = bench.work / place, [0, 0]
+
+        def told(job: Job) -> None:
+            bench.on_progress(f"{place}: {job.task.name}, {job.method.name}", *counts)
+            counts[0] += 1
+
+        def begun(made: int, expected: int) -> None:
+            counts[:] = [made, expected]
+
+        if not bench.stopped:
+            try:
+                evaluate(bench.engine, plan, out, begun, told)
+            except KeyboardInterrupt:
+                bench.stopped = True
+        return list(records_of(out).values())
 
 
 def rows_of(settings: Sequence[Setting], groups: Mapping[str, Sequence[Sequence[Record]]], i: int) -> Rows:

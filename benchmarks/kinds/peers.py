@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
-from benchmarks.bench import Bench, turned
+from benchmarks.bench import Bench, rotated
 from benchmarks.engines import DTYPES, PEERS, Cell, runner
 from benchmarks.experiment import Kind, Rows, Strict
 from benchmarks.pairs import Pair
@@ -81,7 +82,7 @@ class Peers(Kind):
             some = prompts[repeat * self.prompts : (repeat + 1) * self.prompts]
             more = {"prompts": some, "tokens": self.tokens, "warm_up": self.warm_up}
             samples.append({})
-            for cell in bench.track(turned(cells, repeat), f"repeat {repeat + 1}"):
+            for cell in bench.track(rotated(cells, repeat), f"repeat {repeat + 1}"):
                 if cell.key not in failures:
                     measured = partial(self.job, "measure", cell, **more)
                     found = attempt(cell.key, partial(bench.once, [repeat, cell.key], measured))
@@ -108,7 +109,7 @@ class Peers(Kind):
 
     def job(self, task: str, cell: Cell, **more: Any) -> dict[str, Any]:
         """One process; raises Failed."""
-        result = run_job({"task": task, "cell": cell.as_dict(), **more}, sys.executable, cell.threads, self.limit)
+        result = run_job({"task": task, "cell": asdict(cell), **more}, sys.executable, cell.threads, self.limit)
         if "error" in result:
             raise Failed(result["error"])
         return result

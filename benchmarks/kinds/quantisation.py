@@ -55,8 +55,8 @@ class Quantisation(Kind):
     def read(self, bench: Bench, name: str) -> dict[str, list[Any]]:
         """What a type of weights makes of the documents; quantised weights are computed in float32."""
         quantize = name if name.startswith("int") else None
-        model = bench.engine_of(bench.pair, EXACT if quantize else name, quantize).target
-        exact = bench.engine_of(bench.pair, EXACT)
+        model = bench.engine_of(EXACT if quantize else name, quantize).target
+        exact = bench.engine_of(EXACT)
         assert exact.tokenizer is not None
         texts = [
             exact.tokenizer.encode(document.text)[: exact.target.context]

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from benchmarks.bench import Bench, turned
+from benchmarks.bench import Bench, rotated
 from benchmarks.engines import Batched, Cell, runner
 from benchmarks.engines.cell import reason
 from benchmarks.experiment import Kind, Rows
@@ -44,7 +44,7 @@ class Serving(Kind):
         samples: dict[tuple[int, int, str], dict[str, Any]] = {}
         for repeat in range(self.repeats):
             for load in bench.track(self.loads, f"repeat {repeat + 1}"):
-                for name in turned(names, repeat):
+                for name in rotated(names, repeat):
                     make = partial(self.sample, engine, name, others.get(name), self.batches(prompts, load))
                     samples[repeat, load, name] = bench.once([repeat, load, name], make)
         rows = [row for load in self.loads for row in self.rows(samples, names, load)]

@@ -258,9 +258,9 @@ def certificates() -> str:
     """How many methods passed which certificate."""
     document = read(RESULTS / "certificate" / "embedded.json")
     verdicts = Counter((each["lossless"], each["verdict"]) for each in document["certificates"])
-    told = [f"{count} {'lossless' if exact else 'lossy'}: {verdict}" for (exact, verdict), count in verdicts.items()]
+    counted = [f"{count} {'lossless' if exact else 'lossy'}: {verdict}" for (exact, verdict), count in verdicts.items()]
     return f"""## Certificates
 
-Methods and rules on small models whose choices can be enumerated, and on the embedded pair. {"; ".join(told)}.
+Methods and rules on small models whose choices can be enumerated, and on the embedded pair. {"; ".join(counted)}.
 
 `draftwood certify --all --out FILE`. Measured: {source(document["environment"])}."""

@@ -75,8 +75,8 @@ def sources(experiment: str) -> str:
     found: dict[str, list[str]] = {}
     for document in documents(experiment):
         found.setdefault(source(document["environment"]), []).append(f"`{document['run']}`")
-    told = "; ".join(f"{', '.join(runs)}: {about}" for about, runs in found.items())
-    return f"`python -m benchmarks run {experiment}`. Measured: {told}."
+    measured = "; ".join(f"{', '.join(runs)}: {about}" for about, runs in found.items())
+    return f"`python -m benchmarks run {experiment}`. Measured: {measured}."
 
 
 def source(environment: Mapping[str, Any]) -> str:

@@ -16,7 +16,6 @@ from draftwood.eval.store import SUMMARY, Store
 from draftwood.eval.summary import summary_of
 from draftwood.eval.tasks import Task
 from draftwood.util.files import write_json
-from draftwood.util.jsonl import Record
 
 REST_SECONDS = 1.0
 
@@ -48,49 +47,15 @@ def evaluate(
         method.check(plan.sampling)
     with Store(out, plan.configuration(engine)) as store:
         try:
-            meter = Meter([] if engines else counters(engine.target.device))
-            _complete(Runner(engine, plan, meter), store, begun, told, engines)
+            runner = Runner(engine, plan, Meter([] if engines else counters(engine.target.device)))
+            made, left = len(store.records), len(runner.missing(store))
+            begun(made, made + left)
+            if left:  # the machine is written down first
+                runner.meter.rest(REST_SECONDS)
+                session = provenance.session(engine.target.device, engine.names.get("backend"))
+                store.note_session({**session, "idle_watts": runner.meter.idle or None})
+                runner.run(store, told, engines)
         finally:
             document = summary_of(out, store.records)
             write_json(out / SUMMARY, document)
     return document
-
-
-def _complete(
-    runner: Runner,
-    store: Store,
-    begun: Callable[[int, int], None],
-    told: Callable[[Job], None],
-    engines: EngineMap | None = None,
-) -> None:
-    """Make the missing runs; the machine is written down first."""
-    made, left = len(store.records), len(runner.missing(store))
-    begun(made, made + left)
-    if left:
-        runner.meter.rest(REST_SECONDS)
-        engine = runner.engine
-        session = provenance.session(engine.target.device, engine.names.get("backend"))
-        store.note_session({**session, "idle_watts": runner.meter.idle or None})
-        runner.run(store, told, engines)
-
-
-def stored(
-    engine: Engine,
-    plan: Plan,
-    out: Path,
-    begun: Callable[[int, int], None],
-    told: Callable[[Job, int, int], None],
-    noted: Callable[[], dict[str, Any]],
-    run: bool = True,
-) -> list[Record]:
-    """The runs of a plan, those made before included; with `run` the missing ones are made.
-
-    `told` hears of each run before it is made, how many there are and how many there will be; `noted` gives more
-    fields of the run that was just decoded.
-    """
-    with Store(out, plan.configuration(engine)) as store:
-        if run:
-            total = len(plan.jobs())
-            runner = Runner(engine, plan, noted=noted)
-            _complete(runner, store, begun, lambda job: told(job, len(store.records), total))
-        return list(store.records.values())

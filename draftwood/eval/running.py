@@ -98,7 +98,6 @@ class Runner:
     plan: Plan
     meter: Meter = field(default_factory=lambda: Meter([]))
     done: int = 0
-    noted: Callable[[], dict[str, Any]] = dict  # more fields of the run that was just decoded
 
     def missing(self, store: Store) -> list[Job]:
         """Runs that are still to be made."""
@@ -166,7 +165,7 @@ class Runner:
         except Exception as error:  # of whatever kind: one item must not end all others
             return {**record, "status": "failed", "stage": "decode", "error": named(error)}
         answers = [result.text for result in results]
-        record |= self.noted() | {
+        record |= {
             "prompt_hash": digest([result.prompt_tokens for result in results]),
             "prompt_tokens": sum(len(result.prompt_tokens) for result in results),
             "output": answers[0] if len(answers) == 1 else answers,

@@ -30,7 +30,7 @@ EXPERIMENTS = sorted((HERE / "experiments").glob("*.yaml"))
 def test_every_experiment_declares_what_can_be_run(path: Path) -> None:
     experiment = load(path)
     for run in experiment.runs.values():
-        assert run.pair is None or run.pair in {*PAIRS, *REAL}
+        assert run.pair in {*PAIRS, *REAL}
         for smoke in (False, True):
             kind = experiment.measure(run, smoke)
             if isinstance(kind, Methods):
@@ -55,7 +55,7 @@ def run(name: str, out: Path, models: Pair | None = None, **settings: Any) -> di
     """A tiny run of an experiment, from its YAML file's smoke settings, on the embedded pair unless given others."""
     path = find(name)
     experiment = load(path)
-    run = Run(pair=None) if models else next(each for each in experiment.runs.values() if each.pair == "embedded")
+    run = Run() if models else next(each for each in experiment.runs.values() if each.pair == "embedded")
     experiment = experiment.model_copy(update={"smoke": {**experiment.smoke, **settings}})
     found = execute(experiment, path, "tiny", run, out, smoke=True, models=models)
     assert json.loads((out / "tiny.json").read_text("utf-8"))["complete"] and not (out / "tiny.work").exists()
@@ -118,7 +118,7 @@ def test_methods_are_compared_in_turns_and_a_stopped_run_goes_on(tmp_path: Path)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute(experiment, Path("test.yaml"), "one", each, tmp_path, told=stop)
+        execute(experiment, Path("test.yaml"), "one", each, tmp_path, on_progress=stop)
     kept = (tmp_path / "one.work" / "first-0" / "items.jsonl").read_text("utf-8").splitlines()
     assert len(kept) == 5 and not json.loads((tmp_path / "one.json").read_text("utf-8"))["complete"]
     other, _ = methods(PART, ["qa"])

@@ -122,7 +122,7 @@ def test_engines_give_rows_for_what_runs_and_what_does_not(tmp_path: Path, monke
     experiment = Experiment(title="test", kind="peers", settings=settings, runs={"one": each})
     rows = {row["engine"]: row for row in execute(experiment, Path("t"), "one", each, tmp_path)["tables"]["rows"]}
     assert rows["draftwood"]["same_text"] == 1 and rows["draftwood"]["peak_megabytes"] > 20
-    assert "put its program llama-speculative-simple on the PATH" in rows["llama.cpp"]["failure"]
+    assert "put llama-speculative-simple on the PATH" in rows["llama.cpp"]["failure"]
 
 
 def test_ratios_are_of_the_same_repeat_and_prompt() -> None:
