@@ -26,18 +26,18 @@ def run(
 ) -> None:
     """Measure an experiment's runs, each into a result file; the same command resumes where it was stopped."""
     file = find(experiment)
-    asked = load(file)
+    loaded = load(file)
     place = out or results_of(file)
     if smoke and out is None:
         raise ConfigurationError("a smoke run is no result; give --out DIR for it")
-    for name, each in chosen(asked, only or ()).items():
+    for name, each in chosen(loaded, only or ()).items():
         with progress(None, name, live=False) as update:
 
             def on_progress(what: str, done: int, total: int | None, name: str = name) -> None:
                 update(completed=done, total=total, description=f"{name}: {what}")
 
             try:
-                execute(asked, file, name, each, place, smoke, on_progress=on_progress)
+                execute(loaded, file, name, each, place, smoke, on_progress=on_progress)
             except KeyboardInterrupt:
                 print(f"{place / name}.work keeps what was measured; the same command resumes", file=sys.stderr)
                 raise typer.Exit(130) from None

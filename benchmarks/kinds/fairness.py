@@ -93,10 +93,10 @@ class Fairness(Kind):
         def decode() -> None:
             try:
                 while not over.is_set():
-                    asked = {"prompt": next(prompts), "cancelled": over.is_set, "ignore_eos": True}
-                    asked |= {"method": heavy.method, "max_new_tokens": engine.target.context - self.prompt}
+                    request = {"prompt": next(prompts), "cancelled": over.is_set, "ignore_eos": True}
+                    request |= {"method": heavy.method, "max_new_tokens": engine.target.context - self.prompt}
                     begun.set()
-                    requests = [{**asked, "seed": seed} for seed in range(heavy.texts)]
+                    requests = [{**request, "seed": seed} for seed in range(heavy.texts)]
                     with closing(engine.as_completed(requests, heavy.texts)) as found:
                         for _ in found:
                             pass

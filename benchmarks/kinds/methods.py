@@ -121,7 +121,7 @@ class Methods(Kind):
         """The runs of a plan, as they are made or were made before; after Ctrl-C those that there are."""
         out, counts = bench.work / place, [0, 0]
 
-        def told(job: Job) -> None:
+        def on_job(job: Job) -> None:
             bench.on_progress(f"{place}: {job.task.name}, {job.method.name}", *counts)
             counts[0] += 1
 
@@ -130,7 +130,7 @@ class Methods(Kind):
 
         if not bench.stopped:
             try:
-                evaluate(bench.engine, plan, out, begun, told)
+                evaluate(bench.engine, plan, out, begun, on_job)
             except KeyboardInterrupt:
                 bench.stopped = True
         return list(records_of(out).values())

@@ -87,7 +87,9 @@ class Peers(Kind):
                     measured = partial(self.job, "measure", cell, **more)
                     found = attempt(cell.key, partial(bench.once, [repeat, cell.key], measured))
                     samples[-1] |= {cell.key: found} if found else {}
-        ratios = [each for dtype in self.dtypes for asked in self.compare for each in against(asked, dtype, samples)]
+        ratios = [
+            each for dtype in self.dtypes for comparison in self.compare for each in against(comparison, dtype, samples)
+        ]
         return {"rows": [row(cell, samples, failures) for cell in cells], "ratios": ratios}
 
     def cells(self, pair: Pair, threads: int, context: int) -> list[Cell]:
@@ -182,14 +184,19 @@ def row(cell: Cell, samples: Samples, failures: Mapping[str, str]) -> dict[str, 
     }
 
 
-def against(asked: Against, dtype: str, samples: Samples) -> Rows:
+def against(pair: Against, dtype: str, samples: Samples) -> Rows:
     """How many times as fast ours is, prompt by prompt of the same repeat; int8 against bfloat16 if need be."""
-    mine = seconds(samples, f"{OURS} / {asked.mode} / {dtype}")
+    mine = seconds(samples, f"{OURS} / {pair.mode} / {dtype}")
     for other in (dtype, "bfloat16"):
-        key = f"{asked.engine} / {asked.their_mode} / {other}"
+        key = f"{pair.engine} / {pair.their_mode} / {other}"
         theirs = seconds(samples, key)
         if shared := [theirs[at] / mine[at] for at in theirs if at in mine]:
-            about = {"mode": asked.mode, "type": dtype, "engine": asked.engine, "their_mode": asked.their_mode}
-            text = same(samples, key, f"{OURS} / {asked.mode} / {dtype}")
-            return [{**about, "their_type": other, "ratio": median(shared), **text}]
+            about = {
+                "mode": pair.mode,
+                "type": dtype,
+                "engine": pair.engine,
+                "their_mode": pair.their_mode,
+            }
+            text = same(samples, key, f"{OURS} / {pair.mode} / {dtype}")
+            return [{**about, "ratio": median(shared), **text}]
     return []

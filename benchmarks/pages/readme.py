@@ -43,13 +43,16 @@ def speed_table() -> str:
     beams["fast"] = beams["speed_up_with_prompt"].map(value)
     best = beams.sort_values("fast", ascending=False).drop_duplicates("run")
     rows.append({"": "`speculative-beam-search` over `beam-search`, 4 beams", **cells(best, both)})
-    machines = {
-        provenance.machine(document["environment"]): None
-        for name in ("peers", "headline", "beams")
-        for document in documents(name)
-    }
     table = markdown(pd.DataFrame(rows, columns=["", *COLUMNS.values()]).fillna(""))
-    return f"{table}\n\nMeasured with {'; '.join(machines)}."
+    return f"{table}\n\nTimes: {measured('peers')}. Speed-ups: {measured('headline', 'beams')}."
+
+
+def measured(*experiments: str) -> str:
+    """The machines of some experiments and the days of their results."""
+    found: dict[str, set[str]] = {}
+    for environment in (document["environment"] for name in experiments for document in documents(name)):
+        found.setdefault(provenance.machine(environment), set()).add(environment["began"][:10])
+    return "; ".join(f"{machine}, {' and '.join(sorted(days))}" for machine, days in found.items())
 
 
 def both(row: pd.Series) -> str:
