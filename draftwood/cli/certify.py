@@ -62,12 +62,12 @@ def certify(
     import torch
 
     from draftwood.certify import certify_each, every_method
-    from draftwood.methods.default import usual
+    from draftwood.methods.default import default_method
     from draftwood.train.prompts import corpus_prompts, fitted, read_prompts
 
     if every and (decoding.method is not None or decoding.settings):
         raise ConfigurationError("give --all or one --method with its options, not both")
-    one = decoding.chosen(models.drafts) or usual(models.drafts)[0]
+    one = decoding.chosen(models.drafts) or default_method(models.drafts)[0]
     chosen = every_method() if every else [one]
     texts = corpus_prompts(2) if prompts is None else read_prompts(prompts)
     if out is not None:

@@ -40,7 +40,7 @@ MIN_LOOKUPS = 8.0  # discounted searches before their worth is judged
 
 @dataclass(slots=True)
 class Evidence:
-    """What rounds have shown so far: those of a request while it runs alone, or of all requests that run at once."""
+    """The outcomes of rounds so far: those of a request while it runs alone, or of all requests that run at once."""
 
     siblings: SiblingAcceptance = field(default_factory=SiblingAcceptance)
     rates: LayerRates = field(default_factory=LayerRates)

@@ -27,7 +27,7 @@ Predict = Callable[[DraftState, Tensor | None], float | None]  # (drafted so far
 
 @dataclass(slots=True)
 class Seen:
-    """What verification showed: rounds with drafts, and drafts in them that were accepted, and tried."""
+    """Counts of verified rounds with drafts, and of the drafts in them: accepted ones, and all that were tried."""
 
     rounds: int = 0
     accepted: int = 0

@@ -1,4 +1,4 @@
-"""What drafting gains, as a formula, and the cost of a drafted layer at a load."""
+"""The speed-up of drafting by a formula (MCSD Eq. 1), and the cost of a drafted layer at a load."""
 
 from __future__ import annotations
 

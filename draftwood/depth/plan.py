@@ -1,4 +1,4 @@
-"""What drafting is expected to yield at a load: the tree that rounds draft by, and the speed that it promises."""
+"""The tree that rounds draft by at a load, and the speed that it promises."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from operator import add
 
 from draftwood.depth.load import Load
 
-MIN_SAVING = 0.02  # share of a step's time that drafting must promise to save: less is lost in what is not measured
+# Share of a step's time that drafting must promise to save where a request runs alone, and again for each doubling of
+# the requests that share steps: those whose drafts fail lag behind the others, and share their last steps with few.
+MIN_SAVING = 0.02
 
 
 @dataclass(slots=True)
@@ -44,7 +46,11 @@ class DraftPlan:
         found = self.step_seconds.get(key := tuple(layers))
         if found is None:
             drafts, passes = load.steps(layers)
-            found = self.step_seconds[key] = _with_margin(map(add, drafts, passes)), _with_margin(passes)
+            margin = MIN_SAVING * (1 + math.log2(load.drafting))
+            found = self.step_seconds[key] = (
+                _with_margin(map(add, drafts, passes), margin),
+                _with_margin(passes, margin),
+            )
         return found[free_drafts]
 
     def consider(self, widths: list[int], roots: int, load: Load) -> None:
@@ -95,7 +101,7 @@ class DraftPlan:
         return least
 
 
-def _with_margin(steps: Iterable[float]) -> list[float]:
+def _with_margin(steps: Iterable[float], margin: float) -> list[float]:
     """Seconds of a step without layers, and of those with some a little more than they take."""
     plain, *drafting = steps
-    return [plain, *(seconds * (1 + MIN_SAVING) for seconds in drafting)]
+    return [plain, *(seconds * (1 + margin) for seconds in drafting)]

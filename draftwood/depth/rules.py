@@ -27,7 +27,7 @@ STATES = frozenset({"hidden", "target"})  # what the heads of draft and target r
 
 @dataclass(slots=True)
 class DraftState:
-    """What has been drafted when a controller is asked: layers so far, the last layer's nodes and logits.
+    """The draft of a round when a controller is asked about it: layers so far, the last layer's nodes and logits.
 
     `logits` and `picked` are given when the controller needs anything of it, `hidden` when it needs 'hidden'; beams,
     which ask the draft of some nodes only, give no hidden states. The logits are the draft's before temperature and

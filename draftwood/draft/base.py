@@ -1,4 +1,4 @@
-"""What a drafter is, and how draft logits become proposed nodes."""
+"""The protocol of drafters, and how draft logits become proposed nodes."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class ExitSource(StateSource):
         return {**self._trunk, **self._nodes}
 
     def lacks(self) -> int:
-        """As many rows through all layers as what is missing takes through the first ones."""
+        """Rows through all layers that take as long as the missing ones through the first layers."""
         return -(-StateSource.lacks(self) * self.reads[0] // self.target.model.n_layers)
 
     def read(self, forest: Forest, nodes: Sequence[int]) -> Generator[Run, Answer, None]:

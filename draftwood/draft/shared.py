@@ -24,11 +24,11 @@ class SharedSession(Session):
 
     @property
     def context(self) -> int:
-        """As of any session, but 0 before the target has read the prompt: there is nothing to draft from."""
+        """Positions that it has room for; 0 before the target has read the prompt: there is nothing to draft from."""
         return self.model.context if self.target.cached else 0
 
     def answer(self, forest: Forest, nodes: Sequence[int], hidden: bool = False) -> Generator[Run, Answer, Answer]:
-        """As any session's; after the request was put back the target reads the verified tokens again first."""
+        """Logits after nodes, as of any session; where the request was put back, the target first reads it again."""
         run = Run(self, forest, nodes, hidden=(self.model.n_layers,) if hidden else (), leans=True)
         while (answer := (yield run)) is LOST:
             yield Run(self.target, forest, [trunk_node(len(forest.trunk) - 1)], logits=False)

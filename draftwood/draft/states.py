@@ -46,7 +46,7 @@ class StateSource(Source):
 
     @abstractmethod
     def given(self, forest: Forest, nodes: Sequence[int]) -> Mapping[int, Tensor]:
-        """What is read at some nodes, and at all before them that the reader has not seen."""
+        """The states that the reader reads at some nodes, and at all nodes before them that it has not seen."""
 
     @abstractmethod
     def read(self, forest: Forest, nodes: Sequence[int]) -> Generator[Run, Answer, None]:

@@ -134,7 +134,7 @@ class Match:
             self.state = texts.shorter[self.state]
 
     def guess(self, least: int) -> tuple[float, int]:
-        """As the automaton's."""
+        """(chance, token) of what follows; see `SuffixAutomaton.guess`."""
         return self.texts.guess(self.state, self.length, least)
 
 
@@ -156,7 +156,7 @@ class EarlierAnswers:
 
 @dataclass(slots=True)
 class SuffixLookup:
-    """What followed the longest match in prompt and output; where `shared`, in earlier answers too.
+    """Drafts the tokens that followed the longest match in prompt and output; where `shared`, in earlier answers too.
 
     The more often, and the longer the match, the surer it is, and the more of it is proposed: by what came of such
     guesses in this text so far, the prompt included.

@@ -24,7 +24,7 @@ from draftwood.engine.scoring import PromptScores, scored
 from draftwood.engine.stopping import Ending, StopStrings
 from draftwood.errors import ConfigurationError, RequestError
 from draftwood.methods import Method
-from draftwood.methods.default import usual
+from draftwood.methods.default import default_method
 from draftwood.models.base import CausalModel
 from draftwood.models.cache import Cache
 from draftwood.models.memory_budget import MemoryBudget, free_bytes
@@ -122,7 +122,7 @@ class Engine(Intake):
         """What decodes a request that names no method: the best of what is there."""
         with self._building:
             if self._usual is None:
-                self._usual, models = usual(len(self.drafts), self.target, self.drafts)
+                self._usual, models = default_method(len(self.drafts), self.target, self.drafts)
                 if models is not None:
                     self._models.setdefault(self._usual.drafts_from, models)
             return self._usual

@@ -1,4 +1,4 @@
-"""What a method is: a name and options, checked and immutable, that round-trip through dictionaries."""
+"""Methods: a name and options, checked and immutable, that round-trip through dictionaries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILE = "file"  # marks options that name a file or directory of this machine
 
 
 class Parts(NamedTuple):
-    """What the loop needs of a method, made anew for each request."""
+    """The parts of a method that the loop calls, made anew for each request."""
 
     drafter: Drafter
     verify: Verifier
@@ -64,7 +64,7 @@ class Method(BaseModel):
 
     @property
     def drafts_from(self) -> object:
-        """What decides `models`: methods of one engine that agree in it share them, and load them once."""
+        """A key: methods of one engine that have the same one share their `models`, and load them once."""
         return self
 
     def models(self, target: CausalModel, drafts: Sequence[CausalModel]) -> Sequence[CausalModel]:

@@ -50,7 +50,7 @@ class BeamMethod(Method):
 
 
 class BeamSamplingMethod(BeamMethod):
-    """What beam sampling and DSBD have in common."""
+    """The options and parts that beam sampling and DSBD have in common."""
 
     warp: Literal["joint", "token"] = Field(
         default="joint",

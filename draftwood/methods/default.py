@@ -26,7 +26,7 @@ COMPANIONS: dict[
 }
 
 
-def usual(
+def default_method(
     drafts: int, target: CausalModel | None = None, loaded: Sequence[CausalModel] = ()
 ) -> tuple[Method, Sequence[CausalModel] | None]:
     """The best method for `drafts` draft models, else for files next to a target's weights; with what was loaded.

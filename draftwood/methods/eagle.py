@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from draftwood.draft import ConfidentDrafter, Drafter, EagleSource, ModelDrafter, StateDrafter
 from draftwood.methods.base import FILE, Parts
 from draftwood.methods.options import DEEPEST, MOST_ROWS, Chain, Depth, Mixed, controller, sized
-from draftwood.methods.sequences import DrawnMethod, found
+from draftwood.methods.sequences import DrawnMethod, suffix_lookup
 from draftwood.models.base import CausalModel
 from draftwood.models.heads import eagle
 from draftwood.models.heads.eagle_head import StateReader
@@ -69,7 +69,7 @@ class Eagle(DrawnMethod):
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         source = EagleSource(target, drafts[0], cast(StateReader, drafts[0].model).reads)
-        drafter: Drafter = ModelDrafter([source], lookup=found(self.lookup))
+        drafter: Drafter = ModelDrafter([source], lookup=suffix_lookup(self.lookup))
         if self.width > 1:
             drafter = ConfidentDrafter(source, self.width, self.nodes, self.least, self.drafts == "best")
         depth = controller(self.depth, self.gamma, drafts, target, (self.width, 1), lookup=self.lookup)

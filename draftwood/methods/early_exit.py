@@ -12,7 +12,7 @@ from draftwood.draft import ModelDrafter
 from draftwood.draft.base import Source
 from draftwood.methods.base import Parts
 from draftwood.methods.options import Chain, Depth, Mixed, Widths, check_rows, controller, uncapped
-from draftwood.methods.sequences import DrawnMethod, found
+from draftwood.methods.sequences import DrawnMethod, suffix_lookup
 from draftwood.methods.sources import Exit, from_exit
 from draftwood.models.base import CausalModel
 from draftwood.models.heads import exit as exits
@@ -61,7 +61,7 @@ class EarlyExit(DrawnMethod):
         widths = self.tree or (1,)
 
         def make(source: Source) -> ModelDrafter:
-            return ModelDrafter([source], widths, self.replacement, found(self.lookup))
+            return ModelDrafter([source], widths, self.replacement, suffix_lookup(self.lookup))
 
         most = len(self.tree) if self.tree else self.gamma
         depth = controller(self.depth, most, drafts, target, widths, lookup=self.lookup)

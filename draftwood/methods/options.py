@@ -54,18 +54,18 @@ Widths = Annotated[
 ]
 
 
-def sized(values: object, *sizes: str, **usual: int) -> object:
+def sized(values: object, *sizes: str, **default_sizes: int) -> object:
     """A method's options: one that names none of `sizes` and no depth has depth=auto, others fixed.
 
-    `usual` are the sizes of controllers other than auto.
+    `default_sizes` are those for controllers other than auto.
     """
     if not isinstance(values, Mapping):
         return values
-    values = uncapped(values, *sizes) if "gamma" in usual else values
+    values = uncapped(values, *sizes) if "gamma" in default_sizes else values
     assert isinstance(values, Mapping)
     named = any(size in values for size in sizes)
     found = {"depth": "fixed" if named else "auto"} | dict(values)
-    return found if named or str(found["depth"]).partition(":")[0] == "auto" else usual | found
+    return found if named or str(found["depth"]).partition(":")[0] == "auto" else default_sizes | found
 
 
 def uncapped(values: object, *sizes: str) -> object:
@@ -103,7 +103,7 @@ def controller(
     hidden: bool = True,
     lookup: bool = False,
 ) -> DepthController:
-    """Who decides whether to draft a layer more, at most `most` of them; None is no cap.
+    """The controller that decides whether to draft a layer more, at most `most` of them; None is no cap.
 
     `hidden`: whether hidden states are given.
 

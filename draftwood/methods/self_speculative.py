@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from draftwood.draft import ModelDrafter
 from draftwood.methods.base import FILE, Parts
 from draftwood.methods.options import Chain, Depth, Mixed, controller, listed, uncapped
-from draftwood.methods.sequences import DrawnMethod, found
+from draftwood.methods.sequences import DrawnMethod, suffix_lookup
 from draftwood.models.base import CausalModel
 from draftwood.models.heads.skip import Skipped, load, skipping
 from draftwood.runtime.session import Session
@@ -71,4 +71,4 @@ class SelfSpeculative(DrawnMethod):
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         depth = controller(self.depth, self.gamma, drafts, target, lookup=self.lookup)
-        return Parts(ModelDrafter(drafts, lookup=found(self.lookup)), self.verifier(), depth)
+        return Parts(ModelDrafter(drafts, lookup=suffix_lookup(self.lookup)), self.verifier(), depth)

@@ -30,8 +30,8 @@ from draftwood.runtime.session import Session
 from draftwood.verify import Coupled, Initialised, KSeq, LongestPath, Rejection, Traversal, Verifier
 
 
-def found(lookup: bool) -> SuffixLookup | None:
-    """What looks for drafts in the text of a request."""
+def suffix_lookup(lookup: bool) -> SuffixLookup | None:
+    """A source of drafts from the text of a request, if that is wanted."""
     return SuffixLookup() if lookup else None
 
 
@@ -151,7 +151,7 @@ class Speculative(DrawnMethod):
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         depth = controller(self.depth, self.gamma, drafts, target, lookup=self.lookup)
-        return Parts(ModelDrafter(drafts, lookup=found(self.lookup)), self.verifier(), depth)
+        return Parts(ModelDrafter(drafts, lookup=suffix_lookup(self.lookup)), self.verifier(), depth)
 
 
 class SpecInfer(TreeMethod):
@@ -174,7 +174,7 @@ class SpecInfer(TreeMethod):
         depth = controller(
             self.depth, len(self.expansion), drafts, target, self.expansion, len(drafts), lookup=self.lookup
         )
-        return Parts(ModelDrafter(drafts, self.expansion, lookup=found(self.lookup)), self.verifier(), depth)
+        return Parts(ModelDrafter(drafts, self.expansion, lookup=suffix_lookup(self.lookup)), self.verifier(), depth)
 
 
 class MultiCandidate(ExitDraftable, InitialisedMethod):
@@ -226,7 +226,9 @@ class MultiCandidate(ExitDraftable, InitialisedMethod):
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         def make(source: Source) -> ModelDrafter:
-            return ModelDrafter([source], self.tree, self.replacement, found(self.lookup), self.draws == "greedy")
+            return ModelDrafter(
+                [source], self.tree, self.replacement, suffix_lookup(self.lookup), self.draws == "greedy"
+            )
 
         depth = controller(self.depth, len(self.tree), drafts, target, self.tree, self.initial, lookup=self.lookup)
         return Parts(self.drafting(make, drafts, target), self.verifier(), depth)

@@ -1,4 +1,4 @@
-"""What passes over models cost, by rows and requests: measured while they run, guessed from the weights until then.
+"""The costs of passes over models, by rows and requests: measured as they run, guessed from the weights until then.
 
 A pass takes the seconds of its forwards, by rows (`Curve`), and those that go into the use of its answers, by requests
 and by those that have drafted (`Overhead`). By rows alone, many rows of few requests would tell the price of many
@@ -129,13 +129,13 @@ class Overhead:
         self.request_seconds = max(0.0, (ny - nu * self.draft_seconds) / nn)
 
     def seconds(self, requests: int, drafts: float) -> float:
-        """Of a pass for so many requests, with so many `draft_units`."""
+        """Seconds beside the forwards of a pass for so many requests, with so many `draft_units`."""
         return requests * self.request_seconds + drafts * self.draft_seconds
 
 
 @dataclass(slots=True)
 class Measured:
-    """What the last measured pass of any model tells of models that were not measured yet."""
+    """Figures of the last measured pass of any model, which stand in for those of models that were not measured."""
 
     ratio: float = 1.0  # measured seconds of its forwards over nominal ones
     overhead: Overhead = field(default_factory=Overhead)
@@ -209,14 +209,14 @@ class Curve:
             self.measured.overhead = self.overhead
 
     def seconds(self, rows: int, requests: int = 0, drafting: int | None = None) -> float:
-        """Of a pass over so many rows of so many requests, some with drafts; without requests of the forward alone."""
+        """Seconds of a pass over so many rows of so many requests, some with drafts; without requests the forward's."""
         if not requests:
             return self.forward_seconds(rows)
         overhead = self.overhead if self.overhead.known else self.measured.overhead
         return self.forward_seconds(rows) + overhead.seconds(requests, draft_units(requests, rows, drafting))
 
     def forward_seconds(self, rows: int) -> float:
-        """Of a forward over so many rows."""
+        """Seconds of a forward over so many rows."""
         if not self.points:
             return self.nominal(rows) * self.measured.ratio
         found = self._known.get(rows)
@@ -260,7 +260,7 @@ class Costs:
     _measured: Measured = field(default_factory=Measured)
 
     def curve(self, model: CausalModel, layers: int | None = None) -> Curve:
-        """Of so many layers of a model, all by default."""
+        """The curve of so many layers of a model, all by default."""
         layers = model.n_layers if layers is None else layers
         curves = self._curves.setdefault(model, {})
         if layers not in curves:

@@ -9,7 +9,7 @@ import pytest
 
 from draftwood.core.records import Round
 from draftwood.depth import ALONE, LOAD, Auto, DraftState, Load
-from draftwood.depth.acceptance import SiblingAcceptance
+from draftwood.depth.acceptance import UNKNOWN_BIN, SiblingAcceptance
 from draftwood.depth.auto import LOOKUP_ROUNDS, PLAN_ROUNDS
 from draftwood.sampling.distributions import Streams
 
@@ -285,6 +285,22 @@ def test_what_lookup_drafts_alone_teaches_nothing_of_the_models() -> None:
         assert controller.deeper(DraftState(0, ahead=[0.9]))
         controller.observe(a_round(0, 1, [(1, 1)]))
     assert not known.drafted and not known.siblings.met and not any(known.rates.own.tried + known.rates.next.tried)
+
+
+@pytest.mark.parametrize(("price", "alone", "shared"), [(0.3, True, True), (0.42, True, False), (0.5, False, False)])
+def test_drafts_of_requests_that_share_steps_must_promise_more(price: float, alone: bool, shared: bool) -> None:
+    """One and a half tokens of a step that takes `price` longer; of eight requests some lag behind, and share less."""
+
+    def drafts(requests: int) -> bool:
+        controller = Auto(1)
+        controller.own_evidence = controller.shared_evidence
+        for accepted in [1, 0] * 300:
+            controller.shared_evidence.siblings.add(a_round(accepted, 1), 0.99)
+            controller.shared_evidence.rates.next.add(UNKNOWN_BIN, accepted > 0)
+        controller.shared_evidence.drafted = 300
+        return asked(controller, Load(lambda rows: price, lambda rows: 1.0, requests)) > 0
+
+    assert (drafts(1), drafts(8)) == (alone, shared)
 
 
 @pytest.mark.parametrize("seconds", [1e-3, 1.0])
