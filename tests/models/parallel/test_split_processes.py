@@ -136,7 +136,7 @@ def test_ctrl_c_ends_all_processes() -> None:
 
 @pytest.mark.slow
 def test_a_process_that_stands_still_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood.models.parallel.group.FORWARD_ORDER_TIMEOUT", 2.0)
+    monkeypatch.setattr("draftwood.models.parallel.group.FORWARD_TIMEOUT", 2.0)
     made = draftwood.load(tensor_parallel=2, device="cpu")
     (follower,) = [pid for pid in children(os.getpid()) if "follower" in command_line(pid)]
     os.kill(follower, signal.SIGSTOP)
