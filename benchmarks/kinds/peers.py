@@ -87,9 +87,7 @@ class Peers(Kind):
                     measured = partial(self.job, "measure", cell, **more)
                     found = attempt(cell.key, partial(bench.once, [repeat, cell.key], measured))
                     samples[-1] |= {cell.key: found} if found else {}
-        ratios = [
-            each for dtype in self.dtypes for comparison in self.compare for each in against(comparison, dtype, samples)
-        ]
+        ratios = [row for dtype in self.dtypes for pair in self.compare for row in against(pair, dtype, samples)]
         return {"rows": [row(cell, samples, failures) for cell in cells], "ratios": ratios}
 
     def cells(self, pair: Pair, threads: int, context: int) -> list[Cell]:
@@ -191,12 +189,7 @@ def against(pair: Against, dtype: str, samples: Samples) -> Rows:
         key = f"{pair.engine} / {pair.their_mode} / {other}"
         theirs = seconds(samples, key)
         if shared := [theirs[at] / mine[at] for at in theirs if at in mine]:
-            about = {
-                "mode": pair.mode,
-                "type": dtype,
-                "engine": pair.engine,
-                "their_mode": pair.their_mode,
-            }
+            about = {**pair.model_dump(), "type": dtype, "their_type": other}
             text = same(samples, key, f"{OURS} / {pair.mode} / {dtype}")
             return [{**about, "ratio": median(shared), **text}]
     return []
