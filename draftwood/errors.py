@@ -5,7 +5,8 @@ DraftwoodError
   ├ ModelError           a model that cannot be loaded or does not fit
   ├ RequestError         a prompt or limit that cannot be served
   ├ NonFiniteError       NaN or infinity where probabilities should be
-  ├ OutOfMemory          keys and values that do not fit into their budget
+  ├ OutOfMemory          keys and values that find no memory
+  │   └ OverBudget       more of them than `kv_cache_bytes` allows
   └ Overloaded           a queue that is full
 """
 
@@ -36,7 +37,11 @@ class NonFiniteError(DraftwoodError, ArithmeticError):
 
 
 class OutOfMemory(DraftwoodError, MemoryError):
-    """Keys and values that do not fit into their budget."""
+    """Keys and values that find no memory."""
+
+
+class OverBudget(OutOfMemory):
+    """Keys and values need more than `kv_cache_bytes`, whatever the machine could give."""
 
 
 class Overloaded(DraftwoodError):

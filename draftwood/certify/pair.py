@@ -6,7 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from draftwood.certify.distances import Sample, fit
 from draftwood.certify.references import slow_warp
 from draftwood.core.forest import Forest
 from draftwood.core.records import Round
-from draftwood.engine.engine import Engine
+from draftwood.engine.engine import Engine, prepare
 from draftwood.engine.results import GenerationResult
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, PlainBeamSampling
@@ -232,27 +233,30 @@ def openings(
 
     None of them may come to its limit by then.
     """
-    scheduler, found = engine.scheduler, list[list[Round]]()
-    going: list[tuple[Task[Round], list[Round]]] = []
+    woken: SimpleQueue[Task[Round]] = SimpleQueue()
+    found: dict[Task[Round], list[Round]] = {}
     try:
         for seed in seeds:
-            asked = engine.generation(prompt, method=method, sampling=params, max_new_tokens=count + 2, seed=seed)
-            found.append([])
-            going.append((engine.submit(asked), found[-1]))
+            asked = prepare(engine, prompt, method=method, sampling=params, max_new_tokens=count + 2, seed=seed)
+            task = engine.builder.task(asked)
+            task.wake = partial(woken.put, task)
+            found[task] = []
+            engine.driver.submit(task)
+        going = set(found)
         while going:
-            scheduler.wait([task for task, _ in going])
-            for task, rounds in list(going):
-                rounds += task.events
-                task.events.clear()
-                if task.error is not None:
-                    raise task.error
-                if task.done or (rounds and (rounds[0].layers or len(_tokens(rounds)) >= count)):
-                    scheduler.cancel(task)
-                    going.remove((task, rounds))
+            task = woken.get()
+            done, rounds = task.done, found[task]
+            while task.events:
+                rounds.append(task.events.popleft())
+            if task.error is not None:
+                raise task.error
+            if done or (rounds and (rounds[0].layers or len(_tokens(rounds)) >= count)):
+                engine.driver.cancel(task)
+                going.discard(task)
     finally:
-        for task, _ in going:
-            scheduler.cancel(task)
-    return found
+        for task in found:
+            engine.driver.cancel(task)
+    return list(found.values())
 
 
 def _tokens(rounds: Sequence[Round]) -> list[int]:

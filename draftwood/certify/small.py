@@ -29,9 +29,9 @@ from draftwood.certify.rules import Tally
 from draftwood.certify.tables import PROMPT, Exit, Part, StandInEagle, StandInHeads
 from draftwood.core.records import Round
 from draftwood.depth import Auto
-from draftwood.engine.engine import Engine
+from draftwood.engine.engine import Engine, prepare
 from draftwood.engine.generation import Generation
-from draftwood.engine.request import Request
+from draftwood.engine.request import Options
 from draftwood.engine.results import GenerationResult
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamSamplingMethod, DynamicWidth
@@ -58,21 +58,6 @@ WARPS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "greedy, penalties": {"temperature": 0.0, "presence_penalty": 2.0, "frequency_penalty": 1.0},
 }
-
-
-class _Engine(Engine):
-    """Counts what a method's rounds exercise. Drafts do not depend on the clock, which cannot be replayed."""
-
-    method_watched: Method
-    counts: Counter[str]
-
-    def _generation(self, request: Request) -> Generation:
-        generation = super()._generation(request)
-        if isinstance(generation.depth, Auto):
-            generation.depth = generation.depth.repeatable()
-        if request.method == self.method_watched:
-            generation.verify = Tally(generation.verify, self.counts)
-        return generation
 
 
 @dataclass(slots=True)
@@ -123,11 +108,18 @@ class Case:
 
     def _engine(self) -> Engine:
         """An engine of its own: nothing that was learned in other runs."""
-        engine = _Engine(self.target, self.models, end_tokens=END, kv_cache_bytes=MEMORY)
-        engine.method_watched, engine.counts = self.method, self.counts
+        engine = Engine(self.target, self.models, end_tokens=END, kv_cache_bytes=MEMORY)
+        engine.builder.prepare = self._watch
         if self.stand_in:
-            engine.draft_with(self.method, self.stand_in)
+            engine.set_draft_models(self.method, self.stand_in)
         return engine
+
+    def _watch(self, generation: Generation) -> None:
+        """Count what a method's rounds exercise. Drafts do not depend on the clock, which cannot be replayed."""
+        if isinstance(generation.depth, Auto):
+            generation.depth = generation.depth.repeatable()
+        if generation.request.method == self.method:
+            generation.verify = Tally(generation.verify, self.counts)
 
     def _stand_in(self) -> CausalModel:
         """Heads, an exit, or a part of the target."""
@@ -166,7 +158,16 @@ class Case:
 
     def run(self, method: Method | None = None, seed: int = 0) -> GenerationResult:
         """One generation."""
-        return self._engine().generate(self.prompt, method or self.method, self.params, self.tokens, seed)
+        generation, rounds = self._begun(self._engine(), method or self.method, seed)
+        for round_ in rounds:
+            generation.note(round_)
+        return generation.result()
+
+    def _begun(self, engine: Engine, method: Method, seed: int) -> tuple[Generation, Iterator[Round]]:
+        """A generation and its rounds, each computed in this thread when it is asked for: enumerations end early."""
+        options: Options = {"method": method, "sampling": self.params, "max_new_tokens": self.tokens, "seed": seed}
+        generation = prepare(engine, self.prompt, **options)
+        return generation, engine.scheduler.events(engine.scheduler.submit(engine.builder.task(generation)))
 
     def found(self) -> Found:
         """The experiment that is enumerated: a generation, or its first rounds."""
@@ -174,13 +175,11 @@ class Case:
             return self.run()
         rounds: list[Round] = []
         drafted = 0
-        events = self._engine().stream(
-            self.prompt, method=self.method, sampling=self.params, max_new_tokens=self.tokens, seed=0
-        )
-        with closing(events):  # type: ignore[type-var]
-            for event in events:
-                rounds.append(event.round)
-                drafted += event.round.draws > 0
+        _, found = self._begun(self._engine(), self.method, 0)
+        with closing(found):  # type: ignore[type-var]
+            for round_ in found:
+                rounds.append(round_)
+                drafted += round_.draws > 0
                 if drafted == self.rounds:
                     break
         return Opening(list(self.prompt), rounds)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest
 from draftwood.core.topology import trunk_node
-from draftwood.runtime.session import LOST, Answer, Job, Row, Run, Session
+from draftwood.runtime.session import EVICTED, Answer, Job, Row, Run, Session
 
 
 @dataclass(slots=True, eq=False)
@@ -29,8 +29,8 @@ class SharedSession(Session):
 
     def answer(self, forest: Forest, nodes: Sequence[int], hidden: bool = False) -> Generator[Run, Answer, Answer]:
         """Logits after nodes, as of any session; where the request was put back, the target first reads it again."""
-        run = Run(self, forest, nodes, hidden=(self.model.n_layers,) if hidden else (), leans=True)
-        while (answer := (yield run)) is LOST:
+        run = Run(self, forest, nodes, hidden=(self.model.n_layers,) if hidden else (), needs_cached_state=True)
+        while (answer := (yield run)) is EVICTED:
             yield Run(self.target, forest, [trunk_node(len(forest.trunk) - 1)], logits=False)
         return answer
 
@@ -38,7 +38,7 @@ class SharedSession(Session):
         """The asked nodes and those of their ancestors without slots."""
         return self.target.rows(replace(run, session=self.target, upto=0))
 
-    def wishes(self, run: Run) -> list[tuple[Sequence[int], int]]:
+    def allocations(self, run: Run) -> list[tuple[Sequence[int], int]]:
         """Nothing: the extent is the target's."""
         return []
 

@@ -18,7 +18,7 @@ from draftwood.core.topology import trunk_node, trunk_position
 from draftwood.depth import DepthController
 from draftwood.draft.base import Drafter, Proposer, Source
 from draftwood.draft.suffix import EarlierAnswers
-from draftwood.runtime.session import LOST, Answer, Run, Session, Shown
+from draftwood.runtime.session import EVICTED, Answer, LayerOutputs, Run, Session
 from draftwood.sampling.distributions import Distributions
 
 
@@ -35,7 +35,9 @@ class StateSource(Source):
     reads: tuple[int, ...]
     _trunk: dict[int, Tensor] = field(init=False, default_factory=dict)  # token of the trunk -> [W]
     _nodes: dict[int, Tensor] = field(init=False, default_factory=dict)  # node of the forest -> [W]
-    _brought: list[tuple[dict[int, int], Shown]] = field(init=False, default_factory=list)  # with nodes' new names
+    _brought: list[tuple[dict[int, int], LayerOutputs]] = field(
+        init=False, default_factory=list
+    )  # with nodes' new names
     _done: int = field(init=False, default=0)  # leading tokens of the trunk whose states are not needed any more
 
     before: ClassVar[int] = 0
@@ -58,15 +60,15 @@ class StateSource(Source):
         At first, and after the request was put back, the reader takes what others with the same tokens left.
         """
         self._sort()
-        answer = LOST
-        while answer is LOST:
+        answer = EVICTED
+        while answer is EVICTED:
             if not self.reader.begun:
                 yield Run(self.reader, forest, nodes, upto=0)
                 self._done = max(0, self.reader.reused - self.before)
             yield from self.read(forest, nodes)
             if self.reader.begun:
                 given = self.given(forest, nodes)
-                answer = yield Run(self.reader, forest, nodes, given=given, hidden=hidden, leans=True)
+                answer = yield Run(self.reader, forest, nodes, given=given, hidden=hidden, needs_cached_state=True)
         self._done = max(0, len(forest.trunk) - 1)  # beams may ask for the end of the trunk once more
         self._trunk = {node: state for node, state in self._trunk.items() if trunk_position(node) >= self._done}
         return answer
@@ -82,7 +84,7 @@ class StateSource(Source):
             self._done = 0
         return len(self.missing(self.target.cached))
 
-    def take(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, read: Shown) -> None:
+    def take(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, read: LayerOutputs) -> None:
         """Follow `advance`: keep what a run of the target brought, as it is until somebody needs it."""
         names = {node: new for new, node in enumerate(kept)}
         names.update((node, trunk_node(i)) for i, node in enumerate(trunk, len(forest.trunk) - len(trunk)))

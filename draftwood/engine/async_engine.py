@@ -1,61 +1,48 @@
-"""The engine for asyncio: requests of one or more event loops share the forwards, which a thread computes."""
+"""The engine for asyncio: event loops wait for the worker thread of an engine, which computes for all of them."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
+from threading import Lock
 from typing import Any, Self, Unpack
+from weakref import WeakKeyDictionary, ref
 
 from draftwood.core.records import Round
-from draftwood.engine.engine import Engine, StreamEvent
+from draftwood.engine.engine import Engine, StreamEvent, prepare, stream_event
 from draftwood.engine.generation import Generation
-from draftwood.engine.request import Limits, MethodSpec, Options, Prompt
+from draftwood.engine.request import MethodSpec, MoreOptions, Options, Prompt, lists_options
 from draftwood.engine.results import GenerationResult
 from draftwood.engine.scoring import PromptScores
 from draftwood.errors import DraftwoodError
-from draftwood.runtime.resident import give_back
 from draftwood.runtime.task import Task
 from draftwood.sampling.params import SamplingParams
 
-log = logging.getLogger(__name__)
-
 Prepare = Callable[[Generation], object]
-RESTS = 1.0  # seconds without requests, after which free memory goes back to the system
-STAYS = 10.0  # more of them that the thread waits: one for each burst would be slow, and cost memory
 
 
 class AsyncEngine:
     """An `Engine` whose methods are awaited; the engine itself may be used at the same time, from any thread.
 
-    Where an asyncio task is cancelled, or an `async for` is left, the request ends too. A daemon thread steps while
-    there is work, and waits a little for more. `aclose`, or leaving `async with`, ends what is under way and refuses
-    what comes later.
+    Where an asyncio task is cancelled, or an `async for` is left, the request ends too. `aclose`, or leaving
+    `async with`, ends what is under way and refuses what comes later.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._lock = threading.Condition()
-        self._live: set[Task[Any]] = set()
-        self._thread: threading.Thread | None = None
-        self._told: deque[_Waiter] = deque()  # of those that wait, whom to wake after the step
-        self._closed: DraftwoodError | None = None  # what requests are told from then on
-        self._broken: BaseException | None = None
+        self._lock = Lock()
+        self._live: set[Task[Any]] = set()  # those of its tasks that have not ended
+        self._closed: DraftwoodError | None = None  # the error of requests that come from then on
+        self._alarms: WeakKeyDictionary[asyncio.AbstractEventLoop, _Alarm] = WeakKeyDictionary()
 
     @property
     def broken(self) -> str | None:
-        """Why nothing is computed any more: what ended the thread that steps. A new process is the only remedy."""
-        with self._lock:  # in which threads are started, and say that they are through
-            dead = self._thread is not None and not self._thread.is_alive()
-        if dead and self._broken is None:
-            self._fail(DraftwoodError("the thread that computes has ended"))
-        if self._broken is None:
-            return self.engine.broken
-        return str(self._broken) or type(self._broken).__name__
+        """Why nothing can be computed any more; only a new process mends that."""
+        return self.engine.broken
 
+    @lists_options
     async def generate(
         self,
         prompt: Prompt,
@@ -63,21 +50,22 @@ class AsyncEngine:
         sampling: SamplingParams | Mapping[str, Any] | None = None,
         max_new_tokens: int = 128,
         seed: int = 0,
-        **limits: Unpack[Limits],
+        **options: Unpack[MoreOptions],
     ) -> GenerationResult:
         """As `Engine.generate`; Overloaded where the queue is full."""
         one = _Request(
-            self, prompt, method=method, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, **limits
+            self, prompt, method=method, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, **options
         )
         try:
-            await one.begin(each=False)
-            await one.waiter.end(one.task)
-            while one.task.events:
-                one.generation.note(one.task.events.popleft())
+            await one.begin(each=False, awake=asyncio.Event())
+            await one.end()
+            for round_ in one.task.events:
+                one.generation.note(round_)
             return one.generation.result()
         finally:
             one.close()
 
+    @lists_options
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
         """As `Engine.stream`, for `async for`; bad input is refused when the first event is awaited."""
         return AsyncStream(_Request(self, prompt, **options))
@@ -92,31 +80,30 @@ class AsyncEngine:
 
     async def score(self, prompt: Prompt, top_logprobs: int = 0) -> PromptScores:
         """As `Engine.score`."""
-        waiter = _Waiter(self)
-        made = await asyncio.to_thread(self.engine.scoring, prompt, top_logprobs)
-        made.notify = lambda: self.told(waiter, made, False)
+        awake = asyncio.Event()
+        checked = await asyncio.to_thread(self.engine.requests.scoring, prompt, top_logprobs)
+        task = self.engine.builder.scoring_task(*checked)
         try:
-            self.submit(made)
-            await waiter.end(made)
-            return made.events.popleft()
+            self._submit(task, awake, each=False)
+            await _ended(task, awake)
+            return task.events.popleft()
         finally:
-            self.engine.scheduler.cancel(made)
+            self.engine.driver.cancel(task)
 
     async def aclose(self, error: DraftwoodError | None = None) -> None:
         """End all requests that came through here, wait until their memory is given back, and refuse others.
 
-        `error` is what both are told.
+        `error` is what they end with, and what others are refused with.
         """
         with self._lock:
             self._closed = error or DraftwoodError("the AsyncEngine is closed; make another one")
-            self._lock.notify()
-            live, thread = list(self._live), self._thread
+            live = list(self._live)
         for task in live:
-            self.engine.scheduler.cancel(
+            self.engine.driver.cancel(
                 task, error or DraftwoodError("the AsyncEngine was closed before the request had ended")
             )
-        if thread is not None:
-            await asyncio.to_thread(thread.join)
+        if live:
+            await asyncio.to_thread(self.engine.driver.call, lambda: None)  # which comes after these
 
     async def __aenter__(self) -> Self:
         return self
@@ -124,101 +111,59 @@ class AsyncEngine:
     async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
-    def submit(self, task: Task[Any]) -> None:
-        """Queue a request, and see to it that a thread steps."""
-        if self.broken:
-            raise DraftwoodError(f"the engine is broken: {self.broken}; start another process")
+    def _submit(self, task: Task[Any], awake: asyncio.Event, each: bool) -> None:
+        """Queue a task that sets `awake`, of the running event loop: at each of its events, or at its end alone."""
+        loop, live = asyncio.get_running_loop(), self._live
+        with self._lock:
+            alarm = self._alarms.setdefault(loop, _Alarm(loop))
+
+        def wake() -> None:
+            if task.done:
+                live.discard(task)
+            alarm.ring(awake)
+
+        task.wake, task.wake_each = wake, each
         with self._lock:
             if self._closed:
                 raise self._closed
-            self._live.add(task)
-            try:
-                self.engine.scheduler.submit(task)
-            except BaseException:
-                self._live.discard(task)
-                raise
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._step, name="draftwood", daemon=True)
-                self._thread.start()
-            self._lock.notify()
+            live.add(task)
+        try:
+            self.engine.driver.submit(task)
+        except BaseException:
+            live.discard(task)
+            raise
 
-    def told(self, waiter: _Waiter, task: Task[Any], each: bool) -> None:
-        """From the thread that steps: a task has an event, or has ended. Whoever waits is woken once a step."""
-        if task.done:
-            self._live.discard(task)
-        if each or task.done:
-            self._told.append(waiter)
-            if threading.current_thread() is not self._thread:
-                self._wake()
 
-    def _wake(self) -> None:
-        """Wake all that were told something: one call for each event loop."""
-        loops: dict[asyncio.AbstractEventLoop, set[_Waiter]] = {}
-        with suppress(IndexError):
-            while True:
-                waiter = self._told.popleft()
-                loops.setdefault(waiter.loop, set()).add(waiter)
-        for loop, waiters in loops.items():
+class _Alarm:
+    """Wakes coroutines of one event loop from other threads: many with one call, since each is a system call."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = ref(loop)
+        self._due: deque[asyncio.Event] = deque()
+        self._called = False
+
+    def ring(self, awake: asyncio.Event) -> None:
+        """Have an event set, from any thread."""
+        self._due.append(awake)
+        loop = self._loop()
+        if not self._called and loop is not None:
+            self._called = True
             with suppress(RuntimeError):  # the loop is closed: nobody waits there
-                loop.call_soon_threadsafe(_set, waiters)
+                loop.call_soon_threadsafe(self._set)
 
-    def _idle(self) -> bool:
-        """After each step: whether none is left."""
-        if self._told:
-            self._wake()
-        return not self._live
-
-    def _step(self) -> None:
-        """Step, or sleep while another thread does, until no request is left."""
-        while True:
-            try:
-                self.engine.scheduler.until(self._idle)
-            except Exception as error:  # the scheduler ends requests, not itself: it is broken
-                log.exception("the thread that computes has ended")
-                self._fail(error)
-                return
-            except BaseException:  # such as SystemExit of a callback, whose request has ended
-                log.exception("a callback raised what would end the process")
-            self._wake()
-            with self._lock:
-                rests = not self._live and not self._closed and not self._lock.wait(RESTS)
-            if rests:
-                give_back()  # the load has ended
-            with self._lock:
-                if rests and not self._live and not self._closed:
-                    self._lock.wait(STAYS)
-                if not self._live:
-                    self._thread = None
-                    return
-
-    def _fail(self, error: BaseException) -> None:
-        """Nothing will be computed any more: all that wait learn of it."""
-        self._broken = error
-        for task in list(self._live):
-            task.error = task.error or error
-            task.finish()
-        self._wake()
+    def _set(self) -> None:
+        self._called = False  # before the events are set: what is due from now on has a call of its own
+        while self._due:
+            self._due.popleft().set()
 
 
-class _Waiter:
-    """What wakes a coroutine."""
-
-    def __init__(self, engine: AsyncEngine) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.awake = asyncio.Event()
-
-    async def end(self, task: Task[Any]) -> None:
-        """Wait for the end of a task; raises what ended it."""
-        while not task.done:
-            await self.awake.wait()
-            self.awake.clear()
-        if task.error is not None:
-            raise task.error
-
-
-def _set(waiters: set[_Waiter]) -> None:
-    for waiter in waiters:
-        waiter.awake.set()
+async def _ended(task: Task[Any], awake: asyncio.Event) -> None:
+    """Wait for the end of a task; raises what ended it."""
+    while not task.done:
+        await awake.wait()
+        awake.clear()
+    if task.error is not None:
+        raise task.error
 
 
 class _Request:
@@ -233,30 +178,35 @@ class _Request:
         **options: Unpack[Options],
     ) -> None:
         self._engine, self._prepare, self._call = engine, prepare, call
-        self._make = lambda: engine.engine.generation(prompt, **options)
+        self._prompt, self._options = prompt, options
         self.begun = False
-        self.waiter: _Waiter
+        self.awake: asyncio.Event
         self.generation: Generation
         self.task: Task[Round]
 
-    async def begin(self, each: bool, waiter: _Waiter | None = None) -> None:
-        """Check and queue the request; `each`: wake up for every round, not for the end only."""
-        self.waiter = waiter or _Waiter(self._engine)
+    async def begin(self, each: bool, awake: asyncio.Event) -> None:
+        """Check and queue the request, which sets `awake`; `each`: for every round, not at the end only."""
+        self.awake = awake
         # in a thread, since parts of the method may have to be read from a disk first
-        self.generation = await asyncio.to_thread(self._make)
+        self.generation = await asyncio.to_thread(self._build)
         if self._prepare is not None:
             self._prepare(self.generation)
             self._prepare = None  # a request that runs must not keep alive whoever waits for it
-        self.task = self._engine.engine.task(
-            self.generation, lambda: self._engine.told(self.waiter, self.task, each), self._call
-        )
-        self._engine.submit(self.task)
+        self.task = self._engine.engine.builder.task(self.generation, self._call)
+        self._engine._submit(self.task, awake, each)
         self.begun = True
+
+    def _build(self) -> Generation:
+        return prepare(self._engine.engine, self._prompt, **self._options)
+
+    async def end(self) -> None:
+        """Wait until the request has ended; raises what ended it."""
+        await _ended(self.task, self.awake)
 
     def close(self) -> None:
         """End the request unless it has ended."""
         if self.begun:
-            self._engine.engine.scheduler.cancel(self.task)
+            self._engine.engine.driver.cancel(self.task)
 
 
 class AsyncBatch(AsyncIterator[list[tuple[int, StreamEvent]]]):
@@ -267,18 +217,18 @@ class AsyncBatch(AsyncIterator[list[tuple[int, StreamEvent]]]):
 
     def __init__(self, requests: Sequence[_Request]) -> None:
         self._requests = requests
-        self._waiter: _Waiter | None = None
+        self._awake: asyncio.Event | None = None
         self._live: list[tuple[int, _Request]] = []
         self._closed = False
 
     async def begin(self) -> None:
         """Check and queue the requests, if that was not done yet; Overloaded where the queue is full."""
-        if self._waiter is not None or self._closed:
+        if self._awake is not None or self._closed:
             return
         try:
-            self._waiter = _Waiter(self._requests[0]._engine) if self._requests else None
+            self._awake = asyncio.Event()
             for place, request in enumerate(self._requests):
-                await request.begin(True, self._waiter)
+                await request.begin(True, self._awake)
                 self._live.append((place, request))
         except BaseException:
             await self.aclose()
@@ -291,32 +241,32 @@ class AsyncBatch(AsyncIterator[list[tuple[int, StreamEvent]]]):
         try:
             await self.begin()
             while self._live and not self._closed:
-                assert self._waiter is not None
-                self._waiter.awake.clear()
-                if found := self._taken():
-                    return found
+                assert self._awake is not None
+                self._awake.clear()
+                if events := self._taken():
+                    return events
                 if self._live:
-                    await self._waiter.awake.wait()
+                    await self._awake.wait()
         except BaseException:
             await self.aclose()
             raise
         raise StopAsyncIteration
 
     def _taken(self) -> list[tuple[int, StreamEvent]]:
-        """What has come by now."""
-        found = []
+        """Take the events that have come by now."""
+        taken: list[tuple[int, StreamEvent]] = []
         for place, request in list(self._live):
             task = request.task
             done = task.done
             while task.events:
-                found.append((place, Engine.event(request.generation, task.events.popleft())))
+                taken.append((place, stream_event(request.generation, task.events.popleft())))
             if done and task.error is not None:
-                if found:
+                if taken:
                     break  # first what came before
                 raise task.error
             if done:
                 self._live.remove((place, request))
-        return found
+        return taken
 
     async def aclose(self) -> None:
         """End the requests unless they have ended."""

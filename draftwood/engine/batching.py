@@ -1,9 +1,11 @@
-"""Many requests at once: what a batch is given, its results as they come, and what it ends with where some fail."""
+"""Many requests at once: the entries of a batch, its results as they come, and its errors where some requests fail."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from draftwood.core.records import Round
@@ -11,7 +13,7 @@ from draftwood.engine.generation import Generation
 from draftwood.engine.request import Prompt
 from draftwood.engine.results import GenerationResult
 from draftwood.errors import DraftwoodError, Overloaded, RequestError
-from draftwood.runtime.scheduler import Scheduler
+from draftwood.runtime.driver import Driver
 from draftwood.runtime.task import Task
 from draftwood.util.safe_parsing import short_repr
 
@@ -40,50 +42,57 @@ def entries(prompts: Sequence[Prompt | Mapping[str, Any]]) -> list[Mapping[str, 
     if isinstance(prompts, str | bytes | Mapping):
         raise RequestError("batch takes a list of prompts; wrap a single one in a list: batch([prompt])")
     try:
-        found = list(prompts)
+        listed = list(prompts)
     except TypeError:
         raise RequestError(f"batch takes a list of prompts, not {short_repr(prompts)}") from None
-    if any(isinstance(entry, Mapping) and "role" in entry for entry in found):
+    if any(isinstance(entry, Mapping) and "role" in entry for entry in listed):
         raise RequestError(
             "batch takes a list of prompts, but found a message of a conversation in it; "
             "wrap the conversation in a list: batch([messages])"
         )
-    if any(isinstance(entry, Mapping) and "prompt" not in entry for entry in found):
+    if any(isinstance(entry, Mapping) and "prompt" not in entry for entry in listed):
         raise RequestError('an entry of the batch has no prompt; give {"prompt": ..., option: value}')
-    return [entry if isinstance(entry, Mapping) else {"prompt": entry} for entry in found]
+    return [entry if isinstance(entry, Mapping) else {"prompt": entry} for entry in listed]
 
 
 def completed(
-    scheduler: Scheduler, queue: deque[tuple[int, Generation, Task[Round]]], limit: int
+    driver: Driver, queue: deque[tuple[int, Generation, Task[Round]]], limit: int
 ) -> Generator[tuple[int, GenerationResult], None, None]:
-    tasks: dict[int, tuple[Generation, Task[Round]]] = {}
+    """Carry out the requests of a queue, at most `limit` at once, and yield (index, result) as each ends.
+
+    Raises BatchFailed when all have ended if some failed, Overloaded where not even one can be queued.
+    """
+    ended: SimpleQueue[int] = SimpleQueue()
+    going: dict[int, tuple[Generation, Task[Round]]] = {}
     errors: dict[int, BaseException] = {}
     try:
-        while queue or tasks:
-            while queue and len(tasks) < limit:
+        while queue or going:
+            entered = []
+            while queue and len(going) < limit:
                 index, generation, task = queue[0]
+                task.wake, task.wake_each = partial(ended.put, index), False
+                going[index] = generation, task
                 try:
-                    scheduler.submit(task)
+                    driver.enter(task)
                 except Overloaded:
-                    if not tasks:
+                    del going[index]
+                    if not going:
                         raise
                     break  # it waits here until one of the others has ended
-                tasks[index] = generation, task
+                entered.append(task)
                 queue.popleft()
-            scheduler.wait([task for _, task in tasks.values()])
-            for index, (generation, task) in list(tasks.items()):
-                done = task.done
-                while task.events:
-                    generation.note(task.events.popleft())
-                if not done:
-                    continue
-                del tasks[index]  # nothing is kept of what has ended
-                if task.error is None:
-                    yield index, generation.result()
-                else:
-                    errors[index] = task.error
+            if entered:
+                driver.queue(entered)
+            index = ended.get()
+            generation, task = going.pop(index)  # nothing is kept of what has ended
+            if task.error is None:
+                for round_ in task.events:
+                    generation.note(round_)
+                yield index, generation.result()
+            else:
+                errors[index] = task.error
     finally:
-        for _, task in tasks.values():
-            scheduler.cancel(task)
+        for _, task in going.values():
+            driver.cancel(task)
     if errors:
         raise BatchFailed(errors) from next(iter(errors.values()))

@@ -21,11 +21,11 @@ def rounds(generation: Generation) -> Decoding[Round]:
     """
     forest, recorder = generation.begin(), generation.recorder()
     while not recorder.over:
-        verdict, target = yield from recorder.watch(_round(generation, forest))
+        verdict, target = yield from recorder.timed(_round(generation, forest))
         trunk, kept, grown = advance(forest, verdict)
         generation.target.commit(trunk, kept, grown)
         generation.drafter.commit(trunk, kept, grown, target)
-        record = recorder.round(forest, verdict, target, trunk, kept, grown)
+        record = recorder.finish_round(forest, verdict, target, trunk, kept, grown)
         generation.depth.observe(record, target.hidden(verdict.parent[0]))
         forest = grown
         yield record
@@ -35,7 +35,7 @@ def rounds(generation: Generation) -> Decoding[Round]:
 def _round(generation: Generation, forest: Forest) -> Generator[Run, Answer, tuple[Verdict, Distributions]]:
     """One drafting phase and one target forward: the verdict, and the distributions that it was reached with."""
     generation.streams.at(forest.position(forest.live[0]))
-    generation.depth.start(generation.streams, generation.load(forest))
+    generation.depth.start(generation.streams, generation.current_load(forest))
     yield from generation.drafter.draft(forest, generation.depth, forest.room - 1, generation.propose)
     reads = generation.drafter.reads
     answer = yield Run(generation.target, forest, forest.unforwarded, hidden=generation.states, reads=reads)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from draftwood.engine.engine import Engine
-from draftwood.engine.intake import whole
+from draftwood.engine.request_parser import check_int
 from draftwood.errors import ConfigurationError, ModelError
 from draftwood.models import int4
 from draftwood.models.backend.matrix import holder
@@ -92,7 +92,7 @@ def load(
     if words is not None and not isinstance(words, Tokenizer):
         words = _adapter().wrap_tokenizer(words)
     how = _How(dtype, place, quantize, compile, backend, progress)
-    split = replace(how, processes=whole("tensor_parallel", tensor_parallel, 1))
+    split = replace(how, processes=check_int("tensor_parallel", tensor_parallel, 1))
     if draft_device is not None:
         how = replace(how, device=_place(draft_device, "draft_device"))
     if draft_dtype is not None:

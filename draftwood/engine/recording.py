@@ -75,7 +75,7 @@ class Recorder:
     def over(self) -> bool:
         return self.ending.reason is not None
 
-    def watch(self, work: Generator[Run, Answer, T]) -> Generator[Run, Answer, T]:
+    def timed(self, work: Generator[Run, Answer, T]) -> Generator[Run, Answer, T]:
         """Do a round's work and take its times."""
         clock = self._clock = Clock()
         answer: Answer | None = None
@@ -91,7 +91,7 @@ class Recorder:
             answer = yield run
             clock.count(run, answer, self.target)
 
-    def round(
+    def finish_round(
         self,
         forest: Forest,
         verdict: Verdict,

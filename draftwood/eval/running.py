@@ -198,7 +198,7 @@ class Runner:
     def _estimated(self, method: Method, results: Sequence[GenerationResult]) -> dict[str, float]:
         """Joules where no counter has them; empty where nothing is known of the models."""
         made = [result.metrics for result in results]
-        found = estimated(made, self.engine.target, self.engine.models_of(method))
+        found = estimated(made, self.engine.target, self.engine.builder.models_of(method))
         return {} if found is None else {ESTIMATE: found}
 
     def _settle(self) -> None:

@@ -11,6 +11,7 @@ from draftwood.core.records import Kind, Round
 from draftwood.engine.generation import Generation
 from draftwood.engine.results import GenerationResult
 from draftwood.engine.stopping import Pieces
+from draftwood.explain import page
 from draftwood.explain.judging import Judgement, Recorder
 from draftwood.explain.terminal import method_label, percent
 from draftwood.explain.text import Words, lines, spelling
@@ -118,9 +119,16 @@ class Explanation:
     @property
     def html(self) -> str:
         """A page that steps through the rounds; it needs no network."""
-        from draftwood.explain.page import html
+        return page.html(self.document)
 
-        return html(self)
+    @property
+    def document(self) -> dict[str, Any]:
+        """All that the page shows, as plain data."""
+        result, words, rounds, before = self.result, self.words, [], list(self.result.prompt_tokens)
+        for tree, judgement, pieces in zip(self.trees, self.judgements, self.pieces, strict=True):
+            rounds.append(page.round_document(tree, judgement, before, words, self.ends, pieces))
+            before += tree.round_.tokens
+        return {**page.start(self.about, result.prompt_tokens, words), "rounds": rounds, **page.end(result)}
 
     def __str__(self) -> str:
         return self.text

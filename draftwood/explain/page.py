@@ -21,7 +21,6 @@ from draftwood.explain.tree import FATES, RoundTree, TreeNode, completions, hypo
 
 if TYPE_CHECKING:
     from draftwood.engine.results import GenerationResult
-    from draftwood.explain.explanation import Explanation
 
 BEFORE = 40  # tokens of the prompt that are shown
 ROOT = 20  # characters of the text that a round begins behind
@@ -29,9 +28,9 @@ VIEWER = files("draftwood.explain") / "viewer"
 MODULES = "dom.js", "tree.js", "run.js", "viewer.js"  # each before those that import it
 
 
-def html(explanation: Explanation) -> str:
-    """The page as text. No text of a model can end the script element that holds the data."""
-    data = json.dumps(document(explanation), ensure_ascii=False, allow_nan=False)
+def html(document: Mapping[str, Any]) -> str:
+    """The page of a document (`Explanation.document`). No text of a model can end the script element that holds it."""
+    data = json.dumps(document, ensure_ascii=False, allow_nan=False)
     for bad in "<>&\u2028\u2029":
         data = data.replace(bad, f"\\u{ord(bad):04x}")
     return template().replace("{{ data }}", data)
@@ -50,18 +49,8 @@ def template() -> str:
     return re.sub(r"{{ (style|script|digest) }}", lambda match: parts[match[1]], page)
 
 
-def document(explanation: Explanation) -> dict[str, Any]:
-    """All that the page shows."""
-    result, words, ends = explanation.result, explanation.words, explanation.ends
-    rounds, before = [], list(result.prompt_tokens)
-    for tree, judgement, pieces in zip(explanation.trees, explanation.judgements, explanation.pieces, strict=True):
-        rounds.append(round_document(tree, judgement, before, words, ends, pieces))
-        before += tree.round_.tokens
-    return {**start(explanation.about, result.prompt_tokens, words), "rounds": rounds, **end(result)}
-
-
 def start(about: Mapping[str, Any], prompt: Sequence[int], words: Words) -> dict[str, Any]:
-    """What is known before the first round; for `about` see `Explanation`."""
+    """The part of the document that is known before the first round; for `about` see `Explanation`."""
     return {
         **about,
         "prompt": [words([token]) for token in prompt[-BEFORE:]],
@@ -71,7 +60,7 @@ def start(about: Mapping[str, Any], prompt: Sequence[int], words: Words) -> dict
 
 
 def end(result: GenerationResult) -> dict[str, Any]:
-    """What is known after the last round."""
+    """The part of the document that is known after the last round."""
     metrics = result.metrics
     names = "rounds", "emitted", "seconds", "tau", "acceptance_rate", "tokens_per_second"
     return {

@@ -181,20 +181,12 @@ class Draftwood(LM):  # type: ignore[misc]
         return [score for some in _parts(cut, self.batch_size) for score in self._together(some)]
 
     def _together(self, asked: Sequence[tuple[list[int], int]]) -> Iterator[Scored]:
-        scheduler = self.engine.scheduler
         firsts = [max(1, len(tokens) - count) for tokens, count in asked]
-        tasks = [
-            scheduler.submit(self.engine.scoring(tokens, 1, first))
-            for (tokens, _), first in zip(asked, firsts, strict=True)
-        ]
-        try:
-            for first, task in zip(firsts, tasks, strict=True):
-                (scores,) = scheduler.events(task)
-                best = [top[0][0] for top in scores.top_logprobs[first:]]
-                yield math.fsum(score or 0.0 for score in scores.logprobs[first:]), best == scores.tokens[first:]
-        finally:
-            for task in tasks:
-                scheduler.cancel(task)
+        read, build = self.engine.requests.scoring, self.engine.builder.scoring_task
+        tasks = [build(*read(tokens, 1, first)) for (tokens, _), first in zip(asked, firsts, strict=True)]
+        for first, scores in zip(firsts, self.engine.driver.outcomes(tasks), strict=True):
+            best = [top[0][0] for top in scores.top_logprobs[first:]]
+            yield math.fsum(score or 0.0 for score in scores.logprobs[first:]), best == scores.tokens[first:]
 
 
 def rolling(tokens: Sequence[int], room: int) -> Iterator[tuple[list[int], int]]:

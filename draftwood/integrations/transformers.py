@@ -54,7 +54,7 @@ def custom_generate(
     start = seed if seed is not None else int(torch.randint(2**31, (1,)))
     mask = model_kwargs.get("attention_mask")  # None where nothing is padded
     prompts = [row if mask is None else row[mask[i].bool()] for i, row in enumerate(input_ids)]
-    engine.end_tokens = frozenset(_ids(generation_config, "eos"))
+    engine.requests.end_tokens = frozenset(_ids(generation_config, "eos"))
     results = engine.batch(
         [{"prompt": prompt.tolist(), "seed": start + i} for i, prompt in enumerate(prompts)],
         concurrency,

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from draftwood.errors import OutOfMemory
+from draftwood.errors import OverBudget
 
 
 class MemoryHolder(Protocol):
@@ -41,10 +41,10 @@ class MemoryBudget:
         return self.used + more <= self.limit
 
     def take(self, cache: MemoryHolder, count: int) -> None:
-        """Record that a cache is about to have `count` bytes; raises OutOfMemory where the limit forbids it."""
+        """Record that a cache is about to have `count` bytes; raises OverBudget where the limit forbids it."""
         if not self.allows(cache, count):
             need = self.used - self.bytes_of.get(cache, 0) + count
-            raise OutOfMemory(f"{need:,} bytes of keys and values are needed, but the budget is {self.limit:,}")
+            raise OverBudget(f"{need:,} bytes of keys and values are needed, but the budget is {self.limit:,}")
         self.bytes_of[cache] = count
 
 

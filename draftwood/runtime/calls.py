@@ -1,34 +1,34 @@
-"""Calls: requests that came together share the machine with others as one. Who is next, and what a pass computes.
+"""Calls: requests that came together share the machine with others as one. Who is next, and which rows a pass computes.
 
-A client's `n` texts are a call, or a batch of prompts; most calls are one request.
+The `n` texts of a client are one call, and so are the prompts of a batch; most calls are one request.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, NamedTuple
 
 from draftwood.errors import Overloaded
 from draftwood.runtime.cost import Curve
-from draftwood.runtime.executor import Pending
+from draftwood.runtime.executor import PartialRun
 from draftwood.runtime.policy import Policy, Wanted
 from draftwood.runtime.task import Task
 
 
 @dataclass(slots=True)
 class Calls:
-    """Those that are not over, by their tasks: at most `running` run and `queue` wait; None: any number."""
+    """The calls that are not over: at most `running` of them run and `queue` wait (None: any number)."""
 
     running: int
     queue: int | None
-    live: Counter[object] = field(default_factory=Counter)
+    live: dict[object, set[Task[Any]]] = field(default_factory=dict)  # call -> those of its tasks that are not over
     _lock: Lock = field(default_factory=Lock)
 
-    def enter(self, task: Task[Any], then: Callable[[Task[Any]], object]) -> None:
-        """A task comes, and is handed on; Overloaded where its call would be one too many."""
+    def enter(self, task: Task[Any]) -> None:
+        """Count a task that comes; raises Overloaded where its call would be one too many."""
         with self._lock:
             if self.queue is not None and task.call not in self.live:
                 waiting = len(self.live) - self.running
@@ -37,72 +37,85 @@ class Calls:
                         f"{self.running} requests run and {waiting} wait, more than {self.queue} may not; "
                         "ask again later, or raise max_queued"
                     )
-            self.live[task.call] += 1
-            then(task)
+            self.live.setdefault(task.call, set()).add(task)
 
     def leave(self, task: Task[Any]) -> None:
-        """A task is over."""
+        """Forget a task that is over, or that never entered."""
         with self._lock:
-            self.live[task.call] -= 1
-            if self.live[task.call] <= 0:  # below, where it was refused, and is cancelled nevertheless
-                del self.live[task.call]
+            tasks = self.live.get(task.call, set())
+            tasks.discard(task)
+            if not tasks:
+                self.live.pop(task.call, None)
 
     def next(self, waiting: Collection[Task[Any]], active: Sequence[Task[Any]]) -> Task[Any] | None:
-        """Of those that wait the first one of the call that has fewest running, if there is a place for it.
+        """The waiting task to begin: the first one of the call that has fewest active; None: there is no place.
 
-        Whoever was put back is before all others. A call's first task needs no place among the tasks, only its call
-        one among the calls.
+        A task that was put back is before all others. The first task of a call needs no place among the tasks, only
+        its call one among the calls.
         """
         full = len(active) >= self.running
         if not waiting or (full and len({task.call for task in active}) >= self.running):
             return None
         running = Counter([task.call for task in active])
-        with self._lock:
-            best, *others = waiting
+        best = next(iter(waiting))
         if not best.preempted:
-            best = min((best, *others), key=lambda task: running[task.call])
+            best = min(waiting, key=lambda task: running[task.call])
         return None if full and running[best.call] else best
+
+    def after_fork(self) -> None:
+        """In a forked process, where nobody holds the lock."""
+        self._lock = Lock()
 
 
 def youngest(active: Sequence[Task[Any]]) -> Task[Any]:
-    """The one of the call with the most tasks that began last."""
+    """The task that began last, of the call with the most active tasks."""
     running = Counter([task.call for task in active])
     return max(reversed(active), key=lambda task: running[task.call])
 
 
-class Part(NamedTuple):
-    """So many rows of a task's run, which a pass computes."""
+class TaskRows(NamedTuple):
+    """So many rows of a task's run, which one pass computes."""
 
     task: Task[Any]
-    pending: Pending
+    pending: PartialRun
     rows: int
 
 
-def parts(tasks: Sequence[Task[Any]], policy: Policy, curve: Curve, number: int) -> list[Part]:
-    """The rows of each task's run that pass `number` computes; tasks that were answered longest ago come first."""
-    held = [(task, task.pending) for task in tasks if task.pending is not None]  # some may wait again
-    if len(held) > 1:
-        held.sort(key=lambda each: each[0].served)
-    rows = [Wanted(len(pending.rows), len(pending.run.nodes), task.call) for task, pending in held]
-    on_cpu = all([pending.run.session.cache.device.type == "cpu" for _, pending in held[:1]])
+def allocate_rows(tasks: Sequence[Task[Any]], policy: Policy, curve: Curve, number: int) -> list[TaskRows]:
+    """The rows of each task's run that pass `number` computes; tasks that were answered longest ago come first.
+
+    The policy decides, from the rows that each call asks for and from what a pass costs by `curve`. A task whose run is
+    complete with it notes the number of the pass.
+    """
+    asking = [(task, task.pending) for task in tasks if task.pending is not None]  # some may have been put back
+    if len(asking) > 1:
+        asking.sort(key=lambda each: each[0].last_pass)
+    rows = [Wanted(len(pending.rows), len(pending.run.nodes), task.call) for task, pending in asking]
+    on_cpu = all([pending.run.session.cache.device.type == "cpu" for _, pending in asking[:1]])
     limits = policy.limits(rows, curve.seconds, curve.piece_rows if on_cpu else None)
-    found = [Part(*each, limit) for each, limit in zip(held, limits, strict=True) if limit or not each[1].rows]
-    for part in found:
+    chosen = [TaskRows(*each, limit) for each, limit in zip(asking, limits, strict=True) if limit or not each[1].rows]
+    for part in chosen:
         if part.rows == len(part.pending.rows):
-            part.task.served = number
-    return found
+            part.task.last_pass = number
+    return chosen
 
 
-def shares(found: Sequence[Part], active: Sequence[Task[Any]], curve: Curve) -> tuple[float, float, float]:
-    """Seconds of a pass of the target, as `Policy.target_pass` takes them."""
-    rows = [min(part.rows, len(part.pending.run.nodes)) for part in found]
-    served = {id(part.task) for part in found}
-    own = [(part.task, min(part.rows, part.task.own)) for part in found]
-    own += [(task, task.own) for task in active if task.speculates and id(task) not in served]
+def target_pass_seconds(
+    chosen: Sequence[TaskRows], active: Sequence[Task[Any]], curve: Curve
+) -> tuple[float, float, float]:
+    """Estimated seconds of a pass of the target, by `curve`, as `Policy.target_pass` takes them.
+
+    They are those of a pass without any drafts, those of this pass, and the part of the first that is due to calls with
+    more rows than the smallest call that drafts.
+    """
+    rows = [min(part.rows, len(part.pending.run.nodes)) for part in chosen]
+    in_pass = {id(part.task) for part in chosen}
+    undrafted = [(part.task, min(part.rows, part.task.undrafted_rows)) for part in chosen]
+    undrafted += [(task, task.undrafted_rows) for task in active if task.speculates and id(task) not in in_pass]
     calls: Counter[object] = Counter()
-    for task, count in own:
+    for task, count in undrafted:
         calls[task.call] += count
-    least = min([calls[task.call] for task, _ in own if task.speculates], default=1)
-    fair = curve.seconds(sum(calls.values()), len(own))
-    even = curve.seconds(sum([min(count, least) for count in calls.values()]), len(own))
+    smallest = min([calls[task.call] for task, _ in undrafted if task.speculates], default=1)
+    fair = curve.seconds(sum(calls.values()), len(undrafted))
+    even = curve.seconds(sum([min(count, smallest) for count in calls.values()]), len(undrafted))
     return fair, curve.seconds(sum(rows), len(rows)), fair - even

@@ -20,7 +20,7 @@ from draftwood.runtime.session import Answer, Job, Row, Run, Session
 
 
 @dataclass(slots=True)
-class Pending:
+class PartialRun:
     """A run that is being answered: the rows that are still to be computed, and what is known so far."""
 
     run: Run
@@ -29,11 +29,11 @@ class Pending:
     stop: int  # layers that the run wants computed
     answer: Answer
     parts: list[tuple[list[int], Answer]] = field(default_factory=list)  # (places in run.nodes, their answers)
-    shown: list[tuple[int, Sequence[int], Tensor]] = field(default_factory=list)  # see `session.Shown`
+    recorded: list[tuple[int, Sequence[int], Tensor]] = field(default_factory=list)  # see `LayerOutputs`
     ends: tuple[int, ...] = ()  # layers that forwards end at, since then all rows' output is seen, not only asked ones
 
     @classmethod
-    def of(cls, run: Run) -> Pending:
+    def of(cls, run: Run) -> PartialRun:
         """Allots slots: raises RequestError beyond the model's context, OutOfMemory beyond the memory's budget."""
         session, model = run.session, run.session.model
         rows = session.rows(run) if run.nodes else []
@@ -44,14 +44,14 @@ class Pending:
             pending.ends = run.reads
         return pending
 
-    def show(self, layer: int, nodes: Sequence[int], output: Tensor, first: int) -> None:
+    def record_output(self, layer: int, nodes: Sequence[int], output: Tensor, first: int) -> None:
         """Note a layer's output at some nodes, from row `first` on; memory of others' rows is not held."""
         own = output[first : first + len(nodes)]
-        self.shown.append((layer, nodes, own if len(own) == len(output) else own.clone()))
+        self.recorded.append((layer, nodes, own if len(own) == len(output) else own.clone()))
 
     def output(self, layer: int, nodes: Sequence[int]) -> Tensor:
         """The noted output [n, D] of a layer at some nodes."""
-        rows = dict(chain.from_iterable(zip(*part, strict=True) for at, *part in self.shown if at == layer))
+        rows = dict(chain.from_iterable(zip(*part, strict=True) for at, *part in self.recorded if at == layer))
         return torch.stack([rows[node] for node in nodes])
 
     def finish(self) -> Answer:
@@ -66,7 +66,7 @@ class Pending:
             answer.hidden = {
                 layer: torch.cat([part.hidden[layer] for _, part in parts])[order] for layer in parts[0][1].hidden
             }
-        answer.read = self.shown
+        answer.read = self.recorded
         return answer
 
 
@@ -77,14 +77,14 @@ def _nothing(width: int) -> Tensor:
 
 
 def execute(runs: Sequence[Run]) -> list[Answer]:
-    """Answer runs that share a model, whatever their layer ranges, in one sweep over its layers."""
-    pending = [Pending.of(run) for run in runs]
+    """Answer runs that share a model, whatever their layer ranges, in one run_layers over its layers."""
+    pending = [PartialRun.of(run) for run in runs]
     with torch.inference_mode():
-        sweep(pending, [len(each.rows) for each in pending])
+        run_layers(pending, [len(each.rows) for each in pending])
     return [each.finish() for each in pending]
 
 
-def sweep(pending: Sequence[Pending], limits: Collection[int]) -> float:
+def run_layers(pending: Sequence[PartialRun], limits: Collection[int]) -> float:
     """Compute the rows of runs that share a model, of each run the first ones up to a limit: layers upwards, together.
 
     Where rows were computed to different layers, the lower ones come first; what another row resumes from or stops at,
@@ -97,7 +97,7 @@ def sweep(pending: Sequence[Pending], limits: Collection[int]) -> float:
         levels = {each.levels[row.slot] for each, rows in todo for row in rows}
         low, bounds = min(levels), levels.union(*((each.stop, *each.ends) for each, _ in todo))
         stop = min([bound for bound in bounds if bound > low])
-        jobs: list[tuple[Pending, Job]] = []
+        jobs: list[tuple[PartialRun, Job]] = []
         for each, rows in todo:
             lowest = rows if len(levels) == 1 else [row for row in rows if each.levels[row.slot] == low]
             if lowest:
@@ -109,11 +109,11 @@ def sweep(pending: Sequence[Pending], limits: Collection[int]) -> float:
     return computed
 
 
-def _base(member: tuple[Pending, Job]) -> int:
+def _base(member: tuple[PartialRun, Job]) -> int:
     return member[1].segment.extent.base
 
 
-def _forward(members: Sequence[tuple[Pending, Job]]) -> float:
+def _forward(members: Sequence[tuple[PartialRun, Job]]) -> float:
     """One forward for jobs of one model and layer range, in the order of their extents; its rows, by their share."""
     job = members[0][1]
     session, start, stop, model = job.session, job.start, job.stop, job.session.model
@@ -162,7 +162,7 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> float:
             each.levels.update(dict.fromkeys(job.segment.slots, stop))
             for layer in {*each.run.hidden, *each.run.reads}:
                 if start < layer <= stop:
-                    each.show(layer, [row.node for row in job.rows], batch.kept[layer], first)
+                    each.record_output(layer, [row.node for row in job.rows], batch.kept[layer], first)
         if places:
             end = kept + len(places)
             if last:
@@ -172,7 +172,7 @@ def _forward(members: Sequence[tuple[Pending, Job]]) -> float:
                     logits = logits[:, :0]
                 for layer in each.run.reads:
                     if layer > start:
-                        each.show(layer, [each.run.nodes[place] for place in places], batch.kept[layer], kept)
+                        each.record_output(layer, [each.run.nodes[place] for place in places], batch.kept[layer], kept)
                 states = {
                     layer: batch.kept[layer][kept:end]
                     if layer > start

@@ -90,6 +90,15 @@ class PrefixCache:
         self.hits += best
         return extent, best
 
+    def worth_waiting(self, cache: Cache, tokens: Sequence[int], others: Sequence[int]) -> bool:
+        """Whether a request with some tokens saves enough if one that reads `others` computes what they begin with."""
+        shared = common(tokens, others)
+        return self._usable(cache, tokens) and shared - self._longest(cache, tokens)[0] >= FEWEST
+
+    def _usable(self, cache: Cache, tokens: Sequence[int]) -> bool:
+        """Whether prefixes of so many tokens are taken and left on a cache."""
+        return self.enabled and not self._off and bool(cache.layout) and len(tokens) >= FEWEST
+
     def expect(self, cache: Cache, wishes: Sequence[tuple[Sequence[int], int]]) -> None:
         """Room for what some requests, with these tokens and room for so many slots, are about to take together."""
         slots, grown = 0, dict[Extent, int]()
@@ -103,7 +112,7 @@ class PrefixCache:
 
     def _longest(self, cache: Cache, tokens: Sequence[int]) -> tuple[int, Kept | None, Extent | None]:
         """The length of the longest prefix that is there and worth a copy, who kept it unless it is live, and where."""
-        if not self.enabled or self._off or not cache.layout or len(tokens) < FEWEST:
+        if not self._usable(cache, tokens):
             return 0, None, None
         best, entry = self._closest(cache, list(tokens))
         source = None if entry is None else entry.extent
@@ -132,7 +141,7 @@ class PrefixCache:
         extent, tokens = holder.extent, list(holder.prefix)
         self.live = [other for other in self.live if other is not holder]
         assert extent is not None
-        if not self.enabled or self._off or len(tokens) < FEWEST or not holder.cache.layout:
+        if not self._usable(holder.cache, tokens):
             holder.cache.release(extent)
             return
         entry = Kept(holder.cache, extent, tokens)

@@ -24,7 +24,7 @@ from draftwood.models.cache import Cache, Extent
 from draftwood.runtime.prefix import PrefixCache
 
 Event = TypeVar("Event")
-Shown: TypeAlias = Sequence[tuple[int, Sequence[int], Tensor]]  # (layer, nodes, its output [n, D] at these)
+LayerOutputs: TypeAlias = Sequence[tuple[int, Sequence[int], Tensor]]  # (layer, nodes, output [n, D])
 LATEST = 8  # tokens that a model may well be behind by: few rows more
 LITTLE = 256  # a request's part of the memory that is taken at once
 
@@ -42,8 +42,9 @@ class Run:
     session kept. N = 0 computes nothing, but gives slots to what has none.
 
     `given` holds the input of models that read another model's hidden states in place of tokens: [D] for each node
-    that such a model has not seen yet. A run `leans` where it needs what other runs left behind: if that is gone, since
-    the request was put back for want of memory, the answer is `LOST`, and the run may be asked for once more.
+    that such a model has not seen yet. A run `needs_cached_state` where it cannot do without keys and values that other
+    runs left: if they are gone, since the request was put back for want of memory, the answer is `EVICTED`, and the run
+    may be asked for once more.
     """
 
     session: Session
@@ -54,7 +55,7 @@ class Run:
     logits: bool = True
     hidden: tuple[int, ...] = ()
     reads: tuple[int, ...] = ()
-    leans: bool = False
+    needs_cached_state: bool = False
 
     @property
     def drafts(self) -> bool:
@@ -72,13 +73,13 @@ class Answer:
 
     logits: Tensor  # [n, V], float32 or float64; [n, 0] where none were wanted
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> [n, D]
-    read: Shown = ()
+    read: LayerOutputs = ()
     seconds: float = 0.0
     rows: float = 0.0
     forwards: int = 0
 
 
-LOST = Answer(torch.empty(0, 0))
+EVICTED = Answer(torch.empty(0, 0))
 
 Decoding: TypeAlias = Generator[
     Run | Event, Answer | None, None
@@ -190,8 +191,8 @@ class Session:
         """Slots that hold a token now."""
         return self._top - len(self._free)
 
-    def behind(self, tokens: int) -> int:
-        """Of so many tokens of the trunk those that the model has not seen, but for the latest of them."""
+    def unread(self, tokens: int) -> int:
+        """How many of the first `tokens` tokens of the trunk the model has not read, beyond the few latest ones."""
         return max(0, tokens - self.cached - LATEST)
 
     def level(self, slot: int) -> int:
@@ -253,7 +254,7 @@ class Session:
             heapq.heappush(self._free, slot)
         self._shrink()
 
-    def wishes(self, run: Run) -> list[tuple[Sequence[int], int]]:
+    def allocations(self, run: Run) -> list[tuple[Sequence[int], int]]:
         """Tokens, and slots of the extent that the session takes for a run; nothing where it has one."""
         return [] if self.extent is not None else [(run.forest.trunk, self._room(run.forest, len(run.nodes)))]
 
@@ -294,46 +295,66 @@ class Session:
             self._free = sorted(free)
 
     def rows(self, run: Run) -> list[Row]:
-        """All that must be computed for a run, parents before children, each with its slot."""
-        forest, nodes = run.forest, run.nodes
+        """All rows that must be computed for a run, parents before children; tokens without slots are given some.
+
+        They are the run's nodes, and those of their ancestors and of the trunk's tokens that lack slots, or layers
+        below the one that the run stops at. Raises RequestError beyond the model's context, OutOfMemory without room.
+        """
+        forest, stop = run.forest, self.model.n_layers if run.upto is None else run.upto
         if self.extent is None:
-            self._begin(forest, len(nodes))
-        asked: list[int] = []
-        missing: list[Row] = []
-        full, limit = self.model.n_layers, self.model.context
-        stop = full if run.upto is None else run.upto
-        most = self.model.vocab_size - 1  # a draft without a padded token of the target reads its last one instead
-        cached, level, node_slot = self.cached, self._level, self._node_slot
-        self._trunk = trunk = forest.trunk
-        base = len(trunk)
-        for node in nodes:
-            if node >= 0:
-                asked.append(node)
-            elif (position := trunk_position(node)) < cached:
-                slot = self._trunk_slot[position]
-                if self.level(slot) >= stop:  # asked for once more: its answer was not kept
-                    self._level[slot] = 0
-                    self._hidden.pop(slot, None)
-                    insort(self._partial, position)
-        if self._partial:  # trunk tokens that stopped at a lower layer
-            places = {position: self._trunk_slot[position] for position in self._partial}
-            self._partial = [position for position, slot in places.items() if slot in self._level]
-            for position in self._partial:
-                if self._level[slot := places[position]] < stop:
-                    missing.append(Row(trunk_node(position), min(trunk[position], most), slot, position))
-        asked = self._with_ancestors(forest, asked, stop)
+            self._begin(forest, len(run.nodes))
+        self._trunk = forest.trunk
+        again = [trunk_position(node) for node in run.nodes if node < 0]
+        rows = self._partial_rows([position for position in again if position < self.cached], stop)
+        nodes = self._with_ancestors(forest, [node for node in run.nodes if node >= 0], stop)
         assert self.extent is not None
-        self.cache.reserve(self.extent, max(base + len(asked) + len(node_slot), self._top))
-        if cached < base:
-            taken = [self._take() for _ in range(cached, base)]
-            self._extend(taken)
-            for position, slot in enumerate(taken, cached):
-                level[slot] = 0
-                self._partial.append(position)
-                missing.append(Row(trunk_node(position), min(trunk[position], most), slot, position))
-        token, parent, depth = forest.token, forest.parent, forest.depth
-        above: dict[int, tuple[int, ...]] = {TRUNK: ()}
-        for node in asked:
+        self.cache.reserve(self.extent, max(len(forest.trunk) + len(nodes) + len(self._node_slot), self._top))
+        rows += self._new_trunk_rows()
+        rows += self._node_rows(forest, nodes, stop)
+        self.peak = max(self.peak, self.live_slots)
+        return rows
+
+    @property
+    def _last_token(self) -> int:
+        """The model's last token, which a draft reads in place of a padded token of the target that it lacks."""
+        return self.model.vocab_size - 1
+
+    def _partial_rows(self, again: Sequence[int], stop: int) -> list[Row]:
+        """Rows of trunk tokens that have slots, but lack layers below `stop`; `again`: positions that are asked for."""
+        for position in again:
+            slot = self._trunk_slot[position]
+            if self.level(slot) >= stop:  # asked for once more: its answer was not kept
+                self._level[slot] = 0
+                self._hidden.pop(slot, None)
+                insort(self._partial, position)
+        partial = dict.fromkeys(self._partial)  # each once
+        self._partial = [position for position in partial if self._trunk_slot[position] in self._level]
+        return [self._trunk_row(position) for position in self._partial if self._level_at(position) < stop]
+
+    def _level_at(self, position: int) -> int:
+        return self.level(self._trunk_slot[position])
+
+    def _trunk_row(self, position: int) -> Row:
+        token = min(self._trunk[position], self._last_token)
+        return Row(trunk_node(position), token, self._trunk_slot[position], position)
+
+    def _new_trunk_rows(self) -> list[Row]:
+        """Rows of the trunk's tokens that had no slots, which are given some."""
+        first, end = self.cached, len(self._trunk)
+        if first < end:
+            self._extend([self._take() for _ in range(first, end)])
+            self._level.update(dict.fromkeys(self._trunk_slot[first:end], 0))
+            self._partial += range(first, end)
+        return [self._trunk_row(position) for position in range(first, end)]
+
+    def _node_rows(self, forest: Forest, nodes: Sequence[int], stop: int) -> list[Row]:
+        """Rows of a forest's nodes, parents before children, which are given slots where they have none."""
+        token, parent, depth, base = forest.token, forest.parent, forest.depth, len(forest.trunk)
+        level, node_slot = self._level, self._node_slot
+        full, limit, last = self.model.n_layers, self.model.context, self._last_token
+        paths: dict[int, tuple[int, ...]] = {TRUNK: ()}
+        rows = []
+        for node in nodes:
             slot = node_slot.get(node, -1)
             if slot < 0:
                 slot = node_slot[node] = self._take()
@@ -348,13 +369,12 @@ class Session:
                     "shorten the prompt or lower max_new_tokens"
                 )
             upwards, ancestor = [slot], parent[node]
-            while ancestor not in above:
+            while ancestor not in paths:
                 upwards.append(node_slot[ancestor])
                 ancestor = parent[ancestor]
-            path = above[node] = (*above[ancestor], *upwards[::-1])
-            missing.append(Row(node, min(token[node], most), slot, position, path))
-        self.peak = max(self.peak, self.live_slots)
-        return missing
+            path = paths[node] = (*paths[ancestor], *upwards[::-1])
+            rows.append(Row(node, min(token[node], last), slot, position, path))
+        return rows
 
     def _with_ancestors(self, forest: Forest, nodes: list[int], stop: int) -> list[int]:
         """`nodes` and those of their ancestors that lack slots or layers, in forest order."""

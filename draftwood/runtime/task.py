@@ -1,76 +1,74 @@
-"""One request in the scheduler: decoding code that yields runs, and what came of it that nobody has taken yet."""
+"""One request as the scheduler carries it out: its decoding code, where that stands, and the events nobody has read."""
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
-from draftwood.runtime.executor import Pending
+from draftwood.errors import DraftwoodError
+from draftwood.runtime.executor import PartialRun
 from draftwood.runtime.session import Answer, Decoding, Event, Run, Session
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class Task(Generic[Event]):
-    """A request: `events` are added by the thread that steps, and taken by the one that waits for them."""
+    """A request's decoding code (`start` makes it), its sessions and its state.
+
+    The thread that steps the scheduler writes all of it but `wake`, `wake_each` and `cancelled`. Whoever waits for the
+    request takes `events` from the left; once `done` is set no event follows, and the memory is given back.
+    """
 
     start: Callable[[], Decoding[Event]]
     sessions: Sequence[Session]
-    prompt: int  # tokens
-    most: int  # slots that it may hold at once in the end
-    notify: Callable[[], object] | None = None  # told of each event and of the end, from the thread that steps
-    adapts: bool = False  # whether it drafts by the load
-    behind: Callable[[], tuple[float, int]] = lambda: (0.0, 0)  # seconds before it can draft, tokens that may come
-    call: object = field(default_factory=object)  # stands for who asked for it, with others maybe: calls share alike
+    first_slots: int  # cache slots that it needs to begin, or to begin again: the tokens of its prompt
+    max_slots: int  # cache slots that it may hold at once in the end
+    prompt: Sequence[int] = ()  # its tokens, where other tasks of its call may begin with the same
+    follows_load: bool = False  # whether its drafts depend on how many requests run
+    call: object = field(default_factory=object)  # requests with the same one share the machine with others as one
+    wake: Callable[[], object] | None = None  # called by the thread that steps, at the end or at each event
+    wake_each: bool = True  # whether `wake` is called for each event
     events: deque[Event] = field(default_factory=deque)
-    error: BaseException | None = None
-    done: bool = False  # set when all else is: there are no more events, and the memory is given back
+    error: BaseException | None = None  # what it ended with
+    done: bool = False
     cancelled: bool = False
-    running: bool = False  # among those that share the forwards
-    run: Run | None = None
-    pending: Pending | None = None
+    running: bool = False  # whether it is among those that share the passes
+    run: Run | None = None  # the model run that it waits for
+    pending: PartialRun | None = None  # how far that run is computed
+    has_read: bool = False  # whether it has had an event, so that its prompt is computed
     drafted: bool = False  # whether it has drafted since the target answered it last
-    verified: int = 1  # rows of its last target run
-    served: int = 0  # number of the pass that answered it last
-    took: float = 0.0  # seconds of its last step from an answer to the next run
-    preempted: int = 0  # times that it was put back
-    lost: bool = False  # whether what its run needs of other runs is gone
+    target_rows: int = 1  # rows of its last run of the target
+    last_pass: int = 0  # number of the pass that completed its last run
+    step_seconds: float = 0.0  # what its code last took from an answer to the next run
+    preempted: int = 0  # how often it was put back for want of memory
+    evicted: bool = False  # whether keys and values are gone that its run cannot do without
     _decoding: Decoding[Event] | None = None
 
     def advance(self, answer: Answer | None) -> bool:
-        """Go on until the next run, or the end: False. Raises what the request raises. In inference mode."""
-        self.run, self.pending, self.lost = None, None, False
+        """Let the decoding code go on to its next run; False: it has ended. Raises what the code raises."""
+        self.run, self.pending, self.evicted = None, None, False
         if self._decoding is None:
             self._decoding = self.start()
-            wish = next(self._decoding, None)
+            yielded = next(self._decoding, None)
         else:
             try:
-                wish = self._decoding.send(answer)
+                yielded = self._decoding.send(answer)
             except StopIteration:
-                wish = None
-        while wish is not None and not isinstance(wish, Run):
-            self.events.append(wish)
-            self.tell()
-            wish = next(self._decoding, None)
-        self.run = wish
-        if wish is not None and not wish.drafts:
-            self.verified = len(wish.nodes)
-        return wish is not None
-
-    def tell(self) -> None:
-        """Notify whoever waits; nobody may be there any more."""
-        if self.notify is not None:
-            try:
-                self.notify()
-            except Exception:
-                log.debug("nobody was there to be told of a request", exc_info=True)
+                yielded = None
+        while yielded is not None and not isinstance(yielded, Run):
+            self.events.append(yielded)
+            self.has_read = True
+            if self.wake is not None and self.wake_each:
+                self.wake()
+            yielded = next(self._decoding, None)
+        self.run = yielded
+        if yielded is not None and not yielded.drafts:
+            self.target_rows = len(yielded.nodes)
+        return yielded is not None
 
     def end(self, error: BaseException | None = None) -> None:
-        """Give back what it holds; after an error nothing that it computed is left to others."""
+        """Give back what the request holds; after an error nothing that it computed is left to other requests."""
         self.run, self.pending, self.error = None, None, self.error or error
         try:
             if error is not None:
@@ -84,32 +82,28 @@ class Task(Generic[Event]):
             self.error = self.error or problem
 
     def finish(self) -> None:
-        """It is over."""
+        """Mark the request as over and wake whoever waits for it."""
         self.running, self.done = False, True
-        self.tell()
-        self.notify = None
+        wake, self.wake = self.wake, None
+        if wake is not None:
+            wake()
 
     @property
     def speculates(self) -> bool:
-        """Whether it drafts, has drafted since the target answered it last, or might have."""
-        return self.drafted or self.adapts or (self.run is not None and self.run.drafts)
+        """Whether it drafts, has drafted since the target answered it last, or decides about drafts by the load."""
+        return self.drafted or self.follows_load or (self.run is not None and self.run.drafts)
 
     @property
-    def own(self) -> int:
-        """Rows that it asks the target for, or would if it did not draft."""
+    def undrafted_rows(self) -> int:
+        """Rows that it asks the target for, or would ask for if it did not draft."""
         if self.run is None:
             return 0
         return len(self.run.forest.live) if self.speculates else len(self.run.nodes)
 
-    @property
-    def stuck(self) -> bool:
-        """Whether it has begun but wishes for nothing, or is not wanted any more: it cannot go on."""
-        return self.cancelled or (self.run is None and self._decoding is not None)
-
     def put_back(self) -> None:
-        """Give all memory back; what the next run needs is computed anew."""
-        self.prompt = max(self.prompt, self.held)
-        self.lost = self.run is not None and self.run.leans
+        """Give all memory back; what its run needs is computed again when the request runs again."""
+        self.first_slots = max(self.first_slots, self.slots)
+        self.evicted = self.run is not None and self.run.needs_cached_state
         self.pending = None
         self.running = False
         self.preempted += 1
@@ -117,10 +111,17 @@ class Task(Generic[Event]):
             session.forget()
 
     @property
-    def held(self) -> int:
-        """Slots that it holds, in the largest of its sessions."""
+    def slots(self) -> int:
+        """Cache slots that hold tokens of it now, in the session that has most of them."""
         return max((session.live_slots for session in self.sessions), default=0)
 
     def bytes(self, slots: int) -> int:
-        """What so many slots take in all of its sessions."""
+        """Bytes that so many slots take in all of its sessions together."""
         return sum(session.slot_bytes * session.cache.capacity(slots) for session in self.sessions)
+
+
+def interrupted(cause: BaseException) -> DraftwoodError:
+    """The error of a request whose code raised what would end the process, such as SystemExit in a callback."""
+    error = DraftwoodError(f"the request was interrupted: one of its callbacks raised {type(cause).__name__}")
+    error.__cause__ = cause
+    return error

@@ -38,6 +38,12 @@ def _setter() -> Callable[[int], Any] | None:
     return None
 
 
+def use_threads(count: int) -> None:
+    """Have the operations of the calling thread computed by so many threads; 0, or no OpenMP: as it is."""
+    if count and count != torch.get_num_threads() and (setter := _setter()) is not None:
+        setter(count)
+
+
 class alone:
     """In this block operations of the calling thread are computed by that thread alone."""
 

@@ -103,8 +103,8 @@ class Service:
         """Have the grammar of a request ready, if it has one; RequestError where it is none."""
 
         def compile_() -> None:
-            if (structured := self.engine.structured(options)) is not None:  # type: ignore[arg-type]
-                self.engine.grammar(structured)
+            if (structured := self.engine.requests.structured(options)) is not None:  # type: ignore[arg-type]
+                self.engine.requests.grammar(structured)
 
         if options.get("structured") is not None:
             await self.grammars.run(compile_)

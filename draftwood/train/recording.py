@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import count
 
 import torch
 from torch import Tensor, nn
 
 from draftwood.engine.engine import Engine
 from draftwood.engine.generation import Generation
-from draftwood.engine.request import Request
 from draftwood.errors import ConfigurationError
 from draftwood.methods import Lookup, Method
 
@@ -22,13 +22,8 @@ class WatchedEngine(Engine):
 
     def __init__(self, engine: Engine, watch: Watch) -> None:
         super().__init__(engine.target, engine.drafts, engine.tokenizer, engine.end_tokens, engine.names)
-        self._watch, self._begun = watch, 0
-
-    def _generation(self, request: Request) -> Generation:
-        generation = super()._generation(request)
-        self._watch(generation, self._begun)
-        self._begun += 1
-        return generation
+        numbers = count()
+        self.builder.prepare = lambda generation: watch(generation, next(numbers))
 
 
 def drafts_one_by_one(method: Method) -> bool:

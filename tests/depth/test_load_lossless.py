@@ -14,6 +14,7 @@ from draftwood import Engine, SamplingParams, TabularModel
 from draftwood.core.forest import Forest
 from draftwood.core.records import Round
 from draftwood.depth import LOAD, Auto, Load
+from draftwood.engine.engine import prepare
 from draftwood.engine.generation import Generation
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
@@ -168,8 +169,8 @@ def test_sampled_texts_repeat_whatever_the_load_unless_the_engine_is_load_aware(
     def told(crowd: tuple[int, int, int], concurrency: int, load_aware: bool = False) -> list[Any]:
         engine = Engine(TARGET, DRAFTS[:drafts], load_aware=load_aware)
         with monkeypatch.context() as patch:
-            patch.setattr(engine.scheduler, "_count", lambda: None)
-            engine.scheduler.load = crowd
+            patch.setattr(engine.scheduler, "_count_load", lambda: None)
+            engine.scheduler.load_counts = crowd
             engine.scheduler.costs.curve(TARGET).add(1, 1.0)  # whatever was measured
             results = engine.batch(requests, concurrency, method=options, max_new_tokens=40)
         return [(result.tokens, [round_.drafted for round_ in result.rounds]) for result in results]
@@ -180,7 +181,7 @@ def test_sampled_texts_repeat_whatever_the_load_unless_the_engine_is_load_aware(
 
 def test_the_engine_tells_its_requests_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Load] = []
-    load = Generation.load
+    load = Generation.current_load
 
     def watched(self: Generation, forest: Forest) -> Load:
         found = load(self, forest)
@@ -188,7 +189,7 @@ def test_the_engine_tells_its_requests_the_load(monkeypatch: pytest.MonkeyPatch)
             seen.append(found)
         return found
 
-    monkeypatch.setattr(Generation, "load", watched)
+    monkeypatch.setattr(Generation, "current_load", watched)
     engine = Engine(TARGET, DRAFTS[:1])
     chain = METHODS["chain"][0]
     engine.generate(PROMPT, chain, {"temperature": 0}, 10)
@@ -203,23 +204,19 @@ def test_the_engine_tells_its_requests_the_load(monkeypatch: pytest.MonkeyPatch)
     assert all(one.verify(1) <= one.verify(20) for one in seen)
 
 
-def test_the_load_tells_what_all_must_read_before_they_draft() -> None:
-    """Means of requests that draft by the load, those that wait among them, at the beginning of a step and later."""
+@pytest.mark.parametrize(("size", "most"), [(4, 10), (60, 30)])
+def test_the_load_tells_what_is_to_be_read_before_a_draft(size: int, most: int) -> None:
+    """Before the prompt is read all of it but the latest tokens, afterwards nothing; and the tokens that may come."""
     engine = Engine(decoder(), [decoder()])
-    asked = [(4, METHODS["chain"][0], 10), (60, METHODS["chain"][0], 30), (90, "autoregressive", 50)]
-    tasks = [
-        engine.submit(engine.generation([1] * size, method=method, sampling={"temperature": 0}, max_new_tokens=most))
-        for size, method, most in asked
-    ]
-    scheduler = engine.scheduler
-    scheduler._count()
-    costs = engine.scheduler.costs.curve(engine.drafts[0])
-    assert scheduler.behind() == pytest.approx((costs.marginal(1, 60 - LATEST) / 2, (10 + 30) / 2))
-    scheduler.until(lambda: tasks[0].done)
-    scheduler._count()
-    assert scheduler.behind() == tasks[1].behind()
-    scheduler.until(lambda: tasks[1].done)
-    assert scheduler.behind() == (0, 0)
+    options: dict[str, Any] = {"method": METHODS["chain"][0], "temperature": 0, "max_new_tokens": most}
+    generation = prepare(engine, [1] * size, **options)
+    load, costs = generation.load, engine.scheduler.costs.curve(engine.drafts[0])
+    assert load.tokens_left() == most
+    assert load.catch_up_seconds() == pytest.approx(costs.marginal(1, size - LATEST) if size > LATEST else 0.0)
+    rounds = engine.scheduler.events(engine.scheduler.submit(engine.builder.task(generation)))
+    first, _ = next(rounds), next(rounds)
+    assert load.tokens_left() == most - len(first.tokens) and load.catch_up_seconds() == 0.0
+    rounds.close()
 
 
 def decoder() -> Decoder:

@@ -161,10 +161,10 @@ def test_an_engine_with_a_head_uses_it(head_of: Any, tmp_path: Path) -> None:
     made = EagleHead.of(target)
     eagle.save(made.weights(), place / "eagle", made.target, made.reads, torch.float32)
     engine = draftwood.load(place)
-    assert engine.usual.name == "eagle"
+    assert engine.default_method.name == "eagle"
     first = engine.generate("ab", max_new_tokens=6, sampling={"temperature": 0})
     engine = draftwood.load(place, draft=place / "eagle")
-    assert engine.usual.name == "eagle"
+    assert engine.default_method.name == "eagle"
     assert engine.generate("ab", max_new_tokens=6, sampling={"temperature": 0}).tokens == first.tokens
     heads = Heads.of(target, 2)
     tensors = {}
@@ -180,6 +180,6 @@ def test_an_engine_with_a_head_uses_it(head_of: Any, tmp_path: Path) -> None:
     (public / "config.json").write_text(dumps({"medusa_num_heads": 2, "medusa_num_layers": 1}))
     save_file(tensors, public / "medusa_lm_head.safetensors")
     engine = draftwood.load(place, draft=str(public))
-    assert engine.usual.name == "medusa" and foreign_heads.kind_of(public) == "medusa"
+    assert engine.default_method.name == "medusa" and foreign_heads.kind_of(public) == "medusa"
     found = engine.generate("ab", max_new_tokens=6, sampling={"temperature": 0})
     assert found.tokens == first.tokens and found.metrics.drafted > 0

@@ -315,7 +315,7 @@ def test_methods_of_an_engine_share_an_exit(places: Any) -> None:
         place = places(target, layers)
         for options in ({}, {"gamma": 2}, {"tree": [2, 1]}, {"name": "mcsd", "drafter": "exit"}):
             engine.generate([1, 2], {"name": "eesd", "exit": place, **options}, max_new_tokens=4)
-    assert [model.layers for models in engine._models.values() for model in models] == [1, 2]  # type: ignore[attr-defined]
+    assert [model.layers for models in engine.builder._models.values() for model in models] == [1, 2]  # type: ignore[attr-defined]
 
 
 def test_targets_without_layer_ranges_are_refused() -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from every_method import FAMILIES, engine, settle, shortage
+from every_method import FAMILIES, engine, settle, shortage, submitted
 from small_decoder import LAYERS, VOCAB
 from test_early_exit import Ledger
 
@@ -17,8 +17,9 @@ from draftwood import Engine, GenerationResult
 from draftwood.core.records import Round
 from draftwood.depth import ALONE, LOAD, NOTHING, DepthController, DraftState, Load
 from draftwood.draft.early_exit import ExitSource
+from draftwood.engine.engine import prepare
 from draftwood.engine.generation import Generation
-from draftwood.runtime.executor import Pending
+from draftwood.runtime.executor import PartialRun
 from draftwood.sampling.distributions import Streams
 
 BEAMS: dict[str, Any] = {"name": "dsbd", "drafter": "exit", "draft_width": 3, "gamma": 2}
@@ -57,14 +58,14 @@ class Script(DepthController):
 def log(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, int | None, int]]]:
     """(role, upper layer, rows to compute) of the runs, round by round."""
     found: list[list[tuple[str, int | None, int]]] = []
-    of = Pending.of
+    of = PartialRun.of
 
-    def noted(run: Any) -> Pending:
+    def noted(run: Any) -> PartialRun:
         pending = of(run)
         found[-1].append((run.session.role, run.upto, len(pending.rows)))
         return pending
 
-    monkeypatch.setattr(Pending, "of", noted)
+    monkeypatch.setattr(PartialRun, "of", noted)
     return found
 
 
@@ -77,8 +78,8 @@ def prompt_of(length: int) -> list[int]:
 
 
 def scripted(ours: Engine, name: str, prompt: list[int], script: Script, temperature: float, new: int) -> Generation:
-    made = ours.generation(
-        prompt, method=method_of(name), sampling={"temperature": temperature}, max_new_tokens=new, seed=3
+    made = prepare(
+        ours, prompt, method=method_of(name), sampling={"temperature": temperature}, max_new_tokens=new, seed=3
     )
     most = made.depth.most
     made.depth, script.most = script, most
@@ -86,7 +87,7 @@ def scripted(ours: Engine, name: str, prompt: list[int], script: Script, tempera
 
 
 def rounds(ours: Engine, made: Generation) -> Iterator[Round]:
-    yield from ours.scheduler.events(ours.submit(made))
+    yield from ours.scheduler.events(submitted(ours, made))
 
 
 def finished(ours: Engine, made: Generation) -> GenerationResult:
@@ -171,7 +172,7 @@ def test_in_a_batch_and_after_being_put_back(seed: int, reuse: bool, log: Any) -
         ]
         if not together:
             return [finished(ours, one) for one in made]
-        tasks = [ours.submit(one) for one in made]
+        tasks = [submitted(ours, one) for one in made]
         for one, task in zip(made, tasks, strict=True):
             for round_ in ours.scheduler.events(task):
                 one.note(round_)

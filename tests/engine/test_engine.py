@@ -172,10 +172,14 @@ def test_an_engine_takes_the_best_of_what_is_there(tmp_path: Path, caplog: pytes
     """With drafts these and lookup; else the exit, heads or skip set beside the weights; else lookup. It says which."""
     model = TabularModel.random(5, seed=1)
     alone, pair = draftwood.load(model), draftwood.load(model, model)
-    assert alone.generate([1], max_new_tokens=2).method["name"] == alone.usual.name == "lookup"
-    assert pair.usual.as_dict()["lookup"] and pair.usual.name == "speculative" and "speculative" in repr(pair)
-    assert pair.generate([1], max_new_tokens=2).method == pair.usual.as_dict()
-    assert draftwood.load(model, [model, model]).usual.name == "specinfer"
+    assert alone.generate([1], max_new_tokens=2).method["name"] == alone.default_method.name == "lookup"
+    assert (
+        pair.default_method.as_dict()["lookup"]
+        and pair.default_method.name == "speculative"
+        and "speculative" in repr(pair)
+    )
+    assert pair.generate([1], max_new_tokens=2).method == pair.default_method.as_dict()
+    assert draftwood.load(model, [model, model]).default_method.name == "specinfer"
     embedded = Path(str(files("draftwood") / "models" / "embedded" / "target"))
     target = tmp_path / "target"
     target.mkdir()
@@ -187,10 +191,10 @@ def test_an_engine_takes_the_best_of_what_is_there(tmp_path: Path, caplog: pytes
         shutil.copytree(embedded / kind, target / kind)
         engine = draftwood.load(target)
         found[name] = engine.generate("Story: In Corfe", max_new_tokens=8, sampling={"temperature": 0})
-        assert engine.usual.name == found[name].method["name"] == name and f"method={name!r}" in repr(engine)
+        assert engine.default_method.name == found[name].method["name"] == name and f"method={name!r}" in repr(engine)
     assert len({tuple(result.tokens) for result in found.values()}) == 1
     shutil.copy(embedded / "heads" / "heads.safetensors", target / "exit" / "exit.safetensors")
-    assert draftwood.load(target).usual.name == "eagle" and "exit is left alone" in caplog.text
+    assert draftwood.load(target).default_method.name == "eagle" and "exit is left alone" in caplog.text
 
 
 def test_only_models_are_loaded() -> None:

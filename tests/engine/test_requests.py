@@ -1,6 +1,9 @@
 """What a request may be: wrong types and values are refused with one sentence, and nothing is taken or lost."""
 
+import asyncio
+import inspect
 import math
+import pydoc
 from typing import Any
 
 import numpy as np
@@ -9,8 +12,9 @@ import torch
 from ledger import lent
 
 import draftwood
-from draftwood import ConfigurationError, Engine, ModelError, RequestError, TabularModel
+from draftwood import AsyncEngine, ConfigurationError, Engine, ModelError, RequestError, SamplingParams, TabularModel
 from draftwood.engine.batching import BatchInterrupted
+from draftwood.engine.request import DEFAULTS, MoreOptions, Options
 from draftwood.methods import Speculative
 
 
@@ -38,7 +42,12 @@ def engine() -> Engine:
         ([1], {"seed": None}, "seed is None, but must be a whole number"),
         ([1], {"top_logprobs": -1}, "top_logprobs is -1, but must be at least 0"),
         ([1], {"cancelled": True}, "cancelled is True, but must be a function"),
-        ([1], {"temperature": 0.5}, "temperature is a sampling option; give it as sampling={'temperature': ...}"),
+        (
+            [1],
+            {"temperature": 0.5, "sampling": {"temperature": 1}},
+            "temperature is 0.5, but sampling says 1.0; give one",
+        ),
+        ([1], {"top_k": 5, "sampling": SamplingParams(top_k=4)}, "top_k is 5, but sampling says 4; give one of them"),
         ([1], {"max_tokens": 3}, "there is no option 'max_tokens'"),
     ],
 )
@@ -91,7 +100,7 @@ def test_a_request_that_cannot_be_built_takes_no_memory(engine: Engine) -> None:
             engine.generate([1], {"name": "speculative", "depth": "decision:nowhere"})
         with pytest.raises(RequestError):
             engine.generate([1], seed=None)  # type: ignore[arg-type]
-    assert not any(lent(engine)) and engine._budget.used == 0
+    assert not any(lent(engine)) and engine.builder.budget.used == 0
 
 
 def test_a_batch_and_a_stream_are_refused_before_any_work(engine: Engine) -> None:
@@ -146,9 +155,9 @@ def test_an_interrupt_keeps_what_was_finished(engine: Engine) -> None:
 def test_a_draft_that_was_replaced_is_forgotten(engine: Engine) -> None:
     """Caches belong to models, not to the numbers that name them in memory."""
     for seed in range(12):
-        engine.draft_with("speculative", [TabularModel.random(5, seed=seed)])
+        engine.set_draft_models("speculative", [TabularModel.random(5, seed=seed)])
         assert len(engine.generate([1, 2], "speculative", max_new_tokens=6, seed=seed).tokens) == 6
-    assert len(engine._caches) <= 3
+    assert len(engine.builder.caches) <= 3
 
 
 def test_short_representations(engine: Engine) -> None:
@@ -162,3 +171,56 @@ def test_short_representations(engine: Engine) -> None:
 
 def test_the_public_names_are_all_there_is() -> None:
     assert set(dir(draftwood)) == {*draftwood.__all__, "__version__"}
+
+
+def test_sampling_options_are_keywords_too(engine: Engine) -> None:
+    """In every call the same as `sampling`, and beside it; those of a batch entry go before common ones."""
+    options: dict[str, Any] = {"temperature": 0.7, "top_k": 3, "repetition_penalty": 1.2, "logit_bias": {1: 0.5}}
+    more: dict[str, Any] = {"max_new_tokens": 12, "seed": 5}
+    expected = engine.generate([1], sampling=options, **more)
+
+    async def awaited() -> list[list[int]]:
+        async with AsyncEngine(engine) as served:
+            streamed = [token async for event in served.stream([1], **options, **more) for token in event.tokens]
+            return [(await served.generate([1], **options, **more)).tokens, streamed]
+
+    found = [
+        engine.generate([1], **options, **more).tokens,
+        engine.generate([1], sampling={"top_k": 3}, **options, **more).tokens,
+        engine.generate([1], sampling=SamplingParams(temperature=0.7), **options, **more).tokens,
+        [token for event in engine.stream([1], **options, **more) for token in event.tokens],
+        engine.explain([1], **options, **more).result.tokens,
+        engine.batch([[1]], **options, **more)[0].tokens,
+        engine.batch([{"prompt": [1], **options}], sampling={"temperature": 9.0, "top_k": 1}, **more)[0].tokens,
+        engine.batch([{"prompt": [1], **options}], sampling=SamplingParams(top_k=1), top_k=2, **more)[0].tokens,
+        engine.batch([{"prompt": [1], "sampling": options}], temperature=9.0, top_p=0.5, **more)[0].tokens,
+        *asyncio.run(awaited()),
+    ]
+    assert found == [expected.tokens] * len(found)
+    assert engine.generate([1], temperature=0, max_new_tokens=1).sampling["temperature"] == 0
+    with pytest.raises(ConfigurationError, match=r"sampling: option 'temperature' is -1, but"):
+        engine.generate([1], temperature=-1)
+
+
+def test_help_shows_every_keyword_and_no_inner_part() -> None:
+    names = [*SamplingParams.model_fields, "stop", "min_new_tokens", "structured", "cancelled", "seed", "method"]
+    for kind, calls in {
+        Engine: ("generate", "stream", "explain", "batch", "as_completed"),
+        AsyncEngine: ("generate",),
+    }.items():
+        for call in calls:
+            parameters = inspect.signature(getattr(kind, call)).parameters
+            assert set(names) <= parameters.keys() and "options" not in parameters
+    text = pydoc.plain(pydoc.render_doc(Engine))
+    assert "temperature: 'float | None' = None" in text and "cancelled: 'Callable[[], bool] | None' = None" in text
+    public = {name for name in dir(Engine) if not name.startswith("_")}
+    assert public == {
+        *("generate", "stream", "batch", "as_completed", "explain", "score", "method", "tokens", "default_method"),
+        *("set_draft_models", "reset_prefix_cache", "forget_answers", "memory", "prefix_hit_rate", "compile_seconds"),
+        *("broken", "tokenizer", "end_tokens"),
+    }
+
+
+def test_options_are_listed_once_with_their_types() -> None:
+    assert {*MoreOptions.__annotations__, *Options.__annotations__} == DEFAULTS.keys()
+    assert SamplingParams.model_fields.keys() <= MoreOptions.__annotations__.keys()

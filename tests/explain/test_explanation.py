@@ -19,7 +19,7 @@ from conftest import Command
 from draftwood import Engine, TabularModel
 from draftwood.errors import RequestError
 from draftwood.explain.explanation import Explanation
-from draftwood.explain.page import document, html, last_words
+from draftwood.explain.page import last_words
 from draftwood.explain.tree import trees_of
 
 METHODS: list[dict[str, Any]] = [
@@ -113,7 +113,7 @@ def test_the_page_holds_every_draft(name: str) -> None:
     hostile = "</script><!--\u2028&"
     _, found = explained({"name": name}, 3)
     found, result = replace(found, words=lambda tokens: hostile * len(tokens)), found.result
-    data, text = document(found), html(found)
+    data, text = found.document, found.html
     held = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     assert held is not None and not re.search("[<>&\u2028]", held[1]) and json.loads(held[1]) == data
     frame = found._repr_html_()
@@ -218,11 +218,11 @@ def test_a_round_begins_behind_whole_words(text: str, shown: str) -> None:
 def test_the_page_follows_the_beams() -> None:
     """After each round, what a hypothesis has beyond the shared text, most likely first; at the end the answer."""
     _, found = explained({"name": "dsbd", "width": 3, "n_best": 2}, 2)
-    data = document(found)
+    data = found.document
     assert [beam["score"] for beam in data["best"]] == [beam.log_likelihood for beam in found.result.beams]
     for entry, round_ in zip(data["rounds"], found.result.rounds, strict=True):
         scores = [beam["score"] for beam in entry["beams"]]
         assert scores == sorted(scores, reverse=True)
         assert sum(beam["times"] for beam in entry["beams"]) == len(round_.roots)
     assert any(len(entry["beams"]) > 1 for entry in data["rounds"])
-    assert not any(entry["beams"] for entry in document(explained({"name": "mcsd"}, 2)[1])["rounds"])
+    assert not any(entry["beams"] for entry in explained({"name": "mcsd"}, 2)[1].document["rounds"])

@@ -11,11 +11,13 @@ import torch
 from small_decoder import LAYERS, decoder
 
 from draftwood import Engine
+from draftwood.engine.generation import Generation
 from draftwood.errors import OutOfMemory
 from draftwood.models.backend.matrix import holder, pack
 from draftwood.models.heads.eagle_head import EagleHead
 from draftwood.models.heads.exit import ExitLayer
 from draftwood.models.heads.medusa import Heads
+from draftwood.runtime.task import Task
 
 TARGET, DRAFT = decoder(1), decoder(2)
 EXIT, HEADS, EAGLE = ExitLayer.of(TARGET, 1), Heads.of(TARGET, 3), EagleHead.of(TARGET)
@@ -45,21 +47,27 @@ SLOT = 4 * 2 * LAYERS * 2 * 6  # bytes of a slot of either model
 
 def engine(**options: Any) -> Engine:
     made = Engine(TARGET, [DRAFT], **options)
-    made.draft_with("eesd", [EXIT])
-    made.draft_with("medusa", [HEADS])
-    made.draft_with("eagle", [EAGLE])
+    made.set_draft_models("eesd", [EXIT])
+    made.set_draft_models("medusa", [HEADS])
+    made.set_draft_models("eagle", [EAGLE])
     return made
+
+
+def submitted(engine: Engine, generation: Generation, call: object = None) -> Task[Any]:
+    """The task of a generation, queued for whoever steps the scheduler."""
+    return engine.scheduler.submit(engine.builder.task(generation, call))
 
 
 def settle(engine: Engine) -> None:
     """Nobody is under way: what is lent is what finished requests left, and after a reset nothing."""
     scheduler = engine.scheduler
-    assert not scheduler.busy and not scheduler.prefixes.live and not scheduler._cancelled
+    engine.driver.call(lambda: None)  # when what was asked for before is done
+    assert not scheduler.busy and not scheduler.active and not scheduler.waiting and not scheduler.prefixes.live
     kept = scheduler.prefixes.kept
-    assert sum(cache.lent for cache in engine._caches.values()) == sum(entry.extent.capacity for entry in kept)
+    assert sum(cache.lent for cache in engine.builder.caches.values()) == sum(entry.extent.capacity for entry in kept)
     engine.reset_prefix_cache()
-    assert all(cache.lent == cache.bytes == 0 for cache in engine._caches.values())
-    assert engine._budget.used == 0
+    assert all(cache.lent == cache.bytes == 0 for cache in engine.builder.caches.values())
+    assert engine.builder.budget.used == 0
 
 
 @contextmanager

@@ -168,7 +168,7 @@ PROMPTS = [item.prompt for domain in DOMAINS for item in islice(documents(domain
 def kept(engine: draftwood.Engine, count: int) -> list[torch.Tensor]:
     """Keys and values of the first slots of the target that the last request left; the next one begins anew."""
     prefixes = engine.scheduler.prefixes
-    entry = next(entry for entry in reversed(prefixes.kept) if entry.cache is engine._caches[engine.target])
+    entry = next(entry for entry in reversed(prefixes.kept) if entry.cache is engine.builder.caches[engine.target])
     planes = [entry.cache.read(plane, entry.extent, count).clone() for plane in range(len(entry.cache.planes))]
     prefixes.reset()
     return planes

@@ -136,7 +136,9 @@ def compare(kind: str, prompts: list[str], count: int) -> None:
             requests.append({"prompt": prompt, "method": {**method, **how}, **options})
             plains.append(plain)
     assert accepted > len(plains)
-    small = loaded(kind, kv_cache_bytes=int(2.5 * max(cache.slot_bytes for cache in engine._caches.values()) * 256))
+    small = loaded(
+        kind, kv_cache_bytes=int(2.5 * max(cache.slot_bytes for cache in engine.builder.caches.values()) * 256)
+    )
     for each in (engine, small):
         for result, plain in zip(each.batch(requests, concurrency=6), plains, strict=True):
             assert text(result) == text(plain), each is small

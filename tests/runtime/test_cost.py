@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from draftwood import Engine, TabularModel
+from draftwood.engine.engine import prepare
 from draftwood.models.modules import bytes_of
 from draftwood.runtime.cost import (
     BYTE_SECONDS,
@@ -197,7 +198,7 @@ def test_what_answers_take_is_learned_from_requests_that_decide_by_it() -> None:
     engine.generate([1, 2], "autoregressive", **options)
     assert target.overhead.request_seconds > 0
     assert draft.seconds(1, 1) > draft.seconds(1)  # until it is known, as of the other
-    deciding = engine.task(engine.generation([1, 2], method=chain, **options))
-    deciding.adapts = True
-    engine.scheduler.wait([engine.scheduler.submit(deciding)])
+    deciding = engine.builder.task(prepare(engine, [1, 2], method=chain, **options))
+    deciding.follows_load = True
+    next(engine.driver.events(deciding))
     assert draft.overhead.request_seconds > 0

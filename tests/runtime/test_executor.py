@@ -4,12 +4,14 @@ import random
 
 import pytest
 import torch
+from every_method import submitted
 from test_session import MODEL, VOCAB, check, grow, verdict
 from torch import Tensor
 
 from draftwood import Engine, TabularModel
 from draftwood.core.forest import Forest, advance
 from draftwood.core.topology import trunk_node
+from draftwood.engine.engine import prepare
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache
 from draftwood.runtime import policy
@@ -176,7 +178,7 @@ def test_requests_that_come_together_move_the_memory_once(monkeypatch: pytest.Mo
     moves, move = [], Cache._move
     monkeypatch.setattr(Cache, "_move", lambda *args: (moves.append(1), move(*args))[1])
     engine = Engine(MODEL)
-    together = [engine.submit(engine.generation([1, 2, 3], method="autoregressive")) for _ in range(12)]
+    together = [submitted(engine, prepare(engine, [1, 2, 3], method="autoregressive")) for _ in range(12)]
     engine.scheduler.step()
     assert len(moves) == 1 and all(task.events for task in together)
 

@@ -10,15 +10,16 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from every_method import FAMILIES, TARGET, engine
+from every_method import FAMILIES, TARGET, engine, submitted
 from small_decoder import VOCAB
 
 from draftwood import Engine
+from draftwood.engine.engine import prepare
 from draftwood.errors import Overloaded
 from draftwood.models.base import CausalModel
 from draftwood.runtime import scheduler as scheduling
 from draftwood.runtime.cost import Costs, Curve
-from draftwood.runtime.executor import Pending
+from draftwood.runtime.executor import PartialRun
 from draftwood.runtime.task import Task
 
 TARGET_COST, DRAFT_COST = (1.0, 0.12), (0.16, 0.012)  # of a pass, and of each row: of the embedded pair, in ms
@@ -47,15 +48,15 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made, sweep = Clock(), scheduling.sweep
+    made, run_layers = Clock(), scheduling.run_layers
 
-    def swept(pending: list[Pending], limits: Any) -> float:
-        rows = sweep(pending, limits)
+    def swept(pending: list[PartialRun], limits: Any) -> float:
+        rows = run_layers(pending, limits)
         fixed, each = made.cost(pending[0].run.session.model)
         made.goes_on(fixed * rows / max(1, sum(limits)) + each * rows)
         return rows
 
-    monkeypatch.setattr(scheduling, "sweep", swept)
+    monkeypatch.setattr(scheduling, "run_layers", swept)
     monkeypatch.setattr(scheduling, "perf_counter", made.read)
     monkeypatch.setattr(Costs, "curve", lambda costs, model, layers=None: Curve(*made.cost(model)))
     return made
@@ -67,10 +68,10 @@ def prompt(seed: int, tokens: int = 24) -> list[int]:
 
 
 def submit(ours: Engine, method: Any, seed: int, tokens: int, call: object = None, read: int = 24) -> Task[Any]:
-    made = ours.generation(
-        prompt(seed, read), method=method, max_new_tokens=tokens, sampling={"temperature": 1.0}, ignore_eos=True
+    made = prepare(
+        ours, prompt(seed, read), method=method, max_new_tokens=tokens, sampling={"temperature": 1.0}, ignore_eos=True
     )
-    return ours.scheduler.submit(ours.task(made, call=call))
+    return submitted(ours, made, call)
 
 
 def waited(ours: Engine, clock: Clock, method: Any, after: float, seed: int = 1) -> float:

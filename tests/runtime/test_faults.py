@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 import random
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from every_method import FAMILIES, SLOT, TARGET, engine, settle, shortage
+from every_method import FAMILIES, TARGET, engine, settle, shortage, submitted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_decoder import VOCAB
 from torch import Tensor
 
 from draftwood import DraftwoodError, Engine, NonFiniteError, TabularModel
-from draftwood.engine.batching import BatchFailed, BatchInterrupted
+from draftwood.engine.batching import BatchFailed
+from draftwood.engine.engine import prepare
 from draftwood.models.base import Batch
 from draftwood.models.cache import Cache
 from draftwood.models.decoder import Decoder
@@ -150,8 +150,8 @@ def test_requests_come_and_go_at_any_moment(moves: list[tuple[str, int]], seed: 
             if move == "submit":
                 prompt = [1 + i % 7 for i in range(1 + number % 30)]
                 options = {"method": FAMILIES[names[number % len(names)]], "max_new_tokens": 4, "seed": number % 3}
-                generation = ours.generation(prompt, **options)  # type: ignore[arg-type]
-                made.append((generation, ours.submit(generation), prompt, options))
+                generation = prepare(ours, prompt, **options)  # type: ignore[arg-type]
+                made.append((generation, submitted(ours, generation), prompt, options))
             elif move == "step":
                 ours.scheduler.step()
             elif made:
@@ -173,92 +173,13 @@ KNOWN: dict[tuple[tuple[int, ...], str], list[int]] = {}  # texts of requests th
 def test_a_stop_in_the_middle_of_a_prompt() -> None:
     ours = engine()
     ours.scheduler.policy.chunk = 30
-    stream = ours.scheduler.submit(ours.task(ours.generation([1 + i % 9 for i in range(400)], max_new_tokens=5)))
+    stream = ours.scheduler.submit(ours.builder.task(prepare(ours, [1 + i % 9 for i in range(400)], max_new_tokens=5)))
     ours.scheduler.step()
     ours.scheduler.step()
     assert stream.pending is not None and 0 < len(stream.pending.rows) < 399
     ours.scheduler.cancel(stream)
+    ours.scheduler.receive()
     assert stream.done and not stream.events
-    settle(ours)
-
-
-@pytest.fixture
-def python_handles_ctrl_c() -> Iterator[None]:
-    """Also where the tests run in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("python_handles_ctrl_c")
-@pytest.mark.parametrize("moment", (1, 8, 21))
-def test_ctrl_c_leaves_the_engine_usable(moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the middle of any forward: who is interrupted ends, the others have their text."""
-    forward, calls = Decoder.forward, []
-
-    def interrupting(model: Decoder, batch: Batch, cache: Cache) -> Tensor:
-        calls.append(1)
-        if len(calls) == moment:
-            signal.raise_signal(signal.SIGINT)
-        return forward(model, batch, cache)
-
-    ours = engine()
-    other = ours.generation([3, 4], seed=1, max_new_tokens=40)
-    task = ours.submit(other)
-    monkeypatch.setattr(Decoder, "forward", interrupting)
-    with pytest.raises(KeyboardInterrupt):
-        ours.generate([1, 2], max_new_tokens=60)
-    with pytest.raises(BatchInterrupted):
-        calls.clear()
-        ours.batch([[1], [2], [3]], max_new_tokens=60)
-    monkeypatch.undo()
-    for round_ in ours.scheduler.events(task):
-        other.note(round_)
-    assert other.result().tokens == engine().generate([3, 4], seed=1, max_new_tokens=40).tokens
-    settle(ours)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_ctrl_c_at_any_call(seed: int) -> None:
-    """Between any two calls of the scheduler's own code, wherever that may be."""
-    import gc
-    import sys
-
-    rng = random.Random(seed)
-    methods = list(FAMILIES.values())
-    expected = [engine().generate([i], method, max_new_tokens=6).tokens for i, method in enumerate(methods)]
-    ours = engine(kv_cache_bytes=2500 * SLOT)
-    left = 0
-
-    def tracer(frame: Any, event: str, argument: object) -> None:
-        nonlocal left
-        if event == "call" and "draftwood" in frame.f_code.co_filename:
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-
-    for _ in range(12):
-        made = [ours.generation([i], method=method, max_new_tokens=6) for i, method in enumerate(methods)]
-        tasks = [(i, generation, ours.submit(generation)) for i, generation in enumerate(made)]
-        left = rng.randrange(1, 3000)
-        gc.disable()  # else destructors of what other tests left are called here, which swallow an interrupt
-        sys.setprofile(tracer)
-        try:
-            while ours.scheduler.busy:
-                ours.scheduler.step()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.setprofile(None)
-            gc.enable()
-        for i, generation, task in tasks:
-            try:
-                for round_ in ours.scheduler.events(task):
-                    generation.note(round_)
-            except DraftwoodError as error:
-                assert "interrupted" in str(error)
-            else:
-                assert generation.result().tokens == expected[i]
     settle(ours)
 
 
@@ -308,7 +229,7 @@ def test_a_queue_costs_a_step_nothing() -> None:
 
     def calls(waiting: int) -> int:
         ours = Engine(TabularModel.random(5, seed=1), max_running=1)
-        tasks = [ours.submit(ours.generation([1], max_new_tokens=50)) for _ in range(1 + waiting)]
+        tasks = [submitted(ours, prepare(ours, [1], max_new_tokens=50)) for _ in range(1 + waiting)]
         ours.scheduler.step()
         profile = cProfile.Profile()
         profile.enable()

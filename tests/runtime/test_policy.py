@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from every_method import submitted
 
 from draftwood import Engine, TabularModel
+from draftwood.engine.engine import prepare
 from draftwood.runtime.policy import SHORT_RUN, Policy, Wanted
 
 
@@ -30,18 +32,18 @@ def simulate(
     def cost(rows: int) -> float:
         return target + row * (rows - 1)
 
-    def wishes() -> tuple[list[Request], list[Request], bool]:
+    def requested() -> tuple[list[Request], list[Request], bool]:
         ready = [r for r in requests if not r.left]
         return [r for r in requests if r.left], ready, any(not r.drafted for r in ready)
 
     while clock < seconds:
-        drafting, ready, plain_waits = wishes()
+        drafting, ready, plain_waits = requested()
         if drafting and policy.may_draft(plain_waits):
             policy.draft_pass(draft, plain_waits)
             clock += draft
             for r in drafting:
                 r.left, r.drafted = r.left - 1, True
-            drafting, ready, plain_waits = wishes()
+            drafting, ready, plain_waits = requested()
         if ready and policy.due(plain_waits, bool(drafting), cost(sum(r.gamma + 1 for r in ready))):
             if not policy.may_draft(plain_waits):
                 ready = [r for r in ready if not r.drafted]
@@ -104,12 +106,12 @@ def test_prompts_share_a_chunk_and_short_runs_are_whole() -> None:
 
 
 def test_what_was_drafted_waits_while_it_would_take_too_much_of_a_plain_request() -> None:
-    engine = Engine(TabularModel.random(4, seed=1), [TabularModel.random(4, seed=2)])
-    scheduler, options = engine.scheduler, {"sampling": {"temperature": 0.0}, "max_new_tokens": 12, "ignore_eos": True}
-    chain = {"name": "speculative", "gamma": 3}
-    alone = [engine.generate([1, 2], method, **options).tokens for method in (chain, "autoregressive")]
+    models = TabularModel.random(4, seed=1), [TabularModel.random(4, seed=2)]
+    engine, options = Engine(*models), {"sampling": {"temperature": 0.0}, "max_new_tokens": 12, "ignore_eos": True}
+    chain, scheduler = {"name": "speculative", "gamma": 3}, engine.scheduler
+    alone = [Engine(*models).generate([1, 2], method, **options).tokens for method in (chain, "autoregressive")]
     drafting, plain = (
-        engine.submit(engine.generation([1, 2], method=method, **options)) for method in (chain, "autoregressive")
+        submitted(engine, prepare(engine, [1, 2], method=method, **options)) for method in (chain, "autoregressive")
     )
     while not drafting.drafted:
         scheduler.policy.credit = 1.0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from itertools import product
+from threading import Event, Thread
+from time import sleep
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from every_method import SLOT, engine, settle
 from torch import Tensor
 
 from draftwood import OutOfMemory, Overloaded, RequestError
+from draftwood.engine.engine import prepare
 from draftwood.models.cache import Cache, Extent
 from draftwood.models.memory_budget import MemoryBudget
 
@@ -36,14 +39,20 @@ def test_a_budget_too_small_for_any() -> None:
 
 
 def test_a_queue_that_is_full() -> None:
-    ours = engine(max_running=1, max_queued=1)
-    streams = [ours.stream([i], max_new_tokens=4) for i in range(3)]
-    next(streams[0])
-    waiting = ours.submit(ours.generation([1], max_new_tokens=4))
+    ours, refused = engine(max_running=1, max_queued=1), Event()
+    first = ours.stream([0], max_new_tokens=4, cancelled=lambda: not refused.wait(30))
+    begun = Thread(target=next, args=(first,))
+    begun.start()
+    while not ours.scheduler.active:
+        sleep(0.001)
+    waiting = ours.builder.task(prepare(ours, [1], max_new_tokens=4))
+    ours.driver.submit(waiting)
     with pytest.raises(Overloaded, match="1 requests run and 1 wait"):
-        next(streams[2])
-    ours.scheduler.cancel(waiting)
-    assert len([event for stream in streams[:2] for event in stream]) >= 2
+        next(ours.stream([2], max_new_tokens=4))
+    ours.driver.cancel(waiting)
+    refused.set()
+    begun.join(30)
+    assert len(list(first)) >= 1
     assert len(ours.batch([[i] for i in range(6)], max_new_tokens=3)) == 6  # it waits for its own
     settle(ours)
 
@@ -96,3 +105,16 @@ def test_idle_memory_of_one_model_serves_another() -> None:
     assert caches[0].slots < idle and budget.used == sum(cache.bytes for cache in caches) <= 200 * 8
     del caches[1]
     assert budget.used == caches[0].bytes
+
+
+@pytest.mark.parametrize("name", ["beam-sampling", "beam-search", "dsbd"])
+def test_beams_that_no_memory_can_hold_are_a_wrong_request(name: str) -> None:
+    """Whose texts one by one would fit; those beside them go on."""
+    ours = engine(kv_cache_bytes=150 * SLOT)
+    other = ours.builder.task(prepare(ours, [1, 2], method="autoregressive", max_new_tokens=15))
+    ours.driver.submit(other)
+    wide = {"name": name, "width": 60} if name != "dsbd" else {"name": name, "width": 60, "draft_width": 60}
+    with pytest.raises(RequestError, match=r"beams and drafts need .* than the budget of 57,600 bytes"):
+        ours.generate([1], wide, max_new_tokens=20, temperature=1.5 * (name != "beam-search"))
+    assert len(list(ours.stream([2], max_new_tokens=5))) > 0 and other.done and other.error is None
+    settle(ours)

@@ -77,7 +77,7 @@ def test_with_memory_for_few() -> None:
     requests = [{"prompt": [i], "method": FAMILIES[name], "seed": i} for i, name in enumerate(names)]
     ours = engine(kv_cache_bytes=700 * SLOT)
     results = ours.batch(requests, 6, max_new_tokens=150)
-    assert ours.scheduler.preempted > 0 and ours._budget.used <= 700 * SLOT
+    assert ours.scheduler.preempted > 0 and ours.builder.budget.used <= 700 * SLOT
     for result, request in zip(results, requests, strict=True):
         same(result, engine(reuse_prefixes=False).generate(**request, max_new_tokens=150))  # type: ignore[arg-type]
     settle(ours)
@@ -147,3 +147,22 @@ def test_a_request_takes_what_a_live_one_has(name: str) -> None:
     assert found.metrics.reused_tokens >= 39
     stream.close()  # type: ignore[attr-defined]
     settle(ours)
+
+
+@pytest.mark.parametrize("name", ["plain", "chain", "exit", "self", "eagle", "medusa", "search"])
+def test_texts_of_one_call_read_their_prompt_once(name: str) -> None:
+    """Cold: one of them computes it, and the others take over what that has computed."""
+    prompt = random.Random(7).choices(range(VOCAB), k=300)
+    requests = [{"prompt": prompt, "seed": seed} for seed in range(5)]
+    options: dict[str, Any] = {"method": FAMILIES[name], "max_new_tokens": 4, "temperature": 0.9 * (name != "search")}
+    expected = engine(reuse_prefixes=False).batch(requests, 5, **options)
+    for chunk in (512, 90):
+        ours = engine()
+        ours.scheduler.policy.chunk = chunk
+        results = ours.batch(requests, 5, **options)
+        for found, wanted in zip(results, expected, strict=True):
+            same(found, wanted)
+        rows = sum(one.metrics.target_rows for one in results)
+        assert rows < 1.5 * len(prompt) < sum(one.metrics.target_rows for one in expected) / 3
+        assert sorted(one.metrics.reused_tokens for one in results)[1] >= len(prompt) - 16
+        settle(ours)

@@ -39,17 +39,17 @@ def test_a_grammar_of_empty_lines_is_read_at_once() -> None:
     began = time.process_time()
     engine = load()
     with pytest.raises(RequestError):
-        engine.grammar(Structured(grammar="\t\n" * 100_000))
-    engine.grammar(Structured(grammar="\n" * 100_000 + 'start: "a"\n\n\n' + " \n" * 50_000 + 'b: "b"'))
+        engine.requests.grammar(Structured(grammar="\t\n" * 100_000))
+    engine.requests.grammar(Structured(grammar="\n" * 100_000 + 'start: "a"\n\n\n' + " \n" * 50_000 + 'b: "b"'))
     assert time.process_time() - began < 10
     with pytest.raises(RequestError, match="in GBNF"):
-        engine.grammar(Structured(grammar='root ::= "a"\n' + "".join(f'a{i} ::= "b"\n' for i in range(3000))))
+        engine.requests.grammar(Structured(grammar='root ::= "a"\n' + "".join(f'a{i} ::= "b"\n' for i in range(3000))))
 
 
 def test_known_grammars_wait_for_no_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, held, begun = load(), threading.Event(), threading.Event()
     known = Structured(regex="[ab]+")
-    engine.grammar(known)
+    engine.requests.grammar(known)
     original = Grammars.compile
 
     def slow(self: Grammars, kind: str, text: str) -> Any:
@@ -59,8 +59,8 @@ def test_known_grammars_wait_for_no_compilation(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(Grammars, "compile", slow)
     with ThreadPoolExecutor(2) as pool:
-        other = pool.submit(engine.grammar, Structured(regex="[cd]+"))
+        other = pool.submit(engine.requests.grammar, Structured(regex="[cd]+"))
         assert begun.wait(20)
-        assert pool.submit(engine.grammar, known).result(20)
+        assert pool.submit(engine.requests.grammar, known).result(20)
         held.set()
         assert other.result()

@@ -58,7 +58,7 @@ class GrammarCase(Case):
 
     def run(self, method: Method | None = None, seed: int = 0) -> GenerationResult:
         engine = self._engine()
-        engine.tokenizer, engine._grammars = LETTERS, GRAMMARS
+        engine.builder.tokenizer, engine.requests.grammars = LETTERS, GRAMMARS
         method = method or self.method
         return engine.generate(PROMPT, method, self.params, self.tokens, seed, structured={"regex": REGEX})
 

@@ -132,7 +132,7 @@ def run(seed: int) -> int:
     warps = ["plain", "greedy"] if method.name.endswith("search") else [*WARPS]
     drafts = 2 if method.name == "specinfer" else None
     case = Case(method, BYTES.size, 60, rng.choice(warps), seed, drafts, order=3)
-    case.engine.tokenizer, case.engine._grammars = BYTES, GRAMMARS
+    case.engine.builder.tokenizer, case.engine.requests.grammars = BYTES, GRAMMARS
     spec, parses = grammar(rng)
     result = case.engine.generate(PROMPT, method, case.params, case.tokens, seed, structured=spec)
     return check(result, parses, spec)

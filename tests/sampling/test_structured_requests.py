@@ -73,7 +73,7 @@ def test_what_a_grammar_needs() -> None:
         (engine(), {"ignore_eos": True}, "leave out ignore_eos"),
     ):
         with pytest.raises(RequestError, match=sentence):
-            ours.request([1], structured={"regex": "a"}, **options)
+            ours.requests.request([1], structured={"regex": "a"}, **options)
 
 
 HOSTILE: list[dict[str, Any]] = [

@@ -150,11 +150,11 @@ def test_a_broken_engine_answers_nothing(talker: Path, tmp_path: Path, monkeypat
     lines = [{"custom_id": f"{i}", **COMPLETION} for i in range(4)]
     source, out = written(tmp_path / "requests.jsonl", *lines), tmp_path / "out.jsonl"
 
-    def broken(self: Any, ready: Any) -> None:
+    def broken(self: Any) -> None:
         raise RuntimeError("the machine is on fire")
 
     with monkeypatch.context() as patch:
-        patch.setattr("draftwood.runtime.scheduler.Scheduler.until", broken)
+        patch.setattr("draftwood.runtime.scheduler.Scheduler.step", broken)
         with pytest.raises(DraftwoodError, match="the engine is broken: the machine is on fire"):
             run(load(talker), source, out)
     assert out.read_bytes() == b""

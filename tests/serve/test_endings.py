@@ -122,7 +122,7 @@ def test_who_is_not_done_when_the_server_ends_is_told(long_target: Path) -> None
 def test_a_response_that_is_not_done_has_failed(long_target: Path) -> None:
     async def ask() -> str:
         engine = load(long_target)
-        engine.end_tokens = frozenset()
+        engine.requests.end_tokens = frozenset()
         app = create_app(engine)
         body = json.dumps({"input": "a", "max_output_tokens": 7000, "stream": True}).encode()
         found = asyncio.create_task(full_answer(app, scope_of("POST", "/v1/responses", b"", LOCAL_HEADERS), body))

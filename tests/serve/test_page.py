@@ -16,7 +16,7 @@ from servers import Running, running
 
 from draftwood import Engine, load
 from draftwood.runtime import scheduler
-from draftwood.runtime.executor import sweep
+from draftwood.runtime.executor import run_layers
 from draftwood.serve.settings import ServeSettings
 
 STORY = "Story: In Corfe there lived a sailor called"
@@ -178,9 +178,9 @@ def test_the_load_is_shown(page: Any) -> None:
 def test_errors_are_sentences_and_stop_cancels(page: Any, site: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*all: Any) -> None:
         time.sleep(0.02)  # so that no text is complete before the page has shown its beginning
-        sweep(*all)
+        run_layers(*all)
 
-    monkeypatch.setattr(scheduler, "sweep", slow)
+    monkeypatch.setattr(scheduler, "run_layers", slow)
     page.expected = ["400"]
     ask(page, "mcsd", options={"tree": "two"})
     page.wait_for_selector("#error:not([hidden])")

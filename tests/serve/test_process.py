@@ -249,7 +249,7 @@ from draftwood.runtime.scheduler import Scheduler
 def broken(self): raise RuntimeError("the machine is on fire")
 def soon():
     while not any(thread.name == "draftwood" for thread in threading.enumerate()): time.sleep(0.01)
-    Scheduler._lead = broken
+    Scheduler.step = broken
 threading.Thread(target=soon, daemon=True).start()
 from draftwood.cli.main import run
 run()

@@ -15,7 +15,7 @@ from servers import Running, running
 from draftwood import METHODS, ConfigurationError, Engine, TabularModel, load
 from draftwood.methods.base import FILE
 from draftwood.runtime import scheduler
-from draftwood.runtime.executor import sweep
+from draftwood.runtime.executor import run_layers
 from draftwood.serve.settings import ServeSettings
 
 COMPLETIONS, CHAT, FOREST = "/v1/completions", "/v1/chat/completions", "/v1/forest"
@@ -265,7 +265,7 @@ def test_limits(target: Any) -> None:
         assert other.refused(COMPLETIONS, prompt="a", max_tokens=21)[1]["param"] == "max_tokens"
         assert other.post(COMPLETIONS, prompt="a", max_tokens=20, ignore_eos=True)["usage"]["completion_tokens"] == 20
         calls = other.service.engine.scheduler.calls
-        calls.live.update(["another", "and another"])
+        calls.live.update({"another": set(), "and another": set()})
         answer = other.client.post(COMPLETIONS, json={"prompt": "a"})
         calls.live.clear()
         assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
@@ -302,9 +302,9 @@ def test_a_request_that_takes_too_long(long_target: Any, monkeypatch: pytest.Mon
 
         def slow(*all: Any) -> None:
             time.sleep(0.5)
-            sweep(*all)
+            run_layers(*all)
 
-        monkeypatch.setattr(scheduler, "sweep", slow)
+        monkeypatch.setattr(scheduler, "run_layers", slow)
         status, error = other.refused(COMPLETIONS, prompt="a", echo=True, logprobs=1)
         assert (status, error["code"]) == (504, "timeout")
 

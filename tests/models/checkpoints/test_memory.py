@@ -38,7 +38,7 @@ model = checkpoint.load(directory, **how)
 loaded, held = status("VmHWM"), status("VmRSS")
 engine = Engine(model)
 engine.generate(list(range(200)), "autoregressive", **options)
-cache = sum(c.bytes for c in engine._caches.values())
+cache = sum(c.bytes for c in engine.builder.caches.values())
 print(json.dumps([before, loaded, held, status("VmHWM"), model.weight_bytes, cache]))
 """
 

@@ -15,6 +15,7 @@ from draftwood import ConfigurationError, Engine, Method, ModelError, TabularMod
 from draftwood.core.forest import Forest, Verdict, advance
 from draftwood.depth import AdaptiveConfidence
 from draftwood.draft import SharedSession
+from draftwood.engine.engine import prepare
 from draftwood.models.backend.attention import fused
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.artifact import fingerprint
@@ -211,7 +212,7 @@ def test_defaults() -> None:
     assert Method.parse(json.loads(json.dumps(method.as_dict()))) == method
     assert method.lossless
     engine = Engine(wide())
-    generation = engine._generation(engine.request([1], method="self-spec"))
+    generation = prepare(engine, [1], method="self-spec")
     assert generation.depth == AdaptiveConfidence(8)
 
 

@@ -1,49 +1,59 @@
-"""What is asked of an engine, checked: prompts, methods and options become a `Request`, or a sentence says why not."""
+"""Turns what callers give into a checked `Request`, or says in one sentence what is wrong with it."""
 
 from __future__ import annotations
 
 import math
 import operator
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
 from typing import Any, Unpack
 
-from draftwood.engine.request import MethodSpec, Options, Prompt, Request
+from draftwood.engine.builder import GenerationBuilder
+from draftwood.engine.request import DEFAULTS, MethodSpec, Options, Prompt, Request
+from draftwood.engine.sampling_options import sampling_params
 from draftwood.errors import ConfigurationError, RequestError, did_you_mean
 from draftwood.methods import Method
-from draftwood.models.base import CausalModel
 from draftwood.models.text.tokenizer import Tokenizer, check_text
-from draftwood.sampling.grammar import Grammar
+from draftwood.sampling.grammar import Grammar, Grammars
 from draftwood.sampling.params import SamplingParams, Structured
 from draftwood.util import config
 from draftwood.util.safe_parsing import short_repr
 
 
-class Intake:
-    """The part of an engine that reads requests: it knows models and tokenizer, and computes nothing."""
+class RequestParser:
+    """Reads prompts, methods and options for one target; computes nothing."""
 
-    target: CausalModel
-    drafts: list[CausalModel]
-    tokenizer: Tokenizer | None
-    end_tokens: frozenset[int]
+    def __init__(self, builder: GenerationBuilder, end_tokens: frozenset[int]) -> None:
+        self.end_tokens = end_tokens  # that end a text
+        self.grammars: Grammars | None = None  # those compiled so far
+        self.target = builder.target
+        self._builder = builder
+        self._lock = Lock()
 
     @property
-    @abstractmethod
-    def usual(self) -> Method:
-        """What decodes a request that names no method."""
-
-    @abstractmethod
-    def grammar(self, structured: Structured) -> Callable[[], Grammar]:
-        """What begins to follow a grammar; RequestError where it is none."""
+    def tokenizer(self) -> Tokenizer | None:
+        """Reads texts and conversations; None: prompts are token ids."""
+        return self._builder.tokenizer
 
     def method(self, spec: MethodSpec | None = None) -> Method:
-        """The method that a specification means here; refuses one that needs other draft models than there are."""
-        method = self.usual if spec is None else Method.parse(spec)
-        method.check_drafts(len(self.drafts))
+        """The method that a specification means; refuses one that needs another number of draft models."""
+        method = self._builder.default_method() if spec is None else Method.parse(spec)
+        method.check_drafts(len(self._builder.drafts))
         return method
 
-    def tokens(self, prompt: Prompt, most: int | None = None) -> list[int]:
-        """Ids of a prompt, checked: at most so many; without a limit one fewer than the context holds."""
+    def grammar(self, structured: Structured) -> Callable[[], Grammar]:
+        """Compile a grammar, or take it from those compiled before; the answer begins to follow it.
+
+        Raises RequestError where it is no grammar.
+        """
+        assert self.tokenizer is not None
+        with self._lock:
+            if self.grammars is None:
+                self.grammars = Grammars(self.tokenizer, self.end_tokens, self.target.vocab_size, self.target.device)
+        return self.grammars.compiled(structured)
+
+    def tokens(self, prompt: Prompt, limit: int | None = None) -> list[int]:
+        """Ids of a prompt, at most `limit` of them; by default one fewer than the target's context holds."""
         tokens = self._encoded(prompt)
         if not tokens:
             raise RequestError("the prompt is empty; give at least one token of text")
@@ -51,7 +61,7 @@ class Intake:
         bad = next((token for token in tokens if not 0 <= token < vocab), None)
         if bad is not None:
             raise RequestError(f"the prompt has token id {bad}, but the target's ids go from 0 to {vocab - 1}")
-        if len(tokens) > (context - 1 if most is None else most):
+        if len(tokens) > (context - 1 if limit is None else limit):
             raise RequestError(
                 f"the prompt has {len(tokens)} tokens, but the target's context holds {context} with the output; "
                 "shorten the prompt"
@@ -83,15 +93,11 @@ class Intake:
         return ids
 
     def request(self, prompt: Prompt, **options: Unpack[Options]) -> Request:
-        """What `generate` would carry out: everything checked, nothing allocated."""
+        """Check all of a request; nothing is allocated."""
         for name in options:
-            if name in SamplingParams.model_fields:
-                raise RequestError(f"{name} is a sampling option; give it as sampling={{{name!r}: ...}}")
-            if name not in Options.__annotations__:
-                raise RequestError(f"there is no option {name!r}" + did_you_mean(name, Options.__annotations__))
-        sampling = options.get("sampling")
-        if not isinstance(sampling, SamplingParams):
-            sampling = config.parse(SamplingParams, {} if sampling is None else sampling, "sampling")
+            if name not in DEFAULTS:
+                raise RequestError(f"there is no option {name!r}" + did_you_mean(name, DEFAULTS))
+        sampling = sampling_params(options)
         tokens = self.tokens(prompt)
         stops = self._stops(options.get("stop", ()))
         cancelled = options.get("cancelled")
@@ -99,31 +105,41 @@ class Intake:
             raise RequestError(f"cancelled is {cancelled!r}, but must be a function that is asked once per round")
         method = self.method(options.get("method"))
         method.check(sampling)
-        most = whole("max_new_tokens", options.get("max_new_tokens", 128), 1)
-        least = whole("min_new_tokens", options.get("min_new_tokens", 0), 0)
-        if least > most:
-            raise RequestError(f"min_new_tokens is {least}, but max_new_tokens only {most}; raise it")
+        max_new_tokens = check_int("max_new_tokens", options.get("max_new_tokens", 128), 1)
+        min_new_tokens = check_int("min_new_tokens", options.get("min_new_tokens", 0), 0)
+        if min_new_tokens > max_new_tokens:
+            raise RequestError(
+                f"min_new_tokens is {min_new_tokens}, but max_new_tokens only {max_new_tokens}; raise it"
+            )
         ends = frozenset() if self._ignores_end(options) else self.end_tokens
         stop_ids = options.get("stop_token_ids", ())
         if not isinstance(stop_ids, Sequence):
             raise RequestError(f"stop_token_ids is {stop_ids!r}, but must be a list of token ids")
-        ends |= {whole("stop_token_ids", token, 0) for token in stop_ids}
-        self._check_tokens(sampling, ends, least)
+        ends |= {check_int("stop_token_ids", token, 0) for token in stop_ids}
+        self._check_tokens(sampling, ends, min_new_tokens)
         structured = self.structured(options)
         return Request(
             prompt=tuple(tokens),
             method=method,
             params=sampling,
-            max_new_tokens=min(most, self.target.context - len(tokens)),
-            seed=whole("seed", options.get("seed", 0)),
+            max_new_tokens=min(max_new_tokens, self.target.context - len(tokens)),
+            seed=check_int("seed", options.get("seed", 0)),
             stop=stops,
-            top_logprobs=whole("top_logprobs", options.get("top_logprobs", 0), 0),
+            top_logprobs=check_int("top_logprobs", options.get("top_logprobs", 0), 0),
             end_tokens=ends,
-            min_new_tokens=least,
+            min_new_tokens=min_new_tokens,
             cancelled=cancelled,
             structured=structured,
             grammar=None if structured is None else self.grammar(structured),
         )
+
+    def scoring(self, prompt: Prompt, top_logprobs: int = 0, first: int = 1) -> tuple[list[int], int, int]:
+        """What `Engine.score` is asked for, checked: ids, how many alternatives, the first token to be scored.
+
+        The last token is only predicted, so there may be one more than the context holds.
+        """
+        tokens = self.tokens(prompt, self.target.context + 1)
+        return tokens, check_int("top_logprobs", top_logprobs, 0), min(check_int("first", first, 1), len(tokens))
 
     def _stops(self, stop: Any) -> tuple[str, ...]:
         """Stop strings, checked."""
@@ -146,7 +162,7 @@ class Intake:
         return ignored
 
     def structured(self, options: Options) -> Structured | None:
-        """What the text must be, checked: not whether the grammar is one."""
+        """The structure that the text must have, checked but for the grammar itself; None: any."""
         given = options.get("structured")
         if given is None:
             return None
@@ -161,8 +177,8 @@ class Intake:
             raise RequestError(f"structured output ends with the end-of-text token; {why}")
         return given
 
-    def _check_tokens(self, sampling: SamplingParams, ends: frozenset[int], least: int) -> None:
-        """Refuse ids that are none, and a request that leaves no token to choose."""
+    def _check_tokens(self, sampling: SamplingParams, ends: frozenset[int], min_new_tokens: int) -> None:
+        """Refuse ids that the vocabulary does not have, and a request that leaves no token to choose."""
         vocab, bias = self.target.vocab_size, sampling.logit_bias
         bad = next((token for token in bias if not 0 <= token < vocab), None)
         if bad is not None:
@@ -173,18 +189,18 @@ class Intake:
         forbidden = {token for token, value in bias.items() if value == -math.inf}
         if len(forbidden) == vocab:
             raise ConfigurationError("sampling: logit_bias forbids every token; leave at least one")
-        if least and len(forbidden | ends) >= vocab:
+        if min_new_tokens and len(forbidden | ends) >= vocab:
             raise RequestError("min_new_tokens forbids every token that logit_bias leaves; leave at least one")
 
 
-def whole(name: str, value: object, least: int | None = None) -> int:
-    """A whole number of at least `least`; RequestError where it is none."""
+def check_int(name: str, value: object, minimum: int | None = None) -> int:
+    """The whole number that an option has; RequestError where it is none, or below the minimum."""
     try:
         number = operator.index(value) if not isinstance(value, bool) else None  # type: ignore[arg-type]
     except TypeError:
         number = None
     if number is None:
         raise RequestError(f"{name} is {short_repr(value)}, but must be a whole number")
-    if least is not None and number < least:
-        raise RequestError(f"{name} is {number}, but must be at least {least}")
+    if minimum is not None and number < minimum:
+        raise RequestError(f"{name} is {number}, but must be at least {minimum}")
     return number
