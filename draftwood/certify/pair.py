@@ -246,17 +246,23 @@ def openings(
         while going:
             task = woken.get()
             done, rounds = task.done, found[task]
-            while task.events:
+            while task.events and not _enough(rounds, count):
                 rounds.append(task.events.popleft())
             if task.error is not None:
                 raise task.error
-            if done or (rounds and (rounds[0].layers or len(_tokens(rounds)) >= count)):
+            if done or _enough(rounds, count):
                 engine.driver.cancel(task)
                 going.discard(task)
     finally:
         for task in found:
             engine.driver.cancel(task)
+        engine.driver.call(lambda: None)  # when they have ended
     return list(found.values())
+
+
+def _enough(rounds: Sequence[Round], count: int) -> bool:
+    """Whether a generation has `count` tokens or, of beams, a round."""
+    return bool(rounds) and (bool(rounds[0].layers) or len(_tokens(rounds)) >= count)
 
 
 def _tokens(rounds: Sequence[Round]) -> list[int]:

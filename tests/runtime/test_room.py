@@ -107,14 +107,14 @@ def test_idle_memory_of_one_model_serves_another() -> None:
     assert budget.used == caches[0].bytes
 
 
-@pytest.mark.parametrize("name", ["beam-sampling", "beam-search", "dsbd"])
+@pytest.mark.parametrize("name", ["beam-search", "dsbd"])
 def test_beams_that_no_memory_can_hold_are_a_wrong_request(name: str) -> None:
     """Whose texts one by one would fit; those beside them go on."""
-    ours = engine(kv_cache_bytes=150 * SLOT)
+    ours = engine(kv_cache_bytes=330 * SLOT)
     other = ours.builder.task(prepare(ours, [1, 2], method="autoregressive", max_new_tokens=15))
     ours.driver.submit(other)
-    wide = {"name": name, "width": 60} if name != "dsbd" else {"name": name, "width": 60, "draft_width": 60}
-    with pytest.raises(RequestError, match=r"beams and drafts need .* than the budget of 57,600 bytes"):
+    wide = {"name": name, "width": 120} if name != "dsbd" else {"name": name, "width": 120, "draft_width": 120}
+    with pytest.raises(RequestError, match=r"beams and drafts need .* than the budget of 126,720 bytes"):
         ours.generate([1], wide, max_new_tokens=20, temperature=1.5 * (name != "beam-search"))
     assert len(list(ours.stream([2], max_new_tokens=5))) > 0 and other.done and other.error is None
     settle(ours)
