@@ -194,7 +194,8 @@ def test_states_of_a_prefix_that_others_computed_have_a_price(name: str, log: An
     for before in (False, True):
         ours, script = engine(), Script(lambda number: number != 2, log)
         log.append([])
-        expected = ours.generate(prompt, "autoregressive", {"temperature": 0}, 8) if before else plain(prompt, 0, 8)
+        alone = prepare(ours, prompt, method="autoregressive", temperature=0, max_new_tokens=8)
+        expected = finished(ours, alone) if before else plain(prompt, 0, 8)
         made = scripted(ours, name, prompt, script, 0, 8)
         script.needs = LOAD
         result = finished(ours, made)

@@ -129,7 +129,7 @@ def test_the_seconds_of_a_forward_are_shared() -> None:
 
 def test_one_target_forward_serves_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that draft are served together, whatever they draft: no more target forwards than rounds."""
-    monkeypatch.setattr(policy, "TOGETHER", 1e9)  # however long a pass took by the clock
+    monkeypatch.setattr(policy, "MAX_DRAFT_WAIT", 1e9)  # however long a pass took by the clock
     target, draft = TabularModel.random(4, seed=1), TabularModel.random(4, seed=2)
     forwards = []
     forward = target.forward
