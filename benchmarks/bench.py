@@ -1,4 +1,4 @@
-"""What every experiment uses: its models, measurements that are kept as they are made, and the bar."""
+"""The bench of an experiment: its models, measurements that are kept as they are made, and the bar."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ PACKAGES = ("transformers", "llama-cpp-python")
 
 
 def results_of(file: Path) -> Path:
-    """Where the results of an experiment lie: benchmarks/results/NAME."""
+    """The directory of an experiment's results: benchmarks/results/NAME."""
     return HERE / "results" / file.stem
 
 

@@ -53,7 +53,7 @@ class Pair:
 
 
 def home() -> Path:
-    """Where pairs are kept."""
+    """The directory in which pairs are kept."""
     return Path(os.environ.get("DRAFTWOOD_PAIRS") or Path.home() / ".cache" / "draftwood" / "pairs").expanduser()
 
 
@@ -90,7 +90,7 @@ def make(role: str, shape: Shape, out: Path) -> None:
 
 
 def is_made(role: str, shape: Shape, directory: Path) -> bool:
-    """Whether a directory holds the whole model of this shape, with all that lies beside the embedded one.
+    """True if a directory holds the whole model of this shape, with all that lies beside the embedded one.
 
     Its name alone says that it was finished.
     """
@@ -102,7 +102,7 @@ def is_made(role: str, shape: Shape, directory: Path) -> bool:
 
 
 def digest(directory: Path) -> str:
-    """Of all models below a directory, and what was learned for them."""
+    """SHA-256 of all models below a directory, and of what was learned for them."""
     found = sha256()
     for path in sorted(directory.rglob("*.safetensors")):
         found.update(f"{path.relative_to(directory)}\n".encode())

@@ -29,7 +29,7 @@ PEERS = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one process measures."""
+    """One measurement, which has a process of its own."""
 
     peer: str
     mode: str
@@ -47,7 +47,7 @@ class Cell:
         return f"{self.peer} / {self.mode} / {self.dtype}"
 
     def converted(self, role: str, *, suffix: str = "") -> Path:
-        """Where a peer keeps its form of the target or the draft."""
+        """The file or directory of a peer's form of the target or the draft."""
         return Path(self.made) / self.peer.lower().replace(" ", "-") / f"{role}-{self.dtype}{suffix}"
 
 

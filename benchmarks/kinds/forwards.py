@@ -1,4 +1,4 @@
-"""What one forward of the target costs for each number of rows, by type and backend, which take turns."""
+"""Time of one forward of the target for each number of rows, by type and backend, which take turns."""
 
 from __future__ import annotations
 

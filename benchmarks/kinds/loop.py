@@ -1,4 +1,4 @@
-"""What the loop costs beside forwards: against a bare loop, under each sampling setting, and as a share of a round."""
+"""Costs of the loop beside forwards: against a bare loop, under each sampling setting, and as a share of a round."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Loop(Kind):
         return load(pair.target, pair.target, dtype=run.dtype, quantize=run.quantize, reuse_prefixes=False)
 
     def suits(self, method: dict[str, Any], setting: str) -> bool:
-        """Whether a method takes a setting: beam search draws nothing."""
+        """True if a method takes a setting: beam search draws nothing."""
         try:
             Method.parse(method).check(SamplingParams(**self.settings[setting].get("sampling", {})))
         except ConfigurationError:

@@ -183,7 +183,7 @@ def row(cell: Cell, samples: Samples, failures: Mapping[str, str]) -> dict[str, 
 
 
 def against(pair: Against, dtype: str, samples: Samples) -> Rows:
-    """How many times as fast ours is, prompt by prompt of the same repeat; int8 against bfloat16 if need be."""
+    """The ratio of their time to ours, prompt by prompt of the same repeat; int8 against bfloat16 if need be."""
     mine = seconds(samples, f"{OURS} / {pair.mode} / {dtype}")
     for other in (dtype, "bfloat16"):
         key = f"{pair.engine} / {pair.their_mode} / {other}"

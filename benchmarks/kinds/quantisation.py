@@ -53,7 +53,7 @@ class Quantisation(Kind):
         return {"quality": rows, "failures": failures}
 
     def read(self, bench: Bench, name: str) -> dict[str, list[Any]]:
-        """What a type of weights makes of the documents; quantised weights are computed in float32."""
+        """Read the documents with a type of weights; quantised weights are computed in float32."""
         quantize = name if name.startswith("int") else None
         model = bench.engine_of(EXACT if quantize else name, quantize).target
         exact = bench.engine_of(EXACT)

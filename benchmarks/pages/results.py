@@ -255,7 +255,7 @@ as alone.
 
 
 def certificates() -> str:
-    """How many methods passed which certificate."""
+    """The number of methods by the verdict of their certificates."""
     document = read(RESULTS / "certificate" / "embedded.json")
     verdicts = Counter((each["lossless"], each["verdict"]) for each in document["certificates"])
     counted = [f"{count} {'lossless' if exact else 'lossy'}: {verdict}" for (exact, verdict), count in verdicts.items()]

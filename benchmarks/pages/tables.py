@@ -71,7 +71,7 @@ def markdown(rows: pd.DataFrame) -> str:
 
 
 def sources(experiment: str) -> str:
-    """How an experiment is repeated, and what measured its results when, runs of the same session in one line."""
+    """The command that repeats an experiment, and the machine, day and commit of its results."""
     found: dict[str, list[str]] = {}
     for document in documents(experiment):
         found.setdefault(source(document["environment"]), []).append(f"`{document['run']}`")

@@ -153,7 +153,7 @@ class Study:
         parsed = [Method.parse(method) for method in methods.values()]
         plan = Plan(parsed, asked, SamplingParams(**sampling), range(self.size.seeds))
         told = lambda job: self.told(f"{name}: item {job.place + 1}, {job.task.name}, {job.method.name}")  # noqa: E731
-        summary = evaluate(self.engine, plan, self.out / name, told=told)
+        summary = evaluate(self.engine, plan, self.out / name, on_job=told)
         self.session = summary["sessions"][-1]
         found = Measured(list(methods), summary, list(records_of(self.out / name).values()))
         for task in found.tasks:

@@ -1,1 +1,1 @@
-"""What claims about decoding are worth: measured, certified and predicted."""
+"""Measurements of methods on tasks: quality, speed and energy."""

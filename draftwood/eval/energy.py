@@ -75,7 +75,7 @@ class Rapl:
 
 
 def counters(device: torch.device) -> list[Counter]:
-    """What this machine can be read for: the GPU that is computed on, and the CPU."""
+    """The energy counters of this machine: of the GPU that is computed on, and of the CPU."""
     found: list[Counter] = []
     if device.type == "cuda":
         with suppress(Exception):  # not installed, no driver, no counter, no right: each has an error of its own

@@ -33,14 +33,15 @@ def evaluate(
     engine: Engine,
     plan: Plan,
     out: Path,
-    begun: Callable[[int, int], None] = lambda made, expected: None,
-    told: Callable[[Job], None] = lambda job: None,
+    on_start: Callable[[int, int], None] = lambda made, expected: None,
+    on_job: Callable[[Job], None] = lambda job: None,
     engines: EngineMap | None = None,
 ) -> dict[str, Any]:
     """Make the runs that `out` lacks and write its summary, which is returned; an interrupt leaves one, too.
 
-    `begun` is told how many runs are there and how many there will be, `told` each run before it is made. `engines`
-    share the items, by default it is the one. Raises ConfigurationError where `out` belongs to something else.
+    `on_start` is called with the number of runs that are there and the number that there will be, `on_job` with each
+    run before it is made. `engines` share the items, by default it is the one. Raises ConfigurationError where `out`
+    belongs to something else.
     """
     for method in plan.methods:
         engine.method(method)
@@ -49,12 +50,12 @@ def evaluate(
         try:
             runner = Runner(engine, plan, Meter([] if engines else counters(engine.target.device)))
             made, left = len(store.records), len(runner.missing(store))
-            begun(made, made + left)
+            on_start(made, made + left)
             if left:  # the machine is written down first
                 runner.meter.rest(REST_SECONDS)
                 session = provenance.session(engine.target.device, engine.names.get("backend"))
                 store.note_session({**session, "idle_watts": runner.meter.idle or None})
-                runner.run(store, told, engines)
+                runner.run(store, on_job, engines)
         finally:
             document = summary_of(out, store.records)
             write_json(out / SUMMARY, document)

@@ -52,7 +52,7 @@ class Entry:
 
     @property
     def same_text(self) -> bool | None:
-        """Whether the text is that of plain decoding; None where it need not be."""
+        """True where the text is that of plain decoding; None where it need not be."""
         return None if self.reference is None else self.first.tokens == self.reference.tokens
 
     def as_dict(self, baseline: float) -> dict[str, Any]:

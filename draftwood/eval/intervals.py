@@ -66,7 +66,7 @@ def bootstrap(columns: Sequence[Sequence[float]], of: Callable[[Array], Array]) 
 
 
 def drawn(n: int, samples: int = RESAMPLES) -> Array:
-    """How often each of n items is drawn, [sample, item]."""
+    """Counts of how often each of n items is drawn, [sample, item]."""
     return np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=samples).astype(float)
 
 

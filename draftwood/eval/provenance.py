@@ -1,4 +1,4 @@
-"""Where figures come from: program, machine and moment."""
+"""Provenance of figures: program, machine and moment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from draftwood.models.backend import native
 
 
 def session(device: torch.device, backend: str | None = None) -> dict[str, Any]:
-    """The program and the machine, as they head result files; `backend` is what "auto" takes there unless told."""
+    """The program and the machine, as they head result files; `backend` is what "auto" takes there unless given."""
     usual = "native" if device.type == "cpu" and native.unavailable() is None else "pytorch"
     return {
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -37,7 +37,7 @@ def session(device: torch.device, backend: str | None = None) -> dict[str, Any]:
 
 
 def machine(session: Mapping[str, Any]) -> str:
-    """What computed, in words; empty where nobody wrote it down."""
+    """The machine in words; empty where it was not written down."""
     if not session.get("threads"):
         return ""
     threads = f"{session['threads']} thread{'s' * (session['threads'] != 1)} of {session['processor']}"
@@ -50,9 +50,9 @@ def processor() -> str:
     """The CPU's name, with its family and model where the system tells: those of virtual machines share a name."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text("utf-8", "replace").partition("\n\n")[0].splitlines() if cpuinfo.is_file() else []
-    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    if name := told.get("model name"):
-        kind = [f"{what} {told[key]}" for what, key in (("family", "cpu family"), ("model", "model")) if told.get(key)]
+    info = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if name := info.get("model name"):
+        kind = [f"{what} {info[key]}" for what, key in (("family", "cpu family"), ("model", "model")) if info.get(key)]
         return f"{name} ({', '.join(kind)})" if kind else name
     return platform.processor() or platform.machine()
 

@@ -30,7 +30,7 @@ WARM_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be measured. The first method is the baseline."""
+    """The measurements of an evaluation. The first method is the baseline."""
 
     methods: Sequence[Method]
     tasks: Sequence[tuple[Task, Sequence[Instance]]]
@@ -48,10 +48,10 @@ class Plan:
                 {
                     **task.as_dict(),
                     "metric": task.headline,
-                    "items": len(asked),
-                    "hash": digest([i.hash for i in asked]),
+                    "items": len(items),
+                    "hash": digest([i.hash for i in items]),
                 }
-                for task, asked in self.tasks
+                for task, items in self.tasks
             ],
             "sampling": self.sampling.model_dump(mode="json"),
             "seeds": list(self.seeds),
@@ -60,12 +60,12 @@ class Plan:
     def jobs(self) -> list[Job]:
         """All runs in their order: item by item over all tasks, and for each every method, in an order drawn for it."""
         found = []
-        longest = max(len(asked) for _, asked in self.tasks)
+        longest = max(len(items) for _, items in self.tasks)
         for place in range(longest):
-            for task, asked in self.tasks:
-                for seed in self.seeds if place < len(asked) else ():
-                    turn = [Job(task, asked[place], place, number, self.methods[number], seed) for number in self.order]
-                    random.Random(f"{asked[place].hash} {seed}").shuffle(turn)
+            for task, items in self.tasks:
+                for seed in self.seeds if place < len(items) else ():
+                    turn = [Job(task, items[place], place, number, self.methods[number], seed) for number in self.order]
+                    random.Random(f"{items[place].hash} {seed}").shuffle(turn)
                     found += turn
         return found
 
@@ -104,7 +104,7 @@ class Runner:
         return [job for job in self.plan.jobs() if job.key not in store.records]
 
     def run(
-        self, store: Store, told: Callable[[Job], None] = lambda job: None, engines: EngineMap | None = None
+        self, store: Store, on_job: Callable[[Job], None] = lambda job: None, engines: EngineMap | None = None
     ) -> None:
         """Make all missing runs. A run that fails is recorded as such; the others do not notice.
 
@@ -118,12 +118,12 @@ class Runner:
             records = engines(partial(_elsewhere, self.plan, todo), turns)
         each = chain.from_iterable(records)
         for job in todo:
-            told(job)
+            on_job(job)
             store.add(job.key, next(each))
             self.done += 1
 
     def ready(self, todo: Sequence[Job]) -> Callable[[Sequence[Job]], Iterator[Record]]:
-        """What makes runs one after the other, warmed up."""
+        """Warm up, and return a function that makes the runs of some jobs, one after the other."""
         self._warm_up(todo)
         return lambda jobs: map(self.record, jobs)
 
@@ -208,7 +208,7 @@ class Runner:
 
 
 def _elsewhere(plan: Plan, todo: Sequence[Job], engine: Engine) -> Callable[[Sequence[Job]], Iterator[Record]]:
-    """What makes runs in another process, where energy is not measured: others work at the same time."""
+    """`Runner.ready` in another process, where energy is not measured: others work at the same time."""
     return Runner(engine, plan).ready(todo)
 
 
@@ -231,7 +231,7 @@ def rounds_of(metrics: Sequence[Metrics]) -> dict[str, Any]:
 
 
 def by_round(rounds: Sequence[Round]) -> dict[str, Any]:
-    """What only single rounds tell.
+    """Counts that need single rounds.
 
     Entry n of `width_counts`: layers of n beams, all hypotheses counted; of `depth_counts`: rounds n drafts deep.
     """
@@ -242,7 +242,7 @@ def by_round(rounds: Sequence[Round]) -> dict[str, Any]:
 
 
 def counted(values: Sequence[int]) -> list[int]:
-    """How often 0, 1, ... is among values."""
+    """Count the values that are 0, 1, ..."""
     return [values.count(value) for value in range(max(values, default=-1) + 1)]
 
 

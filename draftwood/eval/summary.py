@@ -1,4 +1,4 @@
-"""What the runs of a directory say: one row for each task and method, with intervals and ratios to the baseline.
+"""Summary of the runs of a directory: one row for each task and method, with intervals and ratios to the baseline.
 
 `quality` and `decoding` depend on the configuration alone; `timing` and `energy` also on the machine and the moment.
 """
@@ -150,7 +150,7 @@ TOKENS, SECONDS, NATS = field("tokens"), field("seconds"), field("nats")
 def decode_seconds(record: Record) -> float:
     """Seconds as if the prompt had been in the cache: the first round counts as the mean of the others.
 
-    Where it is the only one, as the mean that `with_usual_rounds` has told, if it has.
+    Where it is the only one, as the mean that `with_usual_rounds` has added to the record, if it has.
     """
     seconds, later = _later(record)
     first = record["rounds"]["first_round_seconds"]
@@ -165,7 +165,7 @@ def _later(record: Record) -> tuple[float, int]:
 
 
 def with_usual_rounds(group: Sequence[Record]) -> list[Record]:
-    """Runs of one method and task; each is told what a round behind the first took, on average over all of them."""
+    """Runs of one method and task, each with the mean seconds of a round behind the first, over all of them, added."""
     later = [_later(record) for record in group if not _failed(record)]
     seconds, rounds = (math.fsum(column) for column in zip(*later, strict=True)) if later else (0.0, 0.0)
     return [{**record, "usual_round_seconds": seconds / rounds} for record in group] if rounds else list(group)

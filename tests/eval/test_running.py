@@ -136,7 +136,7 @@ def test_interrupted_and_resumed_it_says_the_same(
     interrupts = 0
     while True:
         try:
-            document = evaluate(engine, wanted, tmp_path, told=stop_sometimes)
+            document = evaluate(engine, wanted, tmp_path, on_job=stop_sometimes)
             break
         except KeyboardInterrupt:
             interrupts += 1

@@ -1,1 +1,1 @@
-"""What was measured, as a page that anyone can read: one HTML file, and its figures as files of their own."""
+"""An evaluation as a page that anyone can read: one HTML file, and its figures as files of their own."""

@@ -61,7 +61,7 @@ class Curve(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """What can be drawn."""
+    """A drawing and its height."""
 
     height: float  # inches
     draw: Callable[[Any], None]  # fills a matplotlib figure
@@ -73,7 +73,7 @@ Names = Sequence[tuple[str, str]]  # of a legend: (name, colour)
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart with what must be told with it. `name` is its file's."""
+    """A chart with its title and the text below it. `name` is its file's."""
 
     name: str
     title: str

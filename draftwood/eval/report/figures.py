@@ -88,7 +88,7 @@ class Task:
 
     def _energy(self, counter: str) -> Figure:
         found = [(label, energies(row).get(counter, {}).get("joules_per_token"), colour) for row, label, colour in self]
-        told = (
+        source = (
             "estimated from bytes of weights and operations at published joules for each: no counter was read"
             if counter == ESTIMATE
             else "as the device's own counter tells (the whole device, idle power included)"
@@ -96,7 +96,7 @@ class Task:
         return self._figure(
             f"energy-{counter}",
             f"Energy, {counter}",
-            f"Joules for each token of the answer, {told}. The thin line is the 95% interval. Shorter is better.",
+            f"Joules for each token of the answer, {source}. The thin line is the 95% interval. Shorter is better.",
             self._bars(found, "joules per token"),
         )
 

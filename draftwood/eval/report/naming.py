@@ -1,4 +1,4 @@
-"""What methods, models and scores are called on a page."""
+"""Names of methods, models and scores on a page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCORES = {
 
 
 def score_bounds(metric: str) -> tuple[float, float]:
-    """What a score cannot be below and above."""
+    """The least and the greatest value of a score."""
     return {"perplexity": (1, math.inf), "rating": (1, 10)}.get(metric, (0, 1))
 
 
@@ -41,10 +41,10 @@ def method_names(methods: Sequence[Mapping[str, Any]]) -> list[str]:
     for method in methods:
         name = method["name"]
         usual = METHODS[name].model_construct().model_dump(mode="json") if name in METHODS else {}
-        told = [key for key in method if key != "name" and (key not in usual or usual[key] != method[key])]
+        changed = [key for key in method if key != "name" and (key not in usual or usual[key] != method[key])]
         own = METHODS[name].__annotations__ if name in METHODS else {}
-        told.sort(key=lambda key: key not in own)  # the method's own options first
-        names.append(" ".join([name, *(f"{key}={_short(method[key])}" for key in told)]))
+        changed.sort(key=lambda key: key not in own)  # the method's own options first
+        names.append(" ".join([name, *(f"{key}={_short(method[key])}" for key in changed)]))
     return [name if names.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(names)]
 
 
@@ -71,7 +71,7 @@ def models_line(models: Mapping[str, Any]) -> str:
 
 
 def grown_line(models: Mapping[str, Any]) -> str | None:
-    """What must be said of grown models; None where there are none."""
+    """A sentence about grown models; None where there are none."""
     grown = models.get("grown") or {}
     said = [f"target from {grown['target']}"] if grown.get("target") else []
     said += [f"draft from {origin}" for origin in grown.get("draft") or () if origin]

@@ -61,7 +61,7 @@ class Section:
 
 
 def write(
-    place: Path, out: Path | None = None, told: Callable[[str], None] = lambda what: None, kind: str = "svg"
+    place: Path, out: Path | None = None, on_figure: Callable[[str], None] = lambda title: None, kind: str = "svg"
 ) -> tuple[Path, list[Path]]:
     """The page about `place` (an evaluation, or a directory of several) and its figures: (page, figure files).
 
@@ -79,19 +79,21 @@ def write(
             for (name, _), made in figures.items()
             for figure in made
         }
-        files = save(stems, out / FIGURES, told, kind)
+        files = save(stems, out / FIGURES, on_figure, kind)
         text = html(sections, figures)
     page = out / PAGE
     page.write_text(text, "utf-8", errors="replace")
     return page, files
 
 
-def save(figures: Mapping[str, Figure], folder: Path, told: Callable[[str], None], kind: str = "svg") -> list[Path]:
+def save(
+    figures: Mapping[str, Figure], folder: Path, on_figure: Callable[[str], None], kind: str = "svg"
+) -> list[Path]:
     """Figures as files by name."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{stem}.{kind}" for stem in figures]
     for file, figure in zip(files, figures.values(), strict=True):
-        told(figure.title)
+        on_figure(figure.title)
         if kind == "svg":
             file.write_text(plots.document(figure.svg), "utf-8")
         else:

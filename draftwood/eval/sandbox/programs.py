@@ -46,7 +46,7 @@ FORBIDDEN = (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of the program, and again of its tests, each one process. Seconds are of wall time; CPU time has one more."""
+    """Limits of the program, and again of its tests, each one process. Seconds are wall time; CPU time has one more."""
 
     seconds: float = 10.0
     memory: int = 1 << 29  # bytes of address space
@@ -56,7 +56,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a program ran to its end and passed its tests; else why not, in a few words."""
+    """The verdict on a program: it ran to its end and passed its tests, or why not, in a few words."""
 
     passed: bool
     reason: str

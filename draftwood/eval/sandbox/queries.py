@@ -16,7 +16,7 @@ WORKER = Path(__file__).parent / "query_worker.py"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one query. Seconds are wall time, the process's start included."""
+    """Limits of one query. Seconds are wall time, the process's start included."""
 
     seconds: float = 10.0
     memory: int = 1 << 30  # bytes
@@ -33,7 +33,7 @@ class Database:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a query gave: rows, or the error that it met."""
+    """The result of a query: rows, or the error that it met."""
 
     rows: list[tuple[Any, ...]]
     error: str | None = None

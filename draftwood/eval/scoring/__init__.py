@@ -1,1 +1,1 @@
-"""How right an answer is, by the published rules of each data set. Pure functions of texts and rows."""
+"""Scores of answers by the published rules of each data set. Pure functions of texts and rows."""

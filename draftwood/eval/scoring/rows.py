@@ -1,4 +1,4 @@
-"""Whether two SQL results are the same: the execution accuracy of Spider (Zhong et al. 2020)."""
+"""Comparison of two SQL results: the execution accuracy of Spider (Zhong et al. 2020)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MOST_TRIES = 20_000  # column orders that are looked at; only results of many lo
 
 
 def orders(sql: str) -> bool:
-    """Whether a query says ORDER BY, outside its quotes: then the order of rows is part of its result."""
+    """True if a query says ORDER BY outside its quotes: then the order of rows is part of its result."""
     return ORDERED.search(QUOTED.sub("''", sql)) is not None
 
 
 def same_rows(predicted: Rows, gold: Rows, ordered: bool) -> bool:
-    """Whether results are equal but for the order of columns and, unless `ordered`, of rows; duplicates count.
+    """True if results are equal but for the order of columns and, unless `ordered`, of rows; duplicates count.
 
     Two empty results are equal whatever their columns.
     """
@@ -39,7 +39,7 @@ def same_rows(predicted: Rows, gold: Rows, ordered: bool) -> bool:
     tries = 0
 
     def place(chosen: list[int]) -> bool:
-        """Whether the columns chosen so far can be completed."""
+        """True if the columns chosen so far can be completed."""
         nonlocal tries
         if len(chosen) == len(theirs):
             tries += 1

@@ -1,4 +1,4 @@
-"""What a task is: rows of a data set as prompts with references, and a score for what was answered."""
+"""Tasks: rows of a data set as prompts with references, and a score for each answer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Instance:
         return digest(asdict(self))
 
     def prompt(self, answers: Sequence[str] = ()) -> str | list[Message]:
-        """What the model is given for the turn behind `answers`: text, or a conversation."""
+        """The prompt of the turn behind `answers`: text, or a conversation."""
         asked = [*self.examples, *zip(self.turns, answers, strict=False), (self.turns[len(answers)], "")]
         if not self.chat:
             return "\n\n".join(question + answer for question, answer in asked)
@@ -92,7 +92,7 @@ class Task(BaseModel):
 
     @property
     def example_count(self) -> int:
-        """How many rows are shown as examples before each question."""
+        """The number of rows that are shown as examples before each question."""
         return 0
 
     def require(self) -> None:

@@ -1,4 +1,4 @@
-"""Where rows come from: the data set's own files in JSON or JSON lines, or the library `datasets` (extra `eval`)."""
+"""Sources of rows: the data set's own files in JSON or JSON lines, or the library `datasets` (extra `eval`)."""
 
 from __future__ import annotations
 
