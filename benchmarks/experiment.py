@@ -29,6 +29,7 @@ KINDS = {  # kind -> the class below benchmarks.kinds that measures it
     "peers": "peers:Peers",
     "quantisation": "quantisation:Quantisation",
     "sampled": "sampled:Sampled",
+    "draft-price": "draft_price:DraftPrice",
 }
 
 

@@ -18,6 +18,7 @@ from benchmarks.kinds.methods import Entry, Methods, expanded
 from benchmarks.kinds.serving import Serving
 from benchmarks.pages.tables import documents
 from benchmarks.pairs import PAIRS, REAL, Pair, pair
+from draftwood.depth import CONTROLLERS
 from draftwood.errors import ConfigurationError
 from draftwood.eval import provenance
 from draftwood.methods import Method
@@ -70,6 +71,16 @@ def test_the_loop_is_timed_against_a_bare_one_and_under_every_setting_and_method
     shares = {(row["method"], row["setting"]): row for row in tables["shares"]}
     assert ("tree 4,2,2,1", "T 1") in shares and ("beam search", "T 1") in shares
     assert all(0 < row["choosing"]["value"] <= row["not_a_forward"]["value"] < 1 for row in shares.values())
+
+
+def test_rules_of_depth_take_turns_with_plain_decoding(tmp_path: Path) -> None:
+    rows = run("draft-price", tmp_path, temperatures=[1.0])["tables"]["price"]
+    rules = {row["rule"] for row in rows}
+    assert {"plain", "switched", "auto", "auto, load-aware"} < rules
+    assert len(rows) == 2 * 2 * len(rules)  # sources, loads
+    assert all(row["tokens_per_second"]["value"] > 0 and row["best"] in rules for row in rows)
+    assert all(row["to_plain"]["value"] == 1 for row in rows if row["rule"] == "plain")
+    assert "switched" not in CONTROLLERS
 
 
 def test_types_of_weights_are_compared_with_float32_and_bfloat16(target: Path, draft: Path, tmp_path: Path) -> None:
