@@ -38,13 +38,25 @@ def executed(*arguments: str) -> str:
 
 
 def test_readme_is_short_and_its_example_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(README.read_text("utf-8").splitlines()) <= 140
-    example = blocks(README, "python")[0]
+    assert len(README.read_text("utf-8").splitlines()) <= 160
+    (example,) = (block for block in blocks(README, "python") if "draftwood.load()" in block)
     assert len(example.splitlines()) <= 12
     exec(example, {})
     printed = capsys.readouterr().out
     assert "26 + 9 = 35, then 35 - 7 = 28\nAnswer: 28\nthe same text: True" in printed
     assert len(printed.splitlines()[-1]) > 100  # the story
+
+
+@pytest.mark.real
+def test_readmes_first_example_runs_as_printed(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    example = blocks(README, "python")[0]
+    assert f'load("{smollm2.name}")' in example
+    monkeypatch.chdir(smollm2.parent)
+    exec(example, {})
+    answer, streamed = capsys.readouterr().out.split("\n", 1)
+    assert "Danube" in answer and len(streamed) > 20
 
 
 def test_readme_says_how_many_generations_are_drawn() -> None:
