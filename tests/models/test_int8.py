@@ -63,9 +63,9 @@ def test_what_is_not_finite_is_told(value: float) -> None:
 def test_a_real_model_stays_what_it_is(smollm2: Path) -> None:
     """As llama.cpp's Q8_0: .0043 nats from float32, and its most probable token at 95 of 100 places."""
     words = Tokenizer.load(smollm2)
-    texts = [words.encode(document.text) for document in islice(documents("stories", "held-out", seed=1), 8)]
+    texts = [words.encode(document.text) for document in islice(documents("stories", "held-out", seed=1), 4)]
     exact, model = checkpoint.load(smollm2, "float32"), checkpoint.load(smollm2, "float32", quantize="int8")
     found, right = read(model, texts, exact), read(exact, texts, exact)
     agreed = [*map(int.__eq__, chain(*found["greedy"]), chain(*right["greedy"]))]
-    assert len(agreed) > 600 and sum(agreed) / len(agreed) > 0.93
+    assert len(agreed) > 300 and sum(agreed) / len(agreed) > 0.93
     assert sum(found["divergence"]) / len(agreed) < 0.01
