@@ -114,7 +114,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     """Run `draftwood ...` in this process, its output captured as by a pipe."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr("draftwood.cli.running.LINE", 600)  # a slow machine is not told that a command is waiting
+    monkeypatch.setattr("draftwood.cli.running.LINE_DELAY", 600)  # a slow machine is not told that a command is waiting
 
     def call(*arguments: object) -> Outcome:
         with pytest.raises(SystemExit) as left:

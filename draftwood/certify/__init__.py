@@ -1,4 +1,4 @@
-"""Whether a method is as exact as it says: by enumeration, by samples, on greedy text and at one place of real text."""
+"""Certificates that a method is as exact as it claims: by enumeration, samples, greedy text and real positions."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

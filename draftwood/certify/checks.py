@@ -1,4 +1,4 @@
-"""How much a certificate checks, and what one check says. Imports no torch: `Budget` gives the command its options."""
+"""The budget of a certificate and the result of a check. Imports no torch: `Budget` gives the command its options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Budget(BaseModel):
-    """How much each check does."""
+    """The amount of work of each check."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title=CHECKS)
 

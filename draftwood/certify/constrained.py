@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from draftwood.certify.checks import Check
-from draftwood.certify.demands import LETTERS, Demand, Matchers, few_letters, letters
+from draftwood.certify.demands import LETTERS, Demand, LanguageMatchers, few_letters, letters
 from draftwood.certify.enumeration import Law, NotDiscrete, TooLarge, enumerated
 from draftwood.certify.forms import variants
 from draftwood.certify.laws import Found, Reference
@@ -31,15 +31,15 @@ from draftwood.models.tabular import TabularModel
 
 MOST, TEXTS = 150, 16  # most replays and texts of a case: what is demanded of a text is seen in few
 EXACT, ROUNDING = 1e-9, 1e-6  # of laws; of log-probabilities
-ALL = Demand(grammar=True, least=3, stop=("bc", "aa"))
+ALL_DEMANDS = Demand(grammar=True, least=3, stop=("bc", "aa"))
 DEMANDS = {  # and the warp that goes with each
     Demand(grammar=True): "plain",
     Demand(least=2): "top-p",
     Demand(stop=("ba", "cc")): "penalties",
-    ALL: "plain",
+    ALL_DEMANDS: "plain",
 }
 LONG, LENGTHS = 8, (6, 5, 4, 3, 2)  # tokens of texts, and of those that are enumerated
-NAME = "demands on the text"
+CHECK_NAME = "demands on the text"
 
 Advance = Callable[[], None]
 
@@ -48,7 +48,7 @@ Advance = Callable[[], None]
 class ConstrainedCase(Case):
     """A case with a demand, judged by the target for which what is not allowed is impossible."""
 
-    demand: Demand = ALL
+    demand: Demand = ALL_DEMANDS
     faults: set[str] = field(init=False, default_factory=set)  # of what is said of texts
 
     def _random(self, number: int) -> TabularModel:
@@ -176,7 +176,7 @@ def constrained_check(method: Method, seed: int, most: int, texts: int, advance:
         "faults": sorted({fault for one in found for fault in one.faults}),
         "demands": [one.label for one in found],
     }
-    return Check(NAME, "FAIL" if wrong else "PASS" if method.lossless else "LOSSY", text, figures)
+    return Check(CHECK_NAME, "FAIL" if wrong else "PASS" if method.lossless else "LOSSY", text, figures)
 
 
 def _texts(method: Method, seed: int, count: int, met: set[str], advance: Advance) -> Iterator[CaseResult]:
@@ -184,7 +184,7 @@ def _texts(method: Method, seed: int, count: int, met: set[str], advance: Advanc
     reference = method.reference(False)
     if isinstance(method, BeamMethod):
         method = Method.parse({**method.as_dict(), "n_best": method.widest})
-    for number, (demand, warp) in enumerate((*DEMANDS.items(), (ALL, "greedy"))):
+    for number, (demand, warp) in enumerate((*DEMANDS.items(), (ALL_DEMANDS, "greedy"))):
         case = ConstrainedCase(method, len(LETTERS), LONG, warp, seed + 10 * number, _drafts(method), demand=demand)
         for one in range(count):
             result = case.run(seed=one)

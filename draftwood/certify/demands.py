@@ -22,9 +22,9 @@ from draftwood.sampling.grammar import Grammar
 from draftwood.sampling.params import Structured
 
 LETTERS = " abc"  # of tokens 1 to 3
-EVERYTHING = frozenset(range(len(LETTERS)))
+ALL_LETTERS = frozenset(range(len(LETTERS)))
 REGEX = "c?ab(a|bc|cc?a)*"
-NEXT: tuple[dict[int, int], ...] = (  # of each state the tokens and where they lead
+TRANSITIONS: tuple[dict[int, int], ...] = (  # of each state the tokens and where they lead
     {3: 1, 1: 2},
     {1: 2},
     {2: 3},
@@ -48,21 +48,21 @@ def letters() -> Tokenizer:
 
 
 def state(output: Output) -> int:
-    """Where a text of the language has come to."""
+    """The automaton's state after a text of the language."""
     place = 0
     for token in output:
-        place = NEXT[place].get(token, OUTSIDE)
+        place = TRANSITIONS[place].get(token, OUTSIDE)
     return place
 
 
 @dataclass(slots=True)
-class Matcher:
+class LanguageMatcher:
     """Follows `REGEX` in the place of llguidance, whose part is not ours to certify."""
 
     tokens: list[int] = field(default_factory=list)
 
-    def deep_copy(self) -> Matcher:
-        return Matcher(self.tokens.copy())
+    def deep_copy(self) -> LanguageMatcher:
+        return LanguageMatcher(self.tokens.copy())
 
     def consume_tokens(self, tokens: list[int]) -> bool:
         self.tokens += tokens
@@ -73,7 +73,7 @@ class Matcher:
         return True
 
     def compute_bitmask(self) -> bytes:
-        return bytes([sum(1 << token for token in NEXT[state(tuple(self.tokens))])])
+        return bytes([sum(1 << token for token in TRANSITIONS[state(tuple(self.tokens))])])
 
     def is_accepting(self) -> bool:
         return state(tuple(self.tokens)) == WHOLE
@@ -85,14 +85,14 @@ class Matcher:
         return "the text is none of the language"
 
 
-class Matchers:
+class LanguageMatchers:
     """In the place of an engine's compiled grammars."""
 
     def __init__(self, end: frozenset[int]) -> None:
         self.end = end
 
     def compiled(self, structured: Structured) -> Callable[[], Grammar]:
-        return lambda: Grammar(Matcher(), self.end, len(LETTERS), torch.device("cpu"))
+        return lambda: Grammar(LanguageMatcher(), self.end, len(LETTERS), torch.device("cpu"))
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Demand:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """As a request has it."""
+        """The demand as keywords of a request."""
         structured = {"structured": {"regex": REGEX}} if self.grammar else {}
         return {**structured, "min_new_tokens": self.least, "stop": self.stop}
 
@@ -115,21 +115,21 @@ class Demand:
         return ", ".join(filter(None, ("grammar" * self.grammar, least, "stop strings" * bool(self.stop))))
 
     def allows(self, output: Output) -> frozenset[int]:
-        """Which tokens may follow."""
-        tokens = EVERYTHING
+        """The tokens that may follow an output."""
+        tokens = ALL_LETTERS
         if self.grammar:
             place = state(output)
-            tokens = frozenset(NEXT[place]) | ({0} if place == WHOLE else set())
+            tokens = frozenset(TRANSITIONS[place]) | ({0} if place == WHOLE else set())
         return tokens - {0} if len(output) < self.least else tokens
 
     def stopped(self, output: Output) -> int | None:
-        """Where a stop string begins, if there is one behind the least tokens."""
+        """The index at which a stop string begins behind the minimum number of tokens; None without one."""
         text = "".join(LETTERS[token] for token in output)
         places = [text.find(stop, self.least) for stop in self.stop]
         return min((place for place in places if place >= 0), default=None)
 
     def over(self, output: Output) -> bool:
-        """Whether a text ends here."""
+        """True where a text ends with its last token."""
         return output[-1] == 0 or self.stopped(output) is not None
 
     def text(self, output: Output) -> str:

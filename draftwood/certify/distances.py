@@ -1,4 +1,4 @@
-"""How far samples are from a law, and how far they may be by chance.
+"""Distances of samples from a law, and their distribution by chance.
 
 Pure arithmetic over counts.
 """
@@ -73,7 +73,7 @@ class Sample(Generic[Outcome]):
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How well samples fit their laws.
+    """The fit of samples to their laws.
 
     `distance` is the mean total variation over samples, each weighed by its size. If the laws hold, it is at most
     `bound` with probability 1 - `risk`: the bound on its mean plus McDiarmid's sqrt(-ln(risk) / 2n), since one outcome
@@ -93,7 +93,7 @@ class Fit:
 
     @property
     def holds(self) -> bool:
-        """Whether neither test objects at this risk."""
+        """True where neither test rejects at this risk."""
         return self.distance <= self.bound and self.p_value >= self.risk
 
     def as_dict(self) -> dict[str, float | int | None]:

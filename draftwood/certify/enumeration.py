@@ -22,7 +22,7 @@ Outcome = TypeVar("Outcome", bound=Hashable)
 Law: TypeAlias = dict[Outcome, float]
 Replace: TypeAlias = Callable[[Any, str, Any], None]  # setattr, undone later by whoever gave it
 
-FAR = 4  # times: an estimate that is so far below a limit needs no other
+CLEAR_FACTOR = 4  # times: an estimate that is so far below a limit needs no other
 
 BOTH_SIDES = ("draft", "accept")
 
@@ -120,7 +120,7 @@ class _Dive(Choices):
 
 
 def fits(experiment: Callable[[Choices], object], most: int, dives: int = 5) -> bool:
-    """Whether an experiment seems to have at most `most` outcomes: options multiplied along random ones (Knuth 1975).
+    """True where an experiment has an estimated `most` outcomes or fewer, by random dives (Knuth 1975).
 
     Two replays are enough where it has far fewer.
     """
@@ -131,7 +131,7 @@ def fits(experiment: Callable[[Choices], object], most: int, dives: int = 5) -> 
         leaves += dive.leaves
         if leaves > most * dives:
             return False
-        if number and leaves * FAR < most:
+        if number and leaves * CLEAR_FACTOR < most:
             return True
     return True
 
@@ -248,7 +248,7 @@ class EnumeratedRandomness:
         return law_of(self._experiment(run), most, advance)
 
     def fits(self, run: Callable[[], object], most: int) -> bool:
-        """Whether `law_of` seems to take at most so many replays."""
+        """True where `law_of` takes an estimated `most` replays or fewer."""
         return fits(self._experiment(run), most)
 
     def _experiment(self, run: Callable[[], Outcome]) -> Callable[[Choices], Outcome]:

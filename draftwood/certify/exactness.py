@@ -21,12 +21,12 @@ from draftwood.certify.tables import PROMPT, tied_table
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, PlainBeamSearch
 
-EXACT = 1e-9  # rounding of float64 sums; a wrong rule is off by 0.001 and more
+MAX_ROUNDING_ERROR = 1e-9  # rounding of float64 sums; a wrong rule is off by 0.001 and more
 RISK = 1e-6  # chance that a comparison of samples fails an exact method
 
 SIZES = ((3, 4), (4, 3), (2, 4), (3, 3), (4, 2), (3, 2), (2, 3))  # vocabulary and tokens of small methods
-SHORT = ("top-k", "top-p", "penalties")  # warps of these, beside none
-CELLS = (("plain", 4), ("all", 8))  # warp and requests at once; what is enumerated runs alone
+SHORT_WARPS = ("top-k", "top-p", "penalties")  # warps of these, beside none
+SAMPLED_CELLS = (("plain", 4), ("all", 8))  # warp and requests at once; what is enumerated runs alone
 
 Advance = Callable[[], None]
 
@@ -47,7 +47,7 @@ class Enumerated:
 
     @property
     def wrong(self) -> bool:
-        return bool(self.faults) or (self.claimed and self.distance >= EXACT)
+        return bool(self.faults) or (self.claimed and self.distance >= MAX_ROUNDING_ERROR)
 
 
 def enumerate_cases(method: Method, seed: int, most: int, advance: Advance = lambda: None) -> Iterator[Enumerated]:
@@ -90,7 +90,7 @@ def enumerate_cases(method: Method, seed: int, most: int, advance: Advance = lam
 
 
 def cases(method: Method, seed: int) -> Iterator[Iterable[Case]]:
-    """What to enumerate, each with smaller cases that do where it is too large."""
+    """The cases to enumerate, each followed by smaller ones that replace it where it is too large."""
     fewest, most = method.drafts_needed
     counts = sorted({fewest, min(2, most)}) if fewest else [0]
     small = variants(method)
@@ -102,7 +102,7 @@ def cases(method: Method, seed: int) -> Iterator[Iterable[Case]]:
         yield from occasions(method, seed, counts[-1])
     for drafts in counts:
         for one in small:
-            for number, warp in enumerate(("plain", *SHORT)):
+            for number, warp in enumerate(("plain", *SHORT_WARPS)):
                 sizes = SIZES[number % 2 :]
                 yield (Case(one, *size, warp, seed + 10 * number, drafts) for size in sizes)
 
@@ -134,7 +134,7 @@ def rule_check(method: Method, seed: int, most: int, identities: int, advance: A
         "cases": len(found),
         "replays": replays,
         "worst_total_variation": worst.distance,
-        "tolerance": EXACT,
+        "tolerance": MAX_ROUNDING_ERROR,
         "faults": sorted({fault for one in found for fault in one.faults}),
         "sizes": [one.label for one in found],
     }
@@ -158,7 +158,7 @@ def _judged(
 
 
 def _same(name: str, method: Method, what: str, found: Sequence[bool], counts: Iterable[Counter[str]]) -> Check:
-    """Whether all outputs are those of a reference."""
+    """The check that all outputs are those of a reference."""
     figures = {"outputs": len(found), "different": len(found) - sum(found)}
     return _judged(name, method, all(found), f"{sum(found)} of {len(found)} {what}", figures, counts)
 
@@ -210,20 +210,20 @@ def _searches(method: PlainBeamSearch, seed: int, runs: int, advance: Advance) -
 
 
 def sampled_check(method: Method, seed: int, runs: int, advance: Advance) -> Check:
-    """Whole outputs of the method as it is, warped and not, in batches, against the reference's law."""
+    """Compare sampled whole outputs of the method, warped and not, in batches, with the reference's law."""
     name = "whole outputs, sampled"
     reference = method.reference(False)
     if isinstance(method, BeamMethod) and reference is not None:
         return Check(name, "N/A", "draws nothing: its one output was compared above")
     one = shrunk(method, beams_only=method.lossless)
     vocab = 3 if isinstance(method, BeamMethod) else 4
-    risk = RISK / len(CELLS)
+    risk = RISK / len(SAMPLED_CELLS)
     figures: list[dict[str, Any]] = []
     failed: list[str] = []
     worst, bound, ceiling, least = 0.0, 0.0, 0.0, 1.0
     fewest, most = method.drafts_needed
     drafts = max(fewest, min(2, most)) if fewest else 0
-    for number, (warp, concurrency) in enumerate(CELLS):
+    for number, (warp, concurrency) in enumerate(SAMPLED_CELLS):
         case = Case(one, vocab, 4, warp, seed + number, drafts if number % 2 else None, order=3)
         expected = case.reference
         layers = expected.samples(expected.outcome(result) for result in case.runs(runs, concurrency, advance))
@@ -238,7 +238,7 @@ def sampled_check(method: Method, seed: int, runs: int, advance: Advance) -> Che
         figures.append({"warp": warp, "concurrency": concurrency, "layers": [each.as_dict() for each in fits]})
     what = "given each layer before, " if len(figures[0]["layers"]) > 1 else ""
     text = (
-        f"{len(CELLS)} × {runs:,} runs, {what}total variation {worst:.4f}, exact ones stay below {bound:.4f}; "
+        f"{len(SAMPLED_CELLS)} × {runs:,} runs, {what}total variation {worst:.4f}, exact ones stay below {bound:.4f}; "
         f"least p {least:.2g}"
     )
     detail = {"cells": figures, "true_total_variation_at_most": ceiling, "risk": RISK, "failed": failed}

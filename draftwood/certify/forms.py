@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from draftwood.certify.rules import DRAFTED, looks, required
+from draftwood.certify.rules import DRAFTED_ROUNDS, looks, required
 from draftwood.certify.small import Case
 from draftwood.certify.tables import PROMPT, VOCAB, window_table
 from draftwood.depth import parse_depth
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamMethod, BeamSamplingMethod
 
-COPIED = [4, 1, 2, 3, 4]  # the prompt of windows where lookup drafts: what follows 4 in it is what is certain behind it
-VARYING = 0.3  # a threshold at which dynamic widths are of several sizes
-COST = 0.1  # of a draft in target forwards, where a depth controller would measure it: clocks cannot be replayed
+COPIED_PROMPT = [4, 1, 2, 3, 4]  # of windows where lookup drafts: what follows 4 in it is certain behind it
+WIDTH_THRESHOLD = 0.3  # a threshold at which dynamic widths are of several sizes
+DRAFT_COST = 0.1  # of a draft in target forwards, where a depth controller would measure it: clocks cannot be replayed
 DEEPEST, WIDEST = 6, 6  # layers and siblings of windows
 
 
@@ -40,8 +40,8 @@ def windows(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]]:
         wide, narrow = ({**capped(values, draws, 2), **least} for draws in (3, 2))
         two = [(wide, 3, 2), (wide, 2, 2), (narrow, 2, 2), (wide, 2, 1), (narrow, 2, 1)]
         forms.append(("all", [(form, (first, second, 1)) for form, first, second in two]))
-    prompt, aim = COPIED if looks(method) else PROMPT, DRAFTED & required(method)
-    varying = {"threshold": min(values["threshold"], VARYING)} if "threshold" in values else {}
+    prompt, aim = COPIED_PROMPT if looks(method) else PROMPT, DRAFTED_ROUNDS & required(method)
+    varying = {"threshold": min(values["threshold"], WIDTH_THRESHOLD)} if "threshold" in values else {}
     for number, (other, shapes) in enumerate(forms):
         for warp in ("plain", other):
             if warp != "plain":  # where widths vary; where the token after matters most
@@ -103,7 +103,9 @@ def variants(method: Method) -> list[Method]:
     if not isinstance(method, BeamSamplingMethod) or "draft_width" not in values:
         return [small]
     if values["width"] is None:
-        return [small] if values["threshold"] <= VARYING else [small, _changed(values, threshold=VARYING)]
+        return (
+            [small] if values["threshold"] <= WIDTH_THRESHOLD else [small, _changed(values, threshold=WIDTH_THRESHOLD)]
+        )
     wide = _changed(values, gamma=1)
     return [_changed(values, width=1, draft_width=2, n_best=1), *([wide] if values["width"] > 1 else [])]
 
@@ -146,7 +148,7 @@ def _repeatable(depth: str) -> str:
         return "fixed"
     if "cost" in type(settings).model_fields:
         given = settings.model_dump(exclude_defaults=True)
-        rest = ",".join(f"{key}={value}" for key, value in {"cost": COST, **given}.items())
+        rest = ",".join(f"{key}={value}" for key, value in {"cost": DRAFT_COST, **given}.items())
         return f"{settings.name}:{rest}"
     if any(isinstance(value, str) for value in settings.model_dump().values()):
         return "fixed"  # a file of learned weights

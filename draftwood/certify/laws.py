@@ -1,4 +1,4 @@
-"""What results on tabular models are judged by: a law of whole outputs, of a round's tokens, or of layers of beams."""
+"""Reference laws for results on tabular models: of whole outputs, of a round's tokens, or of layers of beams."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Found: TypeAlias = GenerationResult | Opening
 
 
 class Reference(Protocol):
-    """What a result is judged by."""
+    """A law to compare results with."""
 
     def outcome(self, result: Any) -> Hashable:
-        """What matters of a result."""
+        """The part of a result that the law is of."""
 
     def distance(self, law: Mapping[Any, float]) -> float:
         """Total variation between an enumerated law of outcomes and the reference."""
@@ -131,7 +131,7 @@ class BeamRules:
     draft: BeamLaw
 
     def __call__(self, round_: Round) -> str:
-        """What is wrong, or nothing."""
+        """A sentence about what is wrong in a round; empty where nothing is."""
         method = self.method
         least = method.width or method.min_width
         last = 0

@@ -7,14 +7,14 @@ from functools import partial
 from typing import Any
 
 from draftwood.certify.forms import DEEPEST, WIDEST, capped, window
-from draftwood.certify.rules import BEHIND, COPIED, KEPT, ROOT, looks
+from draftwood.certify.rules import COPY_OUTCOMES, DRAFT_BEHIND_COPY, KEPT_REUSED, ROOT_REUSED, looks
 from draftwood.certify.small import Case
 from draftwood.certify.tables import VOCAB, forked_table
 from draftwood.methods import Lookup, Method
 from draftwood.methods.beams import DynamicWidth
 
 PERIOD = [1, 2, 3, 4] * 9 + [1, 2]  # what comes next is plain
-AFTER = (3, 4, 1, 2)
+AFTER_PERIOD = (3, 4, 1, 2)
 PHRASE = [1, 2, 3]  # plain to its end, where each time something else came next
 PARTED = [*PHRASE, 2, *PHRASE, 3, *PHRASE, 4] * 2 + [0]  # and what follows 0 has never been seen
 TAIL = 5  # certain tokens behind those that have a choice, so that copies are worth their rows
@@ -31,7 +31,7 @@ def occasions(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]
 def copies(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]]:
     """Rounds that copy what followed before, and a whole text; of mixed methods also with models behind a copy."""
     form = capped(method.as_dict(), WIDEST, DEEPEST)
-    more: dict[str, Any] = {"sure": AFTER, "copied": True, "aim": COPIED}
+    more: dict[str, Any] = {"sure": AFTER_PERIOD, "copied": True, "aim": COPY_OUTCOMES}
     for place, warp in ((0, "plain"), (1, "plain"), (2, "plain"), (0, "penalties"), (1, "top-k"), (2, "top-p")):
         shapes = [(*(1,) * place, count, *after) for count in (4, 3, 2) for after in ((3, 3), (3, 2), (2, 1), (1, 1))]
         yield (window(form, one, warp, seed + place, drafts, len(one) + TAIL, PERIOD, **more) for one in shapes)
@@ -39,7 +39,7 @@ def copies(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]]:
     yield (window(form, one, "plain", seed, drafts, len(one), PERIOD, rounds=0, **more) for one in shapes)
     if isinstance(method, Lookup):
         return
-    form, more = {**form, "depth": "fixed"}, {"copied": True, "aim": BEHIND}
+    form, more = {**form, "depth": "fixed"}, {"copied": True, "aim": DRAFT_BEHIND_COPY}
     for warp in ("plain", "top-k"):
         shapes = [(copied, *after) for copied in (3, 2) for after in ((4, 2), (3, 2), (2, 2), (2, 1))]
         yield (
@@ -55,7 +55,7 @@ def kept_rows(method: DynamicWidth, seed: int, drafts: int) -> Iterator[Iterable
     values["width" if method.width else "min_width"] = 2
     for number, warp in enumerate(("plain", "top-p")):
         table = partial(forked_table, seed + number)
-        for tokens, aim in ((2, ROOT), (3, KEPT)):
+        for tokens, aim in ((2, ROOT_REUSED), (3, KEPT_REUSED)):
             yield [
                 Case(
                     Method.parse(values),

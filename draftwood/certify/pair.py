@@ -28,8 +28,8 @@ from draftwood.runtime.task import Task
 from draftwood.sampling.params import SamplingParams
 
 RISK = 1e-6
-FEWEST = 40  # samples of a prefix for which its law is worth a forward
-TOGETHER = 8  # sampled generations
+MIN_SAMPLES = 40  # samples of a prefix for which its law is worth a forward
+CONCURRENCY = 8  # sampled generations
 
 Advance = Callable[[], None]
 
@@ -46,7 +46,7 @@ def logits_after(engine: Engine, tokens: Sequence[int]) -> Tensor:
 
 
 def tie_bound(logits: Tensor, epsilon: float, layers: int) -> float:
-    """How far two logits may come apart or change places by rounding: 4 sqrt(L) eps max|logit|.
+    """A bound on how far rounding can move two logits apart: 4 sqrt(L) eps max|logit|.
 
     Each of the 2 L sublayers that add to the residual stream rounds it by eps / 2 of its size at most, and independent
     roundings add like a random walk: a logit is off by eps / 2 sqrt(2 L) of the scale of logits, the difference of two
@@ -73,7 +73,7 @@ class Divergence:
 def divergence(
     engine: Engine, number: int, prompt: Sequence[int], found: Sequence[int], wanted: Sequence[int]
 ) -> Divergence | None:
-    """Where two outputs part, and whether rounding explains it; an output that ends early differs in no token."""
+    """The first token at which two outputs differ, and whether rounding explains it; None where one only ends early."""
     place = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), None)
     if place is None:
         if len(found) == len(wanted):
@@ -189,8 +189,10 @@ def position_check(pair: Pair, method: Method, advance: Advance) -> Check:
     engine, prompt, params, runs = pair.engine, pair.uncertain, pair.params, pair.budget.pair_runs
     position = 0 if beams else pair.budget.position
     outcomes: list[list[int]] = []
-    for first in range(0, runs, TOGETHER):
-        for rounds in openings(engine, prompt, method, params, range(first, min(first + TOGETHER, runs)), position + 1):
+    for first in range(0, runs, CONCURRENCY):
+        for rounds in openings(
+            engine, prompt, method, params, range(first, min(first + CONCURRENCY, runs)), position + 1
+        ):
             outcomes.append(_first_layer(method, rounds[0]) if beams else _tokens(rounds)[: position + 1])
             advance()
     engine.reset_prefix_cache()  # of what they have left nobody will make use, but everybody would look through it
@@ -200,12 +202,12 @@ def position_check(pair: Pair, method: Method, advance: Advance) -> Check:
             samples.setdefault(() if beams else tuple(tokens[:i]), Counter())[token] += 1
     taken: list[list[Sample[int]]] = [[] for _ in range(position + 1)]
     for prefix, counts in samples.items():
-        if counts.total() >= FEWEST:
+        if counts.total() >= MIN_SAMPLES:
             probs = slow_warp(logits_after(engine, [*prompt, *prefix]).double().tolist(), params)
             taken[len(prefix)].append(Sample({token: p for token, p in enumerate(probs) if p > 0}, counts))
     fits = [(i, fit(some, RISK / len(taken))) for i, some in enumerate(taken) if some]
     if not fits:
-        return Check(name, "N/A", f"needs at least {FEWEST} runs; raise --runs")
+        return Check(name, "N/A", f"needs at least {MIN_SAMPLES} runs; raise --runs")
     failed = [i for i, each in fits if not each.holds]
     if not failed and not any(each.freedom for _, each in fits):
         return Check(name, "N/A", "every token is sure after this prompt; give others with --prompts, or --position")

@@ -1,4 +1,4 @@
-"""What outputs should be on tabular models: exact laws of plain decoding and beam sampling, beam search, DSBD's widths.
+"""Correct outputs on tabular models: exact laws of plain decoding and beam sampling, beam search, DSBD's widths.
 
 Written from the definitions with plain loops; no code is shared with what is judged.
 """
@@ -20,7 +20,7 @@ End: TypeAlias = Iterable[int] | Callable[[Output], bool]  # the tokens that end
 
 
 def ended(end: End) -> Callable[[Output], bool]:
-    """Whether an output of at least one token is over."""
+    """A function that says whether an output of at least one token has ended."""
     if callable(end):
         return end
     tokens = frozenset(end)
@@ -145,7 +145,7 @@ class BeamLaw:
         return self._score[output]
 
     def finished(self, output: Output) -> bool:
-        """Whether a hypothesis has ended: it stays in the set as it is."""
+        """True where a hypothesis has ended: it stays in the set unchanged."""
         return bool(output) and self.over(output)
 
     def layer(self, beams: Beams) -> dict[Output, float]:

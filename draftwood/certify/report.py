@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 import torch
 
 from draftwood.certify.checks import Budget, Check, Verdict
-from draftwood.certify.constrained import NAME, constrained_check
-from draftwood.certify.exactness import CELLS, Advance, rule_check, sampled_check
+from draftwood.certify.constrained import CHECK_NAME, constrained_check
+from draftwood.certify.exactness import SAMPLED_CELLS, Advance, rule_check, sampled_check
 from draftwood.certify.pair import Pair, greedy_check, position_check
 from draftwood.certify.streams import stream_check
 from draftwood.engine.engine import Engine
@@ -34,17 +34,17 @@ from draftwood.sampling.params import SamplingParams
 Watch = Callable[[str, int, int | None], bool]  # (method and check, steps done, of how many) -> whether to go on
 
 
-POLL = 0.2  # seconds between looks at whether the work of other processes is still wanted
+POLL_SECONDS = 0.2  # seconds between looks at whether the work of other processes is still wanted
 _unwanted: Event  # in such a process
 
 
 class Cancelled(Exception):
-    """Whoever looks on wants no more."""
+    """The caller's progress function asked to stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What is certified of a method; not `complete` where it was stopped between checks."""
+    """The checks of a method and their results; not `complete` where it was stopped between checks."""
 
     method: dict[str, Any]
     lossless: bool
@@ -122,21 +122,22 @@ def _rules(method: Method, budget: Budget) -> Job:
 
 
 def _samples(method: Method, budget: Budget) -> Job:
-    return "whole outputs, sampled", len(CELLS) * budget.runs, partial(sampled_check, method, budget.seed, budget.runs)
+    check = partial(sampled_check, method, budget.seed, budget.runs)
+    return "whole outputs, sampled", len(SAMPLED_CELLS) * budget.runs, check
 
 
 def _demands(method: Method, budget: Budget) -> Job:
-    return NAME, None, partial(constrained_check, method, budget.seed, budget.replays, budget.identities)
+    return CHECK_NAME, None, partial(constrained_check, method, budget.seed, budget.replays, budget.identities)
 
 
 def _numbers(method: Method, budget: Budget) -> Job:
     return "random numbers", None, partial(stream_check, budget.seed, budget.seeds)
 
 
-TABULAR: tuple[Kind, ...] = (_rules, _samples, _demands)  # and `_numbers`, once for all methods
+TABULAR_CHECKS: tuple[Kind, ...] = (_rules, _samples, _demands)  # and `_numbers`, once for all methods
 
 
-def _tabular(method: Method, budget: Budget, watch: Watch | None, kinds: Sequence[Kind] = TABULAR) -> Part:
+def _tabular(method: Method, budget: Budget, watch: Watch | None, kinds: Sequence[Kind] = TABULAR_CHECKS) -> Part:
     return _checked(method, [kind(method, budget) for kind in kinds], watch, DraftwoodError)
 
 
@@ -226,8 +227,8 @@ def _side_by_side(
         unwanted = context.Event()
         pool = stack.enter_context(ProcessPoolExecutor(processes, context, _begin, (unwanted,)))
         stack.callback(unwanted.set)
-        kinds = *TABULAR, _numbers
-        parts = [[pool.submit(_shared, method, budget, kind) for method in methods] for kind in TABULAR]
+        kinds = *TABULAR_CHECKS, _numbers
+        parts = [[pool.submit(_shared, method, budget, kind) for method in methods] for kind in TABULAR_CHECKS]
         parts.append([pool.submit(_shared, method, budget, _numbers) for method in methods[:1]] * len(methods))
 
         def result(part: Future[Part], method: Method, kind: Kind) -> Part:
@@ -235,7 +236,7 @@ def _side_by_side(
                 while not part.done():
                     if watch is not None and not watch(f"{method.name}: small cases, whole outputs", 0, None):
                         unwanted.set()
-                    wait([part], POLL)
+                    wait([part], POLL_SECONDS)
                 return part.result()
             except BrokenProcessPool:
                 return _tabular(method, budget, watch, (kind,))

@@ -17,11 +17,11 @@ from draftwood.methods.sequences import Autoregressive
 from draftwood.sampling.distributions import Distributions, Streams
 from draftwood.verify import Verifier, VerifierProxy
 
-DRAFTED = frozenset({"round with drafts"})
-COPIED = frozenset({"copy accepted", "copy rejected"})
-BEHIND = frozenset({"draft behind a copy"})
-ROOT = frozenset({"target's row of a root used again"})
-KEPT = ROOT | {"target's row of a kept draft used again"}
+DRAFTED_ROUNDS = frozenset({"round with drafts"})
+COPY_OUTCOMES = frozenset({"copy accepted", "copy rejected"})
+DRAFT_BEHIND_COPY = frozenset({"draft behind a copy"})
+ROOT_REUSED = frozenset({"target's row of a root used again"})
+KEPT_REUSED = ROOT_REUSED | {"target's row of a kept draft used again"}
 
 
 class Tally(VerifierProxy):
@@ -121,7 +121,7 @@ def _node(forest: Forest, parent: int, token: int) -> int | None:
 
 
 def looks(method: Method) -> bool:
-    """Whether a method drafts by lookup, alone or beside models."""
+    """True where a method drafts by lookup, alone or beside models."""
     return isinstance(method, Lookup) or bool(getattr(method, "lookup", False))
 
 
@@ -131,7 +131,7 @@ def required(method: Method) -> frozenset[str]:
         return frozenset()
     if not type(method).__module__.startswith("draftwood."):
         drafts = "depth" in type(method).model_fields or method.drafts_needed[1]  # all that is known of others' methods
-        return DRAFTED | {"draft accepted", "draft rejected"} if drafts else frozenset()
+        return DRAFTED_ROUNDS | {"draft accepted", "draft rejected"} if drafts else frozenset()
     return _required_of_beams(method) if isinstance(method, BeamMethod) else _required_of_tokens(method)
 
 
@@ -142,7 +142,7 @@ def _required_of_tokens(method: Method) -> frozenset[str]:
     if isinstance(method, Autoregressive) or not most:
         return frozenset({"round without drafts", "end of text"})
     kinds = {"copy"} if looks(method) else set()
-    found = DRAFTED | {
+    found = DRAFTED_ROUNDS | {
         "token behind accepted drafts",
         "end of text",
         "end of text inside a run",
@@ -155,7 +155,7 @@ def _required_of_tokens(method: Method) -> frozenset[str]:
             kinds |= {"best draft"}
     found |= {f"{kind} {fate}" for kind in kinds for fate in ("accepted", "rejected")}
     if looks(method) and not isinstance(method, Lookup):
-        found |= BEHIND
+        found |= DRAFT_BEHIND_COPY
     if max(most, len(_widths(method))) > 1:
         found |= {"rejected behind accepted drafts", "rejected with drafts below"}
     if max(_widths(method), default=1) > 1:
@@ -186,7 +186,7 @@ def _required_of_beams(method: BeamMethod) -> frozenset[str]:
     if several:
         found |= {"beams completed", "target's row of a root used again"}
     if method.gamma > 1:
-        found |= {"layer below accepted drafts"} | (KEPT if several else set())
+        found |= {"layer below accepted drafts"} | (KEPT_REUSED if several else set())
     if isinstance(method, DynamicWidth):
         draws = method.draft_width
         if draws > 1:

@@ -26,7 +26,7 @@ from draftwood.certify.laws import (
 )
 from draftwood.certify.references import BeamLaw, Output, exact_law
 from draftwood.certify.rules import Tally
-from draftwood.certify.tables import PROMPT, Exit, Part, StandInEagle, StandInHeads
+from draftwood.certify.tables import PROMPT, Exit, SkippedTarget, StandInEagle, StandInHeads
 from draftwood.core.records import Round
 from draftwood.depth import Auto
 from draftwood.engine.engine import Engine, prepare
@@ -42,7 +42,7 @@ from draftwood.models.tabular import TabularModel
 from draftwood.sampling.params import SamplingParams
 
 END = frozenset({0})
-MEMORY = 1 << 30  # bytes, of which hardly any are used: nobody has to ask how much is free
+CACHE_BYTES = 1 << 30  # bytes, of which hardly any are used: nobody has to ask how much is free
 
 WARPS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -127,7 +127,7 @@ class Case:
             return StandInEagle(self._random(9), self.prompt)
         if "heads" in type(self.method).model_fields:
             return StandInHeads(self._random(9), max(2, self.tokens - 2))
-        return (Part if isinstance(self.method, SelfSpeculative) else Exit)(self._random(9), self.target)
+        return (SkippedTarget if isinstance(self.method, SelfSpeculative) else Exit)(self._random(9), self.target)
 
     @property
     def reference(self) -> Reference:
@@ -153,7 +153,7 @@ class Case:
         return BeamLaw(model, self.prompt, self.params, self.over, self.method.warp, scored)
 
     def over(self, output: Output) -> bool:
-        """Whether an output ends here."""
+        """True where an output ends with its last token."""
         return output[-1] in END
 
     def run(self, method: Method | None = None, seed: int = 0) -> GenerationResult:
@@ -185,7 +185,7 @@ class Case:
         return Opening(list(self.prompt), rounds)
 
     def closed(self, result: Found) -> bool:
-        """Whether the last token ends what an enumeration looks at, whichever it is."""
+        """True where an enumeration looks no further than the last token, whichever it is."""
         last = result.rounds[-1]
         drawn = len(last.roots) == 1 and last.kinds[-1:] != ["accepted"]
         drafted = sum(round_.draws > 0 for round_ in result.rounds)

@@ -25,9 +25,9 @@ from draftwood.verify.joint import Seeded
 RISK = 1e-6  # chance that good numbers fail, all tests together
 UNIFORM, NOISE = 6, 2  # bytes of a number that are tested: 48 bits of uniforms, 16 of what float32 noise has
 NOISE_TOKENS = 3
-POSITIONS = (7, 8)
+TESTED_POSITIONS = (7, 8)
 PLACES, DRAWN = 4, 10  # seeds for one position, and for one whose draws are counted: they cost more
-TOLD = 1000  # rows, after which whoever looks on is told
+PROGRESS_ROWS = 1000  # between reports of progress
 CPU = torch.device("cpu")
 
 Table: TypeAlias = npt.NDArray[np.float64]  # [rows, columns], numbers that should be uniform in [0, 1)
@@ -72,7 +72,7 @@ def _told(items: Iterable[Item], advance: Advance) -> Iterator[Item]:
     """The items; `advance` is called now and then."""
     for number, item in enumerate(items, 1):
         yield item
-        if number % TOLD == 0:
+        if number % PROGRESS_ROWS == 0:
             advance()
 
 
@@ -89,8 +89,8 @@ def _collected(found: Iterable[Numbers]) -> tuple[Table, Table]:
 def _of_seed(seed: int) -> Numbers:
     """Numbers of one seed at neighbouring positions, and the noise of the first."""
     streams = Streams(seed)
-    uniform, arrivals = _at(streams, POSITIONS[0], 2)
-    streams.at(POSITIONS[1])
+    uniform, arrivals = _at(streams, TESTED_POSITIONS[0], 2)
+    streams.at(TESTED_POSITIONS[1])
     return uniform + _round(streams, 2), arrivals
 
 
@@ -110,7 +110,7 @@ def _uniform(exponential: Tensor) -> Table:
 
 
 def _chance(statistic: float, freedom: int) -> float:
-    """Of a chi-square statistic as large, or as small: numbers may be too regular, too."""
+    """The two-sided p-value of a chi-square statistic: numbers may be too regular, too."""
     tail = chi_square_tail(statistic, freedom)
     return min(1.0, 2 * min(tail, 1 - tail)) if freedom else 1.0
 
@@ -152,12 +152,12 @@ def _pairs(table: Table, what: str) -> Iterator[Test]:
         yield f"{what}: column {a}, and {b} of the next", _even(counts)
 
 
-LAWS = ((0.5, 0.3, 0.2, 0.0, 0.0), (0.1, 0.2, 0.3, 0.2, 0.2), (0.9, 0.06, 0.04, 0.0, 0.0))  # of draws
+TESTED_LAWS = ((0.5, 0.3, 0.2, 0.0, 0.0), (0.1, 0.2, 0.3, 0.2, 0.2), (0.9, 0.06, 0.04, 0.0, 0.0))  # of draws
 
 
 def _draws(seed: int, seeds: int, advance: Advance) -> Iterator[Test]:
     """Draws of every kind by their exact laws: of several rows together, of drafts and of beams."""
-    rows = torch.tensor(LAWS, dtype=torch.float32)
+    rows = torch.tensor(TESTED_LAWS, dtype=torch.float32)
     kinds: dict[str, Counter[Any]] = {}
 
     def count(what: str, outcome: Any) -> None:
@@ -165,7 +165,7 @@ def _draws(seed: int, seeds: int, advance: Advance) -> Iterator[Test]:
 
     for one in _told(range(seed, seed + seeds), advance):
         streams = Streams(one)
-        streams.at(POSITIONS[0])
+        streams.at(TESTED_POSITIONS[0])
         distinct = draw_distinct(rows, 3, streams)
         for number, drawn in enumerate(distinct):
             count(f"distinct {number}", tuple(drawn))
@@ -176,11 +176,13 @@ def _draws(seed: int, seeds: int, advance: Advance) -> Iterator[Test]:
         count("beams iid 0", (*beams.picks(rows[0].double(), 2), beams.pick(rows[0].double())))
         count("coins", (beams.coin(0.3), beams.coin(0.3)))
     laws: dict[str, dict[Any, float]] = {
-        **{f"distinct {number}": _ordered(LAWS[number], 3, False) for number in range(len(LAWS))},
-        "distinct 0, 1": {(a, b): p * q for a, p in enumerate(LAWS[0]) for b, q in enumerate(LAWS[1]) if p * q > 0},
-        "iid 1": _ordered(LAWS[1], 2, True),
-        "beams distinct 1": _ordered(LAWS[1], 2, False),
-        "beams iid 0": _ordered(LAWS[0], 3, True),
+        **{f"distinct {number}": _ordered(TESTED_LAWS[number], 3, False) for number in range(len(TESTED_LAWS))},
+        "distinct 0, 1": {
+            (a, b): p * q for a, p in enumerate(TESTED_LAWS[0]) for b, q in enumerate(TESTED_LAWS[1]) if p * q > 0
+        },
+        "iid 1": _ordered(TESTED_LAWS[1], 2, True),
+        "beams distinct 1": _ordered(TESTED_LAWS[1], 2, False),
+        "beams iid 0": _ordered(TESTED_LAWS[0], 3, True),
         "coins": {(a, b): (0.3 if a else 0.7) * (0.3 if b else 0.7) for a in (True, False) for b in (True, False)},
     }
     for what, law in laws.items():

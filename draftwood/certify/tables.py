@@ -16,8 +16,8 @@ from draftwood.models.tabular import TabularModel
 
 PROMPT = [1, 0, 1, 0, 1, 0, 1]  # a repetition, so that lookup finds something; the end token has no meaning in a prompt
 VOCAB = 5  # of windows
-SURE = (1, 2, 3, 4)  # what is certain there, place by place
-DECAY = 0.4  # of a draft's chances there, from one token to the next
+CERTAIN_TOKENS = (1, 2, 3, 4)  # what is certain there, place by place
+DRAFT_DECAY = 0.4  # of a draft's chances there, from one token to the next
 
 
 class Exit(TabularModel):
@@ -29,7 +29,7 @@ class Exit(TabularModel):
         super().__init__(model.law, model.vocab_size, n_layers=model.n_layers)
 
 
-class Part(Exit):
+class SkippedTarget(Exit):
     """In the place of the target without some sublayers: an unrelated model that reads the target's cache."""
 
     def __init__(self, model: TabularModel, target: TabularModel) -> None:
@@ -68,7 +68,7 @@ def window_table(
     number: int,
     possible: Sequence[int],
     prompt: Sequence[int],
-    sure: Sequence[int] = SURE,
+    sure: Sequence[int] = CERTAIN_TOKENS,
     copied: bool = False,
 ) -> TabularModel:
     """A random model of which the n-th token behind the prompt has `possible[n]` values, a certain one if 1.
@@ -92,7 +92,7 @@ def window_table(
             order.insert(place % count, usual)
         noise = random.Random(f"{seed}:{number}:{prefix}")
         for rank, token in enumerate(order[: count + (not number)]):
-            weights[token] = noise.uniform(0.7, 1.3) * (DECAY**rank if number else 1 + rank)
+            weights[token] = noise.uniform(0.7, 1.3) * (DRAFT_DECAY**rank if number else 1 + rank)
         return weights
 
     return TabularModel(law, VOCAB, n_layers=2)

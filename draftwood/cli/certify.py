@@ -121,7 +121,7 @@ def table(found: Sequence[Certificate]) -> Table:
 
 
 def exercised(found: Sequence[Certificate]) -> list[Table | str]:
-    """How often each rule occurred in the exact checks, the rules that never did included."""
+    """Tables of how often each rule occurred in the exact checks; rules that never did are listed too."""
     figures = [check.figures for one in found for check in one.checks if "rules" in check.figures]
     if not figures:
         return []

@@ -37,7 +37,7 @@ NO_TEMPLATE = "no chat template"  # of the error for models that know no convers
 
 
 @dataclass(slots=True)
-class Talk:
+class Conversation:
     """A conversation, and how replies to it are decoded."""
 
     sampling: SamplingParams
@@ -47,7 +47,7 @@ class Talk:
     history: list[dict[str, str]] = field(default_factory=list)
 
     def options(self) -> dict[str, Any]:
-        """What /set may change, as it is."""
+        """The current values of what /set may change."""
         return {**self.sampling.model_dump(), "seed": self.seed, "max_new_tokens": self.limits.max_new_tokens}
 
     def set(self, values: dict[str, Any]) -> None:
@@ -79,10 +79,10 @@ class Talk:
         return "\n".join(message["content"] for message in self.history)
 
 
-class Partner(Protocol):
-    """Who replies."""
+class ChatPartner(Protocol):
+    """The engine or server that replies."""
 
-    def reply(self, talk: Talk, cancelled: Callable[[], bool]) -> str:
+    def reply(self, talk: Conversation, cancelled: Callable[[], bool]) -> str:
         """Write the reply to the last message as it comes; returns its text."""
 
     def check(self, method: Method) -> Method:
@@ -93,14 +93,14 @@ class Partner(Protocol):
 
 
 @dataclass(slots=True)
-class Here(Partner):
+class LocalPartner(ChatPartner):
     """An engine in this process."""
 
     engine: Engine
     color: bool | None
     last: GenerationResult | None = None
 
-    def reply(self, talk: Talk, cancelled: Callable[[], bool]) -> str:
+    def reply(self, talk: Conversation, cancelled: Callable[[], bool]) -> str:
         words = self.engine.tokenizer
         assert words is not None  # every checkpoint directory has one
         prompt = self.engine.tokens(talk.history if words.templates else talk.text)
@@ -127,7 +127,7 @@ class Here(Partner):
 
 
 @dataclass(slots=True)
-class There(Partner):
+class ServerPartner(ChatPartner):
     """A server with OpenAI's protocol."""
 
     url: str
@@ -135,7 +135,7 @@ class There(Partner):
     chats: bool = True  # whether its model knows conversations
     last: dict[str, Any] = field(default_factory=dict)
 
-    def reply(self, talk: Talk, cancelled: Callable[[], bool]) -> str:
+    def reply(self, talk: Conversation, cancelled: Callable[[], bool]) -> str:
         body: dict[str, Any] = {
             **talk.sampling.model_dump(exclude_defaults=True),
             "temperature": talk.sampling.temperature,
@@ -155,7 +155,7 @@ class There(Partner):
             self.chats = False
             return self._streamed(talk, body, cancelled)
 
-    def _streamed(self, talk: Talk, body: dict[str, Any], cancelled: Callable[[], bool]) -> str:
+    def _streamed(self, talk: Conversation, body: dict[str, Any], cancelled: Callable[[], bool]) -> str:
         about: dict[str, Any] = {"messages": talk.history} if self.chats else {"prompt": talk.text}
         text, self.last = "", {}
         with self._posted("/v1/chat/completions" if self.chats else "/v1/completions", {**about, **body}) as answer:
@@ -230,8 +230,9 @@ def chat(
     method = decoding.chosen(models.drafts)
     if method is not None:
         method.check(sampling)
-    talk = Talk(sampling, limits, seed, method)
-    partner: Partner = Here(models.load(method), output.color) if url is None else There(url, api_key)
+    talk = Conversation(sampling, limits, seed, method)
+    partner: ChatPartner
+    partner = LocalPartner(models.load(method), output.color) if url is None else ServerPartner(url, api_key)
     if method is not None:
         partner.check(method)
     begin(talk, system)
@@ -267,12 +268,12 @@ def lines(asks: bool) -> Iterator[str]:
                 print()
 
 
-def begin(talk: Talk, system: str | None) -> None:
+def begin(talk: Conversation, system: str | None) -> None:
     """Start the conversation over."""
     talk.history = [] if not system else [{"role": "system", "content": system}]
 
 
-def answer(talk: Talk, partner: Partner, text: str) -> None:
+def answer(talk: Conversation, partner: ChatPartner, text: str) -> None:
     """Send a message and print the reply; a message that failed is not kept."""
     before = list(talk.history)
     talk.history.append({"role": "user", "content": text})
@@ -287,7 +288,7 @@ def answer(talk: Talk, partner: Partner, text: str) -> None:
     talk.history.append({"role": "assistant", "content": reply})
 
 
-def command(talk: Talk, partner: Partner, line: str) -> bool:
+def command(talk: Conversation, partner: ChatPartner, line: str) -> bool:
     """Carry out a line that begins with a slash; whether it ends the conversation."""
     from draftwood.methods import Method
     from draftwood.util import config

@@ -31,7 +31,7 @@ def files() -> list[Path]:
 
 @dataclass(slots=True)
 class Defaults:
-    """What files say."""
+    """Defaults of commands that files of settings hold."""
 
     values: dict[str, Any] = field(default_factory=dict)  # nested by command, as click takes it, by parameter
     homes: dict[tuple[str, str], Path] = field(default_factory=dict)  # (command, parameter) -> file

@@ -66,7 +66,7 @@ def _version(package: str) -> str | None:
 
 
 def _backend() -> str:
-    """What computes on the CPU, and why."""
+    """The name of the CPU backend, and why it was chosen."""
     from draftwood.models.backend import native
 
     if reason := native.unavailable():

@@ -31,7 +31,7 @@ OF_EVERY_METHOD = "Set an option of every method that has it, or of one as METHO
 
 
 class ThreadOptions(OptionGroup):
-    """How it is computed."""
+    """Options of the computation on the CPU."""
 
     model_config = ConfigDict(title=MODELS)
 
@@ -78,7 +78,7 @@ class _Quantize(OptionGroup):
 
 
 class _Runtime(RuntimeParams, OptionGroup):  # in this order its options come after the models'
-    """How requests share the engine."""
+    """Options of how requests share the engine."""
 
 
 class _Backend(OptionGroup):
@@ -138,7 +138,7 @@ class PairOptions(ThreadOptions, _Runtime, _Backend, _Place, _Drafts):
 
     @property
     def drafts(self) -> int:
-        """How many draft models there will be; the embedded target brings one."""
+        """The number of draft models that will be loaded; the embedded target brings one."""
         return len(self.draft) or int(self.target is None)
 
     @property
@@ -250,7 +250,7 @@ def warn_if_foreign(engine: Engine, *prompts: Prompt) -> None:
 
 
 class StructuredOptions(OptionGroup):
-    """What an answer must be; one of these."""
+    """Constraints on an answer; at most one of them."""
 
     model_config = ConfigDict(title=STRUCTURED)
 
@@ -261,7 +261,7 @@ class StructuredOptions(OptionGroup):
     grammar: Path | None = flag(None, "A sentence of the grammar in a file (Lark's notation, or GBNF).", "FILE")
 
     def chosen(self) -> Structured | None:
-        """What the options ask for, checked; None where they ask for nothing."""
+        """The constraint that the options ask for, checked; None without any."""
         from draftwood.util import config
 
         given: dict[str, Any] = self.model_dump(exclude_defaults=True)
@@ -276,7 +276,7 @@ class StructuredOptions(OptionGroup):
 
 
 class LimitOptions(OptionGroup):
-    """Where an answer ends."""
+    """Options of where an answer ends."""
 
     model_config = ConfigDict(title=LIMITS)
 
@@ -286,7 +286,7 @@ class LimitOptions(OptionGroup):
 
 
 class ColorOptions(OptionGroup):
-    """What is printed, and how."""
+    """Options of the printed output."""
 
     model_config = ConfigDict(title=OUTPUT)
 
@@ -303,7 +303,7 @@ class ColorOptions(OptionGroup):
 
 
 class OutputOptions(ColorOptions):
-    """What is printed, and how; or everything as JSON."""
+    """Options of the printed output, among them JSON."""
 
     json_: bool = flag(False, "Print one JSON document and nothing else.", names=("--json",))
 
@@ -318,7 +318,7 @@ class OutputOptions(ColorOptions):
 
 
 class LogOptions(OptionGroup):
-    """What the library's loggers, below `draftwood`, write on standard error; for every command."""
+    """Options of every command: how much the loggers below `draftwood` write on standard error."""
 
     model_config = ConfigDict(title=OUTPUT)
 

@@ -150,7 +150,7 @@ def _options() -> dict[str, dict[str, Any]]:
 
 
 def _defaults(arguments: Sequence[str]) -> Defaults:
-    """What files of settings say; help and versions are there whatever they say."""
+    """The defaults from files of settings; help and versions do without them where they are wrong."""
     paths = files()
     asked = {"-h", "--help", "--version"} & set(arguments) or not arguments
     return read(paths, _options()) if paths and not asked else Defaults()
@@ -253,7 +253,7 @@ def run(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _usage_error(error: Exception) -> str | None:
-    """What is wrong with the flags, if that is what the error says.
+    """The sentence about wrong flags; None where the error is about something else.
 
     Asked by its shape, not its class: typer has its own copy of click in newer versions.
     """
@@ -273,7 +273,7 @@ def _usage_error(error: Exception) -> str | None:
 
 
 def _nearest_flag(option: str, context: Any) -> str:
-    """Which flag may have been meant; a command has too many to list them all."""
+    """A hint at the flag that may have been meant; a command has too many to list them all."""
     known = [flag for parameter in context.command.params for flag in parameter.opts] if context else []
     near = get_close_matches(option, [flag for flag in known if flag.startswith("--")], 1)
     if near:

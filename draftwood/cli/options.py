@@ -38,7 +38,7 @@ class OptionGroup(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     def apply(self) -> None:
-        """What the options set in the process before the command runs."""
+        """Apply the options to the process before the command runs; most groups do nothing."""
 
 
 def flag(
@@ -134,7 +134,7 @@ def _parameter(name: str, field: FieldInfo, panel: str | None, usual: Mapping[st
 
 
 def _plain(annotation: Any) -> tuple[Any, tuple[str, ...], str]:
-    """What typer shall parse for a field (pydantic checks the rest), words to choose from, and a metavar."""
+    """The type that typer parses for a field (pydantic checks the rest), the words to choose from, and a metavar."""
     if get_origin(annotation) is Annotated:
         return _plain(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):

@@ -70,7 +70,7 @@ def plan(
 
 
 def _table(found: MethodPlan, width: int) -> Table:
-    """What was predicted and what was measured, within 80 columns; below these without what can be computed."""
+    """A table of predictions and measurements; below 80 columns without those that follow from the others."""
     from rich.text import Text
 
     wide = width >= 80

@@ -1,4 +1,4 @@
-"""What commands need while they run: a bar, Ctrl-C as a wish, and the file that they write."""
+"""Helpers of running commands: progress bars, Ctrl-C as a request to finish early, and writing the result's file."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from draftwood.cli.options import variable
 from draftwood.errors import ConfigurationError
 from draftwood.util.files import partial_path, replacing
 
-FIRST_LINE, NEXT_LINE = 15, 30  # seconds between lines that tell of progress in a pipe
-BAR, LINE = 1.0, 5.0  # seconds of silence before a bar on a terminal, and before a line elsewhere
+FIRST_LINE_SECONDS, NEXT_LINE_SECONDS = 15, 30  # between lines of progress where there is no terminal
+BAR_DELAY, LINE_DELAY = 1.0, 5.0  # seconds of silence before a bar on a terminal, and before a line elsewhere
 
 
 @contextmanager
 def progress(
     color: bool | None, label: str = "", total: float | None = None, percent: bool = False, live: bool = True
 ) -> Iterator[Callable[..., None]]:
-    """A bar with a label; what is given takes changes of both: advance=, completed=, total=, description=.
+    """A progress bar with a label; yields a function that updates it: advance=, completed=, total=, description=.
 
     Where not `live`, the bar is redrawn by changes only, so that it costs what is timed between them nothing. Where
     standard error is no terminal, lines take the bar's place: the first after a quarter of a minute, then two a minute.
@@ -52,14 +52,14 @@ def progress(
 def _lines(label: str, total: float | None, percent: bool) -> Callable[..., None]:
     """An updater that stands for a bar in a pipe: it takes the same changes and prints a line now and then."""
     shown: dict[str, Any] = {"description": label, "total": total, "completed": 0}
-    due = monotonic() + FIRST_LINE
+    due = monotonic() + FIRST_LINE_SECONDS
 
     def update(advance: float = 0, **changes: Any) -> None:
         nonlocal due
         shown.update(changes)
         shown["completed"] += advance
         if monotonic() >= due:
-            due = monotonic() + NEXT_LINE
+            due = monotonic() + NEXT_LINE_SECONDS
             done, of = shown["completed"], shown["total"]
             part = f"{done / of:.0%}" if percent and of else f"{done:g} of {of:g}" if of else f"{done:g}"
             print(f"{part}: {shown['description']}", file=sys.stderr, flush=True)
@@ -69,9 +69,9 @@ def _lines(label: str, total: float | None, percent: bool) -> Callable[..., None
 
 @contextmanager
 def waiting() -> Iterator[Callable[[str, float], None]]:
-    """Says what keeps a command waiting: on a terminal in a bar from the first second on, else in lines after five.
+    """Show what a command is waiting for: on a terminal in a bar after a second, elsewhere in lines after five.
 
-    What is given takes what is done, and which share of it was done since it took that last.
+    Yields on_progress(step, share): the step that is done now, and the share of it done since the last call.
     """
     from draftwood.explain.terminal import colourful
 
@@ -86,18 +86,18 @@ def waiting() -> Iterator[Callable[[str, float], None]]:
             update = stack.enter_context(progress(None, doing, 1.0, percent=True))
             update(completed=done)
 
-        def told(what: str, share: float) -> None:
+        def on_progress(what: str, share: float) -> None:
             nonlocal doing, done
             doing, done = what, share + (done if what == doing else 0)
             if update is not None:
                 update(description=doing, completed=done)
 
         bar = colourful(sys.stderr, None)
-        timer = Timer(BAR if bar else LINE, show)
+        timer = Timer(BAR_DELAY if bar else LINE_DELAY, show)
         timer.daemon = True  # Ctrl-C waits for none
         timer.start()
         try:
-            yield told
+            yield on_progress
         finally:
             timer.cancel()
             timer.join()
@@ -105,22 +105,22 @@ def waiting() -> Iterator[Callable[[str, float], None]]:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C as a wish: what is given says whether it came, so that what was done can be shown; a second ends all.
+    """Yields a function that says whether Ctrl-C was pressed, so that results so far can be shown; a second ends all.
 
     Where SIGINT is ignored or handled by someone else already, that stays as it is.
     """
-    wished = False
+    interrupted = False
 
     def note(number: int, frame: FrameType | None) -> None:
-        nonlocal wished
-        if wished:
+        nonlocal interrupted
+        if interrupted:
             raise KeyboardInterrupt
-        wished = True
+        interrupted = True
 
     ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     before: Any = signal.signal(signal.SIGINT, note) if ours else None
     try:
-        yield lambda: wished
+        yield lambda: interrupted
     finally:
         if ours:
             signal.signal(signal.SIGINT, before)

@@ -38,7 +38,7 @@ class RayOptions(OptionGroup):
 
     @property
     def wanted(self) -> bool:
-        """Whether Ray is asked for; ConfigurationError where it is not, but is needed."""
+        """True where the options ask for Ray; ConfigurationError where they do not, but need it."""
         if self.ray or self.ray_address is not None:
             return True
         needed = sorted(self.model_fields_set - {"ray", "ray_address"})
@@ -68,7 +68,7 @@ class RayOptions(OptionGroup):
 
     @contextmanager
     def engines(self, models: ModelOptions | TargetOptions) -> Iterator[EngineMap | None]:
-        """What shares work among engines on Ray; None where Ray is not asked for."""
+        """A context with the map over engines on Ray; None where Ray is not asked for."""
         if not self.wanted:
             yield None
             return
@@ -79,7 +79,7 @@ class RayOptions(OptionGroup):
 
     @contextmanager
     def trainer(self, model: TargetOptions) -> Iterator[Trainer]:
-        """What carries out a training run: this process, or processes on Ray."""
+        """A context with the function that carries out a training run: in this process, or in processes on Ray."""
         if not self.wanted:
             from draftwood.train.runs import train
 
@@ -114,7 +114,7 @@ class ServingOptions(RayOptions):
 
     @property
     def autoscaling(self) -> dict[str, Any]:
-        """As Ray Serve takes it."""
+        """The options in Ray Serve's form."""
         return config.assignments(self.autoscale, "--autoscale")
 
 
@@ -124,5 +124,5 @@ def _absolute(name: str) -> str:
 
 
 def missing(error: ModuleNotFoundError, what: str, extra: str) -> ConfigurationError:
-    """What to say where an extra is not installed."""
+    """The error of an extra that is not installed."""
     return ConfigurationError(f"{what} {error.name}, which is missing; pip install 'draftwood[{extra}]'")

@@ -25,7 +25,7 @@ THRESHOLD = 0.4  # the controller's default, MCSD's beta
 
 
 class RecordingOptions(OptionGroup):
-    """What is decoded so that something can be learned of its drafts."""
+    """Options of the generations whose drafts are recorded for training."""
 
     model_config = ConfigDict(title=RECORDING)
 

@@ -45,7 +45,7 @@ class PrefixRouter(RequestRouter):
         self.in_flight.over(internal_request_id)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
-        """What it had computed is gone."""
+        """Forget what the replica had computed."""
         super().on_replica_actor_died(replica_id)
         self.prefixes.forget(replica_id.unique_id)
 

@@ -52,7 +52,7 @@ class Replica:
         self.name: str = serve.get_replica_context().replica_id.unique_id
 
     async def stream(self, call: Call, body: bytes, blocks: list[int]) -> AsyncGenerator[Message, None]:
-        """What the application sends, as it comes. `blocks` are for the router."""
+        """The messages that the application sends, as they come. `blocks` are for the router."""
         async for message in messages(self.app, scope_of(*call), body):
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (b"x-replica", self.name.encode())]

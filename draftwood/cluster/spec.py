@@ -1,4 +1,4 @@
-"""What replicas are made from, as plain data: it travels to other machines and stands in files such as serve.yaml."""
+"""The settings of replicas as plain data, which travel to other machines and stand in files such as serve.yaml."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class EngineSpec(BaseModel):
 
     @property
     def resources(self) -> dict[str, float]:
-        """What Ray sets aside for it; each process of a split target has so many threads."""
+        """The resources that Ray reserves for the engine; each process of a split target has `threads` threads."""
         threads = self.threads * int(self.models.get("tensor_parallel", 1))
         return {"num_cpus": threads if self.cpus is None else self.cpus, "num_gpus": self.gpus}
 
 
 class ServeSpec(EngineSpec):
-    """What `draftwood.cluster.serving:application` makes a Ray Serve application from: `args` in serve.yaml."""
+    """The settings of a Ray Serve application (`draftwood.cluster.serving:application`): `args` in serve.yaml."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Serving")
 

@@ -33,7 +33,7 @@ class TrainingProcess:
         torch.set_num_threads(threads)
 
     def address(self) -> Address:
-        """Where processes can meet on this machine."""
+        """An address on this machine at which the processes can meet."""
         with socket.socket() as trial:
             trial.bind(("", 0))
             return ray.util.get_node_ip_address(), trial.getsockname()[1]
@@ -72,7 +72,7 @@ def on_ray(spec: EngineSpec, replicas: int) -> Trainer:
 
 
 def _together(spec: EngineSpec, replicas: int, make: Callable[[], ExitRun], saving: Saving) -> Iterator[StepReport]:
-    """What the first process of a run tells, until all have ended. Raises RayError where one of them fails."""
+    """The reports of a run's first process, until all have ended. Raises RayError where one of them fails."""
     how: dict[str, Any] = {**spec.resources, "max_restarts": 0}
     actors = [ray.remote(TrainingProcess).options(**how).remote(os.getcwd(), spec.threads) for _ in range(replicas)]
     try:

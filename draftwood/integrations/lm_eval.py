@@ -160,7 +160,7 @@ class Draftwood(LM):  # type: ignore[misc]
         return before, self._tokens(context + continuation)[len(before) :]
 
     def _first(self) -> int:
-        """What stands before a text that begins: the tokenizer's own first token, else one that ends texts."""
+        """The token before a text's first: the one that the tokenizer puts there, else one that ends texts."""
         tokens = self._tokens("a")
         bare = self._tokens("a", special=False)
         if len(tokens) > len(bare):

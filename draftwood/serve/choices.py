@@ -1,4 +1,4 @@
-"""Which results and events of a request become which of its choices."""
+"""Maps the results and events of a request's generations to its choices."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _first_unknown(cls, given: Any) -> Any:
-        """Of many unknown fields one is enough."""
+        """Keep one of many unknown fields, which is enough for the error."""
         if not isinstance(given, dict) or len(given) <= len(cls.model_fields):
             return given
         known = {field.alias or name for name, field in cls.model_fields.items()}
@@ -84,14 +84,14 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """As OpenAI asks for JSON."""
+    """OpenAI's field for answers in JSON."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(Body):
-    """As vLLM asks for what a grammar allows; one of these."""
+    """vLLM's field for constrained answers; one of these."""
 
     json_: Annotated[Schema | None, Field(alias="json")] = None
     json_object: bool | None = None
@@ -238,7 +238,7 @@ class ChatMessage(Body):
     status: Literal["in_progress", "completed", "incomplete"] | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As templates know it."""
+        """The message as chat templates take it."""
         content = self.content
         if isinstance(content, list):
             content = "".join(part.text for part in content)
@@ -268,7 +268,7 @@ class ChatRequest(GenerationRequest):
 
 
 class TextFormat(Body):
-    """What `ResponseFormat` is to chats."""
+    """The `ResponseFormat` of /v1/responses."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Name | None = None

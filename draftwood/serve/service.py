@@ -1,4 +1,4 @@
-"""What the endpoints share: the served engine, its limits, its threads and its metrics."""
+"""The served engine with its limits, threads and metrics, which all endpoints share."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 class ServeSettings(BaseModel):
-    """How the server behaves."""
+    """Settings of the server."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Server")
 
@@ -51,7 +51,7 @@ class ServeSettings(BaseModel):
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """True where only this machine can reach the server."""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:

@@ -13,7 +13,7 @@ from draftwood.errors import ConfigurationError
 
 
 def partial_path(path: Path) -> Path:
-    """Where the new content of a file is written first; a device or a pipe is written itself."""
+    """The path to which a file's new content is written first; for a device or a pipe its own path."""
     return path if path.exists() and not path.is_file() else path.with_name(path.name + ".partial")
 
 

@@ -72,7 +72,7 @@ STYLE = f":root{{{_variables(False)}}}@media(prefers-color-scheme:dark){{:root{{
 
 
 def available() -> bool:
-    """Whether matplotlib is there."""
+    """True where matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 

@@ -20,13 +20,13 @@ def describe(entry: type[Any]) -> dict[str, Any]:
 def _options(entry: type[Any]) -> list[dict[str, Any]]:
     """Name, type, default and description of each option, its own ones first, those of all its kind last."""
     schema = entry.model_json_schema(mode="serialization")
-    usual = entry.model_construct().model_dump(mode="json")
+    defaults = entry.model_construct().model_dump(mode="json")
     required = {name for name, info in entry.model_fields.items() if info.is_required()}
     options = [
         {
             "name": name,
             "type": kind(about, schema.get("$defs", {})),
-            "default": None if name in required else usual[name],
+            "default": None if name in required else defaults[name],
             "required": name in required,
             "description": about.get("description", ""),
             **limits(about, schema.get("$defs", {})),
@@ -35,7 +35,7 @@ def _options(entry: type[Any]) -> list[dict[str, Any]]:
     ]
 
     def ancestry(option: Mapping[str, Any]) -> int:
-        """How many classes up an option was first declared."""
+        """The number of classes between the entry and the one that first declared the option."""
         bases = enumerate(entry.__mro__)
         return max(place for place, base in bases if option["name"] in vars(base).get("__annotations__", ()))
 
@@ -43,7 +43,7 @@ def _options(entry: type[Any]) -> list[dict[str, Any]]:
 
 
 def limits(entry: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """What a form needs of a JSON schema: `choices`, or `minimum` and `maximum`, where there are any."""
+    """The limits in a JSON schema that an input form needs: `choices`, or `minimum` and `maximum`."""
     if "$ref" in entry:
         return limits(definitions.get(entry["$ref"].rpartition("/")[2], {}), definitions)
     found = {key: entry[key] for key in ("minimum", "maximum") if key in entry}

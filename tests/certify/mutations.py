@@ -20,7 +20,7 @@ from draftwood import Method
 from draftwood.certify import Budget
 from draftwood.certify.constrained import constrained_check
 from draftwood.certify.enumeration import NotDiscrete
-from draftwood.certify.exactness import EXACT, enumerate_cases, rule_check, sampled_check
+from draftwood.certify.exactness import MAX_ROUNDING_ERROR, enumerate_cases, rule_check, sampled_check
 from draftwood.certify.rules import required
 from draftwood.certify.streams import stream_check
 
@@ -98,7 +98,7 @@ class Mutation:
                 unseen = set(required(method))
                 for one in enumerate_cases(method, 1, BUDGET.replays):  # as `rule_check`
                     if one.wrong:
-                        return "law" if one.claimed and one.distance >= EXACT else "rule"
+                        return "law" if one.claimed and one.distance >= MAX_ROUNDING_ERROR else "rule"
                     unseen -= one.counts.keys()
                 return "unseen" if unseen else ""
             except (NameError, TypeError, AttributeError, NotDiscrete):

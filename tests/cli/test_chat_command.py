@@ -14,7 +14,7 @@ from conftest import Command, Outcome
 from servers import Running, running
 
 from draftwood import SamplingParams, load
-from draftwood.cli.chat import Talk, There
+from draftwood.cli.chat import Conversation, ServerPartner
 from draftwood.cli.groups import LimitOptions
 from draftwood.serve.settings import ServeSettings
 
@@ -109,8 +109,8 @@ def test_a_server_cannot_steer_the_terminal(
     """Control characters of a reply are shown as symbols on a terminal; a pipe gets them as they are."""
     for terminal, shown in ((True, "\u241b[2Jhi\n"), (False, "\x1b[2Jhi\n")):
         reply = io.BytesIO(rb'data: {"choices": [{"text": "\u001b[2Jhi\n"}]}' + b"\n\ndata: [DONE]\n\n")
-        monkeypatch.setattr(There, "_posted", lambda *arguments, reply=reply: reply)
+        monkeypatch.setattr(ServerPartner, "_posted", lambda *arguments, reply=reply: reply)
         monkeypatch.setattr("sys.stdout.isatty", lambda terminal=terminal: terminal)
-        talk = Talk(SamplingParams(), LimitOptions(), 0, None)
-        assert There("http://localhost", None).reply(talk, lambda: False) == "\x1b[2Jhi\n"
+        talk = Conversation(SamplingParams(), LimitOptions(), 0, None)
+        assert ServerPartner("http://localhost", None).reply(talk, lambda: False) == "\x1b[2Jhi\n"
         assert capsys.readouterr().out == shown

@@ -34,8 +34,8 @@ def watched(stream: io.StringIO) -> Iterator[Callable[[str, float], None]]:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "BAR", 0.05)
-    monkeypatch.setattr(running, "LINE", 0.05)
+    monkeypatch.setattr(running, "BAR_DELAY", 0.05)
+    monkeypatch.setattr(running, "LINE_DELAY", 0.05)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
 
@@ -61,8 +61,8 @@ def test_long_work_is_told(stream: io.StringIO) -> None:
 
 @each
 def test_short_work_is_not(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "BAR", 5)
-    monkeypatch.setattr(running, "LINE", 5)
+    monkeypatch.setattr(running, "BAR_DELAY", 5)
+    monkeypatch.setattr(running, "LINE_DELAY", 5)
     with watched(stream) as told:
         told("loading target", 1)
     assert stream.getvalue() == ""
@@ -77,7 +77,7 @@ def test_a_failure_comes_through_the_bar(stream: io.StringIO) -> None:
 
 
 def test_commands_tell_what_they_load(command: Command, pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "LINE", 0)
+    monkeypatch.setattr(running, "LINE_DELAY", 0)
     shown = command("generate", "Once", *pair, "--max-new-tokens", 2)
     assert shown.code == 0 and shown.err.startswith("loading ") and shown.err.count(" ...\n") == 1
 
