@@ -58,7 +58,7 @@ class ConstrainedCase(Case):
 
     def _engine(self) -> Engine:
         engine = Case._engine(self)
-        engine.builder.tokenizer, engine.requests.grammars = letters(), cast(Any, Matchers(END))
+        engine.builder.tokenizer, engine.requests.grammars = letters(), cast(Any, LanguageMatchers(END))
         return engine
 
     @property

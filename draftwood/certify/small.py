@@ -108,7 +108,7 @@ class Case:
 
     def _engine(self) -> Engine:
         """An engine of its own: nothing that was learned in other runs."""
-        engine = Engine(self.target, self.models, end_tokens=END, kv_cache_bytes=MEMORY)
+        engine = Engine(self.target, self.models, end_tokens=END, kv_cache_bytes=CACHE_BYTES)
         engine.builder.prepare = self._watch
         if self.stand_in:
             engine.set_draft_models(self.method, self.stand_in)
