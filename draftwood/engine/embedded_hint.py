@@ -42,7 +42,7 @@ def surprise(model: CausalModel, tokens: Sequence[int]) -> float:
 
 
 def hint(engine: Engine, prompt: Prompt) -> str | None:
-    """What the embedded pair is for, where it is asked for something else; None for all other models."""
+    """A sentence on the purpose of the embedded pair where a prompt is foreign to it; None for all other models."""
     if not is_embedded(engine.names.get("target")):
         return None
     try:

@@ -13,7 +13,7 @@ from draftwood.depth.rules import UNCAPPED
 from draftwood.draft import Drafter, Proposer
 from draftwood.engine.load_estimate import LoadEstimate
 from draftwood.engine.metrics import Metrics
-from draftwood.engine.recording import Recorder
+from draftwood.engine.recording import RoundRecorder
 from draftwood.engine.request import Request
 from draftwood.engine.results import GenerationResult
 from draftwood.engine.stopping import Ending
@@ -67,13 +67,13 @@ class Generation:
         return Forest.from_prompt(prompt, len(prompt) + self.request.max_new_tokens, ends, self.stop, least)
 
     def current_load(self, forest: Forest) -> Load:
-        """What passes cost as the round over `forest` begins; nominal for a controller that does not ask for it."""
+        """The load as the round over `forest` begins; nominal for a controller that does not ask for it."""
         return self.load(forest, self.depth.needs >= LOAD)
 
-    def recorder(self) -> Recorder:
+    def recorder(self) -> RoundRecorder:
         """A new recorder, which makes the `Round` of each verdict."""
         most = self.depth.most if self.depth.most < UNCAPPED else 0
-        return Recorder(self.target, self.ending, self.ranking, most, self.request.top_logprobs)
+        return RoundRecorder(self.target, self.ending, self.ranking, most, self.request.top_logprobs)
 
     def distributions(self, forest: Forest, answer: Answer) -> Distributions:
         """The target's distributions after a forest's nodes, from its answer to them."""

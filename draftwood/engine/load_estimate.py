@@ -1,4 +1,4 @@
-"""What passes cost a request now, beside the others that run: the `Load` that its depth controller decides by."""
+"""Estimates the `Load` of a request: what passes cost it now, beside the others that run."""
 
 from __future__ import annotations
 

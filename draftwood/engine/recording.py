@@ -50,13 +50,13 @@ class Clock:
 
     @property
     def other_seconds(self) -> float:
-        """What is left of the round's wall time: bookkeeping, and waiting for other requests."""
+        """Seconds of the round's wall time beside the counted ones: bookkeeping, and waiting for other requests."""
         known = self.draft_seconds + self.verify_seconds + self.sampling_seconds
         return max(0.0, perf_counter() - self.began - known)
 
 
 @dataclass(slots=True)
-class Recorder:
+class RoundRecorder:
     """Records the rounds of one request, feeds its `ending` and says when it is over.
 
     What all hypotheses share is emitted at once, the rest of the best one when none goes on.
@@ -165,7 +165,7 @@ class Recorder:
         )
 
     def _judged(self, forest: Forest, verdict: Verdict, target: Distributions) -> list[EmittedToken | None]:
-        """What is to be emitted for each new root (None: it stays); notes the same for the accepted drafts."""
+        """The token to emit for each new root (None: it emits nothing); notes those of the accepted drafts too."""
         edges: dict[tuple[int, int], int] = {}  # (parent, token) -> node; roots have none yet
         for parent, token in zip(verdict.parent, verdict.token, strict=True):
             node = parent

@@ -134,7 +134,7 @@ class RequestParser:
         )
 
     def scoring(self, prompt: Prompt, top_logprobs: int = 0, first: int = 1) -> tuple[list[int], int, int]:
-        """What `Engine.score` is asked for, checked: ids, how many alternatives, the first token to be scored.
+        """Check what `Engine.score` is asked for; returns ids, how many alternatives, and the first token to be scored.
 
         The last token is only predicted, so there may be one more than the context holds.
         """

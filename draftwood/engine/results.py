@@ -1,4 +1,4 @@
-"""What one request produced: its text, its tokens, its rounds and their metrics, as plain data."""
+"""The result of one request: its text, its tokens, its rounds and their metrics, as plain data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftwood.engine.metrics import Metrics
 
 @dataclass(slots=True, repr=False)
 class GenerationResult:
-    """What one request produced. `tokens` are the generated ids only; `text` excludes a stop string that was met.
+    """The result of one request. `tokens` are the generated ids only; `text` excludes a stop string that was met.
 
     `str(result)` is the text; notebooks show it with the main figures.
     """
@@ -55,7 +55,7 @@ class GenerationResult:
 
     @property
     def predicted_layers(self) -> float | None:
-        """What Theorem 3.2 predicts of `metrics.layers_per_round`; None where it says nothing.
+        """The lower bound of Theorem 3.2 on `metrics.layers_per_round`; None where the theorem does not apply.
 
         It speaks of DSBD with draws with replacement; without, the chances of layers are no probabilities.
         """

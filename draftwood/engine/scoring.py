@@ -18,7 +18,7 @@ ROWS = 16  # of them, whose log-probabilities are
 
 @dataclass(slots=True)
 class PromptScores:
-    """What the target says of each token of a text, given those before it; nothing of those before `first`."""
+    """Log-probabilities of the tokens of a text under the target, each given those before it; None where not scored."""
 
     tokens: list[int]
     logprobs: list[float | None]  # under the untouched softmax

@@ -1,4 +1,4 @@
-"""What became of every draft of one answer: decode a prompt with a recorder in the verifier's place."""
+"""Explains an answer: decodes a prompt with a recorder in the verifier's place, which notes the fate of each draft."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from draftwood.engine.generation import Generation
 from draftwood.engine.results import GenerationResult
 from draftwood.engine.stopping import Pieces
 from draftwood.explain import page
-from draftwood.explain.judging import Judgement, Recorder
+from draftwood.explain.judging import RoundJudgement, VerdictRecorder
 from draftwood.explain.terminal import method_label, percent
 from draftwood.explain.text import Words, lines, spelling
 from draftwood.explain.tree import RoundTree, trees_of
@@ -22,19 +22,19 @@ HEIGHT = 760  # pixels of the page in a notebook
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordedGeneration:
     """A generation with a recorder in its verifier's place; it gives the tokens that it would give without one."""
 
     generation: Generation
-    judgements: list[Judgement]  # one for each round; there may be more of them than rounds that were noted
+    judgements: list[RoundJudgement]  # one for each round; there may be more of them than rounds that were noted
     words: Words
     about: dict[str, Any]  # what was asked, of whom
     spelled: Pieces | None
 
     @classmethod
-    def of(cls, generation: Generation, tokenizer: Tokenizer | None, models: Mapping[str, Any]) -> Recording:
+    def of(cls, generation: Generation, tokenizer: Tokenizer | None, models: Mapping[str, Any]) -> RecordedGeneration:
         """Begin to record; `models` are their names."""
-        recorder = generation.verify = Recorder(generation.verify)
+        recorder = generation.verify = VerdictRecorder(generation.verify)
         request = generation.request
         method = request.method.as_dict()
         about = {
@@ -63,7 +63,7 @@ class Explanation:
 
     result: GenerationResult
     trees: list[RoundTree]
-    judgements: list[Judgement]
+    judgements: list[RoundJudgement]
     words: Words
     pieces: list[list[tuple[str, Kind]]]  # of each round: text that became certain by it, and where it came from
     ends: frozenset[int]
@@ -78,7 +78,7 @@ class Explanation:
         models: Mapping[str, Any],
     ) -> Explanation:
         """Run a generation and record it."""
-        recording = Recording.of(generation, tokenizer, models)
+        recording = RecordedGeneration.of(generation, tokenizer, models)
         pieces = []
         for round_ in run(generation):
             generation.note(round_)

@@ -1,4 +1,4 @@
-"""What the target thought of each draft of one hypothesis: p, q and the chance to be accepted, recorded on the way.
+"""Records the verdict on each draft of one hypothesis: p, q and the chance to be accepted.
 
 Rounds of beams record this themselves. The recorder stands in the place of a request's verifier, passes its verdict on,
 and goes where the verifier went, with the outcomes known.
@@ -26,7 +26,7 @@ LIKELY = 6  # tokens of a distribution that are kept
 
 
 @dataclass(slots=True)
-class Judgement:
+class RoundJudgement:
     """One round: its judged drafts in order, and what the target found likely after each node of the accepted path."""
 
     drafts: list[Judged] = field(default_factory=list)
@@ -38,20 +38,20 @@ class Judgement:
 
 
 @dataclass(slots=True)
-class Recorder(VerifierProxy):
+class VerdictRecorder(VerifierProxy):
     """A verifier that records what another one judged, one entry per round."""
 
-    judgements: list[Judgement] = field(default_factory=list)
+    judgements: list[RoundJudgement] = field(default_factory=list)
 
     def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
         verdict = self.verify(forest, target, streams)
-        found = Judgement(scores=verdict.score)
+        found = RoundJudgement(scores=verdict.score)
         if not forest.layers and not verdict.layers and verdict.token[0] != FINISHED:
             self._judge(found, forest, verdict, target)
         self.judgements.append(found)
         return verdict
 
-    def _judge(self, found: Judgement, forest: Forest, verdict: Verdict, target: Distributions) -> None:
+    def _judge(self, found: RoundJudgement, forest: Forest, verdict: Verdict, target: Distributions) -> None:
         """Walk down the accepted path as spec §2 has it; where nothing was tossed for, chances are left out."""
         path = forest.path(verdict.parent[0])
         found.greedy = target.params.greedy
@@ -83,7 +83,7 @@ class Recorder(VerifierProxy):
             found.chosen = (path[-1], verdict.token[0]), float(rest[verdict.token[0]])
 
 
-def paths(found: Judgement, forest: Forest, path: Sequence[int], target: Distributions) -> Tensor:
+def paths(found: RoundJudgement, forest: Forest, path: Sequence[int], target: Distributions) -> Tensor:
     """Record the drafts that traversal visited before it accepted `path`; returns what came next was drawn from [V].
 
     The chance of a draft is that of the whole path down to it; p is what is left of the target's distribution there.
@@ -104,7 +104,7 @@ def paths(found: Judgement, forest: Forest, path: Sequence[int], target: Distrib
 
 
 def siblings(
-    found: Judgement, forest: Forest, node: int, accepted: int | None, p: Tensor, rule: Resolve | None
+    found: RoundJudgement, forest: Forest, node: int, accepted: int | None, p: Tensor, rule: Resolve | None
 ) -> Tensor:
     """Record the draws below one node; returns what the next token was drawn from [V] if none was accepted.
 

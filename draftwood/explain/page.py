@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftwood.core.forest import FINISHED, TRUNK
 from draftwood.core.records import Kind
-from draftwood.explain.judging import Judgement
+from draftwood.explain.judging import RoundJudgement
 from draftwood.explain.text import Words
 from draftwood.explain.tree import FATES, RoundTree, TreeNode, completions, hypotheses_after
 
@@ -80,7 +80,7 @@ def end(result: GenerationResult) -> dict[str, Any]:
 
 def round_document(
     tree: RoundTree,
-    judgement: Judgement,
+    judgement: RoundJudgement,
     before: Sequence[int],
     words: Words,
     ends: frozenset[int],
@@ -143,7 +143,7 @@ def round_document(
     }
 
 
-def _beams(tree: RoundTree, judgement: Judgement, words: Words, ends: frozenset[int]) -> list[dict[str, Any]]:
+def _beams(tree: RoundTree, judgement: RoundJudgement, words: Words, ends: frozenset[int]) -> list[dict[str, Any]]:
     """The hypotheses after a round, most likely first: what each has beyond the text that all of them share."""
     found: dict[tuple[int, ...], dict[str, Any]] = {}
     after = hypotheses_after(tree.round_)

@@ -144,7 +144,7 @@ def summary(result: GenerationResult) -> list[str]:
 
 
 def _layers(result: GenerationResult) -> list[str]:
-    """What there is to say of beams: layers per round beside Theorem 3.2, width, cache."""
+    """Parts of the line about beams: layers per round beside Theorem 3.2, width, cache; none without beams."""
     metrics = result.metrics
     if not metrics.layers:
         return []

@@ -71,7 +71,7 @@ class Drawing:
     columns: int = 0  # of numbers
 
     def legend(self, trees: Sequence[RoundTree]) -> list[str]:
-        """What the marks mean that these rounds need; decides on the columns of numbers."""
+        """Lines that explain the marks of these rounds; also decides how many columns of numbers there are."""
         draws = [draw for tree in trees for root in tree.roots for node in root.walk() for draw in node.draws]
         self.columns = max((len(numbers(draw.chances)) for draw in draws), default=0)
         seen = {draw.fate for draw in draws}

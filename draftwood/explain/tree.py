@@ -18,7 +18,7 @@ from draftwood.core.records import Layer, Outcome, Round
 from draftwood.explain.terminal import DIM, KIND_STYLES
 
 if TYPE_CHECKING:
-    from draftwood.explain.judging import Judgement
+    from draftwood.explain.judging import RoundJudgement
 
 Sequences = list[tuple[int, ...]]  # hypotheses by their tokens after the trunk
 Chances = tuple[float | None, float | None, float | None]  # p, q, acceptance; None: not recorded
@@ -117,7 +117,9 @@ class RoundTree:
         return self.outcomes[outcome]
 
 
-def trees_of(rounds: Sequence[Round], prompt: Sequence[int], judgements: Sequence[Judgement] = ()) -> list[RoundTree]:
+def trees_of(
+    rounds: Sequence[Round], prompt: Sequence[int], judgements: Sequence[RoundJudgement] = ()
+) -> list[RoundTree]:
     """The tree of every round after the prompt, with the numbers that a recorder noted for it, if there was one."""
     grower = Grower([(prompt[-1],)])
     return [grower.tree(round_, judgement) for round_, judgement in zip_longest(rounds, judgements)]
@@ -129,7 +131,7 @@ class Grower:
 
     hypotheses: Sequences  # that the next round begins with
 
-    def tree(self, round_: Round, judgement: Judgement | None = None) -> RoundTree:
+    def tree(self, round_: Round, judgement: RoundJudgement | None = None) -> RoundTree:
         """The tree of the next round, with the numbers that a recorder noted for it."""
         tree = tree_of(round_, self.hypotheses)
         if judgement is not None:
@@ -208,7 +210,7 @@ def _judge_path(tree: RoundTree) -> None:
     last.add(*((tree.chosen, chances[len(path) - 1]) if len(path) <= emitted else ("cut off",)))
 
 
-def _annotate(tree: RoundTree, judgement: Judgement) -> None:
+def _annotate(tree: RoundTree, judgement: RoundJudgement) -> None:
     """Give the drafts of a round the numbers that were recorded for them."""
     seen: set[Outcome] = set()
     for one in judgement.drafts:

@@ -52,7 +52,7 @@ class Driver:
 
     @property
     def broken(self) -> str | None:
-        """What ended all computation for good, which only another engine, or process, can mend; None: it goes on."""
+        """The reason why nothing can be computed any more, which only another engine mends; None: all is well."""
         return None if self._failure is None else str(self._failure) or type(self._failure).__name__
 
     def submit(self, task: Task[Any]) -> None:

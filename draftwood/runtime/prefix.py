@@ -16,11 +16,11 @@ from typing import Protocol
 
 from draftwood.models.cache import Cache, Extent
 
-FEWEST = 16  # tokens that are worth a copy
-SHARE = 4  # finished requests leave behind at most this part of the budget
+MIN_PREFIX = 16  # tokens that are worth a copy
+KEPT_SHARE = 4  # finished requests leave behind at most this part of the budget
 
 
-class Holder(Protocol):
+class PrefixHolder(Protocol):
     """A live request's keys and values on one model."""
 
     cache: Cache
@@ -33,8 +33,8 @@ class Holder(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
-    """What a finished request left behind."""
+class KeptPrefix:
+    """Keys and values that a finished request left behind, and their tokens."""
 
     cache: Cache
     extent: Extent
@@ -53,11 +53,11 @@ class PrefixCache:
     """Prefixes of finished requests and the live ones; `hits` of `asked` tokens were taken."""
 
     enabled: bool = True
-    kept: dict[Kept, int] = field(default_factory=dict)  # and when each was last used, which is their order
-    live: list[Holder] = field(default_factory=list)
+    kept: dict[KeptPrefix, int] = field(default_factory=dict)  # and when each was last used, which is their order
+    live: list[PrefixHolder] = field(default_factory=list)
     hits: int = 0
     asked: int = 0
-    _sorted: dict[Cache, list[Kept]] = field(init=False, default_factory=dict)  # by tokens
+    _sorted: dict[Cache, list[KeptPrefix]] = field(init=False, default_factory=dict)  # by tokens
     _clock: Iterator[int] = field(init=False, default_factory=count)
     _off: set[object] = field(init=False, default_factory=set)  # those for whom it is off: several threads may measure
 
@@ -93,11 +93,11 @@ class PrefixCache:
     def worth_waiting(self, cache: Cache, tokens: Sequence[int], others: Sequence[int]) -> bool:
         """Whether a request with some tokens saves enough if one that reads `others` computes what they begin with."""
         shared = common(tokens, others)
-        return self._usable(cache, tokens) and shared - self._longest(cache, tokens)[0] >= FEWEST
+        return self._usable(cache, tokens) and shared - self._longest(cache, tokens)[0] >= MIN_PREFIX
 
     def _usable(self, cache: Cache, tokens: Sequence[int]) -> bool:
         """Whether prefixes of so many tokens are taken and left on a cache."""
-        return self.enabled and not self._off and bool(cache.layout) and len(tokens) >= FEWEST
+        return self.enabled and not self._off and bool(cache.layout) and len(tokens) >= MIN_PREFIX
 
     def expect(self, cache: Cache, wishes: Sequence[tuple[Sequence[int], int]]) -> None:
         """Room for what some requests, with these tokens and room for so many slots, are about to take together."""
@@ -110,7 +110,7 @@ class PrefixCache:
                 grown[entry.extent] = cache.capacity(room)
         cache.make_room(slots, grown)
 
-    def _longest(self, cache: Cache, tokens: Sequence[int]) -> tuple[int, Kept | None, Extent | None]:
+    def _longest(self, cache: Cache, tokens: Sequence[int]) -> tuple[int, KeptPrefix | None, Extent | None]:
         """The length of the longest prefix that is there and worth a copy, who kept it unless it is live, and where."""
         if not self._usable(cache, tokens):
             return 0, None, None
@@ -119,9 +119,9 @@ class PrefixCache:
         for holder in self.live:
             if holder.cache is cache and holder.extent and (found := common(tokens, holder.prefix)) > best:
                 best, entry, source = found, None, holder.extent
-        return (best, entry, source) if best >= FEWEST else (0, None, None)
+        return (best, entry, source) if best >= MIN_PREFIX else (0, None, None)
 
-    def _closest(self, cache: Cache, tokens: list[int]) -> tuple[int, Kept | None]:
+    def _closest(self, cache: Cache, tokens: list[int]) -> tuple[int, KeptPrefix | None]:
         """The longest prefix that was kept, if it is worth a copy; of several alike the one used longest ago.
 
         In the order of their tokens, those that have most in common with some tokens lie where these would.
@@ -129,14 +129,14 @@ class PrefixCache:
         entries = self._sorted.get(cache, [])
         place = bisect_left(entries, tokens, key=_tokens)
         best = max((common(tokens, entry.tokens) for entry in entries[max(0, place - 1) : place + 1]), default=0)
-        if best < FEWEST:
+        if best < MIN_PREFIX:
             return 0, None
         shared = tokens[:best]
         first = bisect_left(entries, shared, hi=place, key=_tokens)
         last = bisect_right(entries, shared, lo=first, key=lambda entry: entry.tokens[:best])
         return best, min(entries[first:last], key=self.kept.__getitem__)
 
-    def leave(self, holder: Holder) -> None:
+    def leave(self, holder: PrefixHolder) -> None:
         """A request is over: what it has computed is kept, or given back."""
         extent, tokens = holder.extent, list(holder.prefix)
         self.live = [other for other in self.live if other is not holder]
@@ -144,11 +144,11 @@ class PrefixCache:
         if not self._usable(holder.cache, tokens):
             holder.cache.release(extent)
             return
-        entry = Kept(holder.cache, extent, tokens)
+        entry = KeptPrefix(holder.cache, extent, tokens)
         self.kept[entry] = next(self._clock)
         insort(self._sorted.setdefault(holder.cache, []), entry, key=_tokens)
         limit = holder.cache.budget.limit
-        while limit is not None and self.kept and sum(entry.bytes for entry in self.kept) > limit // SHARE:
+        while limit is not None and self.kept and sum(entry.bytes for entry in self.kept) > limit // KEPT_SHARE:
             self.forget()
 
     def forget(self) -> bool:
@@ -160,7 +160,7 @@ class PrefixCache:
         entry.cache.release(entry.extent)
         return True
 
-    def _remove(self, entry: Kept) -> None:
+    def _remove(self, entry: KeptPrefix) -> None:
         del self.kept[entry]
         self._sorted[entry.cache].remove(entry)
         if not self._sorted[entry.cache]:
@@ -180,7 +180,7 @@ class PrefixCache:
         return caches
 
 
-def _taken(entry: Kept, best: int) -> bool:
+def _taken(entry: KeptPrefix, best: int) -> bool:
     """Whether what was kept is taken as it is, since its owner is gone and most of it is wanted."""
     return best >= len(entry.tokens) // 2
 

@@ -25,13 +25,13 @@ from draftwood.runtime.prefix import PrefixCache
 
 Event = TypeVar("Event")
 LayerOutputs: TypeAlias = Sequence[tuple[int, Sequence[int], Tensor]]  # (layer, nodes, output [n, D])
-LATEST = 8  # tokens that a model may well be behind by: few rows more
-LITTLE = 256  # a request's part of the memory that is taken at once
+RECENT_TOKENS = 8  # tokens that a model may well be behind by: few rows more
+SMALL_SHARE = 256  # a request's part of the memory that is taken at once
 
 
 @dataclass(slots=True)
 class Run:
-    """What decoding code yields when it needs a model; it is sent an `Answer` with one row per node.
+    """A request of decoding code, which yields it, to a model; it is sent an `Answer` with one row per node.
 
     Nodes may be tokens of the trunk (`topology.trunk_node`). Ancestors and trunk tokens that the model has not seen are
     computed on the way.
@@ -65,7 +65,7 @@ class Run:
 
 @dataclass(slots=True)
 class Answer:
-    """What a model said of a run's nodes; `seconds` is the run's share of the forwards that it took.
+    """The output of a model at a run's nodes; `seconds` is the run's share of the forwards that it took.
 
     `rows` counts what was computed in rows of full depth: layer ranges count by their share. `read` holds the output of
     the layers `Run.reads`, and maybe of others, as forwards showed it.
@@ -193,7 +193,7 @@ class Session:
 
     def unread(self, tokens: int) -> int:
         """How many of the first `tokens` tokens of the trunk the model has not read, beyond the few latest ones."""
-        return max(0, tokens - self.cached - LATEST)
+        return max(0, tokens - self.cached - RECENT_TOKENS)
 
     def level(self, slot: int) -> int:
         """Layers computed for a slot."""
@@ -264,7 +264,7 @@ class Session:
         For the whole request, where that is little memory: it need not move then.
         """
         whole = min(forest.longest, self.model.context) + count
-        little = whole * self.cache.slot_bytes <= (self.cache.budget.limit or 0) // LITTLE
+        little = whole * self.cache.slot_bytes <= (self.cache.budget.limit or 0) // SMALL_SHARE
         return max(len(forest.trunk) + count, whole if little else 0)
 
     def _begin(self, forest: Forest, count: int) -> None:

@@ -15,7 +15,7 @@ from draftwood.engine.embedded_hint import hint
 from draftwood.engine.engine import StreamEvent
 from draftwood.engine.generation import Generation
 from draftwood.explain import page
-from draftwood.explain.explanation import Recording
+from draftwood.explain.explanation import RecordedGeneration
 from draftwood.explain.tree import Grower
 from draftwood.serve.errors import ApiError
 from draftwood.serve.protocol import CompletionRequest
@@ -51,7 +51,7 @@ def add_rounds(app: FastAPI, service: Service) -> None:
 class RoundStream:
     """The generations of a request as events: ('start', ...), a ('round', ...) for each round and ('end', ...).
 
-    Their data are those of `explain.page`. Recording a generation changes no text.
+    Their data are those of `explain.page`. RecordedGeneration a generation changes no text.
     """
 
     def __init__(self, service: Service) -> None:
@@ -97,7 +97,7 @@ class _RecordedGeneration:
     def __init__(self, service: Service, generation: Generation) -> None:
         engine = self._engine = service.engine
         models = {**service.public.value(engine.names), "device": str(engine.target.device)}
-        self._recording = Recording.of(generation, engine.tokenizer, models)
+        self._recording = RecordedGeneration.of(generation, engine.tokenizer, models)
         self._tokens = list(generation.request.prompt)  # all so far
         self._grower = Grower([generation.request.prompt[-1:]])
         self._rounds = 0

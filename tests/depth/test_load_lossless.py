@@ -19,7 +19,7 @@ from draftwood.engine.generation import Generation
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.runtime.policy import Policy
-from draftwood.runtime.session import LATEST
+from draftwood.runtime.session import RECENT_TOKENS
 from draftwood.verify import tree
 
 PROMPT, VOCAB, LENGTH, END = [1, 2, 1, 2], 4, 4, frozenset({0})
@@ -212,7 +212,9 @@ def test_the_load_tells_what_is_to_be_read_before_a_draft(size: int, most: int) 
     generation = prepare(engine, [1] * size, **options)
     load, costs = generation.load, engine.scheduler.costs.curve(engine.drafts[0])
     assert load.tokens_left() == most
-    assert load.catch_up_seconds() == pytest.approx(costs.marginal(1, size - LATEST) if size > LATEST else 0.0)
+    assert load.catch_up_seconds() == pytest.approx(
+        costs.marginal(1, size - RECENT_TOKENS) if size > RECENT_TOKENS else 0.0
+    )
     rounds = engine.scheduler.events(engine.scheduler.submit(engine.builder.task(generation)))
     assert next(rounds) and next(rounds)
     assert 0 < load.tokens_left() < most

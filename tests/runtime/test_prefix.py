@@ -11,7 +11,7 @@ import torch
 
 from draftwood.models.cache import Cache, Extent
 from draftwood.runtime import prefix
-from draftwood.runtime.prefix import FEWEST, Kept, PrefixCache, common
+from draftwood.runtime.prefix import MIN_PREFIX, KeptPrefix, PrefixCache, common
 
 
 @dataclass
@@ -25,11 +25,11 @@ def memory() -> Cache:
     return Cache([(1, 1, torch.float32)], torch.device("cpu"))
 
 
-def one_by_one(prefixes: PrefixCache, cache: Cache, tokens: Sequence[int]) -> tuple[int, Kept | None]:
+def one_by_one(prefixes: PrefixCache, cache: Cache, tokens: Sequence[int]) -> tuple[int, KeptPrefix | None]:
     """The first that shares most, in the order of their last use."""
     found = [(common(tokens, entry.tokens), entry) for entry in prefixes.kept if entry.cache is cache]
     best, entry = max(found, key=lambda each: each[0], default=(0, None))
-    return (best, entry) if best >= FEWEST else (0, None)
+    return (best, entry) if best >= MIN_PREFIX else (0, None)
 
 
 @pytest.mark.parametrize("seed", range(20))

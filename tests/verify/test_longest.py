@@ -16,7 +16,7 @@ from torch import Tensor
 from draftwood import Engine, Method, SamplingParams
 from draftwood.core.forest import FINISHED, TRUNK, Forest
 from draftwood.errors import ConfigurationError
-from draftwood.explain.judging import Recorder
+from draftwood.explain.judging import VerdictRecorder
 from draftwood.sampling.distributions import Distributions, Streams
 from draftwood.verify import LongestPath, longest
 
@@ -159,7 +159,7 @@ def test_explanations_tell_the_chances_that_were_tossed_for() -> None:
     forest.propose(0, [0, 1], q, False)
     p = torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64)
     target = Distributions(forest, p.log().repeat(3, 1), SamplingParams())
-    recorder = Recorder(LongestPath(1))
+    recorder = VerdictRecorder(LongestPath(1))
     verdict = recorder(forest, target, Streams(3))
     (found,) = recorder.judgements
     first, second = found.drafts
