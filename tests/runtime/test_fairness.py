@@ -133,6 +133,7 @@ def test_who_drafts_owes_nothing_for_beams_that_ended(clock: Clock) -> None:
     assert waited(ours, clock, drafts, 1.0) <= 4 * alone
     for task in plain:
         ours.scheduler.cancel(task)
+    ours.scheduler.receive()
     ours.scheduler.policy.credit = -1e9  # whatever it came from: the load has ended
     assert waited(ours, clock, FAMILIES["plain"], 1.0) and ours.scheduler.policy.credit > -1
 
