@@ -167,7 +167,7 @@ TEMPLATE = (
 def talker(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny target with a chat template."""
     place = tmp_path_factory.mktemp("talker")
-    for file in target.iterdir():
+    for file in filter(Path.is_file, target.iterdir()):
         (place / file.name).write_bytes(file.read_bytes())
     (place / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     return place

@@ -167,7 +167,7 @@ def test_a_run_is_saved_every_few_minutes(
 def test_a_pipe_is_told_of_progress(
     command: Command, target: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "FIRST_LINE", -1)
+    monkeypatch.setattr(running, "FIRST_LINE_SECONDS", -1)
     flags = ("train", "eesd", "--target", target, "--data", texts, *SMALL, "--steps", 3)
     first = command(*flags, "--out", tmp_path / "exit").err.splitlines()[0]
     assert first.startswith("1 of 3: loss ") and "held-out acceptance" in first

@@ -17,7 +17,7 @@ METHODS: dict[str, tuple[dict[str, Any], int]] = {
     "mcsd-distinct": ({"name": "mcsd", "tree": [4, 2, 2, 1], "replacement": False}, 1),
     "mcsd-iid": ({"name": "mcsd", "tree": [4, 2, 2, 1], "replacement": True}, 1),
     "mcsd-fork": ({"name": "mcsd-fork", "width": 4, "gamma": 3}, 1),
-    "lookup": ({"name": "lookup"}, 0),
+    "lookup": ({"name": "lookup", "depth": "fixed"}, 0),
 }
 LOSSY: dict[str, dict[str, Any]] = {  # where tokens are drawn
     "mcsd-initial": {"name": "mcsd", "initial": 3, "tree": [4, 2, 1]},

@@ -162,7 +162,7 @@ def test_streaming_shows_exactly_the_text() -> None:
 class LetterTokenizer:
     """What the engine needs of a tokenizer, over `Letters`."""
 
-    def encode(self, text: str, most: int | None = None) -> list[int]:
+    def encode(self, text: str, max_tokens: int | None = None) -> list[int]:
         return [Letters.PIECES.index(letter) for letter in text]
 
     def stream(self, context: Sequence[int] = ()) -> Letters:

@@ -30,7 +30,7 @@ def chained(rules: int) -> dict[str, Any]:
 )
 def test_deep_grammars_do_not_end_the_process(structured: dict[str, Any]) -> None:
     """They overflowed the stack of the thread that compiled them, which no `except` can catch."""
-    grammar = load().grammar(Structured(**structured))()
+    grammar = load().requests.grammar(Structured(**structured))()
     assert grammar.found([]).mask
 
 

@@ -61,7 +61,7 @@ def engine(vocab: int = 4, **options: Any) -> Engine:
 )
 def test_wrong_ones_are_refused_in_one_sentence(spec: Any, sentence: str) -> None:
     with pytest.raises((RequestError, ConfigurationError)) as refused:
-        engine().request([1], structured=spec)
+        engine().requests.request([1], structured=spec)
     text = str(refused.value)
     assert sentence in text and "\n" not in text and len(text) < 500
 

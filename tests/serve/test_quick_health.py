@@ -16,7 +16,7 @@ import pytest
 from servers import Running
 
 from draftwood import load
-from draftwood.engine.engine import Engine
+from draftwood.engine.request_parser import RequestParser
 from draftwood.models.text.tokenizer import LONG_INPUT, Tokenizer
 from draftwood.serve.answers import ChatForm, CompletionForm
 from draftwood.serve.pool import SLICE_LENGTH, json_parts
@@ -86,7 +86,7 @@ def test_conversations_are_read_beside_the_loop(served: Running, path: str, monk
 
 
 def test_ids_and_grammars_are_read_beside_the_loop(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    decode, grammar = Held(monkeypatch, Tokenizer, "decode"), Held(monkeypatch, Engine, "grammar")
+    decode, grammar = Held(monkeypatch, Tokenizer, "decode"), Held(monkeypatch, RequestParser, "grammar")
     grammatical = {"prompt": [1, 2], "max_tokens": 1, "structured_outputs": {"regex": "[ab]+"}}
     with asking(served, "/detokenize", {"tokens": [1]}), asking(served, "/v1/completions", grammatical):
         served.wait(lambda: decode.calls > 0 and grammar.calls > 0)

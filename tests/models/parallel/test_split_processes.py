@@ -91,7 +91,9 @@ def test_a_process_that_dies_ends_the_engine(engine: Engine, plain: str) -> None
     async def asked() -> None:
         async with AsyncEngine(engine) as served:
             assert served.broken == engine.broken == "process 1 of tensor_parallel=2 was killed by signal 9"
-            with pytest.raises(DraftwoodError, match="the engine is broken: process 1"):
+            with pytest.raises(
+                DraftwoodError, match="process 1 of tensor_parallel=2 was killed by signal 9; load the mod"
+            ):
                 await served.generate(STORY)
 
     asyncio.run(asked())
