@@ -1,4 +1,4 @@
-"""Work that processes on Ray share gives the files of one process: evaluations, experiments, texts, training.
+"""Work that processes on Ray share gives the files of one process: evaluations, texts, training.
 
 Commands run in this process, on one Ray that is started for all of them.
 """
@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,14 +27,6 @@ pytest.importorskip("ray", reason="engines on Ray need the extra scale: pip inst
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")]  # of its own options
 
 RAY = ("--replicas", 2, "--ray")
-EXPERIMENT = """
-title: What a step costs
-kind: training
-settings: {steps: 1, batch: 1, context: 32}
-runs:
-  first: {}
-  second: {draft_of: embedded}
-"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,27 +62,6 @@ def test_shared_work_gives_the_same_files(command: Command, pair: list[str], tmp
     ]
     assert kept[0] == kept[1] and len(kept[0]) == 3 * 2 * 3
     assert (tmp_path / "one.jsonl").read_bytes() == (tmp_path / "two.jsonl").read_bytes()
-
-
-def test_runs_of_an_experiment_are_shared(command: Command, tmp_path: Path) -> None:
-    """The same files but for times, and for what says when they were made."""
-    file = tmp_path / "costs.yaml"
-    file.write_text(EXPERIMENT)
-    found = []
-    for name, more in (("one", ()), ("two", RAY)):
-        assert command("eval", file, "--out", tmp_path / name, *more).code == 0
-        assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["first.json", "second.json"]
-        found.append([measured(tmp_path / name / f"{run}.json") for run in ("first", "second")])
-    assert found[0] == found[1] and len(found[0][0]["tables"]["cost"]) == 4
-
-
-def measured(path: Path) -> dict[str, Any]:
-    """A result file without times."""
-    document: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    del document["environment"]["began"]
-    for row in document["tables"]["cost"]:
-        assert row.pop("seconds") > 0
-    return document
 
 
 def test_training_goes_on_where_a_process_dies(
