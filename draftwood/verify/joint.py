@@ -259,7 +259,7 @@ def _positive(dense: Tensor) -> tuple[Places | None, Probabilities]:
     """
     weights = dense.cpu().numpy()
     size = len(weights)
-    whole = 4 * np.count_nonzero(weights) > size  # else looking for them saves more than it takes
+    whole = weights.min() > 0 or 4 * np.count_nonzero(weights) > size  # else leaving them out saves more than it takes
     places = None if whole else np.flatnonzero(weights)
     prob = weights if whole and size > SMALL else (weights if whole else weights[places]).astype(np.float64)
     total = float(prob.sum(dtype=np.float64))
