@@ -207,6 +207,8 @@ def held(engines=0):
     until = time.monotonic() + 10  # the threads of those that were dropped let go of them, and end
     while sum(one.name == "draftwood" for one in threading.enumerate()) > engines and time.monotonic() < until:
         time.sleep(0.01)
+        gc.collect()
+    gc.collect()
     return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
 
 def use(engine, seed):
