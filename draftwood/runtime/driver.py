@@ -195,7 +195,8 @@ def _work(reference: weakref.ref[Driver], inbox: Inbox) -> None:
             rested = True
             continue
         driver = reference()
-        if driver is None:
+        if driver is None:  # the engine is gone, and its memory is free
+            give_back()
             return
         driver._serve(message)
         rested, wanted = False, not driver._closing
