@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
+from time import sleep
 from typing import Any, TypeVar
 
 import torch
@@ -33,7 +34,7 @@ Inbox = SimpleQueue[Callable[[], object] | None]
 
 log = logging.getLogger(__name__)
 
-REST_SECONDS = 1.0  # without requests, after which free memory goes back to the system
+REST_SECONDS = 1.0  # without requests, or behind the end of an engine, after which free memory goes back to the system
 EXIT_SECONDS = 10.0  # that the process waits at its end for a step
 FORKED = "this process was forked while requests ran, so their models and caches are of no use here; load them again"
 
@@ -195,7 +196,8 @@ def _work(reference: weakref.ref[Driver], inbox: Inbox) -> None:
             rested = True
             continue
         driver = reference()
-        if driver is None:  # the engine is gone, and its memory is free
+        if driver is None:  # the engine is gone; its memory is free when the collection that found it is through
+            sleep(REST_SECONDS)
             give_back()
             return
         driver._serve(message)
