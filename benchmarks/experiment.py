@@ -78,11 +78,11 @@ class Experiment(Strict):
 
 def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """`one` with the values of `other`, mappings merged in depth."""
-    found = dict(one)
+    result = dict(one)
     for key, value in other.items():
-        mine = found.get(key)
-        found[key] = merged(mine, value) if isinstance(mine, Mapping) and isinstance(value, Mapping) else value
-    return found
+        mine = result.get(key)
+        result[key] = merged(mine, value) if isinstance(mine, Mapping) and isinstance(value, Mapping) else value
+    return result
 
 
 def find(name: str) -> Path:

@@ -120,13 +120,13 @@ class DraftPrice(Kind):
             for load in self.loads:
                 plain = rates[temperature, load, PLAIN]
                 for source in self.sources:
-                    found = {
+                    result = {
                         rule: rates[temperature, load, f"{source}: {rule}"]
                         for rule in self.rules
                         if (temperature, load, f"{source}: {rule}") in rates
                     }
-                    best = max(found, key=lambda rule: median(found[rule])["value"] or 0.0)
-                    for rule, mine in {PLAIN: plain, **found}.items():
+                    best = max(result, key=lambda rule: median(result[rule])["value"] or 0.0)
+                    for rule, mine in {PLAIN: plain, **result}.items():
                         rows.append(
                             {
                                 "source": source,
@@ -135,7 +135,7 @@ class DraftPrice(Kind):
                                 "rule": rule,
                                 "tokens_per_second": median(mine),
                                 "to_plain": median([a / b for a, b in zip(mine, plain, strict=True)]),
-                                "to_auto": median([a / b for a, b in zip(mine, found["auto"], strict=True)]),
+                                "to_auto": median([a / b for a, b in zip(mine, result["auto"], strict=True)]),
                                 "best": best,
                             }
                         )

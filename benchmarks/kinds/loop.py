@@ -55,11 +55,11 @@ class Loop(Kind):
         shares: Rows = []
         for name, method in self.methods.items():
             for setting in filter(partial(self.suits, method), self.shown):
-                found = []
+                result = []
                 for repeat in bench.track(repeats, f"share of a round, {name}"):
                     make = partial(self.run, engine, prompts[repeat], method, self.settings[setting], repeat)
-                    found.append(bench.once(["method", name, setting, repeat], make))
-                shares.append({"method": name, "setting": setting, **parts(found[1:])})
+                    result.append(bench.once(["method", name, setting, repeat], make))
+                shares.append({"method": name, "setting": setting, **parts(result[1:])})
         rows = [
             {
                 "setting": name,
@@ -93,14 +93,14 @@ class Loop(Kind):
 
     def prompts(self, engine: Engine) -> list[list[int]]:
         """Beginnings of held-out documents of every kind."""
-        found: list[list[int]] = []
+        result: list[list[int]] = []
         for document in mixed("held-out"):
             tokens = engine.tokens(document.text)
             if len(tokens) >= self.prompt:
-                found.append(tokens[: self.prompt])
-            if len(found) == self.repeats + 1:
+                result.append(tokens[: self.prompt])
+            if len(result) == self.repeats + 1:
                 break
-        return found
+        return result
 
     def bare(self, engine: Engine, prompt: list[int]) -> list[float]:
         """Seconds a token of the bare loop and of ours; the tokens must be the same."""
@@ -126,9 +126,9 @@ class Loop(Kind):
         return [seconds / max(1, count), forwards, choosing, seconds - forwards - choosing]
 
 
-def parts(found: Sequence[Sequence[float]]) -> dict[str, Any]:
+def parts(result: Sequence[Sequence[float]]) -> dict[str, Any]:
     """Shares of the rounds' time: outside forwards, and of that choosing tokens."""
-    whole = [(choosing, rest, forwards + choosing + rest) for _, forwards, choosing, rest in found]
+    whole = [(choosing, rest, forwards + choosing + rest) for _, forwards, choosing, rest in result]
     return {
         "not_a_forward": median([(choosing + rest) / all for choosing, rest, all in whole]),
         "choosing": median([choosing / all for choosing, _, all in whole]),

@@ -55,8 +55,8 @@ class Serving(Kind):
 
     def rows(self, samples: dict[tuple[int, int, str], dict[str, Any]], names: list[str], load: int) -> Rows:
         """The rows of a load; ratios are of the same repeat."""
-        found = {name: [samples[repeat, load, name] for repeat in range(self.repeats)] for name in names}
-        rates = {name: [each["tokens"] / each["seconds"] for each in some] for name, some in found.items()}
+        result = {name: [samples[repeat, load, name] for repeat in range(self.repeats)] for name in names}
+        rates = {name: [each["tokens"] / each["seconds"] for each in some] for name, some in result.items()}
         fastest = max(self.fixed or (BASELINE,), key=lambda name: median(rates[name])["value"] or 0.0)
 
         def over(name: str, other: str) -> Interval:
@@ -70,7 +70,7 @@ class Serving(Kind):
 
     def others(self, bench: Bench, prompts: list[list[int]]) -> tuple[dict[str, Batched], dict[str, str]]:
         """The peers that are here, warmed up, and why the others are not."""
-        found: dict[str, Batched] = {}
+        result: dict[str, Batched] = {}
         failures: dict[str, str] = {}
         pair, dtype, threads = bench.pair, bench.run.dtype, bench.run.threads
         places = str(pair.target), str(pair.draft), str(pair.made)
@@ -84,8 +84,8 @@ class Serving(Kind):
                 except Exception as error:  # foreign code fails in many ways; the row says which
                     failures[f"{engine}, {mode}"] = reason(error)
                 else:
-                    found[f"{engine}, {mode}"] = run
-        return found, failures
+                    result[f"{engine}, {mode}"] = run
+        return result, failures
 
     def prompts(self, engine: Engine) -> Iterator[list[int]]:
         """Held-out prompts of all kinds of text and lengths, in turn."""

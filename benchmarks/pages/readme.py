@@ -34,11 +34,11 @@ def speed_table() -> str:
     """The table, and what measured it."""
     rows: list[dict[str, Any]] = []
     for label, (engine, mode) in ENGINES.items():
-        found = frame("peers", "rows", engine=engine, mode=mode)
-        rows.append({"": label, **cells(found, lambda row: text(row["ms_per_token"], ".3g", " ms"))})
+        result = frame("peers", "rows", engine=engine, mode=mode)
+        rows.append({"": label, **cells(result, lambda row: text(row["ms_per_token"], ".3g", " ms"))})
     for label, (part, temperature, method) in METHODS.items():
-        found = frame("headline", part, task="all", temperature=temperature, method=method)
-        rows.append({"": label, **cells(found, both)})
+        result = frame("headline", part, task="all", temperature=temperature, method=method)
+        rows.append({"": label, **cells(result, both)})
     beams = frame("beams", "search", task="all", width=4)
     beams["fast"] = beams["speed_up_with_prompt"].map(value)
     best = beams.sort_values("fast", ascending=False).drop_duplicates("run")
@@ -49,10 +49,10 @@ def speed_table() -> str:
 
 def measured(*experiments: str) -> str:
     """The machines of some experiments and the days of their results."""
-    found: dict[str, set[str]] = {}
+    result: dict[str, set[str]] = {}
     for environment in (document["environment"] for name in experiments for document in documents(name)):
-        found.setdefault(provenance.machine(environment), set()).add(environment["began"][:10])
-    return "; ".join(f"{machine}, {' and '.join(sorted(days))}" for machine, days in found.items())
+        result.setdefault(provenance.machine(environment), set()).add(environment["began"][:10])
+    return "; ".join(f"{machine}, {' and '.join(sorted(days))}" for machine, days in result.items())
 
 
 def both(row: pd.Series) -> str:

@@ -33,8 +33,8 @@ def frame(experiment: str, table: str, **where: Any) -> pd.DataFrame:
 
 def value(number: Any) -> float:
     """The value of a number or an interval; NaN where there is none."""
-    found = number["value"] if isinstance(number, Mapping) else number
-    return float("nan") if found is None else float(found)
+    result = number["value"] if isinstance(number, Mapping) else number
+    return float("nan") if result is None else float(result)
 
 
 def text(number: Any, form: str = ".2f", unit: str = "", ends: bool = False) -> str:
@@ -72,10 +72,10 @@ def markdown(rows: pd.DataFrame) -> str:
 
 def sources(experiment: str) -> str:
     """The command that repeats an experiment, and the machine, day and commit of its results."""
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     for document in documents(experiment):
-        found.setdefault(source(document["environment"]), []).append(f"`{document['run']}`")
-    measured = "; ".join(f"{', '.join(runs)}: {about}" for about, runs in found.items())
+        result.setdefault(source(document["environment"]), []).append(f"`{document['run']}`")
+    measured = "; ".join(f"{', '.join(runs)}: {about}" for about, runs in result.items())
     return f"`python -m benchmarks run {experiment}`. Measured: {measured}."
 
 

@@ -38,37 +38,37 @@ def controlled(calibration: str) -> Methods:
 
 
 def others(study: Study) -> Methods:
-    """What EESD is compared with, as far as these models have it."""
-    found: Methods = {}
+    """The methods that EESD is compared with, as far as these models have them."""
+    result: Methods = {}
     if study.engine.drafts:
         vanilla = {"name": "speculative", "verify": "rejection", "depth": "fixed"}
-        found |= {f"vanilla, K={gamma}": {**vanilla, "gamma": gamma} for gamma in (4, 10)}
+        result |= {f"vanilla, K={gamma}": {**vanilla, "gamma": gamma} for gamma in (4, 10)}
     else:
         study.notes.append("No draft model was given, so vanilla speculative decoding is left out.")
-    found["self-spec, K=10"] = {"name": "self-spec", "verify": "rejection", "gamma": 10, "depth": "fixed"}
+    result["self-spec, K=10"] = {"name": "self-spec", "verify": "rejection", "gamma": 10, "depth": "fixed"}
     try:
         medusa.find(study.engine.target, None)
-        found["medusa"] = {"name": "medusa", "verify": "rejection"}
+        result["medusa"] = {"name": "medusa", "verify": "rejection"}
     except ModelError as error:
         study.notes.append(f"Medusa is left out: {error}.")
-    return found
+    return result
 
 
 def control(full: bool, calibration: str, has_draft: bool) -> Methods:
     """§5.1 to 5.3 and 5.7: fixed depths, parts taken away, Thompson sampling on other methods, trees."""
-    found: Methods = {PLAIN: {"name": "autoregressive"}, **controlled(calibration)}
+    result: Methods = {PLAIN: {"name": "autoregressive"}, **controlled(calibration)}
     for gamma in (1, 2, 3, 4, 5, 6, 8, 10) if full else (1, 2, 4, 6, 10):
-        found[f"eesd, K={gamma}"] = {**EXIT, "gamma": gamma, "depth": "fixed"}
+        result[f"eesd, K={gamma}"] = {**EXIT, "gamma": gamma, "depth": "fixed"}
     for name in ["speculative"] * has_draft + ["self-spec"]:
         label = "vanilla" if name == "speculative" else name
         alike = {"name": name, "verify": "rejection", "gamma": 10}
-        found |= {f"{label}, K=10": {**alike, "depth": "fixed"}, f"{label} + beta-ts": {**alike, "depth": "beta-ts"}}
+        result |= {f"{label}, K=10": {**alike, "depth": "fixed"}, f"{label} + beta-ts": {**alike, "depth": "beta-ts"}}
     for name, depth in (("beta-ts", "beta-ts"), ("cali-ts", f"cali-ts:{calibration}")):
-        found[f"eesd + {name}, tree"] = {**EXIT, "tree": [2, 1, 1, 1, 1, 1], "depth": depth}
+        result[f"eesd + {name}, tree"] = {**EXIT, "tree": [2, 1, 1, 1, 1, 1], "depth": depth}
     for part in ("sample", "model"):  # a deviation so large that the part counts for nothing
         label = f"eesd, cali-ts, no {'sampling' if part == 'sample' else part} part"
-        found[label] = {**EXIT, "gamma": 10, "depth": f"cali-ts:path={calibration},{part}_deviation=10"}
-    return found
+        result[label] = {**EXIT, "gamma": 10, "depth": f"cali-ts:path={calibration},{part}_deviation=10"}
+    return result
 
 
 def measure(study: Study, full: bool) -> None:
@@ -76,31 +76,35 @@ def measure(study: Study, full: bool) -> None:
     exits.find(study.engine.target, None)  # raises where there is none, and says how to train one
     calibration = predictor(study, 140 if full else 56, 64 if full else 48)
     methods = {PLAIN: {"name": "autoregressive"}, **others(study), **controlled(calibration)}
-    found = study.run("methods", methods, tuple(TASKS), GREEDY)
+    result = study.run("methods", methods, tuple(TASKS), GREEDY)
     for label, paper in TABLES_1_TO_3.items():
         for task, ends in zip(TASKS, paper, strict=True) if label in methods else ():
-            study.compare("Tables 1 to 3", f"{task}: speed-up of {label}", ends, found.measure("speed-up", task, label))
+            study.compare(
+                "Tables 1 to 3", f"{task}: speed-up of {label}", ends, result.measure("speed-up", task, label)
+            )
     some = ("math", "summaries")
     has_draft = bool(study.engine.drafts)
-    found = study.run("control", control(full, calibration, has_draft), some, GREEDY)
+    result = study.run("control", control(full, calibration, has_draft), some, GREEDY)
     for (of, over), ends in TABLE_4.items():
-        study.compare("Table 4", f"speed of {of} over {over}", ends, found.faster(of, over))
+        study.compare("Table 4", f"speed of {of} over {over}", ends, result.faster(of, over))
     for task in some:
-        best = found.fastest(found.starting("eesd, K="), task)
+        best = result.fastest(result.starting("eesd, K="), task)
         for name in CONTROLLERS:  # the best K is chosen after the fact, on the same items, which favours it
-            ratio = found.faster(f"eesd + {name}", best, [task])
+            ratio = result.faster(f"eesd + {name}", best, [task])
             study.compare("Figure 3", f"{task}: speed of eesd + {name} over the best fixed depth", (1.0, None), ratio)
         study.notes.append(f"Figure 3, {task}: the best fixed depth is {best}.")
         for label in ["vanilla"] * has_draft + ["self-spec"]:
             what = f"{task}: speed of {label} + beta-ts over {label}, K=10"
-            study.compare("Table 5", what, TABLE_5, found.faster(f"{label} + beta-ts", f"{label}, K=10", [task]))
+            study.compare("Table 5", what, TABLE_5, result.faster(f"{label} + beta-ts", f"{label}, K=10", [task]))
         for name in ("beta-ts", "cali-ts"):
-            ratio = found.faster(f"eesd + {name}, tree", f"eesd + {name}", [task])
+            ratio = result.faster(f"eesd + {name}, tree", f"eesd + {name}", [task])
             study.compare("Table 7", f"{task}: speed of eesd + {name}, tree over chain", TABLE_7, ratio)
         for name in ("beta-ts", "cali-ts"):
-            shares = found.row(task, f"eesd + {name}")["timing"]["time_shares"]
+            shares = result.row(task, f"eesd + {name}")["timing"]["time_shares"]
             parts = ", ".join(f"{part} {share:.0%}" for part, share in shares.items())
             study.notes.append(f"Table 8, {task}: time of eesd + {name}: {parts}.")
     pair = {label: methods[label] for label in (PLAIN, "eesd + beta-ts", "eesd + cali-ts")}
-    found = study.run("calibration", pair, tuple(TASKS), GREEDY, times=3)  # so that the two can be told apart
-    study.compare("Table 8", "speed of cali-ts over beta-ts", TABLE_8, found.faster("eesd + cali-ts", "eesd + beta-ts"))
+    result = study.run("calibration", pair, tuple(TASKS), GREEDY, times=3)  # so that the two can be told apart
+    study.compare(
+        "Table 8", "speed of cali-ts over beta-ts", TABLE_8, result.faster("eesd + cali-ts", "eesd + beta-ts")
+    )

@@ -39,7 +39,7 @@ def tree(shape: list[int], initial: int | None = None, verify: str = "longest", 
 def trees() -> Methods:
     """§4.1 and 4.2."""
     shape = [4, 3, 1, 1]
-    found: Methods = {
+    result: Methods = {
         PLAIN: {"name": "autoregressive"},
         "speculative, gamma=4": {"name": "speculative", "verify": "rejection", "gamma": 4},
         "mcsd 4,2,2,1": tree([4, 2, 2, 1]),
@@ -49,12 +49,12 @@ def trees() -> Methods:
         "longest root 2,4,3,1,1": tree(shape, 2, "longest-root"),
         "independent init. 2,4,3,1,1": tree(shape, 2, "longest-root", replacement=True),
     }
-    return found
+    return result
 
 
 def forks(full: bool, models: dict[str, str]) -> Methods:
     """App. A: forks of depth 5, around the widths where the paper's curves level off and fall."""
-    found: Methods = {
+    result: Methods = {
         PLAIN: {"name": "autoregressive"},
         "speculative, gamma=5": {"name": "speculative", "verify": "rejection", "gamma": 5},
         "mcsd 4,2,2,1,1": tree([4, 2, 2, 1, 1]),
@@ -63,12 +63,12 @@ def forks(full: bool, models: dict[str, str]) -> Methods:
     for rule, verify in RULES.items():
         alike = {"name": "mcsd-fork", "gamma": 5, "verify": verify}
         for width in widths:
-            found[f"fork W={width}, {rule}"] = {**alike, "width": width}
+            result[f"fork W={width}, {rule}"] = {**alike, "width": width}
         for kind, path in models.items():
             for width in (4, 16):
                 depth = f"decision:path={path},threshold=0.4"
-                found[f"fork W={width}, {rule}, {kind}"] = {**alike, "width": width, "depth": depth}
-    return found
+                result[f"fork W={width}, {rule}, {kind}"] = {**alike, "width": width, "depth": depth}
+    return result
 
 
 def measure(study: Study, full: bool) -> None:
@@ -80,49 +80,51 @@ def measure(study: Study, full: bool) -> None:
         path, judged = decision(study, kind, 140 if full else 56, tokens)
         models[f"decisions on {kind}"] = path
         study.learned.append(judged)
-    found = study.run("forks", forks(full, models), tuple(TASKS), {"temperature": 1.0})
+    result = study.run("forks", forks(full, models), tuple(TASKS), {"temperature": 1.0})
     for label, paper in TABLE_3.items():
         for task, ends in paper.items():
-            study.compare("Table 3", f"{task}: alpha of {label}", ends, found.measure("alpha", task, label), "", None)
+            study.compare("Table 3", f"{task}: alpha of {label}", ends, result.measure("alpha", task, label), "", None)
     for rule in RULES:
         for width in (4, 16):
             label = f"fork W={width}, {rule}"
-            ratio = found.faster(label, f"fork W=1, {rule}")
+            ratio = result.faster(label, f"fork W=1, {rule}")
             study.compare("Figures 5 and 6", f"speed of {label} over W=1", (1.0, None), ratio)
             for kind in models:
-                ratio = found.faster(f"{label}, {kind}", label)
+                ratio = result.faster(f"{label}, {kind}", label)
                 what = f"speed of {label} with {kind} over without"
                 study.compare("Figure 8", what, MOST_OF_DECISIONS, ratio, even=None)
     kept = ("autoregressive", "speculative", "mcsd")
     greedy = {label: each for label, each in forks(False, {}).items() if each["name"] in kept or "W=16" in label}
-    found = study.run("forks-greedy", greedy, tuple(TASKS), {"temperature": 0.0})
+    result = study.run("forks-greedy", greedy, tuple(TASKS), {"temperature": 0.0})
     for task, ends in TABLE_4.items():
         for rule in RULES:
             label = f"fork W=16, {rule}"
             what = f"{task}, temperature 0: alpha of {label}"
-            study.compare("Table 4", what, ends, found.measure("alpha", task, label), "", None)
+            study.compare("Table 4", what, ends, result.measure("alpha", task, label), "", None)
 
 
 def static(study: Study) -> None:
     """Tables 1 and 2, Figure 3."""
-    found = study.run("trees", trees(), tuple(TASKS), {"temperature": 0.7})
+    result = study.run("trees", trees(), tuple(TASKS), {"temperature": 0.7})
     for label, paper in TABLE_2.items():
         for task, ends in paper.items():
-            study.compare("Table 2", f"{task}: alpha of {label}", ends, found.measure("alpha", task, label), "", None)
+            study.compare("Table 2", f"{task}: alpha of {label}", ends, result.measure("alpha", task, label), "", None)
     ours = "target-init. 2,4,3,1,1"
     for other, ends in ((PLAIN, MOST_SPEED_UP), ("mcsd 4,2,2,1", MOST_OVER_MCSD), ("mcsd 4,3,1,1", (None, None))):
-        study.compare("Figure 3, abstract", f"all tasks: speed of {ours} over {other}", ends, found.faster(ours, other))
+        study.compare(
+            "Figure 3, abstract", f"all tasks: speed of {ours} over {other}", ends, result.faster(ours, other)
+        )
     for task in ("qa", "summaries"):
-        for label in [label for label in found.labels if "init." in label or "root" in label]:
+        for label in [label for label in result.labels if "init." in label or "root" in label]:
             what = f"{task}: score of {label} above plain decoding's"
-            study.compare("Table 1", what, (None, 0.0), found.measure("points", task, label), " points", 0.0)
+            study.compare("Table 1", what, (None, 0.0), result.measure("points", task, label), " points", 0.0)
 
 
 def shapes(study: Study, full: bool) -> None:
     """Figure 4: of the trees behind two tokens of the target the paper finds 2,4,3,1,1 the fastest."""
     asked = {f"2,{','.join(map(str, shape))}": tree(shape, 2) for shape in SHAPES + MORE_SHAPES * full}
-    found = study.run("shapes", {PLAIN: {"name": "autoregressive"}, **asked}, ("stories",), {"temperature": 0.7})
-    best = found.fastest(list(asked), "stories")
+    result = study.run("shapes", {PLAIN: {"name": "autoregressive"}, **asked}, ("stories",), {"temperature": 0.7})
+    best = result.fastest(list(asked), "stories")
     of, over = "2,4,3,1,1", "2,1,1,1,1"
-    study.compare("Figure 4", f"stories: speed of {of} over {over}", (1.0, None), found.faster(of, over))
+    study.compare("Figure 4", f"stories: speed of {of} over {over}", (1.0, None), result.faster(of, over))
     study.notes.append(f"Figure 4, stories: {best} is the fastest of {len(asked)} trees.")

@@ -50,8 +50,8 @@ class Measured:
     def row(self, task: str, label: str) -> Row:
         """The summary of a method on a task."""
         number = self.tasks.index(task) * len(self.labels) + self.labels.index(label)
-        found: Row = self.summary["rows"][number]
-        return found
+        result: Row = self.summary["rows"][number]
+        return result
 
     def measure(self, name: str, task: str, label: str) -> Interval | None:
         """One of MEASURES; None where the method does not have it."""
@@ -59,8 +59,8 @@ class Measured:
 
     def value(self, name: str, task: str, label: str) -> float:
         """The value of a measure alone; NaN where there is none."""
-        found = self.measure(name, task, label)
-        return math.nan if found is None or found["value"] is None else found["value"]
+        result = self.measure(name, task, label)
+        return math.nan if result is None or result["value"] is None else result["value"]
 
     def starting(self, prefix: str) -> list[str]:
         """The labels that begin so."""
@@ -104,8 +104,8 @@ def _paired(name: str, factor: float = 1.0) -> Callable[[Row], Interval | None]:
 
 def _energy(row: Row) -> Interval | None:
     counters = row["energy"] if isinstance(row["energy"], Mapping) else {}
-    found: Interval | None = counters.get(ESTIMATE, {}).get("joules_per_token")
-    return next((each["joules_per_token"] for name, each in counters.items() if name != ESTIMATE), found)
+    result: Interval | None = counters.get(ESTIMATE, {}).get("joules_per_token")
+    return next((each["joules_per_token"] for name, each in counters.items() if name != ESTIMATE), result)
 
 
 MEASURES: dict[str, Callable[[Row], Interval | None]] = {
@@ -155,20 +155,20 @@ class Study:
         told = lambda job: self.told(f"{name}: item {job.place + 1}, {job.task.name}, {job.method.name}")  # noqa: E731
         summary = evaluate(self.engine, plan, self.out / name, on_job=told)
         self.session = summary["sessions"][-1]
-        found = Measured(list(methods), summary, list(records_of(self.out / name).values()))
-        for task in found.tasks:
+        result = Measured(list(methods), summary, list(records_of(self.out / name).values()))
+        for task in result.tasks:
             for label in methods:
-                known = {key: interval for key in MEASURES if (interval := found.measure(key, task, label))}
-                lossy = {} if found.row(task, label)["lossless"] else {"lossy": True}
+                known = {key: interval for key in MEASURES if (interval := result.measure(key, task, label))}
+                lossy = {} if result.row(task, label)["lossless"] else {"lossy": True}
                 self.rows.append({"sweep": name, "task": task, "method": label, **lossy, **known})
-        return found
+        return result
 
     def compare(
         self, exhibit: str, what: str, paper: Paper, here: Interval | None, unit: str = "x", even: float | None = 1.0
     ) -> None:
         """Note what the paper gives beside what was found. `even` separates better from worse, where something does."""
-        found = {"exhibit": exhibit, "what": what, "paper": list(paper), "unit": unit, "even": even, "here": here}
-        self.findings.append(found)
+        result = {"exhibit": exhibit, "what": what, "paper": list(paper), "unit": unit, "even": even, "here": here}
+        self.findings.append(result)
 
     def document(self, paper: str, pair: str, command: str) -> dict[str, Any]:
         """All of it as plain data, with where it comes from."""

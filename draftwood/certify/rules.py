@@ -33,8 +33,8 @@ class Tally(VerifierProxy):
 
     def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
         verdict = self.verify(forest, target, streams)
-        found = _of_beams(forest, verdict) if verdict.layers else _of_tokens(forest, verdict)
-        self.counts.update(dict.fromkeys(found, 1))
+        result = _of_beams(forest, verdict) if verdict.layers else _of_tokens(forest, verdict)
+        self.counts.update(dict.fromkeys(result, 1))
         return verdict
 
 
@@ -142,7 +142,7 @@ def _required_of_tokens(method: Method) -> frozenset[str]:
     if isinstance(method, Autoregressive) or not most:
         return frozenset({"round without drafts", "end of text"})
     kinds = {"copy"} if looks(method) else set()
-    found = DRAFTED_ROUNDS | {
+    result = DRAFTED_ROUNDS | {
         "token behind accepted drafts",
         "end of text",
         "end of text inside a run",
@@ -153,18 +153,18 @@ def _required_of_tokens(method: Method) -> frozenset[str]:
         kinds |= {"best draft" if undrawn else "drawn draft"}
         if options.get("draws") == "greedy" and max(_widths(method)) > 1:
             kinds |= {"best draft"}
-    found |= {f"{kind} {fate}" for kind in kinds for fate in ("accepted", "rejected")}
+    result |= {f"{kind} {fate}" for kind in kinds for fate in ("accepted", "rejected")}
     if looks(method) and not isinstance(method, Lookup):
-        found |= DRAFT_BEHIND_COPY
+        result |= DRAFT_BEHIND_COPY
     if max(most, len(_widths(method))) > 1:
-        found |= {"rejected behind accepted drafts", "rejected with drafts below"}
+        result |= {"rejected behind accepted drafts", "rejected with drafts below"}
     if max(_widths(method), default=1) > 1:
-        found |= {"accepted behind a rejected sibling", "several siblings rejected"}
+        result |= {"accepted behind a rejected sibling", "several siblings rejected"}
         if options.get("replacement", method.name == "specinfer"):
-            found |= {"equal draws"}
+            result |= {"equal draws"}
     if method.drafts_needed[1] > 1:
-        found |= {"drafts of several models"}
-    return frozenset(found)
+        result |= {"drafts of several models"}
+    return frozenset(result)
 
 
 def _widths(method: Method) -> tuple[int, ...]:
@@ -177,20 +177,20 @@ def _widths(method: Method) -> tuple[int, ...]:
 
 def _required_of_beams(method: BeamMethod) -> frozenset[str]:
     several = method.widest > 1
-    found = {"finished beam"} if isinstance(method, PlainBeamSearch) else set()
+    result = {"finished beam"} if isinstance(method, PlainBeamSearch) else set()
     if several:
-        found |= {"several beams", "finished beam"}
+        result |= {"several beams", "finished beam"}
     if not isinstance(method, DynamicWidth | SpeculativeBeamSearch) or not method.gamma:
-        return frozenset(found | {"round without drafts"})
-    found |= {"draw accepted", "draw rejected", "all drafts of a layer rejected", "layer behind accepted drafts"}
+        return frozenset(result | {"round without drafts"})
+    result |= {"draw accepted", "draw rejected", "all drafts of a layer rejected", "layer behind accepted drafts"}
     if several:
-        found |= {"beams completed", "target's row of a root used again"}
+        result |= {"beams completed", "target's row of a root used again"}
     if method.gamma > 1:
-        found |= {"layer below accepted drafts"} | (KEPT_REUSED if several else set())
+        result |= {"layer below accepted drafts"} | (KEPT_REUSED if several else set())
     if isinstance(method, DynamicWidth):
         draws = method.draft_width
         if draws > 1:
-            found |= {"several draws rejected", "draw discarded"} | ({"equal draws"} if method.replacement else set())
+            result |= {"several draws rejected", "draw discarded"} | ({"equal draws"} if method.replacement else set())
             if method.gamma > 1:
-                found |= {"draw unreached"}
-    return frozenset(found)
+                result |= {"draw unreached"}
+    return frozenset(result)

@@ -175,9 +175,9 @@ class Case:
             return self.run()
         rounds: list[Round] = []
         drafted = 0
-        _, found = self._begun(self._engine(), self.method, 0)
-        with closing(found):  # type: ignore[type-var]
-            for round_ in found:
+        _, result = self._begun(self._engine(), self.method, 0)
+        with closing(result):  # type: ignore[type-var]
+            for round_ in result:
                 rounds.append(round_)
                 drafted += round_.draws > 0
                 if drafted == self.rounds:
@@ -193,14 +193,14 @@ class Case:
 
     def runs(self, count: int, concurrency: int, advance: Callable[[], None]) -> Iterator[GenerationResult]:
         """So many generations, each with its own seed, several at a time; `advance` is called as each ends."""
-        found = self.engine.as_completed(
+        results = self.engine.as_completed(
             [{"prompt": self.prompt, "seed": seed} for seed in range(count)],
             concurrency,
             method=self.method,
             sampling=self.params,
             max_new_tokens=self.tokens,
         )
-        with closing(found):
-            for _, result in found:
+        with closing(results):
+            for _, result in results:
                 advance()
                 yield result

@@ -117,15 +117,15 @@ class Front:
         method, path, query, headers = call
         try:
             answers = self.replicas.broadcast("answer", (method, BROADCAST_PATHS[path], query, headers), body)
-            found = await answers.results_async(timeout_s=REPLICA_SECONDS)
+            result = await answers.results_async(timeout_s=REPLICA_SECONDS)
         except (RayError, RayServeException, TimeoutError) as error:
             log.warning("a replica does not answer: %s", error)
             return error_response(ApiError(503, "a replica does not answer; ask again", headers=RETRY_AFTER))
-        wrong = next((answer for answer in found if answer[1] != 200), None)
+        wrong = next((answer for answer in result if answer[1] != 200), None)
         if wrong is not None or not path.startswith("/metrics"):
-            _, status, content = wrong or found[0]
+            _, status, content = wrong or result[0]
             return Response(content, status, media_type="application/json")
-        texts = {name: content.decode() for name, _, content in sorted(found)}
+        texts = {name: content.decode() for name, _, content in sorted(result)}
         text = CombinedMetrics(texts, each=path != "/metrics").text()
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -43,15 +43,15 @@ class DraftPlan:
 
         With `free_drafts`, as those of lookup are, only verification takes time. Computed once for each shape.
         """
-        found = self.step_seconds.get(key := tuple(layers))
-        if found is None:
+        seconds = self.step_seconds.get(key := tuple(layers))
+        if seconds is None:
             drafts, passes = load.steps(layers)
             margin = MIN_SAVING * (1 + math.log2(load.drafting))
-            found = self.step_seconds[key] = (
+            seconds = self.step_seconds[key] = (
                 _with_margin(map(add, drafts, passes), margin),
                 _with_margin(passes, margin),
             )
-        return found[free_drafts]
+        return seconds[free_drafts]
 
     def consider(self, widths: list[int], roots: int, load: Load) -> None:
         """Take a tree where, at one of its depths, it is faster than what was found before."""

@@ -77,10 +77,10 @@ class ModelDrafter(Drafter):
         """(token, chance) of each token that lookup drafts below a node; it drafts them before the sources begin."""
         if self.lookup is None or not forest.grows(node):
             return []
-        found = self.lookup.continuation(forest, limit, forest.path(node))
-        if found and self.sources:
-            del found[depth.copies([chance for _, chance in found]) :]
-        return found
+        copy = self.lookup.continuation(forest, limit, forest.path(node))
+        if copy and self.sources:
+            del copy[depth.copies([chance for _, chance in copy]) :]
+        return copy
 
     def _drawn(
         self,

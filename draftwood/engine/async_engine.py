@@ -135,7 +135,7 @@ class AsyncEngine:
 
 
 class _Alarm:
-    """Wakes coroutines of one event loop from other threads: many with one call, since each is a system call."""
+    """Wakes coroutines of one event loop from other threads: many with one call, because each is a system call."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = ref(loop)
@@ -187,7 +187,7 @@ class _Request:
     async def begin(self, each: bool, awake: asyncio.Event) -> None:
         """Check and queue the request, which sets `awake`; `each`: for every round, not at the end only."""
         self.awake = awake
-        # in a thread, since parts of the method may have to be read from a disk first
+        # in a thread, because parts of the method may have to be read from a disk first
         self.generation = await asyncio.to_thread(self._build)
         if self._prepare is not None:
             self._prepare(self.generation)

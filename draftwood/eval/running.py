@@ -59,15 +59,15 @@ class Plan:
 
     def jobs(self) -> list[Job]:
         """All runs in their order: item by item over all tasks, and for each every method, in an order drawn for it."""
-        found = []
+        result = []
         longest = max(len(items) for _, items in self.tasks)
         for place in range(longest):
             for task, items in self.tasks:
                 for seed in self.seeds if place < len(items) else ():
                     turn = [Job(task, items[place], place, number, self.methods[number], seed) for number in self.order]
                     random.Random(f"{items[place].hash} {seed}").shuffle(turn)
-                    found += turn
-        return found
+                    result += turn
+        return result
 
     @property
     def order(self) -> range:
@@ -198,8 +198,8 @@ class Runner:
     def _estimated(self, method: Method, results: Sequence[GenerationResult]) -> dict[str, float]:
         """Joules where no counter has them; empty where nothing is known of the models."""
         made = [result.metrics for result in results]
-        found = estimated(made, self.engine.target, self.engine.builder.models_of(method))
-        return {} if found is None else {ESTIMATE: found}
+        value = estimated(made, self.engine.target, self.engine.builder.models_of(method))
+        return {} if value is None else {ESTIMATE: value}
 
     def _settle(self) -> None:
         """Wait for the device, so that no run pays for another one's work."""
@@ -223,11 +223,11 @@ HISTOGRAMS = ("width_counts", "depth_counts")
 
 def rounds_of(metrics: Sequence[Metrics]) -> dict[str, Any]:
     """The rounds of one item in sums, over its turns; field names are those of `draftwood.engine.metrics.Metrics`."""
-    found: dict[str, Any] = {name: sum(getattr(each, name) for each in metrics) for name in ADDED}
+    result: dict[str, Any] = {name: sum(getattr(each, name) for each in metrics) for name in ADDED}
     for name in BY_POSITION:
-        found[name] = added([getattr(each, name) for each in metrics])
-    found["peak_slots"] = max(each.peak_slots for each in metrics)
-    return found
+        result[name] = added([getattr(each, name) for each in metrics])
+    result["peak_slots"] = max(each.peak_slots for each in metrics)
+    return result
 
 
 def by_round(rounds: Sequence[Round]) -> dict[str, Any]:
@@ -253,8 +253,8 @@ def added(lists: Sequence[Sequence[int]]) -> list[int]:
 
 def grouped(records: Mapping[str, Record]) -> Iterator[tuple[tuple[str, int], list[Record]]]:
     """Records by task and method, in the order of items and seeds, whatever the order in which they were made."""
-    found: dict[tuple[str, int], list[Record]] = {}
+    result: dict[tuple[str, int], list[Record]] = {}
     for record in records.values():
-        found.setdefault((record["task"], record["method"]), []).append(record)
-    for key, group in found.items():
+        result.setdefault((record["task"], record["method"]), []).append(record)
+    for key, group in result.items():
         yield key, sorted(group, key=lambda record: (record["place"], record["seed"]))

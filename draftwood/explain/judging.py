@@ -45,45 +45,45 @@ class VerdictRecorder(VerifierProxy):
 
     def __call__(self, forest: Forest, target: Distributions, streams: Streams) -> Verdict:
         verdict = self.verify(forest, target, streams)
-        found = RoundJudgement(scores=verdict.score)
+        result = RoundJudgement(scores=verdict.score)
         if not forest.layers and not verdict.layers and verdict.token[0] != FINISHED:
-            self._judge(found, forest, verdict, target)
-        self.judgements.append(found)
+            self._judge(result, forest, verdict, target)
+        self.judgements.append(result)
         return verdict
 
-    def _judge(self, found: RoundJudgement, forest: Forest, verdict: Verdict, target: Distributions) -> None:
+    def _judge(self, result: RoundJudgement, forest: Forest, verdict: Verdict, target: Distributions) -> None:
         """Walk down the accepted path as spec §2 has it; where nothing was tossed for, chances are left out."""
         path = forest.path(verdict.parent[0])
-        found.greedy = target.params.greedy
-        found.bounds = bounds(forest, path, target)
+        result.greedy = target.params.greedy
+        result.bounds = bounds(forest, path, target)
         rule: Resolve | None = None  # where drafts were judged one by one
-        if isinstance(self.verify, Rejection | Initialised) and not found.greedy:
+        if isinstance(self.verify, Rejection | Initialised) and not result.greedy:
             rule = self.verify.rule if isinstance(self.verify, Rejection) else resolve
-        if isinstance(self.verify, LongestPath) and not found.greedy:
+        if isinstance(self.verify, LongestPath) and not result.greedy:
             rule = judge_alone
         for place, node in enumerate(path):
             if node < forest.fresh:
                 continue  # answered in an earlier round
-            p = target.edited([node])[0].float().softmax(-1) if found.greedy else target.probs(node)
+            p = target.edited([node])[0].float().softmax(-1) if result.greedy else target.probs(node)
             best = p.topk(min(LIKELY, p.shape[-1]))
-            found.likely[node] = [
+            result.likely[node] = [
                 (token, value)
                 for token, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)
                 if value
             ]
             following = path[place + 1] if place + 1 < len(path) else None
-            if not isinstance(self.verify, Traversal) or found.greedy:
-                rest = siblings(found, forest, node, following, p, rule)
+            if not isinstance(self.verify, Traversal) or result.greedy:
+                rest = siblings(result, forest, node, following, p, rule)
                 if following is None:
                     if isinstance(self.verify, LongestPath):
                         rest = self.verify.behind(forest, path, target)
-                    found.chosen = (node, verdict.token[0]), float(rest[verdict.token[0]])
-        if isinstance(self.verify, Traversal) and not found.greedy:
-            rest = paths(found, forest, path, target)
-            found.chosen = (path[-1], verdict.token[0]), float(rest[verdict.token[0]])
+                    result.chosen = (node, verdict.token[0]), float(rest[verdict.token[0]])
+        if isinstance(self.verify, Traversal) and not result.greedy:
+            rest = paths(result, forest, path, target)
+            result.chosen = (path[-1], verdict.token[0]), float(rest[verdict.token[0]])
 
 
-def paths(found: RoundJudgement, forest: Forest, path: Sequence[int], target: Distributions) -> Tensor:
+def paths(result: RoundJudgement, forest: Forest, path: Sequence[int], target: Distributions) -> Tensor:
     """Record the drafts that traversal visited before it accepted `path`; returns what came next was drawn from [V].
 
     The chance of a draft is that of the whole path down to it; p is what is left of the target's distribution there.
@@ -91,7 +91,7 @@ def paths(found: RoundJudgement, forest: Forest, path: Sequence[int], target: Di
 
     def note(child: int, p: float, q: float, chance: float) -> None:
         fate: Literal["accepted", "rejected"] = "accepted" if child in path else "rejected"
-        found.drafts.append(Judged((forest.parent[child], forest.token[child]), fate, p, q, chance))
+        result.drafts.append(Judged((forest.parent[child], forest.token[child]), fate, p, q, chance))
 
     end = traverse(forest, forest.roots[0], target.probs, lambda node, chance: node == path[-1], note)
     assert end is not None
@@ -99,12 +99,12 @@ def paths(found: RoundJudgement, forest: Forest, path: Sequence[int], target: Di
     for node in path[:-1]:
         drawn = [child for proposal in forest.proposals[node] for child in proposal.nodes]
         after = next(place for place, child in enumerate(drawn) if child in path)
-        found.drafts += [Judged((node, forest.token[child]), "discarded") for child in drawn[after + 1 :]]
+        result.drafts += [Judged((node, forest.token[child]), "discarded") for child in drawn[after + 1 :]]
     return rest / rest.sum()
 
 
 def siblings(
-    found: RoundJudgement, forest: Forest, node: int, accepted: int | None, p: Tensor, rule: Resolve | None
+    result: RoundJudgement, forest: Forest, node: int, accepted: int | None, p: Tensor, rule: Resolve | None
 ) -> Tensor:
     """Record the draws below one node; returns what the next token was drawn from [V] if none was accepted.
 
@@ -116,7 +116,7 @@ def siblings(
 
     def judge(child: int, p_x: float, q_x: float, chance: float) -> bool:
         fate: Literal["accepted", "rejected"] = "accepted" if child == accepted else "rejected"
-        found.drafts.append(Judged((node, forest.token[child]), fate, p_x, q_x, chance))
+        result.drafts.append(Judged((node, forest.token[child]), fate, p_x, q_x, chance))
         return child == accepted
 
     rest = p
@@ -130,5 +130,5 @@ def siblings(
             if judge(child, float(p[token]), 1.0 if q is None else float(q[token]), math.nan):
                 break
     if accepted is not None:
-        found.drafts += [Judged((node, forest.token[child]), "discarded") for child, _ in drawn]
+        result.drafts += [Judged((node, forest.token[child]), "discarded") for child, _ in drawn]
     return rest

@@ -118,7 +118,7 @@ class Sublayers(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts: list[tuple[Block, bool]] = []  # as `Block.parts`; not registered, since another model owns them
+        self.parts: list[tuple[Block, bool]] = []  # as `Block.parts`; not registered, because another model owns them
 
     def forward(self, x: Tensor, meta: AttentionMetadata, store: KVStore | None) -> Tensor:
         """The same as `Block.forward`, of these sublayers."""

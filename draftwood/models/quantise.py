@@ -118,7 +118,7 @@ def _fit(weights: Tensor, importance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _codes(weights: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """The codes nearest to weights, as float32; 0 where the scale is 0, since then all weights equal the shift."""
+    """The codes nearest to weights, as float32; 0 where the scale is 0, because then all weights equal the shift."""
     return (weights - shift).div_(scale).nan_to_num_(0).round_().clamp_(0, MAX_CODE)
 
 

@@ -43,8 +43,8 @@ class Run:
 
     `given` holds the input of models that read another model's hidden states in place of tokens: [D] for each node
     that such a model has not seen yet. A run `needs_cached_state` where it cannot do without keys and values that other
-    runs left: if they are gone, since the request was put back for want of memory, the answer is `EVICTED`, and the run
-    may be asked for once more.
+    runs left: if they are gone, because the request was put back for want of memory, the answer is `EVICTED`, and the
+    run may be asked for once more.
     """
 
     session: Session

@@ -41,7 +41,7 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def truncated(logits: Tensor, params: SamplingParams, dtype: torch.dtype | None = None) -> tuple[Tensor | None, Tensor]:
-    """What `warp` keeps of one row of logits [V] on the CPU: places, ascending (None: all), and their probabilities.
+    """The tokens that `warp` keeps of one row of logits [V] on the CPU: ascending (None: all), and their probabilities.
 
     These sum to 1; `dtype` is theirs, if not the logits', and with top-k that of all that is computed of the few.
     """
@@ -106,8 +106,8 @@ def largest(logits: Tensor, count: int, above: float = -math.inf) -> list[list[i
 
 def best(logits: Tensor) -> list[int]:
     """The place of the largest in each row of logits [n, V], the first among ties."""
-    found: list[int] = (logits if logits.is_cuda else logits.numpy()).argmax(-1).tolist()  # NumPy takes a tenth
-    return found
+    result: list[int] = (logits if logits.is_cuda else logits.numpy()).argmax(-1).tolist()  # NumPy takes a tenth
+    return result
 
 
 def element(row: Tensor, place: int) -> float:
@@ -190,10 +190,10 @@ class Distributions:
 
     def probs(self, node: int) -> Tensor:
         """T∘p after a node [V], the distribution that is decoded."""
-        found = self._probs.get(node)
-        if found is None:
-            found = self._probs[node] = warp(self.edited([node])[0], self.params)
-        return found
+        result = self._probs.get(node)
+        if result is None:
+            result = self._probs[node] = warp(self.edited([node])[0], self.params)
+        return result
 
     def log_prob(self, node: int, token: int) -> float:
         """log T∘p of a token after a node; -inf where it is impossible."""
@@ -210,7 +210,7 @@ class Distributions:
         return self._best[row]
 
     def hidden(self, node: int) -> Tensor | None:
-        """What the head read after a fresh node [D], where the run asked for it."""
+        """The hidden state [D] after a fresh node that the head read, where the run asked for it."""
         row = node - self.forest.fresh
         return self._hidden[row] if self._hidden is not None and row >= 0 else None
 

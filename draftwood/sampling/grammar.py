@@ -50,7 +50,7 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What may follow a path: a bit for each of V tokens, in `mask`, ceil(V / 8) bytes (None: anything).
+    """The tokens that may follow a path: a bit for each of V tokens, in `mask`, ceil(V / 8) bytes (None: anything).
 
     `only` is the one token where there is no choice; `failure` says why the grammar cannot be followed here: then
     drafts end.
@@ -70,7 +70,7 @@ ANYTHING = Allowed(None)
 
 @lru_cache(MOST_KNOWN)
 def allowing(mask: bytes, ending: bool, end: frozenset[int], vocab_size: int) -> Allowed:
-    """What a mask of the library allows; a token of `end` exactly where the text may end."""
+    """The tokens that a mask of the library allows; a token of `end` exactly where the text may end."""
     bits = bytearray(mask[: -(-vocab_size // 8)].ljust(-(-vocab_size // 8), b"\0"))
     bits[-1] &= 0xFF >> -vocab_size % 8
     for token in end:
@@ -84,7 +84,7 @@ def allowing(mask: bytes, ending: bool, end: frozenset[int], vocab_size: int) ->
 
 @lru_cache(MOST_BIASES)
 def bias(mask: bytes | None, vocab_size: int, device: torch.device) -> Tensor:
-    """What a mask adds to logits [V]: 0 or -inf. Texts of a grammar have few different masks, again and again."""
+    """The numbers (0, -inf) that a mask adds to logits [V]. Texts of a grammar have few different masks, again and again."""
     if mask is None:
         return torch.zeros(vocab_size, device=device)
     bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=vocab_size, bitorder="little")
@@ -115,7 +115,7 @@ class Grammar:
         self._matcher = self.start.deep_copy()
 
     def allowed(self, forest: Forest, node: int) -> Allowed:
-        """What may follow a node."""
+        """The tokens that may follow a node."""
         if forest is not self._forest:
             self._forest, self._nodes = forest, {}
         found = self._nodes.get(node)
@@ -124,7 +124,7 @@ class Grammar:
         return found
 
     def _after(self, forest: Forest, node: int) -> Allowed:
-        """What may follow a node's path."""
+        """The tokens that may follow a node's path."""
         generated = len(forest.trunk) - forest.prompt
         path = [forest.token[one] for one in forest.path(node)][max(0, -generated) :]
         if max(0, generated) != len(self._trunk):
@@ -165,7 +165,7 @@ class Grammar:
         self._known.clear()
 
     def found(self, path: list[int]) -> Allowed:
-        """What may follow tokens below the trunk, asked of the matcher."""
+        """The tokens that may follow others below the trunk, asked of the matcher."""
         self._move(path)
         mask = self._matcher.compute_bitmask()
         if not self._matcher.is_error():
@@ -206,7 +206,7 @@ class Grammars:
         self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()
 
     def compiled(self, structured: Structured) -> Callable[[], Grammar]:
-        """What begins to follow a grammar in a request; RequestError where it is none, or too large."""
+        """Make a function that begins a grammar anew for each request; RequestError where it is none, or too large."""
         key = structured.source
         matcher = self._known(key)
         if matcher is None:

@@ -69,7 +69,7 @@ Text = Annotated[str, Field(min_length=1, max_length=LARGEST)]
 
 
 class Structured(BaseModel):
-    """What a text must be: exactly one of these. It then parses, or ends where the number of tokens does."""
+    """A constraint on the text: exactly one of these. It then parses, or ends where the number of tokens does."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Structured output")
 

@@ -30,15 +30,15 @@ def leading(row: Row, count: int, above: float = -np.inf) -> Places:
         return np.flatnonzero(row > above)
     if not np.isfinite(row.max()):
         return np.arange(size)
-    found = row
+    candidates = row
     if size >= 2 * groups:  # as many groups have a number as large as the least that is taken here
         largest = row[: size // groups * groups].reshape(-1, groups).max(0)
         least = np.partition(largest, groups - count)[groups - count]
         if least > above:
-            found = row[row >= least]
-        elif len(found := row[row > above]) <= count:
+            candidates = row[row >= least]
+        elif len(candidates := row[row > above]) <= count:
             return np.flatnonzero(row > above)
-    least = np.partition(found, len(found) - count)[len(found) - count]
+    least = np.partition(candidates, len(candidates) - count)[len(candidates) - count]
     return np.flatnonzero(row >= least if least > above else row > above)
 
 
@@ -75,10 +75,10 @@ def nucleus(probs: Row, mass: float) -> Any:
     low = probs.max()
     for _ in range(DECADES):
         low *= 0.1
-        found = probs[probs >= low]
-        reached = float(found.sum(dtype=np.float64))
+        candidates = probs[probs >= low]
+        reached = float(candidates.sum(dtype=np.float64))
         if reached >= mass:
-            left = found[found < high]
+            left = candidates[candidates < high]
             break
         above, high = reached, low
     else:

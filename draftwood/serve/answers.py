@@ -77,7 +77,7 @@ class Form(Protocol):
 class TextOffsets:
     """The character offset at which each token of a growing text begins.
 
-    Tokens of one character all begin where it does. A token waits until the text before it was given out, since a
+    Tokens of one character all begin where it does. A token waits until the text before it was given out, because a
     stop string may cut that text off.
     """
 

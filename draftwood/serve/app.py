@@ -117,7 +117,7 @@ def _add_status(app: FastAPI, service: Service) -> None:
 
     @app.get(f"/v1/models/{service.name}")
     async def model() -> dict[str, Any]:
-        """What is known of it."""
+        """The facts of that model: types, sizes, methods."""
         names = service.engine.names
         return {
             "id": service.name,
@@ -132,7 +132,7 @@ def _add_status(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/methods")
     async def methods() -> dict[str, Any]:
-        """What `speculation` may name, with options, their ranges and help; `usable` here and now."""
+        """The methods that `speculation` may name, with options, their ranges and help; `usable` here and now."""
         methods = [public_method(method) | {"usable": _usable(service, name)} for name, method in METHODS.items()]
         return {"object": "list", "default": service.method.name, "data": methods}
 

@@ -130,13 +130,13 @@ def read_entries(source: Path, defaults: Mapping[str, Any]) -> Iterator[BatchEnt
     """The requests of a file; RequestError where it cannot be read or has an id twice."""
     known: set[str] = set()
     try:
-        for found in (rows_of if source.suffix == ".parquet" else lines_of)(source, defaults):
-            if found.id in known:
+        for request in (rows_of if source.suffix == ".parquet" else lines_of)(source, defaults):
+            if request.id in known:
                 raise RequestError(
-                    f"{source} has the custom_id {short_repr(found.id)} twice; give each request its own"
+                    f"{source} has the custom_id {short_repr(request.id)} twice; give each request its own"
                 )
-            known.add(found.id)
-            yield found
+            known.add(request.id)
+            yield request
     except OSError as error:
         raise RequestError(f"{source} cannot be read: {error.strerror}; name a file with a request a line") from None
 
@@ -160,11 +160,11 @@ async def answer(app: FastAPI, entry: BatchEntry) -> Record:
     service: Service = app.state.service
     body = json.dumps(entry.body).encode()
     while True:
-        status, found = await post_json(app, entry.url, body, request_id)
+        status, content = await post_json(app, entry.url, body, request_id)
         if status == 500 and service.async_engine.broken:
             raise DraftwoodError(f"the engine is broken: {service.async_engine.broken}")
         if status != 429:
-            return answer_of(entry, status, request_id, json.loads(found))
+            return answer_of(entry, status, request_id, json.loads(content))
         await asyncio.sleep(RETRY_SECONDS)
 
 

@@ -15,7 +15,7 @@ from draftwood.serve.settings import ServeSettings
 class TimedConnection(H11Protocol):
     """Closed when the client leaves the head of a request unfinished, or does not read what it is sent, too long.
 
-    A body has its own limit (`request_body`), since its request can still be answered.
+    A body has its own limit (`request_body`), because its request can still be answered.
     """
 
     def __init__(self, config: Config, *given: Any, **more: Any) -> None:

@@ -113,7 +113,7 @@ class Support:
 class Joint:
     """Outcomes (beam, token) in the order of their support, and their probabilities `prob` [n], which sum to 1.
 
-    `prob` is float64, since residuals subtract nearly equal numbers; a grid of a large vocabulary keeps the dtype of
+    `prob` is float64, because residuals subtract nearly equal numbers; a grid of a large vocabulary keeps the dtype of
     the logits. A grid may hold zeros. It lies on the CPU.
     """
 

@@ -1,4 +1,4 @@
-"""What runs inside a sandbox of programs.py: a program, or its tests. Started with `python -c`; imports no draftwood.
+"""The process inside a sandbox of programs.py: a program, or its tests. Started with `python -c`; imports no draftwood.
 
 The two run in sandboxes of their own, joined by one stream. The tests' side writes a call a line, [function, arguments,
 named arguments], and the program's side a reply, ["value", value] or ["error", type, message], once more than there are

@@ -174,7 +174,7 @@ class _Started:
             raise ModelError(f"process {rank} of tensor_parallel could not load its part: {error}")
 
     def _ended(self) -> str | None:
-        """A sentence that says which process ended, or None; waits up to a second, since a crash is seen late."""
+        """A sentence that says which process ended, or None; waits up to a second, because a crash is seen late."""
         until = time.monotonic() + 1
         while not self.closing and time.monotonic() < until:
             for rank, process in enumerate(self.processes, 1):

@@ -139,7 +139,7 @@ class _Runs:
 
         Ctrl-C ends them: prompts that every method has seen are kept, if there is one.
         """
-        found: list[list[Observation]] = [[] for _ in methods]
+        result: list[list[Observation]] = [[] for _ in methods]
         try:
             for method in methods:  # compiled kernels, templates and caches of new shapes
                 self.one(method, 0, 12)
@@ -148,13 +148,13 @@ class _Runs:
                 for place in range(len(methods)):
                     at = (place + number) % len(methods)
                     self.on_progress(f"{what}, prompt {number + 1}: {methods[at].name}", min(1.0, self.elapsed))
-                    found[at].append(self.one(methods[at], number, again=again))
+                    result[at].append(self.one(methods[at], number, again=again))
                 if number + 1 >= MIN_PROMPTS and self.elapsed + 0.5 * (self.elapsed - start) > until:
                     break
         except KeyboardInterrupt:
             self.interrupted = True
-        complete = min(map(len, found))
-        return [each[:complete] for each in found]
+        complete = min(map(len, result))
+        return [each[:complete] for each in result]
 
 
 def check(target: str | Path | None, drafts: int) -> None:
@@ -207,25 +207,25 @@ def plan(
         beams = Method.parse({"name": "beam-sampling", "width": width})
         pilots += [beams, BEAMS]
     max_prompts = max(MIN_PROMPTS, 4 * len(prompts))
-    found = dict(zip(pilots, runs.interleaved(pilots, PILOTS_UNTIL, max_prompts, "pilot"), strict=True))
-    if not found[PLAIN]:
+    result = dict(zip(pilots, runs.interleaved(pilots, PILOTS_UNTIL, max_prompts, "pilot"), strict=True))
+    if not result[PLAIN]:
         raise KeyboardInterrupt
-    predictor = Predictor(target, draft, found[PLAIN])
+    predictor = Predictor(target, draft, result[PLAIN])
     if engine.drafts:
-        predictor.chain, predictor.tree = found[CHAIN], found[TREE]
+        predictor.chain, predictor.tree = result[CHAIN], result[TREE]
     if beams is not None:
-        predictor.beams, predictor.drafted_beams = found[beams], found[BEAMS]
-    choices = _choices(predictor, exits, None if exits is None else found[exits], beams, seed)
+        predictor.beams, predictor.drafted_beams = result[beams], result[BEAMS]
+    choices = _choices(predictor, exits, None if exits is None else result[exits], beams, seed)
     checked = 0 if runs.interrupted else _check(runs, choices, max_prompts)
-    chains = found.get(CHAIN) or (found[exits] if exits is not None else [])
+    chains = result.get(CHAIN) or (result[exits] if exits is not None else [])
     return MethodPlan(
         choices,
         c=_c(chains),
         acceptance_by_depth=by_depth(chains),
         target_seconds_by_rows=target.as_dict(),
         draft_seconds_by_rows=draft.as_dict() if engine.drafts else {},
-        plain_tokens_per_second=rate(found[PLAIN]),
-        prompts=len(found[PLAIN]),
+        plain_tokens_per_second=rate(result[PLAIN]),
+        prompts=len(result[PLAIN]),
         checked_prompts=checked,
         seconds=perf_counter() - runs.began,
         notes=notes,
@@ -312,10 +312,10 @@ def _choices(
 def _check(runs: _Runs, choices: Sequence[Choice], max_prompts: int) -> int:
     """Run the chosen methods in turns with their references; returns the number of prompts."""
     methods = list(dict.fromkeys(each for one in choices for each in (one.reference, one.method)))
-    found = dict(zip(methods, runs.interleaved(methods, 1.0, max_prompts, "check", True), strict=True))
-    count = len(next(iter(found.values())))
+    result = dict(zip(methods, runs.interleaved(methods, 1.0, max_prompts, "check", True), strict=True))
+    count = len(next(iter(result.values())))
     for one in choices if count else ():
-        own, without = found[one.method], found[one.reference]
+        own, without = result[one.method], result[one.reference]
         one.measured = rate(own) / rate(without)
         one.measured_interval = interval(count, partial(_ratio, own, without), runs.seed)
     return count
