@@ -84,7 +84,7 @@ def allowing(mask: bytes, ending: bool, end: frozenset[int], vocab_size: int) ->
 
 @lru_cache(MOST_BIASES)
 def bias(mask: bytes | None, vocab_size: int, device: torch.device) -> Tensor:
-    """The numbers (0, -inf) that a mask adds to logits [V]. Texts of a grammar have few different masks, again and again."""
+    """The numbers (0, -inf) that a mask adds to logits [V]. Texts of a grammar have few masks, again and again."""
     if mask is None:
         return torch.zeros(vocab_size, device=device)
     bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=vocab_size, bitorder="little")
