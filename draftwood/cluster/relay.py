@@ -10,9 +10,9 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
 
 from draftwood.cluster.prefix_routing import blocks_of
-from draftwood.serve.asgi import Message, Receive, Send
 from draftwood.serve.errors import RETRY_AFTER, ApiError, error_response
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class RelayedResponse(Response):
         self.replicas, self.call, self.request_body, self.load = replicas, call, body, load
         self.counted = call[0] == "POST"
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.load.busy += self.counted
         try:
             await self._relay(send)

@@ -19,13 +19,14 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.responses import Response
+from starlette.types import Message
 
 from draftwood.cluster.metrics import CombinedMetrics
 from draftwood.cluster.relay import Call, FrontLoad, RelayedResponse
 from draftwood.cluster.routing import PrefixRouter
 from draftwood.cluster.spec import ServeSpec
 from draftwood.serve.app import create_app
-from draftwood.serve.asgi import Message, full_answer, messages, scope_of
+from draftwood.serve.asgi import full_answer, messages, scope_of
 from draftwood.serve.errors import RETRY_AFTER, ApiError, error_response
 from draftwood.serve.service import Service
 from draftwood.util import config

@@ -1,10 +1,11 @@
-"""The endpoints."""
+"""The application: its small endpoints, the page at / with its data, errors, and what other modules add to it."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -12,28 +13,56 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from draftwood import __version__
+from draftwood.engine.embedded_hint import is_embedded
 from draftwood.engine.engine import Engine
 from draftwood.engine.request import MethodSpec
 from draftwood.errors import DraftwoodError
+from draftwood.explain import page
 from draftwood.methods import METHODS
-from draftwood.serve import site
 from draftwood.serve.completions import add_completions
 from draftwood.serve.errors import ApiError, error_response, validation_error
 from draftwood.serve.middleware import RequestMiddleware
 from draftwood.serve.protocol import DetokenizeRequest, TokenizeRequest
 from draftwood.serve.public import public_method
+from draftwood.serve.request_run import unless_gone
 from draftwood.serve.responses import add_responses
 from draftwood.serve.round_stream import add_rounds
 from draftwood.serve.service import Service, check_model
 from draftwood.serve.settings import ServeSettings
-from draftwood.serve.stream import unless_gone
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": "an error, as OpenAI has them"}
     for status in (400, 401, 403, 404, 408, 413, 422, 429, 500, 503, 504)
 }
+
+ALLOWED_METHODS = {"allow": "GET, HEAD"}
+FIRST_PROMPT = "Story: In Corfe there lived a sailor called"
+PROMPT_LABELS = {
+    "stories": "a story",
+    "qa": "questions",
+    "summaries": "a summary",
+    "sql": "SQL",
+    "math": "arithmetic",
+    "code": "Python",
+}
+
+
+class PageFiles(StaticFiles):
+    """Files of a directory; a path without a file is not found, whatever the HTTP method."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        try:
+            return await super().get_response(path, scope)
+        except HTTPException as error:
+            if error.status_code == 405 and self.lookup_path(path)[1] is not None:
+                raise HTTPException(
+                    405, f"{scope['path']} takes GET, HEAD, not {scope['method']}", ALLOWED_METHODS
+                ) from None
+            raise HTTPException(404, f"there is no {scope['path'][:80]}; /openapi.json lists what there is") from None
 
 
 def create_app(engine: Engine, settings: ServeSettings | None = None, method: MethodSpec | None = None) -> FastAPI:
@@ -61,11 +90,12 @@ def create_app(engine: Engine, settings: ServeSettings | None = None, method: Me
     _add_tokens(app, service)
     _add_metrics(app, service)
     add_rounds(app, service)
-    site.add_page_data(app, service)
+    _add_page_data(app, service)
     api: dict[str, set[str]] = {}
     for route in app.routes:
         api.setdefault(str(getattr(route, "path", "")), set()).update(getattr(route, "methods", None) or ())
-    site.add_files(app)
+    app.mount("/viewer", PageFiles(directory=str(page.VIEWER)))
+    app.mount("/", PageFiles(directory=str(files("draftwood.serve") / "page"), html=True))
     app.add_middleware(RequestMiddleware, service=service, api=api)
     if service.settings.allowed_origin:
         app.add_middleware(
@@ -202,3 +232,24 @@ def _add_metrics(app: FastAPI, service: Service) -> None:
         """Give back the keys and values that finished requests left for others."""
         await service.texts.run(service.engine.reset_prefix_cache)
         return JSONResponse({"status": "ok"})
+
+
+def _add_page_data(app: FastAPI, service: Service) -> None:
+    @app.get("/page.json", include_in_schema=False)
+    def page_json() -> dict[str, Any]:
+        """Version, models, prompts, and the viewer in which the page shares runs."""
+        models, prompts = service.public.value(service.engine.names), _embedded_prompts(service.engine)
+        return {"version": __version__, "models": models, "prompts": prompts, "viewer": page.template()}
+
+
+def _embedded_prompts(engine: Engine) -> list[dict[str, str]]:
+    """Prompts of documents of the embedded corpus that no model was trained on; none for other models."""
+    from draftwood.corpus import documents
+
+    if not is_embedded(engine.names.get("target")):
+        return []
+    held_out = [
+        {"label": label, "prompt": next(documents(domain, "held-out")).prompt}
+        for domain, label in PROMPT_LABELS.items()
+    ]
+    return [{"label": "a sailor", "prompt": FIRST_PROMPT}, *held_out]

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from typing import Any, TypeAlias
 
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[Message, Receive, Send], Awaitable[None]]
+from starlette.types import ASGIApp, Message, Scope
 
 MAX_WAITING_MESSAGES = 8  # between the application and its reader
 LOCAL_HEADERS = ((b"host", b"localhost"), (b"content-type", b"application/json"))
 
 
-def scope_of(method: str, path: str, query: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Message:
+def scope_of(method: str, path: str, query: bytes, headers: Iterable[tuple[bytes, bytes]]) -> Scope:
     """The ASGI scope of a request."""
     return {
         "type": "http",
@@ -34,7 +30,7 @@ def scope_of(method: str, path: str, query: bytes, headers: Iterable[tuple[bytes
     }
 
 
-async def messages(app: App, scope: Message, body: bytes) -> AsyncGenerator[Message, None]:
+async def messages(app: ASGIApp, scope: Scope, body: bytes) -> AsyncGenerator[Message, None]:
     """The messages that the application sends, as they come. Closing the generator is as if the client went away."""
     sent: asyncio.Queue[Message | Exception | None] = asyncio.Queue(MAX_WAITING_MESSAGES)
     given = False
@@ -64,7 +60,7 @@ async def messages(app: App, scope: Message, body: bytes) -> AsyncGenerator[Mess
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def full_answer(app: App, scope: Message, body: bytes) -> tuple[int, bytes]:
+async def full_answer(app: ASGIApp, scope: Scope, body: bytes) -> tuple[int, bytes]:
     """The status and the body of an answer."""
     status, found = 500, bytearray()
     async with aclosing(messages(app, scope, body)) as answer:
@@ -74,7 +70,7 @@ async def full_answer(app: App, scope: Message, body: bytes) -> tuple[int, bytes
     return status, bytes(found)
 
 
-async def post_json(app: App, path: str, body: bytes, request_id: str) -> tuple[int, bytes]:
+async def post_json(app: ASGIApp, path: str, body: bytes, request_id: str) -> tuple[int, bytes]:
     """The status and the body of the answer to a POST of JSON from this machine."""
     headers = (*LOCAL_HEADERS, (b"x-request-id", request_id.encode()))
     return await full_answer(app, scope_of("POST", path, b"", headers), body)

@@ -16,13 +16,11 @@ from starlette.responses import Response
 
 from draftwood.serve import answers
 from draftwood.serve.answers import ChatForm, CompletionForm, Form, Piece
-from draftwood.serve.choices import choices_of, deltas_of
 from draftwood.serve.errors import ApiError
 from draftwood.serve.protocol import ChatRequest, CompletionRequest, GenerationRequest, StreamOptions
 from draftwood.serve.request_mapping import RequestPlan, plan_request
-from draftwood.serve.request_run import RequestRun
+from draftwood.serve.request_run import STREAMED, EventStream, RequestRun, unless_gone
 from draftwood.serve.service import Service, check_model
-from draftwood.serve.stream import STREAMED, EventStream, start_unless_gone, unless_gone
 
 
 def add_completions(app: FastAPI, service: Service) -> None:
@@ -76,7 +74,7 @@ async def _answer(
     run = RequestRun(service, plan, request.state.logged)
     head = _head(form.prefix, request, service)
     if body.stream:
-        await start_unless_gone(request, run)
+        await run.start_for(request)
         return EventStream(_chunks(run, form, head, body.stream_options, echoed), run)
     return await unless_gone(request, _whole_answer(run, form, head, echoed))
 
@@ -96,8 +94,8 @@ def _prompts_alone(
 
 async def _whole_answer(run: RequestRun, form: Form, head: dict[str, Any], echoed: Sequence[Piece]) -> Response:
     async with asyncio.timeout(run.service.settings.request_seconds):
-        results = await run.finish()
-    summary, choices = run.summary, list(choices_of(run.plan, results))
+        await run.finish()
+    summary, choices = run.summary, list(run.choices())
     if echoed:
         choices = [(index, answers.joined(echoed[index // run.plan.n], piece)) for index, piece in choices]
 
@@ -117,7 +115,6 @@ async def _chunks(
     start = "data: " + json.dumps({**head, "object": form.chunk})[:-1] + ', "choices": ['
     begun: set[int] = set()  # choices of which a chunk was sent
     unfinished = run.plan.generations
-    deltas = deltas_of(run)
 
     def chunk(index: int, piece: Piece, more: str = "") -> str:
         first = index not in begun
@@ -134,7 +131,7 @@ async def _chunks(
                 new: list[tuple[int, Piece, str]] = []
                 for place, event in events:
                     unfinished -= event.result is not None
-                    parts = deltas(place, event)
+                    parts = run.deltas(place, event)
                     for i, (index, piece) in enumerate(parts):
                         last = not unfinished and i == len(parts) - 1 and not usage
                         more = f', "metrics": {json.dumps(run.summary["metrics"])}' if last else ""

@@ -1,4 +1,4 @@
-"""The ASGI middleware of all requests: checks host, origin, key and size, adds an id, writes the line in the log."""
+"""The ASGI middleware of all requests: checks host, origin, key, size and time, and adds an id, a log line, a span."""
 
 from __future__ import annotations
 
@@ -11,18 +11,33 @@ import re
 import time
 import uuid
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
-from draftwood.serve import tracing
-from draftwood.serve.asgi import App, Message, Receive, Send
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from draftwood.serve.errors import RETRY_AFTER, ApiError, ClientGone, ServerEnded, error_response
-from draftwood.serve.request_body import RequestBody
 from draftwood.serve.service import Service
+from draftwood.serve.settings import ServeSettings
+
+try:
+    from opentelemetry.trace import get_current_span
+except ModuleNotFoundError:
+    get_current_span = None  # type: ignore[assignment]
 
 log = logging.getLogger("draftwood.serve.access")
 
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
 PATHS_WITHOUT_KEY = {"/health", "/ready", "/version"}
+MAX_UNREAD_BYTES = 64 << 20  # bytes that are read off a body that was refused
+CLOSE_CONNECTION = {"connection": "close"}
+SPAN_ATTRIBUTES = {  # what the log says of a request -> its name in OpenTelemetry
+    "request_id": "draftwood.request_id",
+    "speculation": "draftwood.speculation",
+    "prompt_tokens": "gen_ai.usage.input_tokens",
+    "completion_tokens": "gen_ai.usage.output_tokens",
+}
 SECURITY_HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -34,14 +49,67 @@ SECURITY_HEADERS = [
 ]
 
 
+class RequestBody:
+    """Hands on what `receive` gives, up to the body's end; behind it only a disconnect comes."""
+
+    def __init__(self, receive: Receive, headers: Mapping[str, str], settings: ServeSettings) -> None:
+        self._receive, self._settings = receive, settings
+        self._until: float | None = None  # the body has to be there
+        self._size = 0
+        self._over = not {"content-length", "transfer-encoding"} & headers.keys()
+        self._asks = headers.get("expect", "").lower() == "100-continue"  # whether it is to be sent
+
+    async def receive(self) -> Message:
+        """The next part; HTTPException where the body is late or too long."""
+        if self._over:
+            return await self._receive()
+        self._asks = False
+        try:
+            async with asyncio.timeout_at(self._deadline()):
+                message = await self._next()
+        except TimeoutError:
+            raise HTTPException(408, "the body did not arrive in time", CLOSE_CONNECTION) from None
+        if self._size > self._settings.max_body:
+            raise self.too_large()
+        return message
+
+    @property
+    def unread(self) -> bool:
+        """Whether the client may still be sending the body."""
+        return not self._over and not self._asks and self._size <= MAX_UNREAD_BYTES
+
+    async def discard_rest(self) -> None:
+        """Read what is left of the body: a connection that is closed before is reset, and the answer with it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(self._deadline()):
+                while self.unread:
+                    await self._next()
+
+    def too_large(self) -> HTTPException:
+        """The error of a body that is too long."""
+        sentence = f"the body has more than {self._settings.max_body:,} bytes, the most that are taken"
+        return HTTPException(413, sentence, CLOSE_CONNECTION)
+
+    def _deadline(self) -> float:
+        if self._until is None:
+            self._until = asyncio.get_running_loop().time() + self._settings.client_seconds
+        return self._until
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        self._size += len(message.get("body", b""))
+        self._over = not message.get("more_body", False)
+        return message
+
+
 class RequestMiddleware:
     """Wraps the application; `api` maps each path of the API to its HTTP methods, all other paths are the page's."""
 
-    def __init__(self, app: App, service: Service, api: Mapping[str, Collection[str]]) -> None:
+    def __init__(self, app: ASGIApp, service: Service, api: Mapping[str, Collection[str]]) -> None:
         self.app, self.service, self.api = app, service, api
         self._keys = [hashlib.sha256(key.encode()).digest() for key in service.keys]
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -52,7 +120,8 @@ class RequestMiddleware:
         scope.setdefault("state", {}).update(request_id=request_id, logged=logged)
         method, path = scope["method"], scope["path"]
         counted = method == "POST" and path in self.api
-        began, status, span = time.perf_counter(), 0, tracing.span()
+        began, status = time.perf_counter(), 0
+        span = None if get_current_span is None else get_current_span()
         body = RequestBody(receive, headers, self.service.settings)
 
         async def answer(message: Message) -> None:
@@ -65,7 +134,9 @@ class RequestMiddleware:
                     *SECURITY_HEADERS,
                 ]
             elif not message.get("more_body"):
-                tracing.set_attributes(span, {"request_id": request_id, **logged})
+                if span is not None:
+                    facts = {"request_id": request_id, **logged}
+                    span.set_attributes({SPAN_ATTRIBUTES[key]: facts[key] for key in SPAN_ATTRIBUTES.keys() & facts})
                 if body.unread and not self.service.ended:
                     await send({**message, "more_body": True})
                     await body.discard_rest()
@@ -95,7 +166,7 @@ class RequestMiddleware:
             facts |= {"ms": round(1000 * (time.perf_counter() - began), 1), **logged}
             self._log(facts)
 
-    def _check(self, scope: Message, headers: dict[str, str], body: RequestBody) -> None:
+    def _check(self, scope: Scope, headers: dict[str, str], body: RequestBody) -> None:
         settings, path = self.service.settings, scope["path"]
         host = headers.get("host", "").lower()
         name = host if host.endswith("]") else host.rpartition(":")[0] or host

@@ -1,18 +1,54 @@
-"""The execution of one HTTP request for text: its generations, their events, results, usage and figures."""
+"""One HTTP request for text carried out: its generations, their events and choices, its figures, its end."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from draftwood.engine.async_engine import AsyncBatch, Prepare
 from draftwood.engine.engine import StreamEvent
 from draftwood.engine.generation import Generation
 from draftwood.engine.results import GenerationResult
 from draftwood.serve import answers
+from draftwood.serve.answers import FINISH_REASONS, Piece, pieces
+from draftwood.serve.errors import ClientGone
 from draftwood.serve.request_mapping import RequestPlan
 from draftwood.serve.service import Service
+
+T = TypeVar("T")
+
+STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}  # for the API's schema
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine, which is cancelled with ClientGone when the client goes away."""
+    return await _unless_disconnected(work, request.receive)
+
+
+async def _unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done() or doing.cancelled():  # by a time limit, while the client was waited for
+            raise ClientGone
+        return doing.result()
+    finally:
+        for task in (doing, gone):
+            task.cancel()
+        await asyncio.gather(doing, gone, return_exceptions=True)
 
 
 class RequestRun:
@@ -35,6 +71,7 @@ class RequestRun:
         self.token_counts = [0] * plan.generations  # of each generation so far; of beams the tokens that all share
         self._batch: AsyncBatch | None = None
         self._last_event: list[float] = [0.0] * plan.generations
+        self._sent = [(0, 0)] * plan.generations  # of beams: characters and tokens of the first that were parts so far
         self._joules = service.metrics.joules()
         self._started = False  # and its end is not counted yet
 
@@ -52,6 +89,14 @@ class RequestRun:
             self._batch = service.async_engine.together(plan.requests(prompts), self._prepare)
         await self._batch.begin()
         self._started = True
+
+    async def start_for(self, request: Request) -> None:
+        """Start; all is closed where that fails or the client goes away meanwhile."""
+        try:
+            await unless_gone(request, self.start())
+        except BaseException:
+            await self.aclose()
+            raise
 
     async def events(self) -> AsyncGenerator[Iterator[tuple[int, StreamEvent]], None]:
         """Batches of (index of the generation, event) as they come; an event counts in the metrics when it is taken."""
@@ -85,17 +130,44 @@ class RequestRun:
             self.service.metrics.aborted(len(self.results) - len(self.finished))
             self.logged |= {key: self.usage[key] for key in ("prompt_tokens", "completion_tokens")}
 
-    async def finish(self) -> list[GenerationResult]:
-        """Run to the end and return all results."""
+    async def finish(self) -> None:
+        """Run to the end."""
         async for events in self.events():
             for _ in events:
                 pass
-        return self.finished
 
     @property
     def finished(self) -> list[GenerationResult]:
         """The results so far."""
         return [result for result in self.results if result is not None]
+
+    def choices(self) -> Iterator[tuple[int, Piece]]:
+        """(index, choice), `n` for each prompt: beams, texts in the order of their seeds, or the best of the texts."""
+        plan = self.plan
+        for prompt in range(len(plan.prompts)):
+            mine: Sequence[GenerationResult] = self.finished[prompt * plan.each : (prompt + 1) * plan.each]
+            if plan.each > plan.n:
+                mine = sorted(mine, key=lambda one: -sum(one.logprobs) / max(1, len(one.logprobs)))[: plan.n]
+            yield from enumerate((piece for result in mine for piece in pieces(result)), prompt * plan.n)
+
+    def deltas(self, index: int, event: StreamEvent) -> list[tuple[int, Piece]]:
+        """The next parts of choices, (index, part), which an event of a generation brings.
+
+        The hypotheses of a beam method are choices: the first grows by what all share, the others come at the end.
+        """
+        beams = self.plan.beams
+        if event.result is None or not beams:
+            characters, tokens = self._sent[index]
+            self._sent[index] = characters + len(event.text), tokens + len(event.tokens)
+            finish = None if event.result is None else FINISH_REASONS[event.result.finish_reason]
+            before = self.generations[index].request.prompt
+            part = Piece(event.text, event.tokens, event.logprobs, event.round.top_logprobs, finish, before=before)
+            return [(index * self.plan.n if beams else index, part)]
+        characters, tokens = self._sent[index]
+        best, *others = pieces(event.result)
+        text, top = best.text[characters:], best.top[tokens:]
+        rest = replace(best, text=text, tokens=best.tokens[tokens:], logprobs=best.logprobs[tokens:], top=top)
+        return list(enumerate((rest, *others), index * self.plan.n))
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -118,3 +190,30 @@ class RequestRun:
         if (joules := self.service.metrics.joules()) is not None and self._joules is not None:
             figures["joules"] = joules - self._joules
         return {"usage": self.usage, "metrics": figures}
+
+
+class EventStream(Response):
+    """Server-sent events, which end when the client goes away; so does the run that they tell of, started or not."""
+
+    def __init__(self, events: AsyncIterator[str], run: RequestRun | None = None) -> None:
+        super().__init__(media_type="text/event-stream", headers={"cache-control": "no-store"})
+        del self.headers["content-length"]
+        self._events, self._run = events, run
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with suppress(ClientGone):
+                await _unless_disconnected(self._send(send), receive)
+        finally:
+            if self._run is not None:
+                await self._run.aclose()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            async for text in self._events:
+                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            if isinstance(self._events, AsyncGenerator):
+                await self._events.aclose()

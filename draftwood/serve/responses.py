@@ -15,12 +15,10 @@ from starlette.responses import Response
 
 from draftwood.engine.request import Prompt
 from draftwood.serve.answers import ChatForm, Piece, pieces
-from draftwood.serve.choices import deltas_of
 from draftwood.serve.protocol import ChatMessage, ChatRequest, ResponseRequest
 from draftwood.serve.request_mapping import plan_request
-from draftwood.serve.request_run import RequestRun
+from draftwood.serve.request_run import STREAMED, EventStream, RequestRun, unless_gone
 from draftwood.serve.service import Service, check_model
-from draftwood.serve.stream import STREAMED, EventStream, start_unless_gone, unless_gone
 
 
 def add_responses(app: FastAPI, service: Service) -> None:
@@ -44,7 +42,7 @@ def add_responses(app: FastAPI, service: Service) -> None:
         )
         run = RequestRun(service, plan_request(service, equivalent, [prompt]), request.state.logged)
         response = ResponseDocument(run, body, request.state.request_id)
-        await start_unless_gone(request, run)
+        await run.start_for(request)
         if body.stream:
             return EventStream(response.events(), run)
         return await unless_gone(request, response.whole())
@@ -157,7 +155,6 @@ class ResponseDocument:
     async def events(self) -> AsyncIterator[str]:
         """Server-sent events, from response.created to response.completed."""
         place = {"item_id": self.item, "output_index": 0, "content_index": 0}
-        deltas = deltas_of(self.run)
         try:
             yield self._event("response.created", response=self.document)
             yield self._event("response.in_progress", response=self.document)
@@ -166,7 +163,7 @@ class ResponseDocument:
             limit = asyncio.timeout(self.run.service.settings.request_seconds)
             async with limit, aclosing(self.run.events()) as batches:
                 async for events in batches:
-                    for index, piece in chain.from_iterable(starmap(deltas, events)):
+                    for index, piece in chain.from_iterable(starmap(self.run.deltas, events)):
                         found = self._logprobs(piece)
                         if index == 0 and (piece.text or found):
                             yield self._event("response.output_text.delta", **place, delta=piece.text, logprobs=found)

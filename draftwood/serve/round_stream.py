@@ -20,9 +20,8 @@ from draftwood.explain.tree import Grower
 from draftwood.serve.errors import ApiError
 from draftwood.serve.protocol import CompletionRequest
 from draftwood.serve.request_mapping import plan_request
-from draftwood.serve.request_run import RequestRun
+from draftwood.serve.request_run import EventStream, RequestRun
 from draftwood.serve.service import Service, check_model
-from draftwood.serve.stream import EventStream, start_unless_gone
 
 RoundEvent = tuple[str, dict[str, Any]]  # name and data of a server-sent event
 
@@ -44,7 +43,7 @@ def add_rounds(app: FastAPI, service: Service) -> None:
         rounds = RoundStream(service)
         plan = plan_request(service, body, body.prompts)
         run = RequestRun(service, plan, request.state.logged, rounds.prepare)
-        await start_unless_gone(request, run)
+        await run.start_for(request)
         return EventStream(rounds.text(run), run)
 
 

@@ -7,10 +7,13 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple, Unpack
+
+from starlette.responses import JSONResponse, Response
 
 from draftwood.engine.async_engine import AsyncEngine
 from draftwood.engine.engine import Engine
@@ -21,7 +24,6 @@ from draftwood.explain.text import spelling
 from draftwood.methods import Method
 from draftwood.serve.errors import ApiError, ServerEnded, api_error
 from draftwood.serve.metrics import ServerMetrics
-from draftwood.serve.pool import WorkerPool
 from draftwood.serve.public import PublicView
 from draftwood.serve.settings import ServeSettings
 
@@ -29,6 +31,48 @@ log = logging.getLogger(__name__)
 
 LOAD_SECONDS = 1.0  # between reports of the load
 POOL_THREADS = 2  # the computer's cores are for the models
+MAX_INLINE_VALUES = 2048  # values of an answer (such as log-probabilities) that are written in a thread
+ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+T = TypeVar("T")
+Given = TypeVarTuple("Given")
+
+
+class WorkerPool:
+    """Threads for one kind of work, which makes no other kind wait. What is cancelled while it waits is never done."""
+
+    def __init__(self, name: str, threads: int, seconds: float) -> None:
+        self._threads, self._seconds = ThreadPoolExecutor(threads, f"draftwood-{name}"), seconds
+        self._closed = False
+
+    async def run(self, work: Callable[[Unpack[Given]], T], *given: *Given) -> T:
+        """Call `work` in the pool and return its result; TimeoutError after the pool's `seconds`, waiting included."""
+        if self._closed:
+            raise ServerEnded
+        done = asyncio.get_running_loop().run_in_executor(self._threads, work, *given)
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await done
+        except asyncio.CancelledError:
+            if self._closed and done.cancelled():
+                raise ServerEnded from None
+            raise
+
+    def close(self) -> None:
+        """Let go of the threads; what waits ends with ServerEnded."""
+        self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def write(self, make: Callable[[], str], size: int) -> str:
+        """A text of about `size` values; it is made at once where these are few."""
+        return make() if size <= MAX_INLINE_VALUES else await self.run(make)
+
+    async def answer(self, make: Callable[[], Any], size: int) -> Response:
+        """A document of about `size` values as JSON."""
+        if size <= MAX_INLINE_VALUES:
+            return JSONResponse(make())
+        text = await self.run(lambda: "".join(ENCODER.iterencode(make())).encode())
+        return Response(text, media_type="application/json")
 
 
 class Service:

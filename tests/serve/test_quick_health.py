@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ from draftwood import load
 from draftwood.engine.request_parser import RequestParser
 from draftwood.models.text.tokenizer import LONG_INPUT, Tokenizer
 from draftwood.serve.answers import ChatForm, CompletionForm
-from draftwood.serve.pool import SLICE_LENGTH, json_parts
 from draftwood.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, ResponseRequest
 
 HI = [{"role": "user", "content": "hi"}]
@@ -215,7 +213,7 @@ def test_large_answers_are_written_beside_the_loop(served: Running, monkeypatch:
                 return original(*given)
 
             monkeypatch.setattr(form, name, noted)
-    monkeypatch.setattr("draftwood.serve.pool.MAX_INLINE_VALUES", 20)
+    monkeypatch.setattr("draftwood.serve.service.MAX_INLINE_VALUES", 20)
     asked = {"max_tokens": 30, "ignore_eos": True, "seed": 1, "logprobs": 3}
     answers = []
     for path, body in (
@@ -230,27 +228,8 @@ def test_large_answers_are_written_beside_the_loop(served: Running, monkeypatch:
     chunks = served.chunks("/v1/completions", prompt="ab" * 20, **asked, echo=True)
     assert writers[0].startswith("draftwood-answers")
     assert len([logprob for one in chunks for logprob in one["choices"][0]["logprobs"]["tokens"]]) == 70
-    monkeypatch.setattr("draftwood.serve.pool.MAX_INLINE_VALUES", 1 << 20)
+    monkeypatch.setattr("draftwood.serve.service.MAX_INLINE_VALUES", 1 << 20)
     assert served.post("/v1/completions", prompt="ab", **asked)["choices"][0] == answers[0]
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        "\u00e9\u2028",
-        {},
-        [],
-        [[], {}],
-        {"a": {"b": [1, 2.5, None, True]}},
-        [{"x": i} for i in range(3 * SLICE_LENGTH + 1)],
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_json_in_parts_is_json(value: Any) -> None:
-    parts = list(json_parts({"all": [value, value], "é": value}))
-    text = json.dumps({"all": [value, value], "é": value}, ensure_ascii=False, separators=(",", ":"))
-    assert "".join(parts) == text and max(map(len, parts)) <= 16 * SLICE_LENGTH
 
 
 @pytest.mark.parametrize(
