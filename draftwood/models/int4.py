@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from draftwood.corpus import mixed
 from draftwood.errors import ModelError
-from draftwood.models.checkpoints import artifact, checkpoint
+from draftwood.models.checkpoints import artifact, checkpoint, gguf_parts
 from draftwood.models.checkpoints.artifact import Artifact
 from draftwood.models.checkpoints.safetensors_weights import weight_files
 from draftwood.models.decoder import Decoder
@@ -147,7 +147,7 @@ def load(path: Path, model: str) -> Matrices:
 def fingerprint(home: Path) -> str:
     """16 hexadecimal digits of the weights of a checkpoint: names, sizes and 1024 evenly spaced pieces of each file."""
     digest = hashlib.sha256()
-    for path in [home] if home.is_file() else weight_files(home):
+    for path in gguf_parts.opened(home).parts if home.is_file() else weight_files(home):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:

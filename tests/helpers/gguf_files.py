@@ -19,6 +19,7 @@ Stored = Callable[[str, np.ndarray], tuple[np.ndarray, str]]  # a tensor's name 
 SCALES = {  # places of the float16 numbers in a block
     **{"Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2)},
     **{"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)},
+    **{"IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": ()},
 }
 
 
@@ -41,15 +42,20 @@ def write(
     stored: Stored = PLAIN,
     words: Mapping[str, Any] | None = None,
     more: Mapping[str, np.ndarray] | None = None,
+    part_tensors: int = 0,
     **metadata: Any,
 ) -> Path:
-    """A directory's model as a GGUF file; `words` are a tokenizer, `more` further tensors, `metadata` further keys."""
+    """A directory's model as a GGUF file; `words` are a tokenizer, `more` further tensors, `metadata` further keys.
+
+    Where there are more than `part_tensors` tensors (0: never) it is split into parts of so many beside `path`, which
+    is not written.
+    """
     raw = json.loads((directory / "config.json").read_text("utf-8"))
     arch = raw["model_type"].removesuffix("_text")
     tensors = load_file(directory / "model.safetensors")
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], raw["num_hidden_layers"])
     heads = raw["num_attention_heads"]
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=part_tensors)
     for key, value in {**_shape(raw, arch, heads), **metadata}.items():
         _add(writer, f"{arch}.{key}", value)
     _tell(writer, words or {})
@@ -172,6 +178,8 @@ def blocks(kind: str, rows: int, columns: int, seed: int = 0) -> np.ndarray:
     for place in SCALES[kind]:
         scales = rng.normal(0, 0.01, (*data.shape[:2], 1)).astype(np.float16)
         data[..., place : place + 2] = scales.view(np.uint8)
+    if kind == "MXFP4":
+        data[..., 0] = rng.integers(116, 124, data.shape[:2])  # exponents: 2**-12 to 2**-5
     return data.reshape(rows, -1)
 
 

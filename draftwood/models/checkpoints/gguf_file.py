@@ -10,7 +10,6 @@ from __future__ import annotations
 import mmap
 import struct
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from importlib import import_module
 from math import prod
 from pathlib import Path
@@ -24,11 +23,19 @@ from draftwood.errors import ConfigurationError, ModelError
 from draftwood.util.safe_parsing import short_repr
 
 PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-QUANTISED_TYPES = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")  # quantised types
+SCALE_PLACES = {  # quantised types, and the places of the float16 scales and minima in a block of each
+    **{"Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2)},
+    **{"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)},
+    **{"IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": ()},  # the last has an exponent of 8 bits as its first byte
+}
+QUANTISED_TYPES = tuple(SCALE_PLACES)
+FLOAT16_NOT_FINITE = 0x7C00  # bits of the exponent that infinities and NaN have
+E8M0_NAN = 0xFF
 SCALAR_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING_TYPE, ARRAY_TYPE = 8, 9  # types of metadata, as the above
 GGUF_VERSIONS = (2, 3)
 GGUF_SUFFIX = ".gguf"
+ALL_ROWS = slice(None)
 
 Bytes: TypeAlias = np.ndarray[Any, Any]  # of type uint8
 
@@ -47,10 +54,11 @@ class Array(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """A tensor: its shape as PyTorch has it, its type, and the place of its bytes in the file."""
+    """A tensor: its shape as PyTorch has it, its type, its file, and the place of its bytes there."""
 
     shape: tuple[int, ...]
     kind: str
+    file: Path
     start: int
     size: int
 
@@ -64,6 +72,7 @@ class File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.parts: tuple[Path, ...] = (path,)  # the files of a model that is split
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, TensorEntry] = {}
         library()
@@ -77,8 +86,6 @@ class File:
             raise ModelError(f"{path} is damaged or truncated ({error}); fetch it again") from error
         except OSError as error:
             raise ModelError(f"{path} cannot be read ({error.strerror or error}); check the file") from error
-        if (parts := self.metadata.get("split.count", 1)) != 1:
-            raise ModelError(f"{path} is one of {short_repr(parts)} parts; join them with llama-gguf-split --merge")
 
     def _read(self, header: _Header) -> None:
         header.take(4)
@@ -126,7 +133,7 @@ class File:
         block, size = library().GGML_QUANT_SIZES[number]
         if not all(shape) or shape[-1] % block:
             raise DamagedFile(f"tensor {short_repr(name)} of type {kind} has the shape {list(shape)}")
-        return name, TensorEntry(shape, kind, start, prod(shape) // block * size)
+        return name, TensorEntry(shape, kind, self.path, start, prod(shape) // block * size)
 
     def array(self, key: str) -> list[Any]:
         """The values of an array of the metadata; none where there is no such array."""
@@ -148,14 +155,23 @@ class File:
             raise ModelError(f"{self.path} is damaged ({key}: {error}); fetch it again") from error
         return texts
 
-    def rows(self, name: str) -> Bytes:
-        """A tensor's bytes [rows, bytes of a row], mapped anew: pages that were read go when the view does."""
+    def rows(self, name: str, rows: slice = ALL_ROWS) -> Bytes:
+        """Rows of a tensor [N, bytes of a row], mapped anew: pages that were read go when the view does.
+
+        Raises ModelError where a block's scale is not finite.
+        """
         entry = self.tensors[name]
         count = prod(entry.shape[:-1])
         try:
-            return np.memmap(self.path, np.uint8, "c", entry.start, (count, entry.size // count))
+            mapped = np.memmap(entry.file, np.uint8, "c", entry.start, (count, entry.size // count))[rows]
         except (OSError, ValueError) as error:
-            raise ModelError(f"{self.path} has changed since it was opened ({error}); load it again") from error
+            raise ModelError(f"{entry.file} has changed since it was opened ({error}); load it again") from error
+        if entry.kind in SCALE_PLACES and (broken := broken_row(mapped, entry.kind)) is not None:
+            raise ModelError(
+                f"{entry.file} is damaged (row {broken + (rows.start or 0)} of tensor {short_repr(name)}, of type "
+                f"{entry.kind}, has a scale that is no finite number); fetch it again"
+            )
+        return mapped
 
 
 class _Header:
@@ -207,17 +223,6 @@ class _Header:
         return at
 
 
-def opened(path: Path) -> File:
-    """A file; its header is read once per process."""
-    stat = path.stat()
-    return _opened(path, stat.st_mtime_ns, stat.st_size)
-
-
-@lru_cache(8)
-def _opened(path: Path, changed: int, size: int) -> File:
-    return File(path)
-
-
 def library() -> Any:
     """The package gguf, imported when it is needed."""
     try:
@@ -233,6 +238,18 @@ def weights(rows: Bytes, kind: str) -> Tensor:
     blocks = np.asarray(rows).reshape(1, -1)  # rows are dequantised sixteen at a time
     made: np.ndarray[Any, Any] = library().quants.dequantize(blocks, library().GGMLQuantizationType[kind])
     return torch.from_numpy(made.reshape(len(rows), -1))
+
+
+def broken_row(rows: Bytes, kind: str) -> int | None:
+    """The first of quantised rows [N, bytes of a row] that has a block whose scale is infinite or NaN, or None."""
+    _, size = library().GGML_QUANT_SIZES[library().GGMLQuantizationType[kind]]
+    blocks = rows.reshape(len(rows), -1, size)
+    if kind == "MXFP4":
+        broken = blocks[..., 0] == E8M0_NAN
+    else:
+        bits = (blocks[..., place : place + 2].view("<u2")[..., 0] for place in SCALE_PLACES[kind])
+        broken = np.logical_or.reduce([part & FLOAT16_NOT_FINITE == FLOAT16_NOT_FINITE for part in bits])
+    return int(np.nonzero(broken)[0][0]) if broken.any() else None
 
 
 def groups(rows: Bytes, kind: str) -> tuple[Tensor, Tensor, Tensor]:

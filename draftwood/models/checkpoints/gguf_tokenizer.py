@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from draftwood.errors import ModelError
-from draftwood.models.checkpoints import gguf_file
+from draftwood.models.checkpoints import gguf_file, gguf_parts
 from draftwood.util.safe_parsing import short_repr
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens
@@ -61,7 +61,7 @@ SPLITS = {  # by the format's names of pre-tokenizers
 
 def read(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
     """The tokenizer of a file, and what its tokenizer_config.json would say: named tokens and chat templates."""
-    file = gguf_file.opened(path)
+    file = gguf_parts.opened(path)
     words = _Words(file)
     kind = file.metadata.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
@@ -84,12 +84,12 @@ def read(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
 
 def vocabulary(path: Path) -> dict[str, int]:
     """The ids of a file's tokens, without what it takes to read text."""
-    return _Words(gguf_file.opened(path)).vocabulary()
+    return _Words(gguf_parts.opened(path)).vocabulary()
 
 
 def end_tokens(path: Path) -> frozenset[int]:
     """Ids that end a text: those that the file names, and its control tokens that end a turn in known templates."""
-    words = _Words(gguf_file.opened(path))
+    words = _Words(gguf_parts.opened(path))
     named = {words.role(name) for name in END_ROLES} - {None}
     turns = (i for i, text in enumerate(words.texts) if text in END_TEXTS and words.types[i] == CONTROL)
     return frozenset(i for i in (*named, *turns) if i is not None)

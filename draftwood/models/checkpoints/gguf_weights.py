@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from draftwood.errors import ModelError
-from draftwood.models.checkpoints import gguf_file
+from draftwood.models.checkpoints import gguf_file, gguf_parts
 from draftwood.models.checkpoints.config_keys import Raw
 from draftwood.models.checkpoints.families import FAMILIES, Family
 from draftwood.models.decoder_config import DecoderConfig
@@ -38,7 +38,7 @@ class GgufWeights:
     config_source = "its metadata"  # what tells the model's shape
 
     def __init__(self, path: Path) -> None:
-        self.source, self.file = path, gguf_file.opened(path)
+        self.source, self.file = path, gguf_parts.opened(path)
         self.architecture = str(self.file.metadata.get("general.architecture"))
         self._asked: set[str] = set()  # keys of the architecture that were read
 
@@ -221,22 +221,22 @@ class GgufWeights:
         """Shape and file of a tensor that must be there."""
         if name not in self.file.tensors:
             raise ModelError(f"{self.source}: tensor {name} is missing; fetch the file, or convert the model, again")
-        return list(self.file.tensors[name].shape), self.source
+        return list((entry := self.file.tensors[name]).shape), entry.file
 
     def fill(self, name: str, place: Tensor, rows: slice, columns: slice) -> None:
         """Dequantise some rows of a tensor, and of a matrix some columns, a few rows at a time, into their place."""
-        entry, stored, order = self.file.tensors[name], self.file.rows(name), self._order(name)
+        entry, order = self.file.tensors[name], self._order(name)
         if len(entry.shape) == 1:
-            values = gguf_file.weights(stored, entry.kind)[0].float()
+            values = gguf_file.weights(self.file.rows(name), entry.kind)[0].float()
             if self.architecture.startswith("gemma") and name.endswith("norm.weight"):
                 values = values - 1  # the family's norms multiply by 1 + weight, which is what the file holds
             place.copy_((values if order is None else values[order])[rows])
             return
+        stored = self.file.rows(name, rows) if order is None else self.file.rows(name)[order[rows]]
         step = max(1, CHUNK_WEIGHTS // entry.shape[-1])
-        for first in range(rows.start, rows.stop, step):
-            some = slice(first, min(first + step, rows.stop))
-            read = gguf_file.weights(stored[some if order is None else order[some]], entry.kind)
-            place[first - rows.start : some.stop - rows.start].copy_(read[:, columns])
+        for first in range(0, len(stored), step):
+            some = slice(first, first + step)
+            place[some].copy_(gguf_file.weights(stored[some], entry.kind)[:, columns])
 
     def groups(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """A matrix of type Q8_0, Q4_0 or Q4_K as codes, scales and shifts of groups of 32 (`gguf_file.groups`)."""

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 import draftwood
 from draftwood.engine.loading import EMBEDDED
 from draftwood.errors import ConfigurationError, ModelError
-from draftwood.models.checkpoints import checkpoint, gguf_file
+from draftwood.models.checkpoints import checkpoint, gguf_file, gguf_parts
 from draftwood.models.checkpoints.gguf_weights import GgufWeights
 from draftwood.models.text.tokenizer import Tokenizer
 
@@ -211,7 +211,7 @@ def test_learned_files_are_looked_for_beside_the_file(pair: dict[str, Path]) -> 
 
 
 def test_the_missing_package_is_one_sentence(pair: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    gguf_file._opened.cache_clear()
+    gguf_parts._cached.cache_clear()
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(ConfigurationError, match=r"reading GGUF files needs the extra draftwood\[gguf\]"):
         draftwood.load(pair["target"])

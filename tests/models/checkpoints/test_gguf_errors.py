@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import gguf_files
 import numpy as np
 import pytest
@@ -83,7 +84,7 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "half of the header": (lambda data: data[:3000], "its header goes beyond its 3,000 bytes"),
     "long array": (array(MANY), r"its header goes beyond its .* bytes"),
     "unknown type": (tensor(Q, 20, "I", 99), "'blk.0.attn_q.weight' is stored as type 99, but read are F32, .* give a"),
-    "other type": (tensor(Q, 20, "I", 20), "is stored as IQ4_NL, but read are"),
+    "other type": (tensor(Q, 20, "I", 22), "is stored as IQ2_S, but read are F32, .*, MXFP4; give a file"),
     "no axes": (tensor(Q, 0, "I", 0), "has 0 dimensions"),
     "wide tensor": (tensor(Q, 4, "Q", MANY), "ends at byte"),
     "torn blocks": (tensor(Q, 4, "Q", 33), r"of type Q8_0 has the shape \[32, 33\]"),
@@ -157,13 +158,6 @@ def test_long_contexts_of_phi_are_refused(tmp_path: Path) -> None:
         checkpoint.load(factors)
 
 
-def test_parts_are_refused(whole: tuple[Path, bytes], tmp_path: Path) -> None:
-    file = gguf_files.write(whole[0], tmp_path / "x.gguf", split=3)
-    file.write_bytes(file.read_bytes().replace(b"llama.split", b"split.count"))
-    with pytest.raises(ModelError, match="is one of 3 parts; join them with llama-gguf-split --merge"):
-        checkpoint.load(file)
-
-
 def test_any_cut_and_any_changed_byte_is_read_or_refused(whole: tuple[Path, bytes], tmp_path: Path) -> None:
     """Nothing but a ModelError comes out, and a cut file never loads."""
     data, rng = whole[1], random.Random(0)
@@ -195,3 +189,34 @@ def test_a_file_that_shrinks_after_it_was_opened_is_refused(whole: tuple[Path, b
     file.write_bytes(whole[1][:5000])
     with pytest.raises(ModelError, match=r"has changed since it was opened .* load it again"):
         opened.rows(Q)
+
+
+BITS = {"infinite": 0x7C00, "minus infinite": 0xFC00, "NaN": 0x7E01}
+SCALES = [(kind, place) for kind, places in gguf_files.SCALES.items() for place in places or (0,)]
+
+
+@pytest.mark.parametrize(("kind", "place"), SCALES)
+def test_a_scale_that_is_no_number_is_named(kind: str, place: int, tmp_path: Path) -> None:
+    """Each scale of each type; bytes elsewhere in a block may be any."""
+    write_family(tmp_path, "qwen2", hidden_size=256, intermediate_size=512, num_hidden_layers=1)
+    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
+    damaged: dict[str, tuple[int, bytes]] = {}  # tensor -> row, bytes of the scale in the last block
+
+    def random_blocks(name: str, array: np.ndarray) -> tuple[np.ndarray, str]:
+        data = array if array.ndim == 1 else gguf_files.blocks(kind, *array.shape, seed=1)
+        if name in damaged:
+            row, scale = damaged[name]
+            at = data.shape[1] - size + place
+            data[row, at : at + len(scale)] = np.frombuffer(scale, np.uint8)
+        return data, "F32" if array.ndim == 1 else kind
+
+    bits = [b"\xff"] if kind == "MXFP4" else [struct.pack("<H", each) for each in BITS.values()]
+    for tensor_name, row in (("blk.0.ffn_down.weight", 200), ("token_embd.weight", 0)):
+        for scale in bits:
+            damaged = {tensor_name: (row, scale)}
+            file = gguf_files.write(tmp_path, tmp_path / "x.gguf", random_blocks)
+            with pytest.raises(ModelError, match=r"has a scale that is no finite number\); fetch it again") as caught:
+                checkpoint.load(file)
+            assert f"{file} is damaged (row {row} of tensor '{tensor_name}', of type {kind}" in str(caught.value)
+    damaged = {}
+    checkpoint.load(gguf_files.write(tmp_path, tmp_path / "x.gguf", random_blocks))
