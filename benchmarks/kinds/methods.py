@@ -13,8 +13,8 @@ from benchmarks.bench import Bench
 from benchmarks.experiment import Kind, Rows, Strict
 from draftwood.engine.metrics import PARTS
 from draftwood.eval.evaluation import evaluate
-from draftwood.eval.report.reading import records_of
 from draftwood.eval.running import Job, Plan
+from draftwood.eval.store import records_of
 from draftwood.eval.summary import (
     RATIOS,
     SECONDS,

@@ -12,8 +12,8 @@ from draftwood.engine.engine import Engine
 from draftwood.eval.energy import ESTIMATE
 from draftwood.eval.evaluation import evaluate
 from draftwood.eval.intervals import Interval
-from draftwood.eval.report.reading import records_of
 from draftwood.eval.running import Plan
+from draftwood.eval.store import records_of
 from draftwood.eval.summary import SECONDS, TOKENS, paired, versus
 from draftwood.eval.tasks import parse
 from draftwood.methods import Method

@@ -13,7 +13,7 @@ from typing import Any
 from draftwood.errors import ConfigurationError
 from draftwood.eval.tasks.base import digest
 from draftwood.util.files import write_json
-from draftwood.util.jsonl import Journal, Record
+from draftwood.util.jsonl import Journal, Record, read_records
 from draftwood.util.safe_parsing import parse_json, read_text
 
 CONFIGURATION, ITEMS, SUMMARY = "run.json", "items.jsonl", "summary.json"
@@ -89,6 +89,15 @@ def read_run(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"{path} is not what `draftwood eval` wrote; choose another --out")
     found: dict[str, Any] = document
     return found
+
+
+def records_of(directory: Path) -> dict[str, Record]:
+    """The runs of an evaluation by key, also of one that is running: a last line that is under way does not count."""
+    path = directory / ITEMS
+    if not path.is_file():
+        return {}
+    with path.open("rb") as file:
+        return {record["key"]: record for record in read_records(file, path)}
 
 
 def check_writable(directory: Path) -> None:

@@ -20,7 +20,7 @@ from draftwood.eval.energy import ESTIMATE, ESTIMATED, NOT_AVAILABLE
 from draftwood.eval.intervals import Interval, quotient, ratio
 from draftwood.eval.running import BY_POSITION, HISTOGRAMS, added, grouped
 from draftwood.eval.scoring.programs import pass_at
-from draftwood.eval.store import CONFIGURATION, read_run
+from draftwood.eval.store import CONFIGURATION, read_run, records_of
 from draftwood.util.jsonl import Record
 from draftwood.util.safe_parsing import short_repr
 
@@ -50,8 +50,13 @@ def understood(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def summary_of(directory: Path, records: Mapping[str, Record]) -> dict[str, Any]:
-    """The summary of a directory's runs; ConfigurationError where they are not what `draftwood eval` writes."""
+def summary_of(directory: Path, records: Mapping[str, Record] | None = None) -> dict[str, Any]:
+    """The summary of a directory's runs, by default of those on the disk.
+
+    Raises ConfigurationError where they are not what `draftwood eval` writes, and where no run is there yet.
+    """
+    if records is None and not (records := records_of(directory)):
+        raise ConfigurationError(f"{directory} holds no run yet; wait for the first, or run `draftwood eval` again")
     document = read_run(directory / CONFIGURATION)
     configuration, sessions = document["configuration"], document["sessions"]
     with understood(directory):

@@ -89,13 +89,12 @@ def figure(paint: Callable[[Any], None], width: float = 4.9, height: float = 3.2
 
 
 def svg(drawn: Any, name: str) -> str:
-    """A figure as an SVG element for a page that has `STYLE`. Hovering an artist of gid tip-WORDS tells WORDS."""
+    """A figure as an SVG element for a page that has `STYLE`."""
     out = StringIO()
     _save(drawn, out, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     text = re.sub(
         r"(?s)^.*?<svg[^>]*viewBox=\"([^\"]*)\"[^>]*>|<metadata>.*?</metadata>|<style.*?</style>", _head, out.getvalue()
     )
-    text = re.sub(r'<g id="tip-([^"]*)">', r"<g><title>\1</title>", text)
     text = re.sub(r'<g id="[^"]*">', "<g>", text)
     text = re.sub("|".join(DARK), lambda found: f"var(--plot-{found[0][1:]},{found[0]})", text)
     text = re.sub(r"'DejaVu Sans'[^;\"]*sans-serif", FONTS, text)

@@ -1,191 +1,213 @@
-"""Which figures a summary has, and what each of them says to somebody who was not there."""
+"""Figures of one task of an evaluation: plain charts of a summary's rows, a colour for each method."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import fill
+from typing import Any, TypeAlias
 
 from draftwood.eval.energy import ESTIMATE
-from draftwood.eval.report.charts import (
-    Chart,
-    Curve,
-    Dot,
-    Figure,
-    Span,
-    bars,
-    colours,
-    curves,
-    front,
-    histograms,
-    scatter,
-    stacks,
-)
-from draftwood.eval.report.measures import RATE, SCORE, SHARES, Row, energies, span
-from draftwood.eval.report.naming import LOWER_IS_BETTER, score_bounds, score_name
-from draftwood.util.plots import SHADES
+from draftwood.util import plots
 
-FEWEST = 5  # times that a position was reached, or its share is left out
+Row: TypeAlias = Mapping[str, Any]  # of a summary: one method on one task
+Interval: TypeAlias = Mapping[str, Any]
+PHASES = {"draft": "drafting", "verify": "target forwards", "sampling": "sampling and judging", "other": "bookkeeping"}
+LOWER_IS_BETTER = {"perplexity"}
+MIN_ATTEMPTS = 5  # a position that was reached less often has no mark
+LABEL_WIDTH = 34  # characters, after which names of methods are broken
 
 
-def file_name(task: str, kind: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A chart with its title and the text below it; `name` is its file's, `paint` fills a matplotlib figure."""
+
+    name: str
+    title: str
+    about: str
+    paint: Callable[[Any], None]
+    height: float = 3.2  # inches
+
+    def drawn(self) -> Any:
+        """The matplotlib figure."""
+        return plots.figure(self.paint, height=self.height)
+
+
+def file_name(*parts: str) -> str:
     """The name of a figure's file, without its ending."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", f"{task}-{kind}").strip("-")
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", "-".join(parts)).strip("-")
 
 
-class Task:
-    """The rows of one task, one for each method, with names and colours."""
-
-    def __init__(self, name: str, rows: Sequence[Row], labels: Sequence[str]) -> None:
-        self.name, self.rows, self.labels = name, rows, labels
-        self.colours = colours(len(rows), [place for place, row in enumerate(rows) if row["baseline"]])
-        self.metric = rows[0]["quality"]["metric"]
-
-    def __iter__(self) -> Iterator[tuple[Row, str, str]]:
-        return iter(zip(self.rows, self.labels, self.colours, strict=True))
-
-    def figures(self) -> list[Figure]:
-        """All figures that there is something for."""
-        made = [self._front(), self._speed_up(), self._acceptance(), self._time(), self._depths(), self._widths()]
-        counters = dict.fromkeys(name for row in self.rows for name in energies(row))
-        return [figure for figure in (*made, *map(self._energy, counters)) if figure is not None]
-
-    def _figure(self, kind: str, title: str, about: str, chart: Chart, *notes: str) -> Figure:
-        return Figure(file_name(self.name, kind), title, about, chart, notes)
-
-    def _front(self) -> Figure | None:
-        dots = [
-            Dot(label, x, y, colour) for row, label, colour in self if (x := RATE.span(row)) and (y := SCORE.span(row))
-        ]
-        if not dots:
-            return None
-        higher = self.metric not in LOWER_IS_BETTER
-        return self._figure(
-            "front",
-            "Quality beside speed",
-            "Each point is a method; further right is faster, and "
-            f"{'higher' if higher else 'lower'} is better. The dashed line joins the Pareto front: methods that no "
-            "other beats on both axes. Pale crosses are 95% intervals; where they overlap, a difference may be "
-            "chance.",
-            scatter("tokens per second", score_name(self.metric), dots, higher, bounds=score_bounds(self.metric)),
-            f"On the front: {', '.join(dot.label for dot in front(dots, higher))}.",
-        )
-
-    def _bars(self, measured: Sequence[tuple[str, Any, str]], axis: str, reference: float | None = None) -> Chart:
-        return bars(axis, [(label, span(found), colour) for label, found, colour in measured], reference)
-
-    def _speed_up(self) -> Figure | None:
-        found = [(label, row["paired"]["speed_up"], colour) for row, label, colour in self if row["paired"] is not None]
-        if not any(span(each) for _, each, _ in found):
-            return None
-        return self._figure(
-            "speed-up",
-            "Speed-up",
-            "Tokens per second over those of plain decoding (the dashed line at 1) on the same items and seeds. The "
-            "thin line is the 95% interval; a bar whose interval spans 1 shows no difference.",
-            self._bars(found, "times plain decoding", 1.0),
-        )
-
-    def _energy(self, counter: str) -> Figure:
-        found = [(label, energies(row).get(counter, {}).get("joules_per_token"), colour) for row, label, colour in self]
-        source = (
-            "estimated from bytes of weights and operations at published joules for each: no counter was read"
-            if counter == ESTIMATE
-            else "as the device's own counter tells (the whole device, idle power included)"
-        )
-        return self._figure(
-            f"energy-{counter}",
-            f"Energy, {counter}",
-            f"Joules for each token of the answer, {source}. The thin line is the 95% interval. Shorter is better.",
-            self._bars(found, "joules per token"),
-        )
-
-    def _acceptance(self) -> Figure | None:
-        lines = []
-        for row, label, colour in self:
-            shares, reached = (row["decoding"][name] for name in ("acceptance_by_position", "attempted_at"))
-            places = enumerate(zip(shares, reached, strict=True), 1)
-            if points := [(float(place), Span(share)) for place, (share, n) in places if n >= FEWEST]:
-                lines.append(Curve(label, points, colour))
-        if not lines:
-            return None
-        return self._figure(
-            "acceptance",
-            "Acceptance by position",
-            "Of the rounds that came as far as the 1st, 2nd, ... drafted position: the share in which a draft was "
-            "accepted there. A curve that falls says that deeper drafts are worth less; for beams, acceptance means "
-            "that a whole layer stands.",
-            curves("drafted position in a round", "share accepted", lines, bounds=(0, 1)),
-            f"Positions that were reached fewer than {FEWEST} times are left out.",
-        )
-
-    def _time(self) -> Figure | None:
-        rows = [(label, row) for row, label, _ in self if row["decoding"]["tokens"]]
-        if not rows:
-            return None
-        return self._figure(
-            "time",
-            "Where the time went",
-            "Milliseconds for each token of the answer, split into forwards of the draft, forwards of the target (the "
-            "prompt's among them), sampling with accepting and rejecting, and bookkeeping. Shorter is faster. Drafting "
-            "pays where it shortens the target's part by more than it adds.",
-            times(rows),
-        )
-
-    def _depths(self) -> Figure | None:
-        series = [
-            (label, _shares(counts), colour)
-            for row, label, colour in self
-            if row["decoding"]["drafted"] and sum(counts := _depth_counts(row["decoding"]))
-        ]
-        if not series:
-            return None
-        return self._figure(
-            "depth",
-            "Drafts accepted in a row",
-            "How many drafts in a row a round had accepted: share of rounds. A round gives one token more than that, "
-            "which the target chooses itself. Much at 0 means drafts that miss; much at the far right means that "
-            "longer drafts may pay.",
-            histograms("drafts accepted in a round", series),
-        )
-
-    def _widths(self) -> Figure | None:
-        series = [
-            (label, _shares(counts)[1:], colour)
-            for row, label, colour in self
-            if sum(counts := row["decoding"].get("width_counts", []))
-        ]
-        if not series:
-            return None
-        return self._figure(
-            "width",
-            "Width of beams",
-            "How many hypotheses a layer of beams held: share of layers. A method with an adaptive width (DSBD) "
-            "narrows its beams where drafts are unlikely to be accepted; a fixed width is a single column.",
-            histograms("beams in a layer", series, 1),
-        )
+def energies(row: Row) -> Mapping[str, Any]:
+    """Joules by counter; empty where the machine has none."""
+    return row["energy"] if isinstance(row["energy"], Mapping) else {}
 
 
-def times(rows: Sequence[tuple[str, Row]]) -> Chart:
-    """Milliseconds for each token by what they were spent on, the time between rounds last."""
-    found = []
-    for label, row in rows:
-        timing, tokens = row["timing"], row["decoding"]["tokens"]
-        spent = [timing["time_shares"][part] * timing["round_seconds"] for part in SHARES]
-        spent.append(max(0.0, timing["seconds"] - sum(spent)))
-        found.append((label, [1000 * seconds / tokens for seconds in spent]))
-    names = [*SHARES.values(), "outside rounds"]
-    return stacks("milliseconds per token", list(zip(names, SHADES, strict=True)), found)
+def figures(task: str, rows: Sequence[Row], labels: Sequence[str]) -> list[Figure]:
+    """All figures of a task that its rows have something for; `labels` name the methods of the rows."""
+    metric = rows[0]["quality"]["metric"]
+    higher = metric not in LOWER_IS_BETTER
+    series = [(label, row, f"C{place}") for place, (label, row) in enumerate(zip(labels, rows, strict=True))]
+    decoded = [one for one in series if one[1]["decoding"]["tokens"]]
+    made: list[Figure] = []
+
+    def add(kind: str, title: str, about: str, paint: Callable[[Any], None], marks: int) -> None:
+        if marks:
+            made.append(Figure(file_name(task, kind), title, about, paint, 2.4 + 0.25 * len(rows)))
+
+    points = [
+        (label, x, y, colour)
+        for label, row, colour in decoded
+        if known(x := row["timing"]["tokens_per_second"]) and known(y := row["quality"].get(metric))
+    ]
+    about = (
+        f"Each point is a method; further right is faster, and {'higher' if higher else 'lower'} is better. The dashed "
+        "line joins the Pareto front: methods that no other beats on both axes. Crosses are 95% intervals; where they "
+        "overlap, a difference may be chance."
+    )
+    add("front", "Quality beside speed", about, lambda canvas: _scatter(canvas, points, metric, higher), len(points))
+    ratios = [(label, row["paired"]["speed_up"], colour) for label, row, colour in series if row["paired"]]
+    ratios = [one for one in ratios if known(one[1])]
+    about = (
+        "Tokens per second over those of plain decoding (the dashed line at 1) on the same items and seeds. The thin "
+        "line is the 95% interval; a bar whose interval spans 1 shows no difference."
+    )
+    add("speed-up", "Speed-up", about, lambda canvas: _bars(canvas, ratios, "times plain decoding", 1.0), len(ratios))
+    for kind, title, axis, about in LINES:
+        curves = [(label, _points(kind, row["decoding"]), colour) for label, row, colour in decoded]
+        curves = [one for one in curves if one[1]]
+        add(kind, title, about, lambda canvas, c=curves, x=axis: _curves(canvas, c, x), len(curves))  # type: ignore[misc]
+    about = (
+        "Milliseconds for each token of the answer, split into forwards of the draft, forwards of the target (the "
+        "prompt's among them), sampling with accepting and rejecting, and bookkeeping. Shorter is faster. Drafting "
+        "pays where it shortens the target's part by more than it adds."
+    )
+    add("time", "Where the time went", about, lambda canvas: _times(canvas, decoded), len(decoded))
+    for counter in dict.fromkeys(name for row in rows for name in energies(row)):
+        joules = [(label, energies(row)[counter]["joules_per_token"], c) for label, row, c in series if energies(row)]
+        joules = [one for one in joules if known(one[1])]
+        source = "estimated: no counter was read" if counter == ESTIMATE else "of the whole device, idle power included"
+        about = f"Joules for each token of the answer, {source}. The thin line is the 95% interval. Shorter is better."
+        paint = lambda canvas, bars=joules: _bars(canvas, bars, "joules per token")  # noqa: E731
+        add(f"energy-{counter}", f"Energy, {counter}", about, paint, len(joules))
+    return made
 
 
-def _depth_counts(decoding: Mapping[str, Any]) -> list[int]:
-    """Rounds by drafts accepted in a row; older results have how many rounds came how far."""
-    if decoding.get("depth_counts"):
-        return list(decoding["depth_counts"])
-    reached = [decoding["rounds"], *decoding["accepted_at"]]
-    return [a - b for a, b in zip(reached, [*reached[1:], 0], strict=True)]
+LINES = (  # kind, title, x axis, text below
+    (
+        "acceptance",
+        "Acceptance by position",
+        "drafted position in a round",
+        "Of the rounds that came as far as the 1st, 2nd, ... drafted position: the share in which a draft was accepted "
+        "there. A curve that falls says that deeper drafts are worth less; for beams, acceptance means that a whole "
+        f"layer stands. Positions that were reached fewer than {MIN_ATTEMPTS} times are left out.",
+    ),
+    (
+        "depth",
+        "Drafts accepted in a row",
+        "drafts accepted in a round",
+        "How many drafts in a row a round had accepted: share of rounds. A round gives one token more than that, which "
+        "the target chooses itself. Much at 0 means drafts that miss; much at the far right means that longer drafts "
+        "may pay.",
+    ),
+    (
+        "width",
+        "Width of layers",
+        "beams in a layer",
+        "How many beams a layer held, with multiplicity: share of layers.",
+    ),
+)
 
 
-def _shares(counts: Sequence[int]) -> list[float]:
+def _points(kind: str, decoding: Mapping[str, Any]) -> list[tuple[int, float]]:
+    """(x, share) of a curve of LINES; empty where the method has none."""
+    if kind == "acceptance":
+        shares = zip(decoding["acceptance_by_position"], decoding["attempted_at"], strict=True)
+        return [(place, share) for place, (share, n) in enumerate(shares, 1) if n >= MIN_ATTEMPTS]
+    counts = decoding[f"{kind}_counts"] if decoding["drafted"] or kind == "width" else []
     total = sum(counts)
-    return [count / total for count in counts]
+    return [(place, count / total) for place, count in enumerate(counts) if place or kind == "depth"] if total else []
+
+
+def front(points: Sequence[tuple[float, float]], higher: bool = True) -> list[tuple[float, float]]:
+    """The Pareto front, from low x to high x: points that no other equals on one axis or both and beats on one.
+
+    More of x is better, of y if `higher`, else less.
+    """
+    sign, best, kept = (1 if higher else -1), -math.inf, []
+    for x, y in sorted(set(points), key=lambda point: (-point[0], -sign * point[1])):
+        if sign * y > best:
+            best = sign * y
+            kept.append((x, y))
+    return kept[::-1]
+
+
+def known(interval: Interval | None) -> bool:
+    """True where an interval has a value."""
+    return interval is not None and interval["value"] is not None
+
+
+def _errors(intervals: Sequence[Interval]) -> list[list[float]]:
+    """Distances of the ends of intervals from their values, [below, above], as matplotlib wants them."""
+    ends = [[one["value"] if one[end] is None else one[end] for one in intervals] for end in ("low", "high")]
+    return [[abs(end - one["value"]) for end, one in zip(side, intervals, strict=True)] for side in ends]
+
+
+def _scatter(canvas: Any, points: Sequence[tuple[str, Interval, Interval, str]], metric: str, higher: bool) -> None:
+    axes = canvas.subplots()
+    joined = front([(x["value"], y["value"]) for _, x, y, _ in points], higher)
+    axes.plot(*zip(*joined, strict=True), "--", color=plots.INK, linewidth=1)
+    for place, (label, x, y, colour) in enumerate(points):
+        marker = plots.MARKERS[place // len(plots.PALETTE) % len(plots.MARKERS)]
+        errors = {"xerr": _errors([x]), "yerr": _errors([y]), "elinewidth": 0.7}
+        axes.errorbar(x["value"], y["value"], fmt=marker, color=colour, label=fill(label, LABEL_WIDTH), **errors)
+    axes.set(xlabel="tokens per second", ylabel=metric)
+    canvas.legend(loc="outside lower left", ncols=2, fontsize=8)
+
+
+def _curves(canvas: Any, curves: Sequence[tuple[str, Sequence[tuple[int, float]], str]], axis: str) -> None:
+    axes = canvas.subplots()
+    for place, (label, points, colour) in enumerate(curves):
+        marker = plots.MARKERS[place // len(plots.PALETTE) % len(plots.MARKERS)]
+        axes.plot(*zip(*points, strict=True), marker=marker, color=colour, label=fill(label, LABEL_WIDTH))
+    axes.set(xlabel=axis, ylabel="share", ylim=(-0.03, 1.03))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    canvas.legend(loc="outside lower left", ncols=2, fontsize=8)
+
+
+def _bars(canvas: Any, bars: Sequence[tuple[str, Interval, str]], axis: str, reference: float | None = None) -> None:
+    axes = canvas.subplots()
+    lengths = [one["value"] for _, one, _ in bars]
+    errors = {"xerr": _errors([one for _, one, _ in bars]), "error_kw": {"elinewidth": 1, "ecolor": plots.INK}}
+    drawn = axes.barh(_names(bars), lengths, color=[colour for *_, colour in bars], **errors)
+    axes.bar_label(drawn, fmt="%.3g", padding=3, fontsize=7.5)
+    if reference is not None:
+        axes.axvline(reference, color=plots.INK, linestyle="--", linewidth=1)
+    axes.set(xlabel=axis)
+    axes.invert_yaxis()
+
+
+def _times(canvas: Any, series: Sequence[tuple[str, Row, str]]) -> None:
+    axes = canvas.subplots()
+    left = [0.0] * len(series)
+    for (phase, name), colour in zip({**PHASES, "": "outside rounds"}.items(), plots.SHADES, strict=True):
+        spent = [1000 * _seconds(row["timing"], phase) / row["decoding"]["tokens"] for _, row, _ in series]
+        axes.barh(_names(series), spent, left=left, color=colour, label=name)
+        left = [before + more for before, more in zip(left, spent, strict=True)]
+    axes.set(xlabel="milliseconds per token")
+    axes.invert_yaxis()
+    canvas.legend(loc="outside lower left", ncols=3, fontsize=8)
+
+
+def _seconds(timing: Mapping[str, Any], phase: str) -> float:
+    """Seconds of a phase of the rounds; of none, all that was spent outside of rounds."""
+    rounds = float(timing["round_seconds"])
+    return float(timing["time_shares"][phase]) * rounds if phase else max(0.0, timing["seconds"] - rounds)
+
+
+def _names(series: Sequence[tuple[str, Any, str]]) -> list[str]:
+    """Labels in lines of LABEL_WIDTH; no two are equal, or matplotlib would draw their bars in one place."""
+    names = [fill(label, LABEL_WIDTH) for label, *_ in series]
+    return [name + "\u200b" * names[:place].count(name) for place, name in enumerate(names)]

@@ -1,13 +1,10 @@
-"""The page: one HTML file with everything in it, and its figures as SVG and PNG files.
-
-Knows the order of things on the page. Nothing in it is fetched: it can be mailed, and opened from a disk.
-"""
+"""The page about evaluations: one HTML file with everything in it, and its figures as files. Nothing is fetched."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,49 +12,18 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from draftwood.errors import ConfigurationError
-from draftwood.eval.report import tables
-from draftwood.eval.report.charts import Figure
-from draftwood.eval.report.figures import Task, file_name
-from draftwood.eval.report.naming import grown_line, method_names, models_line, sampling_line
-from draftwood.eval.report.reading import directories, summary_of
-from draftwood.eval.summary import understood
+from draftwood.eval.report.figures import LOWER_IS_BETTER, Interval, Row, energies, figures, file_name, known
+from draftwood.eval.store import CONFIGURATION
+from draftwood.eval.summary import summary_of, understood
+from draftwood.explain.terminal import method_label, origins
+from draftwood.sampling.params import SamplingParams
 from draftwood.util import plots
 
 PAGE, FIGURES = "report.html", "figures"
 FILES = ("svg", "png", "pdf")
-WORDS = (
-    ("target", "the model whose text is wanted."),
-    ("draft", "what a cheaper model (or a part of the target, or the text so far) guesses comes next."),
-    ("plain decoding", "one forward of the target for each token: what all methods are compared with."),
-    ("round", "one phase of drafting and one forward of the target, which judges all drafts at once."),
-    ("accepted", "of a draft: kept, because the rule that compares draft and target let it pass."),
-    ("lossless", "of a method: its text has exactly the distribution that its reference would give."),
-    ("tau", "tokens per forward of the target. Speed-up is less than tau, since drafting takes time, too."),
-    ("c", "how dear a forward of the draft is: its seconds over those of a forward of the target."),
-    ("beam", "a hypothesis of the whole text; several are kept and extended side by side."),
-    ("width, depth", "how many beams a layer holds; how many drafts in a row a round had accepted."),
-    ("95% interval", "where the value would lie in 95% of repetitions with other items of the same kind (bootstrap)."),
-    ("Pareto front", "methods that no other method beats in quality and speed at once."),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """One evaluation: a directory's summary with the name it has on the page."""
-
-    name: str
-    summary: Mapping[str, Any]
-
-    @property
-    def labels(self) -> list[str]:
-        return method_names(self.summary["configuration"]["methods"])
-
-    @property
-    def tasks(self) -> list[Task]:
-        """The tasks with their rows."""
-        rows = self.summary["rows"]
-        names = dict.fromkeys(row["task"] for row in rows)
-        return [Task(name, [row for row in rows if row["task"] == name], self.labels) for name in names]
+NONE = "–"
+FEW_ITEMS = 10  # below which a bootstrap interval is too narrow
+Column = tuple[str, str, Callable[[Row], str]]  # heading, meaning, cell of a row
 
 
 def write(
@@ -71,87 +37,231 @@ def write(
     if kind not in FILES:
         raise ConfigurationError(f"figures cannot be written as {kind!r}; choose one of {', '.join(FILES)}")
     out = place if out is None else out
+    folder, files = out / FIGURES, list[Path]()
     with understood(place):
-        sections = [Section(found.resolve().name, summary_of(found)) for found in directories(place)]
-        figures = {(section.name, task.name): task.figures() for section in sections for task in section.tasks}
-        stems = {
-            figure.name if len(sections) == 1 else file_name(name, figure.name): figure
-            for (name, _), made in figures.items()
-            for figure in made
-        }
-        files = save(stems, out / FIGURES, on_figure, kind)
-        text = html(sections, figures)
+        found, sections = directories(place), []
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, directory in enumerate(found, 1):
+            name, summary = directory.resolve().name, summary_of(directory)
+            prefix = (name,) if len(found) > 1 else ()
+            sections.append(_section(f"e{number}", name, summary, prefix, folder, files, on_figure, kind))
+        environment = Environment(
+            loader=PackageLoader("draftwood.eval.report", "."), autoescape=True, undefined=StrictUndefined
+        )
+        text = environment.get_template("page.html").render(sections=sections, plot_style=Markup(plots.STYLE))
     page = out / PAGE
     page.write_text(text, "utf-8", errors="replace")
     return page, files
 
 
-def save(
-    figures: Mapping[str, Figure], folder: Path, on_figure: Callable[[str], None], kind: str = "svg"
-) -> list[Path]:
-    """Figures as files by name."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"{stem}.{kind}" for stem in figures]
-    for file, figure in zip(files, figures.values(), strict=True):
-        on_figure(figure.title)
-        if kind == "svg":
-            file.write_text(plots.document(figure.svg), "utf-8")
-        else:
-            plots.save(figure.drawn(), file)
-    return files
+def directories(place: Path) -> list[Path]:
+    """`place` itself, or the evaluations right below it; ConfigurationError where there are none."""
+    if not place.is_dir():
+        raise ConfigurationError(f"{place} is not a directory; give one that `draftwood eval --out` wrote")
+    if (place / CONFIGURATION).is_file():
+        return [place]
+    result = sorted(path.parent for path in place.glob(f"*/{CONFIGURATION}"))
+    if not result:
+        raise ConfigurationError(
+            f"{place} holds no results ({CONFIGURATION}); give a directory that `draftwood eval --out` wrote, or one "
+            "that holds several of these"
+        )
+    return result
 
 
-def html(sections: Sequence[Section], figures: Mapping[tuple[str, str], Sequence[Figure]]) -> str:
-    """The page as text, with the figures of each section's tasks."""
-    environment = Environment(
-        loader=PackageLoader("draftwood.eval.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html").render(
-        sections=[_section(section, figures, number) for number, section in enumerate(sections, 1)],
-        words=WORDS,
-        plot_style=Markup(plots.STYLE),
-    )
-
-
-def _section(section: Section, figures: Mapping[tuple[str, str], Sequence[Figure]], number: int) -> dict[str, Any]:
-    summary, tasks = section.summary, section.tasks
+def _section(
+    id: str,
+    name: str,
+    summary: Mapping[str, Any],
+    prefix: tuple[str, ...],
+    folder: Path,
+    files: list[Path],
+    on_figure: Callable[[str], None],
+    kind: str,
+) -> dict[str, Any]:
+    """An evaluation as the template shows it; its figures are written on the way."""
     configuration = summary["configuration"]
-    energy = summary["energy"]
+    models, energy, labels = configuration["models"], summary["energy"], names(configuration["methods"])
+    drafts = ", ".join(map(str, models.get("draft") or ())) or "none"
+    about = [f"target {models.get('target', 'unknown')}", f"draft {drafts}", str(models.get("device", ""))]
+    tasks, speed_ups = [], dict[str, list[Interval | None]]()
+    for task in configuration["tasks"]:
+        rows = [row for row in summary["rows"] if row["task"] == task["name"]]
+        drawn = []
+        for figure in figures(task["name"], rows, labels):
+            on_figure(figure.title)
+            image, file = figure.drawn(), folder / f"{file_name(*prefix, figure.name)}.{kind}"
+            svg = plots.svg(image, figure.title)
+            if kind == "svg":
+                file.write_text(plots.document(svg), "utf-8")
+            else:
+                plots.save(image, file)
+            files.append(file)
+            drawn.append({"title": figure.title, "about": figure.about, "svg": Markup(svg)})
+        for label, row in zip(labels, rows, strict=True):
+            if row["paired"]:
+                speed_ups.setdefault(label, []).append(row["paired"]["speed_up"])
+        tasks.append(
+            {
+                "id": f"{id}-{file_name(task['name'], 'task')}",
+                "name": task["name"],
+                "items": task["items"],
+                "conclusion": conclusion(rows, labels),
+                "table": table(rows, labels),
+                "errors": [(label, row["errors"]) for label, row in zip(labels, rows, strict=True) if row["errors"]],
+                "figures": drawn,
+                "rows": [
+                    (label, json.dumps({"method": row["method"], **row["configuration"]}, indent=1))
+                    for label, row in zip(labels, rows, strict=True)
+                ],
+            }
+        )
     seeds = len(configuration["seeds"])
     return {
-        "id": f"e{number}",
-        "name": section.name,
+        "id": id,
+        "name": name,
         "runs": summary["runs"],
         "complete": summary["complete"],
-        "models": models_line(configuration["models"]),
-        "grown": grown_line(configuration["models"]),
+        "models": " · ".join(filter(None, [*about, *origins(models)])),
         "sampling": sampling_line(configuration["sampling"]),
         "seeds": f"{seeds} seed{'s' * (seeds != 1)}",
         "energy": energy if isinstance(energy, str) else None,
-        "overview": tables.overview(tasks),
-        "settings": tables.settings(tasks[0].rows, section.labels),
+        "overview": [(label, [*map(cell, ratios), _mean(ratios)]) for label, ratios in speed_ups.items()],
         "sessions": summary["sessions"],
-        "tasks": [
-            {
-                "id": f"e{number}-{file_name(task.name, 'task')}",
-                "name": task.name,
-                "items": next(each["items"] for each in configuration["tasks"] if each["name"] == task.name),
-                "conclusion": tables.conclusion(task),
-                "table": tables.task_table(task),
-                "errors": [(label, row["errors"]) for row, label, _ in task if row["errors"]],
-                "figures": [
-                    {"figure": figure, "svg": Markup(figure.svg)} for figure in figures[section.name, task.name]
-                ],
-            }
-            for task in tasks
-        ],
-        "rows": [
-            (f"{row['task']}: {label}", json.dumps({"method": row["method"], **row["configuration"]}, indent=1))
-            for task in tasks
-            for row, label, _ in task
-        ],
+        "tasks": tasks,
     }
+
+
+def names(methods: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A label for each method, with its options that are not the usual ones; no two are equal."""
+    labels = [method_label(method) for method in methods]
+    return [label if labels.count(label) == 1 else f"{label} ({place})" for place, label in enumerate(labels)]
+
+
+def sampling_line(sampling: Mapping[str, Any]) -> str:
+    """The temperature and the sampling options that are set."""
+    changed = SamplingParams(**sampling).model_dump(exclude_defaults=True, exclude={"temperature"})
+    return ", ".join(
+        [f"temperature {sampling['temperature']:g}", *(f"{key} {value}" for key, value in changed.items())]
+    )
+
+
+def cell(interval: Interval | None, digits: int = 2) -> str:
+    """0.81 [0.70, 0.92]"""
+    if interval is None or interval["value"] is None:
+        return NONE
+    shown, low, high = f"{interval['value']:.{digits}f}", interval["low"], interval["high"]
+    return shown if low is None or high is None else f"{shown} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _mean(ratios: Sequence[Interval | None]) -> str:
+    """The geometric mean of speed-ups over tasks."""
+    values = [one["value"] for one in ratios if one is not None and one["value"]]
+    return f"{math.prod(values) ** (1 / len(values)):.2f}" if values and len(values) == len(ratios) else NONE
+
+
+def columns(rows: Sequence[Row]) -> list[Column]:
+    """The columns of a task's table: quality, speed, and what explains the speed."""
+    metric = rows[0]["quality"]["metric"]
+    others = dict.fromkeys(name for row in rows for name in row["quality"] if name not in ("metric", metric))
+    scores = [metric, *(name for name in others if any(known(row["quality"].get(name)) for row in rows))]
+    lower = " (lower is better)"
+
+    def of_rounds(name: str, needs: str) -> Callable[[Row], str]:
+        return lambda row: cell(row["decoding"][name]) if row["decoding"][needs] else NONE
+
+    def failed(row: Row) -> str:
+        decoding, scoring = row["runs"]["failed_to_decode"], row["runs"]["failed_to_score"]
+        return f"{decoding} + {scoring} of {row['runs']['made']}" if decoding or scoring else "0"
+
+    def cost(row: Row) -> str:
+        c = row["timing"]["draft_cost_ratio"]
+        return NONE if c is None else f"{c:.2f}"
+
+    return [
+        *((name, f"Mean{lower * (name in LOWER_IS_BETTER)}.", _quality(name)) for name in scores),
+        (
+            "Tokens/s",
+            "Of the answers, over wall time with the prompt.",
+            lambda row: cell(row["timing"]["tokens_per_second"], 0),
+        ),
+        (
+            "Speed-up",
+            "Tokens per second over plain decoding's, on the same items and seeds.",
+            lambda row: cell(row["paired"]["speed_up"]) if row["paired"] else "1",
+        ),
+        (
+            "tau",
+            "Tokens per forward of the target (block efficiency); plain decoding has 1.",
+            of_rounds("tau", "rounds"),
+        ),
+        (
+            "Accepted",
+            "Accepted over drafted tokens. Wide trees and beams draft many to accept few.",
+            of_rounds("acceptance_rate", "drafted"),
+        ),
+        (
+            "One of n",
+            "How often one of n independent drafts at a place was accepted, in some of the rounds.",
+            of_rounds("bounded_rate", "bounded"),
+        ),
+        (
+            "alpha*(n)",
+            "How often any rule that judges node by node could have accepted one of these drafts, at most.",
+            of_rounds("acceptance_bound", "bounded"),
+        ),
+        ("c", "Seconds of a forward of the draft over those of a forward of the target.", cost),
+        *(
+            (f"J/token, {name}", "Joules per token, idle power included.", _energy(name))
+            for name in dict.fromkeys(name for row in rows for name in energies(row))
+        ),
+        (
+            "Same text",
+            "Share of answers that equal plain decoding's token by token; means something when greedy.",
+            lambda row: cell(row["paired"]["same_tokens"]) if row["paired"] else NONE,
+        ),
+        (
+            "Exact",
+            "yes: the output has the distribution of the method's reference; no: the method is lossy.",
+            lambda row: "yes" if row["lossless"] else "no",
+        ),
+        ("Failed", "Runs that could not be decoded (score 0), and runs that could not be scored (no score).", failed),
+    ]
+
+
+def _quality(name: str) -> Callable[[Row], str]:
+    return lambda row: cell(row["quality"].get(name))
+
+
+def _energy(counter: str) -> Callable[[Row], str]:
+    return lambda row: cell(energies(row).get(counter, {}).get("joules_per_token"), 4)
+
+
+def table(rows: Sequence[Row], labels: Sequence[str]) -> dict[str, Any]:
+    """Headings with their meanings, and the cells of each method."""
+    made = columns(rows)
+    return {
+        "columns": [("Method", "Name and the options that are not the usual ones."), *(one[:2] for one in made)],
+        "rows": [[label, *(text(row) for *_, text in made)] for label, row in zip(labels, rows, strict=True)],
+    }
+
+
+def conclusion(rows: Sequence[Row], labels: Sequence[str]) -> str:
+    """One sentence: which lossless method was fastest, and whether that is beyond doubt."""
+    compared = [
+        (row["paired"]["speed_up"], label)
+        for label, row in zip(labels, rows, strict=True)
+        if row["lossless"] and row["paired"] and known(row["paired"]["speed_up"])
+    ]
+    if not compared:
+        return "No lossless method was measured beside plain decoding."
+    best, label = max(compared, key=lambda one: one[0]["value"])
+    fastest = f"{label} was the fastest lossless method: {cell(best)} times plain decoding"
+    if best["low"] is None:
+        return f"{fastest}, on a single item: no interval can be given."
+    if best["low"] > 1:
+        few = f", but of {best['n']} items no interval says much." if best["n"] < FEW_ITEMS else ", so it is faster."
+        return f"{fastest}; the interval lies above 1{few}"
+    if best["high"] < 1:
+        return f"{fastest}: nothing was faster than plain decoding."
+    return f"{fastest}; the interval spans 1, so this measurement does not show that it is faster."
