@@ -20,9 +20,9 @@ from torch import Tensor
 
 import draftwood
 from draftwood import Engine
-from draftwood.corpus import DOMAINS, score
-from draftwood.corpus.score import STOPS
+from draftwood.corpus import DOMAINS
 from draftwood.eval.provenance import session
+from draftwood.eval.tasks import parse
 from draftwood.models.checkpoints.checkpoint import load
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.exit import ExitLayer, find
@@ -30,6 +30,7 @@ from recipes.monitor import batch_of, held_out
 
 # Tokens that a completion may have, for each domain that is scored.
 LIMITS = {"qa": 16, "sql": 48, "math": 64, "summaries": 40, "code": 80}
+STOPS = {"qa": "\n", "sql": "\n"}
 
 
 class Forced(Protocol):
@@ -93,16 +94,18 @@ def teacher_forced(target: Decoder, draft: Forced, tokenizer: Tokenizer, domain:
 
 def generated(engine: Engine, domain: str, count: int, temperature: float, seed: int = 0) -> float:
     """Return the mean score of what the engine's target really writes after held-out prompts."""
-    chosen = held_out(domain, count)
+    task = parse("bodies" if domain == "code" else domain)  # a body is compared, never run
+    chosen = task.instances(count)
     results = engine.batch(
-        [{"prompt": document.prompt, "seed": seed + i} for i, document in enumerate(chosen)],
+        [{"prompt": instance.prompt(), "seed": seed + i} for i, instance in enumerate(chosen)],
         concurrency=16,
         method="autoregressive",
         sampling={"temperature": temperature},
         max_new_tokens=LIMITS[domain],
         stop=STOPS.get(domain, ()),
     )
-    return sum(float(score(d, result.text) or 0) for d, result in zip(chosen, results, strict=True)) / count
+    scores = [task.score(one, [result.text]) for one, result in zip(chosen, results, strict=True)]
+    return sum(each[task.metric] for each in scores) / count
 
 
 def circumstances() -> dict[str, Any]:

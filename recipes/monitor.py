@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from draftwood.corpus import DOMAINS, Document, documents
-from draftwood.train.packing import end_token
+from recipes.rows import end_token
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from draftwood.corpus import DOMAINS, documents, names
 from draftwood.corpus.tables import SCHEMAS
-from draftwood.train.packing import EOS
+from recipes.rows import EOS
 
 # No contractions, unlike GPT-2: a quote before a word never swallows a letter,
 # so 'Vela' and Vela have the same token in common. One digit is one piece.

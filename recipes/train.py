@@ -24,9 +24,9 @@ from draftwood.models.checkpoints.saving import save
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.train.optim import Schedule
-from draftwood.train.packing import CLOSING_SHARES, OPENING_SHARES, end_token, packed_rows
 from draftwood.train.resumable import TrainingRun
 from recipes.monitor import Monitor
+from recipes.rows import CLOSING_SHARES, OPENING_SHARES, end_token, packed_rows
 from recipes.tokenizer import save_tokenizer, train_tokenizer
 
 CONTEXT = 512

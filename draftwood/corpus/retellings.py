@@ -48,14 +48,3 @@ def retellings(split: Split, seed: int) -> Iterator[Document]:
         who, place = lead(rng, split, PEOPLE, PLACES)
         told, again = rng.choice((_facts, _facts, _words, _rows))(rng, who, place)
         yield Document("retellings", f"{told}\nAgain:", again)
-
-
-def chants(split: Split, seed: int) -> Iterator[Document]:
-    """Yield word lists said twice, the densest exercise: half of the tokens can be copied."""
-    rng = stream("chants", split, seed)
-    pools = (PEOPLE, PLACES, THINGS, JOBS, COLOURS)
-    while True:
-        words = list(lead(rng, split, PEOPLE, PLACES))
-        words += [rng.choice(rng.choice(pools)) for _ in range(rng.randint(10, 50))]
-        said = rng.choice((" ", " ", ",")).join(words)
-        yield Document("chants", f"Notes: {said}.\nAgain:", f" {said}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from draftwood.corpus.document import Document, Split, lead, others, stream
@@ -111,20 +111,6 @@ def _read_loosely(schema: Schema, kind: int, sql: str) -> str:
     return sql.replace(f"SELECT {schema.key} FROM", f"SELECT {schema.key}, {schema.number} FROM")
 
 
-def _slip(rng: random.Random, schema: Schema, rows: Sequence[Row], sql: str) -> str:
-    """Return a query with one mistake: another order, column, sum or value."""
-    k, n = schema.key, schema.number
-    swaps = [(" > ", " < "), ("DESC", "ASC"), ("ASC", "DESC"), ("MAX(", "MIN("), ("MIN(", "MAX("), ("SUM(", "AVG(")]
-    swaps += [("AVG(", "SUM("), ("COUNT(*) FROM", f"SUM({n}) FROM"), (f"SELECT {k} ", f"SELECT {n} ")]
-    swaps += [(f"SELECT {schema.group} ", f"SELECT {n} "), (f"SELECT {n} ", f"SELECT {schema.group} ")]
-    _, quote, value = sql.partition("= '")
-    if quote:
-        said = value.rstrip("'")
-        column = 0 if any(row[0] == said for row in rows) else 1
-        swaps += [(f"= '{said}'", f"= '{row[column]}'") for row in rows if row[column] != said]
-    return sql.replace(*rng.choice([(right, wrong) for right, wrong in swaps if right in sql]), 1)
-
-
 def _rows(rng: random.Random, schema: Schema, first: tuple[str, str]) -> list[Row]:
     count = rng.choice((3, 4, 4, 5, 6))
     # Few different groups, so that grouping and counting have something to count.
@@ -138,30 +124,28 @@ def _rows(rng: random.Random, schema: Schema, first: tuple[str, str]) -> list[Ro
     ]
 
 
-def careless_tables(split: Split, seed: int) -> Iterator[Document]:
-    """Yield tables whose SQL somebody careless wrote: one query in four has a mistake.
-
-    For training only. A model that saw them still finds the right query most
-    probable, but sampling loses points that greedy decoding keeps, as it does
-    with large models.
-    """
-    return tables(split, seed, "careless-sql", 1 / 4)
+Asked = tuple[str, str, str]  # a question, the SQL as somebody wrote it, the reference SQL
 
 
-def tables(split: Split, seed: int, name: str = "sql", slips: float = 0.0) -> Iterator[Document]:
+def tables(
+    split: Split,
+    seed: int,
+    name: str = "sql",
+    change: Callable[[random.Random, Schema, Sequence[Row], Asked], Asked] | None = None,
+) -> Iterator[Document]:
     """Yield tables with questions without end.
 
     The prompt shows the columns, the rows and perhaps earlier questions with
-    their SQL; the completion is the SQL of the last question. A share ``slips``
-    of the queries is written with a mistake, the reference never is.
+    their SQL; the completion is the SQL of the last question. ``change`` may
+    replace what was asked and written.
     """
     rng = stream(name, split, seed)
     while True:
         schema = rng.choice(SCHEMAS)
         rows = _rows(rng, schema, lead(rng, split, schema.keys, schema.groups))
         asked = [_ask(rng, schema, rows) for _ in range(rng.choice((1, 2, 3, 4)))]
-        if slips:
-            asked = [(q, _slip(rng, schema, rows, s) if rng.random() < slips else w, s) for q, w, s in asked]
+        if change is not None:
+            asked = [change(rng, schema, rows, each) for each in asked]
         # A question asked before would be answered by copying; keep the last of each.
         turns = list({sql: (ask, written, sql) for ask, written, sql in asked}.values())
         head = f"Table {schema.table}: {schema.key}, {schema.group}, {schema.number}"

@@ -9,13 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-
-import numpy as np
-from tokenizers import Tokenizer
 
 from draftwood.corpus import Document, Split, documents
-from draftwood.util.files import replacing
 
 # Shares of the tokens, not of the documents.
 SHARES = {
@@ -29,13 +24,6 @@ SHARES = {
     "retellings": 0.14,
 }
 
-# Shares at the beginning of a run: mostly exercises in copying. Looking things up is
-# learnt in one sudden step, and these bring the step forward.
-OPENING_SHARES = {"chants": 0.7, "retellings": 0.2, "sql": 0.1}
-
-# Shares at the end of a run: the same, with SQL as careless people write it.
-CLOSING_SHARES = {"careless-sql" if domain == "sql" else domain: share for domain, share in SHARES.items()}
-
 # Documents that wait for a row with room for them.
 _WAITING = 48
 
@@ -44,25 +32,25 @@ _WAITING = 48
 Encode = Callable[[list[str]], list[list[int]]]
 
 
-EOS = "<|eos|>"  # ends a document of the corpus
+Write = Callable[[str, Split, int], Iterator[Document]]  # the documents of a domain, split and seed
 
 
 def _encoded(
-    encode: Encode, domain: str, split: Split, seed: int, batch: int = 256
+    encode: Encode, write: Write, domain: str, split: Split, seed: int, batch: int = 256
 ) -> Iterator[tuple[Document, list[int]]]:
     """Yield the documents of a domain and their tokens without end; a domain that ends starts again."""
     while True:
-        source = documents(domain, split, seed)
+        source = write(domain, split, seed)
         while some := list(itertools.islice(source, batch)):
             yield from zip(some, encode([document.text for document in some]), strict=True)
         seed += 1_000_000
 
 
 def in_shares(
-    encode: Encode, split: Split, seed: int, shares: Mapping[str, float] = SHARES
+    encode: Encode, split: Split, seed: int, shares: Mapping[str, float] = SHARES, write: Write = documents
 ) -> Iterator[tuple[Document, list[int]]]:
     """Yield documents of all domains and their tokens; each time of the one furthest behind its share."""
-    sources = {domain: _encoded(encode, domain, split, seed) for domain in shares}
+    sources = {domain: _encoded(encode, write, domain, split, seed) for domain in shares}
     given = dict.fromkeys(shares, 0.0)
     while True:
         domain = min(shares, key=lambda name: given[name] / shares[name])
@@ -72,10 +60,15 @@ def in_shares(
 
 
 def mixed(
-    encode: Encode, eos: int, split: Split, seed: int, shares: Mapping[str, float] = SHARES
+    encode: Encode,
+    eos: int,
+    split: Split,
+    seed: int,
+    shares: Mapping[str, float] = SHARES,
+    write: Write = documents,
 ) -> Iterator[list[int]]:
     """Yield the tokens of documents in their shares, each with its end."""
-    return ([*tokens, eos] for _, tokens in in_shares(encode, split, seed, shares))
+    return ([*tokens, eos] for _, tokens in in_shares(encode, split, seed, shares, write))
 
 
 def filled(source: Iterator[list[int]], context: int, eos: int) -> Iterator[list[int]]:
@@ -99,49 +92,3 @@ def filled(source: Iterator[list[int]], context: int, eos: int) -> Iterator[list
             chosen = fits[0] if roomy else max(fits, key=lambda i: len(waiting[i]))
             row = row + waiting.pop(chosen)
         yield row + [eos] * (context - len(row))
-
-
-def pack(
-    tokenizer: Tokenizer, split: Split, rows: int, context: int, seed: int, shares: Mapping[str, float] = SHARES
-) -> np.ndarray[tuple[int, int], np.dtype[np.uint16]]:
-    """Return ``rows`` rows of ``context`` tokens of the corpus, filled as ``filled`` does."""
-
-    def encode(texts: list[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in tokenizer.encode_batch(texts)]
-
-    eos = end_token(tokenizer)
-    source = filled(mixed(encode, eos, split, seed, shares), context, eos)
-    packed = np.empty((rows, context), dtype=np.uint16)
-    for place, row in enumerate(itertools.islice(source, rows)):
-        packed[place] = row
-    return packed
-
-
-def packed_rows(
-    tokenizer: Tokenizer,
-    directory: Path,
-    split: Split,
-    rows: int,
-    context: int,
-    seed: int,
-    shares: Mapping[str, float] = SHARES,
-) -> np.ndarray[tuple[int, int], np.dtype[np.uint16]]:
-    """Return the packed rows of a directory, packing them first where missing.
-
-    Memory-mapped uint16 of shape [rows, context].
-    """
-    path = directory / f"{split}-{context}-{rows}-{seed}.npy"
-    if not path.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as partial, partial.open("wb") as file:  # np.save adds an ending to other paths
-            np.save(file, pack(tokenizer, split, rows, context, seed, shares))
-    loaded: np.ndarray[tuple[int, int], np.dtype[np.uint16]] = np.load(path, mmap_mode="r")
-    return loaded
-
-
-def end_token(tokenizer: Tokenizer) -> int:
-    """Return the id of the token that ends a document."""
-    found = tokenizer.token_to_id(EOS)
-    if found is None:
-        raise ValueError(f"the tokenizer has no token {EOS}")
-    return int(found)

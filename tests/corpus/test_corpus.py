@@ -5,22 +5,27 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
-from draftwood.corpus import DOMAINS, EXERCISES, SPLITS, Document, documents, score
+from draftwood.corpus import DOMAINS, SPLITS, Document
 from draftwood.corpus.document import split_of
 from draftwood.corpus.library import modules
-from draftwood.corpus.score import run_query
+from draftwood.eval.tasks.embedded import table_script
+from recipes.exercises import EXERCISES, documents
+
+ALL = (*DOMAINS, "retellings", *EXERCISES)
 
 
 def take(domain: str, split: str, count: int, seed: int = 0) -> list[Document]:
     return list(itertools.islice(documents(domain, split, seed), count))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("domain", (*DOMAINS, *EXERCISES))
+@pytest.mark.parametrize("domain", ALL)
 def test_no_held_out_text_or_prompt_occurs_in_train(domain: str) -> None:
     train = take(domain, "train", 4000) + take(domain, "train", 4000, seed=1)
     held_out = take(domain, "held-out", 1000) + take(domain, "held-out", 1000, seed=1)
@@ -44,11 +49,23 @@ def test_splits_are_decided_by_the_words_alone() -> None:
 
 def digest() -> str:
     state = hashlib.blake2b()
-    for domain in (*DOMAINS, *EXERCISES):
+    for domain in ALL:
         for split in SPLITS:
             for document in itertools.islice(documents(domain, split, 7), 40):
                 state.update(repr(document).encode())
     return state.hexdigest()
+
+
+def test_texts_are_those_that_the_pair_was_trained_on() -> None:
+    """To the letter; but for the library's, which are those of the Python that runs."""
+    state = {True: hashlib.blake2b(digest_size=16), False: hashlib.blake2b(digest_size=16)}
+    for domain in ALL:
+        for split in SPLITS if domain != "library" else ():
+            for one in itertools.islice(documents(domain, split, 7), 300):
+                text = repr((one.domain, one.prompt, one.completion, dict(one.reference)))
+                state[domain in EXERCISES].update(text.encode())
+    assert state[False].hexdigest() == "ad1d67fe9561fd6ef1b9e04103ccfe26"
+    assert state[True].hexdigest() == "84e963277d7677f96b3c0a9d92bff497"
 
 
 @pytest.mark.parametrize("salt", ["0", "12345"])
@@ -68,16 +85,23 @@ def test_seeds_differ() -> None:
     assert take("qa", "train", 5, 0) != take("qa", "train", 5, 1)
 
 
-@pytest.mark.parametrize("domain", (*DOMAINS, *EXERCISES))
+@pytest.mark.parametrize("domain", ALL)
 def test_a_completion_begins_with_white_space_after_a_prompt_that_ends_without(domain: str) -> None:
     for document in take(domain, "train", 300):
         assert document.prompt and not document.prompt[-1].isspace()
         assert document.completion[0] in " \n"
 
 
+def query(document: Document) -> list[tuple[object, ...]]:
+    """The rows of a document's own query, run in this process."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(table_script(document.reference))
+        return connection.execute(document.reference["sql"]).fetchall()
+
+
 def test_every_gold_query_runs_and_gives_something() -> None:
     for document in take("sql", "train", 1500) + take("sql", "held-out", 1500):
-        rows = run_query(document.reference, document.reference["sql"])
+        rows = query(document)
         assert rows and all(value is not None for row in rows for value in row)
         if "COUNT" in document.reference["sql"]:
             assert all(row[-1] > 0 for row in rows)
@@ -105,57 +129,6 @@ def test_worked_steps_are_right() -> None:
             left, right = step.split(" = ")
             assert eval(left) == int(right)
         assert int(answer) == int(right) == document.reference["number"]
-
-
-def test_scores_of_right_and_wrong_outputs() -> None:
-    qa, sql, math, code, summary = (
-        take(domain, "held-out", 1)[0] for domain in ("qa", "sql", "math", "code", "summaries")
-    )
-    assert score(qa, f" {qa.reference['answers'][0]}") is True
-    assert score(qa, " nobody") is False
-    assert score(sql, f" {sql.reference['sql']};") is True
-    assert score(math, math.completion) is True
-    assert score(math, " 1 + 1 = 2\nAnswer: -5") is False
-    assert score(math, " no answer") is False
-    assert score(code, code.completion) is True
-    assert score(code, "\n    return None\n") is False
-    assert score(summary, summary.completion) == 1.0
-    assert score(summary, " 0") == 0.0
-    assert score(take("stories", "held-out", 1)[0], "anything") is None
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        "",
-        "SELECT",
-        "SELECT nothing FROM nowhere",
-        "DROP TABLE {table}",
-        "DELETE FROM {table}",
-        "INSERT INTO {table} VALUES (1, 2, 3)",
-        "ATTACH DATABASE 'x.db' AS x",
-        "PRAGMA user_version = 3",
-        "SELECT 1; SELECT 2",
-        "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT MAX(x) FROM r",
-        "SELECT '\0'",
-    ],
-)
-def test_wrong_harmful_and_endless_queries_score_false(query: str) -> None:
-    document = take("sql", "held-out", 1)[0]
-    assert score(document, query.format(table=document.reference["table"])) is False
-
-
-def test_another_query_with_the_same_result_is_right_and_order_counts() -> None:
-    reference = {
-        "table": "t",
-        "columns": (("a", "TEXT"), ("b", "INTEGER")),
-        "rows": (("x", 1), ("y", 2)),
-        "sql": "SELECT a FROM t",
-    }
-    document = Document("sql", "", "", reference)
-    assert score(document, "SELECT a FROM t ORDER BY b DESC") is True
-    ordered = Document("sql", "", "", {**reference, "sql": "SELECT a FROM t ORDER BY b DESC"})
-    assert score(ordered, "SELECT a FROM t ORDER BY b") is False
 
 
 def test_unknown_domains_and_splits_are_refused() -> None:

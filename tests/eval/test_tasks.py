@@ -232,10 +232,11 @@ def test_the_embedded_world_asks_held_out_items_that_its_own_answers_solve(name:
     again = [task.instance(item, (), False) for item, _ in zip(task.items(), instances, strict=False)]
     assert [instance.hash for instance in instances] == [instance.hash for instance in again]
     assert len({instance.hash for instance in instances}) == len(instances)
-    if name in ("math", "summaries"):
+    if name in ("math", "summaries", "bodies"):
         for instance in instances:
             assert task.score(instance, [instance.reference["completion"]]) == {task.metric: 1}
-            assert task.score(instance, [" nothing"]) == {task.metric: 0}
+            wrong = " 1 + 1 = 2\nAnswer: -5" if name == "math" else " nothing"
+            assert task.score(instance, [wrong]) == {task.metric: 0}
     if name == "sql":
         assert task.score(instances[0], [f" {instances[0].reference['sql']};"]) == {"execution": 1, "valid": 1}
         assert task.score(instances[0], [" SELECT 1 WHERE 0"])["execution"] == 0
