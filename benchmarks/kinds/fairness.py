@@ -12,10 +12,10 @@ from typing import Any
 
 from benchmarks.bench import Bench
 from benchmarks.experiment import Kind, Rows, Strict
+from benchmarks.intervals import median
 from draftwood.corpus import mixed
 from draftwood.engine.engine import Engine
 from draftwood.errors import DraftwoodError
-from draftwood.eval.intervals import median
 
 LEAD = 0.05  # seconds that the heavy call decodes before light requests come
 

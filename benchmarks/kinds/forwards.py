@@ -13,10 +13,10 @@ import torch
 from benchmarks.bench import Bench, rotated
 from benchmarks.engines import loading
 from benchmarks.experiment import Kind, Rows
+from benchmarks.intervals import median
 from draftwood.corpus import mixed
 from draftwood.engine.engine import Engine
 from draftwood.errors import ConfigurationError
-from draftwood.eval.intervals import median
 from draftwood.models.base import Batch, Segment
 
 Key = tuple[str, str]  # type and backend

@@ -11,11 +11,11 @@ import torch
 
 from benchmarks.bench import Bench, rotated
 from benchmarks.experiment import Kind, Rows
+from benchmarks.intervals import median
 from draftwood.corpus import mixed
 from draftwood.engine.engine import Engine
 from draftwood.engine.loading import load
 from draftwood.errors import ConfigurationError
-from draftwood.eval.intervals import median
 from draftwood.methods import Method
 from draftwood.models.base import Batch, Segment
 from draftwood.sampling.params import SamplingParams

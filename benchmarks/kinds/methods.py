@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import product
 from statistics import median
@@ -19,14 +20,12 @@ from draftwood.eval.summary import (
     RATIOS,
     SECONDS,
     TOKENS,
-    decode_seconds,
     decoding,
     field,
     mean,
     over,
     paired,
     versus,
-    with_usual_rounds,
 )
 from draftwood.eval.tasks import parse
 from draftwood.methods import Method
@@ -158,6 +157,30 @@ def short(value: Any) -> Any:
 def together(groups: Sequence[Sequence[Record]]) -> list[Record]:
     """Records of several tasks as of one: items of different tasks are different items."""
     return [{**record, "place": (task, record["place"])} for task, group in enumerate(groups) for record in group]
+
+
+def decode_seconds(record: Record) -> float:
+    """Seconds as if the prompt had been in the cache: the first round counts as the mean of the others.
+
+    Where it is the only one, as the mean that `with_usual_rounds` has added to the record, if it has.
+    """
+    seconds, later = _later(record)
+    first = record["rounds"]["first_round_seconds"]
+    usual = seconds / later if later else record.get("usual_round_seconds", first)
+    return float(record["seconds"] - first + usual)
+
+
+def _later(record: Record) -> tuple[float, int]:
+    """Seconds and number of the rounds behind the first."""
+    rounds = record["rounds"]
+    return sum(rounds[f"{part}_seconds"] for part in PARTS) - rounds["first_round_seconds"], rounds["rounds"] - 1
+
+
+def with_usual_rounds(group: Sequence[Record]) -> list[Record]:
+    """Runs of one method and task, each with the mean seconds of a round behind the first, over all of them, added."""
+    later = [_later(record) for record in group if record["status"] != "failed"]
+    seconds, rounds = (math.fsum(column) for column in zip(*later, strict=True)) if later else (0.0, 0.0)
+    return [{**record, "usual_round_seconds": seconds / rounds} for record in group] if rounds else list(group)
 
 
 def speed(group: Sequence[Record], base: Sequence[Record]) -> dict[str, Any]:

@@ -26,10 +26,10 @@ from pydantic import Field
 from benchmarks.bench import Bench, rotated
 from benchmarks.engines import DTYPES, PEERS, Cell, runner
 from benchmarks.experiment import Kind, Rows, Strict
+from benchmarks.intervals import median
 from benchmarks.pairs import Pair
 from draftwood.corpus import mixed
 from draftwood.errors import ConfigurationError, did_you_mean
-from draftwood.eval.intervals import median
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.util.safe_parsing import parse_json, read_text
 

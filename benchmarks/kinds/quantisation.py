@@ -13,9 +13,10 @@ from torch import Tensor
 
 from benchmarks.bench import Bench
 from benchmarks.experiment import Kind, Rows
+from benchmarks.intervals import perplexity_ratio
 from draftwood.corpus import DOMAINS, documents
 from draftwood.errors import ConfigurationError
-from draftwood.eval.intervals import perplexity_ratio, ratio
+from draftwood.eval.intervals import ratio
 from draftwood.models.base import Batch, Segment
 
 EXACT, BASE = "float32", "bfloat16"

@@ -14,9 +14,10 @@ from benchmarks.bench import Bench, rotated
 from benchmarks.engines import Batched, Cell, runner
 from benchmarks.engines.cell import reason
 from benchmarks.experiment import Kind, Rows
+from benchmarks.intervals import median
 from draftwood.corpus import mixed
 from draftwood.engine.engine import Engine
-from draftwood.eval.intervals import Interval, median
+from draftwood.eval.intervals import Interval
 
 BASELINE = "plain"  # the method that others are compared with
 

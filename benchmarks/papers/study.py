@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.papers.energy import ESTIMATE, estimated
 from draftwood.engine.engine import Engine
-from draftwood.eval.energy import ESTIMATE
 from draftwood.eval.evaluation import evaluate
 from draftwood.eval.intervals import Interval
 from draftwood.eval.running import Plan
 from draftwood.eval.store import records_of
-from draftwood.eval.summary import SECONDS, TOKENS, paired, versus
+from draftwood.eval.summary import SECONDS, TOKENS, over, paired, versus
 from draftwood.eval.tasks import parse
 from draftwood.methods import Method
 from draftwood.sampling.params import SamplingParams
@@ -54,8 +54,19 @@ class Measured:
         return result
 
     def measure(self, name: str, task: str, label: str) -> Interval | None:
-        """One of MEASURES; None where the method does not have it."""
+        """One of MEASURES, or J/token; None where the method does not have it."""
+        if name == "J/token":
+            known = [record for record in self.of(label, [task]) if record.get("joules")]
+            return over(known, joules, TOKENS) if known else None
         return MEASURES[name](self.row(task, label))
+
+    def of(self, label: str, tasks: Sequence[str]) -> list[Record]:
+        """The runs of a method on tasks; items of different tasks are different items."""
+        return [
+            {**record, "place": (record["task"], record["place"])}
+            for record in self.records
+            if record["method"] == self.labels.index(label) and record["task"] in tasks
+        ]
 
     def value(self, name: str, task: str, label: str) -> float:
         """The value of a measure alone; NaN where there is none."""
@@ -71,22 +82,14 @@ class Measured:
         return max(labels, key=lambda label: self.value("tokens/s", task, label))
 
     def faster(
-        self, of: str, over: str, tasks: Sequence[str] | None = None, below: Callable[[Record], float] = SECONDS
+        self, of: str, other: str, tasks: Sequence[str] | None = None, below: Callable[[Record], float] = SECONDS
     ) -> Interval:
         """Tokens per second of a method over another's on the same items and seeds, tasks together.
 
         `below` is what tokens are divided by instead of seconds.
         """
         wanted = tasks or self.tasks
-        mine, other = (
-            [
-                {**record, "place": (record["task"], record["place"])}
-                for record in self.records
-                if record["method"] == self.labels.index(label) and record["task"] in wanted
-            ]
-            for label in (of, over)
-        )
-        return versus(paired(mine, other), TOKENS, below)
+        return versus(paired(self.of(of, wanted), self.of(other, wanted)), TOKENS, below)
 
 
 def joules(record: Record) -> float:
@@ -102,12 +105,6 @@ def _paired(name: str, factor: float = 1.0) -> Callable[[Row], Interval | None]:
     return lambda row: None if row["paired"] is None else scaled(row["paired"][name], factor)
 
 
-def _energy(row: Row) -> Interval | None:
-    counters = row["energy"] if isinstance(row["energy"], Mapping) else {}
-    result: Interval | None = counters.get(ESTIMATE, {}).get("joules_per_token")
-    return next((each["joules_per_token"] for name, each in counters.items() if name != ESTIMATE), result)
-
-
 MEASURES: dict[str, Callable[[Row], Interval | None]] = {
     "score": lambda row: row["quality"].get(row["quality"]["metric"]),
     "perplexity": lambda row: row["quality"]["perplexity"],
@@ -119,7 +116,6 @@ MEASURES: dict[str, Callable[[Row], Interval | None]] = {
     "HM": _decoding("harmonic_mean", "drafted"),
     "width": _decoding("mean_width", "layers"),
     "layers/predicted": _decoding("layers_to_predicted", "layers"),
-    "J/token": _energy,
 }
 
 
@@ -155,13 +151,22 @@ class Study:
         told = lambda job: self.told(f"{name}: item {job.place + 1}, {job.task.name}, {job.method.name}")  # noqa: E731
         summary = evaluate(self.engine, plan, self.out / name, on_job=told)
         self.session = summary["sessions"][-1]
-        result = Measured(list(methods), summary, list(records_of(self.out / name).values()))
+        records = [self._with_energy(record, parsed) for record in records_of(self.out / name).values()]
+        result = Measured(list(methods), summary, records)
         for task in result.tasks:
             for label in methods:
-                known = {key: interval for key in MEASURES if (interval := result.measure(key, task, label))}
+                measures = (*MEASURES, "J/token")
+                known = {key: interval for key in measures if (interval := result.measure(key, task, label))}
                 lossy = {} if result.row(task, label)["lossless"] else {"lossy": True}
                 self.rows.append({"sweep": name, "task": task, "method": label, **lossy, **known})
         return result
+
+    def _with_energy(self, record: Record, methods: Sequence[Method]) -> Record:
+        """A run with an estimate of its energy where no counter was read."""
+        if record.get("joules") != {}:
+            return record
+        value = estimated(record, self.engine.target, self.engine.builder.models_of(methods[record["method"]]))
+        return record if value is None else {**record, "joules": {ESTIMATE: value}}
 
     def compare(
         self, exhibit: str, what: str, paper: Paper, here: Interval | None, unit: str = "x", even: float | None = 1.0

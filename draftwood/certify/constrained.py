@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from draftwood.certify.checks import Check
 from draftwood.certify.demands import LETTERS, Demand, LanguageMatchers, few_letters, letters
-from draftwood.certify.enumeration import Law, NotDiscrete, TooLarge, enumerated
+from draftwood.certify.enumeration import NotDiscrete, TooLarge
 from draftwood.certify.forms import variants
-from draftwood.certify.laws import Found, Reference
+from draftwood.certify.laws import Found
 from draftwood.certify.references import (
     BeamLaw,
     Output,
     log_softmax,
     raw_logits,
-    slow_beam_search,
     slow_penalties,
     slow_warp,
 )
@@ -66,10 +64,8 @@ class ConstrainedCase(Case):
         return f"{self.demand.label}: {self.tokens} tokens, {self.warp}"
 
     @property
-    def reference(self) -> Reference:
-        twin = copy(self)
-        twin.target = self.demand.masked(self.target, len(self.prompt))
-        return cast(Reference, Case.reference.fget(twin))  # type: ignore[attr-defined]
+    def judged(self) -> TabularModel:
+        return self.demand.masked(self.target, len(self.prompt))
 
     def over(self, output: Output) -> bool:
         return self.demand.over(output)
@@ -110,7 +106,7 @@ class ConstrainedCase(Case):
 
     def _misjudged(self, result: GenerationResult) -> str:
         """A fault of the warped log-probabilities, or of beams' likelihoods, scores and order; '' if there is none."""
-        masked = self.demand.masked(self.target, len(self.prompt))
+        masked = self.judged
         if not isinstance(self.method, BeamMethod):
             output = tuple(result.tokens)
             wanted = []
@@ -204,35 +200,13 @@ def _enumerated(method: Method, seed: int, most: int, advance: Advance) -> Itera
                     form, len(LETTERS), tokens, warp, seed + 10 * number, _drafts(method), demand=demand
                 )
                 try:
-                    law, texts = _law(case, most, advance)
+                    reference, law, texts = case.enumerated(most, advance)
                 except TooLarge:
                     continue
                 except NotDiscrete:
                     return
-                yield CaseResult(case.label, texts, case.reference.distance(law), sorted(case.faults))
+                yield CaseResult(case.label, texts, reference.distance(law), sorted(case.faults))
                 break
-
-
-def _law(case: ConstrainedCase, most: int, advance: Advance) -> tuple[Law[Any], int]:
-    """The exact law of a case, and of how many replays; TooLarge where there are too many."""
-    texts = 0
-
-    def counted() -> None:
-        nonlocal texts
-        texts += 1
-        advance()
-
-    with enumerated() as randomness:
-        if not randomness.fits(case.found, most):
-            raise TooLarge
-        expected = case.reference
-
-        def run() -> Any:
-            result = case.found()
-            randomness.choices.closed = case.closed(result)
-            return expected.outcome(result)
-
-        return randomness.law_of(run, 2 * most, counted), texts
 
 
 def _searched(method: PlainBeamSearch, seed: int, count: int, met: set[str], advance: Advance) -> Iterator[CaseResult]:
@@ -243,19 +217,9 @@ def _searched(method: PlainBeamSearch, seed: int, count: int, met: set[str], adv
         for one in range(count):
             warp = "penalties" if one % 2 else "plain"
             case = ConstrainedCase(every, len(LETTERS), 5, warp, seed + one, demand=demand)
-            wanted, _ = slow_beam_search(
-                demand.masked(case.target, len(case.prompt)),
-                case.prompt,
-                method.width,
-                case.tokens,
-                case.over,
-                method.length_penalty,
-                method.early_stopping,
-                case.params,
-            )
             result = case.run()
             met.update(beam.finish_reason for beam in result.beams)
-            if [tuple(beam.tokens) for beam in result.beams] != [output for output, _, _ in wanted]:
+            if [tuple(beam.tokens) for beam in result.beams] != case.hypotheses:
                 faults.add("not the hypotheses of beam search, written out")
             faults |= case.faults
             advance()

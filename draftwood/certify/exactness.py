@@ -10,14 +10,13 @@ from typing import Any
 
 from draftwood.certify.checks import Check, Verdict
 from draftwood.certify.distances import fit
-from draftwood.certify.enumeration import NotDiscrete, TooLarge, enumerated
+from draftwood.certify.enumeration import NotDiscrete, TooLarge
 from draftwood.certify.forms import shrunk, variants, windows
 from draftwood.certify.laws import LayerLaws
 from draftwood.certify.occasions import occasions
-from draftwood.certify.references import slow_beam_search
 from draftwood.certify.rules import required
-from draftwood.certify.small import END, Case
-from draftwood.certify.tables import PROMPT, tied_table
+from draftwood.certify.small import Case
+from draftwood.certify.tables import tied_table
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, PlainBeamSearch
 
@@ -58,28 +57,10 @@ def enumerate_cases(method: Method, seed: int, most: int, advance: Advance = lam
     """
     for choices in cases(method, seed):
         for case in choices:
-            count = 0
-
-            def counted() -> None:
-                nonlocal count
-                count += 1
-                advance()
-
-            with enumerated() as randomness:
-                if not randomness.fits(case.found, most):
-                    continue
-                case.counts.clear()
-                expected = case.reference
-
-                def run() -> Any:
-                    result = case.found()  # noqa: B023
-                    randomness.choices.closed = case.closed(result)  # noqa: B023
-                    return expected.outcome(result)  # noqa: B023
-
-                try:
-                    law = randomness.law_of(run, 2 * most, counted)
-                except TooLarge:
-                    continue
+            try:
+                expected, law, count = case.enumerated(most, advance)
+            except TooLarge:
+                continue
             faults = sorted(expected.faults) if isinstance(expected, LayerLaws) else ()
             claimed = method.lossless or bool(case.rounds)
             one = Enumerated(case.label, count, expected.distance(law), claimed, case.counts, tuple(faults))
@@ -190,19 +171,9 @@ def _searches(method: PlainBeamSearch, seed: int, runs: int, advance: Advance) -
         other = seed + 10 * number + 100 * i
         tied = partial(tied_table, 1000 * other, vocab, 2) if number > 1 else None  # two values, as probable
         case = Case(every, vocab, tokens, warp, other, table=tied)
-        wanted, _ = slow_beam_search(
-            case.target,
-            PROMPT,
-            method.width,
-            case.tokens,
-            lambda output: output[-1] in END,
-            method.length_penalty,
-            method.early_stopping,
-            case.params,
-        )
         found = [tuple(beam.tokens) for beam in case.run().beams]
         counts.update(case.counts)
-        return found == [output for output, _, _ in wanted]
+        return found == case.hypotheses
 
     found = [alike(number, i) for number in range(len(sizes)) for i in range(max(1, runs // len(sizes)))]
     what = "sets of hypotheses are those of beam search, written out"

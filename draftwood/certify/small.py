@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
+from draftwood.certify.enumeration import Law, TooLarge, enumerated
 from draftwood.certify.laws import (
     BeamRules,
     Found,
@@ -24,7 +25,7 @@ from draftwood.certify.laws import (
     output_of,
     set_of_beams,
 )
-from draftwood.certify.references import BeamLaw, Output, exact_law
+from draftwood.certify.references import BeamLaw, Output, exact_law, slow_beam_search
 from draftwood.certify.rules import Tally
 from draftwood.certify.tables import PROMPT, Exit, SkippedTarget, StandInEagle, StandInHeads
 from draftwood.core.records import Round
@@ -34,7 +35,7 @@ from draftwood.engine.generation import Generation
 from draftwood.engine.request import Options
 from draftwood.engine.results import GenerationResult
 from draftwood.methods import Method
-from draftwood.methods.beams import BeamSamplingMethod, DynamicWidth
+from draftwood.methods.beams import BeamSamplingMethod, DynamicWidth, PlainBeamSearch
 from draftwood.methods.eagle import Eagle
 from draftwood.methods.self_speculative import SelfSpeculative
 from draftwood.models.base import CausalModel
@@ -130,13 +131,56 @@ class Case:
         return (SkippedTarget if isinstance(self.method, SelfSpeculative) else Exit)(self._random(9), self.target)
 
     @property
+    def judged(self) -> TabularModel:
+        """The model whose law texts should follow."""
+        return self.target
+
+    @property
+    def hypotheses(self) -> list[Output]:
+        """The hypotheses of beam search, best first, written out."""
+        assert isinstance(self.method, PlainBeamSearch)
+        found, _ = slow_beam_search(
+            self.judged,
+            self.prompt,
+            self.method.width,
+            self.tokens,
+            self.over,
+            self.method.length_penalty,
+            self.method.early_stopping,
+            self.params,
+        )
+        return [output for output, _, _ in found]
+
+    def enumerated(self, most: int, advance: Callable[[], None]) -> tuple[Reference, Law[Any], int]:
+        """The reference, the exact law of outcomes, and the replays that it took; TooLarge beyond about `most`."""
+        replays = 0
+
+        def counted() -> None:
+            nonlocal replays
+            replays += 1
+            advance()
+
+        with enumerated() as randomness:
+            if not randomness.fits(self.found, most):
+                raise TooLarge
+            self.counts.clear()
+            expected = self.reference
+
+            def run() -> Any:
+                result = self.found()
+                randomness.choices.closed = self.closed(result)
+                return expected.outcome(result)
+
+            return expected, randomness.law_of(run, 2 * most, counted), replays
+
+    @property
     def reference(self) -> Reference:
         """Plain decoding; of beams beam sampling; for a dynamic width each layer given those before."""
         method = self.method
         if not isinstance(method, BeamSamplingMethod):
-            outputs = exact_law(self.target, self.prompt, self.params, self.tokens, self.over)
+            outputs = exact_law(self.judged, self.prompt, self.params, self.tokens, self.over)
             return (OpeningLaw if self.rounds else WholeLaw)(output_of, outputs)
-        law = self._beams(self.target)
+        law = self._beams(self.judged)
         width = getattr(method, "width", None)
         if self.rounds and isinstance(method, DynamicWidth):
             draft = self._beams((self.models or [self._random(9)])[0], "joint")

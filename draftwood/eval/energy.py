@@ -1,31 +1,23 @@
-"""Energy as counters read it: NVML's of the GPU (extra `eval`), RAPL's of the CPU; where there is none, an estimate.
+"""Energy as counters read it: NVML's of the GPU (extra `eval`), RAPL's of the CPU.
 
-NVML's counter moves every 20 to 100 ms, so of short runs only sums over many mean something. An estimate is named so
-wherever it is shown: it follows from what was read and computed, and knows nothing of the machine but its class.
+NVML's counter moves every 20 to 100 ms, so of short runs only sums over many mean something.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from statistics import fmean
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
-from draftwood.engine.metrics import Metrics
 from draftwood.errors import ConfigurationError
-from draftwood.models.base import CausalModel
-from draftwood.models.decoder_config import DecoderConfig
 
 NOT_AVAILABLE = "not available on this machine"
-ESTIMATE = "estimate"  # in place of a counter's name
-ESTIMATED = "estimated from bytes of weights and operations, since this machine has no counter that can be read"
 POWERCAP = Path("/sys/class/powercap")
 
 
@@ -95,51 +87,6 @@ def _physical(device: torch.device, library: Any) -> int:
         if wanted and wanted in (uuid if isinstance(uuid, str) else uuid.decode()):
             return index
     raise ConfigurationError(f"NVML does not know device {device}")
-
-
-class Price(NamedTuple):
-    """Joules of a byte that is read from memory and of a single-precision operation, besides the idle machine's."""
-
-    byte: float
-    operation: float
-
-
-# Fitted to measurements of a Core i7-950 and a GTX 580: Choi, Bedard, Fowler and Vuduc, A roofline model of energy
-# (IPDPS 2013). Newer machines need several times less of both; what methods need of one another's changes far less.
-PRICES = {"cpu": Price(795e-12, 371e-12), "cuda": Price(513e-12, 99.7e-12)}
-
-
-def operations(config: DecoderConfig, first: int, rows: int, wanted: int) -> int:
-    """Products and sums of a forward of rows at positions from `first` on, with the logits of the `wanted` rows."""
-    c = config
-    heads, kv_heads = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-    matrices = c.hidden_size * (2 * heads + 2 * kv_heads + (2 + c.gated) * c.intermediate_size)
-    seen = rows * first + rows * (rows + 1) // 2
-    layers = c.num_hidden_layers * (rows * matrices + 2 * seen * heads)
-    return 2 * (layers + wanted * c.hidden_size * c.vocab_size)
-
-
-def estimated(metrics: Sequence[Metrics], target: CausalModel, drafts: Sequence[CausalModel]) -> float | None:
-    """Joules of some requests: each forward reads its model's weights once, each row computes with all of them.
-
-    Keys and values, caches that hold weights and the idle machine are left out. None where the target's shape is not
-    known.
-    """
-    config, size = getattr(target, "config", None), getattr(target, "weight_bytes", 0)
-    if not isinstance(config, DecoderConfig) or not size:
-        return None
-    own = [getattr(draft, "weight_bytes", 0) for draft in drafts]
-    depths = [depth if isinstance(depth := getattr(draft, "layers", 0), int) else 0 for draft in drafts]
-    shared = [size * depth / target.n_layers for depth in depths]  # of the target, below an exit
-    draft, below = (fmean(each) if each else 0.0 for each in (own, shared))
-    counts = ("rounds", "draft_forwards", "target_rows", "draft_rows")
-    sums = {name: math.fsum(getattr(each, name) for each in metrics) for name in counts}
-    read = size * sums["rounds"] + (draft + below) * sums["draft_forwards"]
-    rows = (
-        size * sums["target_rows"] + draft * sums["draft_rows"]
-    )  # rows of an exit's part of the target are the target's
-    price = PRICES["cuda" if target.device.type == "cuda" else "cpu"]
-    return price.byte * read + price.operation * rows * operations(config, 0, 1, 1) / size
 
 
 @dataclass(slots=True)

@@ -36,14 +36,6 @@ def quotient(
     return bootstrap(columns, lambda sums: sums[0] / sums[1] / (sums[2] / sums[3]))
 
 
-def perplexity_ratio(
-    nats: Sequence[float], tokens: Sequence[float], other_nats: Sequence[float], other_tokens: Sequence[float]
-) -> Interval:
-    """exp of the difference of nats per token over the same items."""
-    columns = [nats, tokens, other_nats, other_tokens]
-    return bootstrap(columns, lambda sums: np.exp(sums[0] / sums[1] - sums[2] / sums[3]))
-
-
 def bootstrap(columns: Sequence[Sequence[float]], of: Callable[[Array], Array]) -> Interval:
     """A function of sums over items, `of` [column, sample] -> [sample]; columns have one entry per item.
 
@@ -68,17 +60,6 @@ def bootstrap(columns: Sequence[Sequence[float]], of: Callable[[Array], Array]) 
 def drawn(n: int, samples: int = RESAMPLES) -> Array:
     """Counts of how often each of n items is drawn, [sample, item]."""
     return np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=samples).astype(float)
-
-
-def median(values: Sequence[float]) -> Interval:
-    """The median of values with its interval."""
-    found = np.asarray(values, dtype=float)
-    n = len(found)
-    if n < 2:
-        return Interval(value=float(found[0]) if n else None, low=None, high=None, n=n)
-    samples = np.median(found[np.random.default_rng(0).integers(n, size=(RESAMPLES, n))], axis=1)
-    low, high = np.quantile(samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(value=float(np.median(found)), low=float(low), high=float(high), n=n)
 
 
 def _finite(value: float) -> float | None:

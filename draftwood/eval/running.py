@@ -17,7 +17,7 @@ from draftwood.engine.engine import Engine
 from draftwood.engine.engine_map import EngineMap, alone
 from draftwood.engine.metrics import ADDED, Metrics
 from draftwood.engine.results import GenerationResult
-from draftwood.eval.energy import ESTIMATE, Meter, estimated
+from draftwood.eval.energy import Meter
 from draftwood.eval.store import Store, key_of
 from draftwood.eval.tasks import Instance, Task
 from draftwood.eval.tasks.base import digest
@@ -161,7 +161,7 @@ class Runner:
                 result, took = self._decode(job, instance.prompt(answers), instance.max_new_tokens)
                 results.append(result)
                 seconds += took
-            record["joules"] = self.meter.stop() or self._estimated(job.method, results)
+            record["joules"] = self.meter.stop()
         except Exception as error:  # of whatever kind: one item must not end all others
             return {**record, "status": "failed", "stage": "decode", "error": named(error)}
         answers = [result.text for result in results]
@@ -194,12 +194,6 @@ class Runner:
             result = self.engine.generate(tokens, job.method, sampling, limit, job.seed, stop=stop)
             self._settle()
             return result, perf_counter() - began
-
-    def _estimated(self, method: Method, results: Sequence[GenerationResult]) -> dict[str, float]:
-        """Joules where no counter has them; empty where nothing is known of the models."""
-        made = [result.metrics for result in results]
-        value = estimated(made, self.engine.target, self.engine.builder.models_of(method))
-        return {} if value is None else {ESTIMATE: value}
 
     def _settle(self) -> None:
         """Wait for the device, so that no run pays for another one's work."""

@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 
 from draftwood.engine.metrics import ADDED, PARTS, QUOTIENTS
 from draftwood.errors import ConfigurationError
-from draftwood.eval.energy import ESTIMATE, ESTIMATED, NOT_AVAILABLE
+from draftwood.eval.energy import NOT_AVAILABLE
 from draftwood.eval.intervals import Interval, quotient, ratio
 from draftwood.eval.running import BY_POSITION, HISTOGRAMS, added, grouped
 from draftwood.eval.scoring.programs import pass_at
@@ -76,8 +76,6 @@ def summarise(
 ) -> dict[str, Any]:
     """The document summary.json. `idle` is watts by counter; None where this machine has no counter."""
     energy: Any = {"idle_watts": dict(idle)} if idle is not None else NOT_AVAILABLE
-    if idle is None and any(ESTIMATE in record.get("joules", ()) for record in records.values()):
-        energy, idle = ESTIMATED, {ESTIMATE: 0.0}
     groups = dict(grouped(records))
     seeds = configuration["seeds"]
     rows = []
@@ -150,30 +148,6 @@ def field(*path: str) -> Callable[[Record], float]:
 
 
 TOKENS, SECONDS, NATS = field("tokens"), field("seconds"), field("nats")
-
-
-def decode_seconds(record: Record) -> float:
-    """Seconds as if the prompt had been in the cache: the first round counts as the mean of the others.
-
-    Where it is the only one, as the mean that `with_usual_rounds` has added to the record, if it has.
-    """
-    seconds, later = _later(record)
-    first = record["rounds"]["first_round_seconds"]
-    usual = seconds / later if later else record.get("usual_round_seconds", first)
-    return float(record["seconds"] - first + usual)
-
-
-def _later(record: Record) -> tuple[float, int]:
-    """Seconds and number of the rounds behind the first."""
-    rounds = record["rounds"]
-    return sum(rounds[f"{part}_seconds"] for part in PARTS) - rounds["first_round_seconds"], rounds["rounds"] - 1
-
-
-def with_usual_rounds(group: Sequence[Record]) -> list[Record]:
-    """Runs of one method and task, each with the mean seconds of a round behind the first, over all of them, added."""
-    later = [_later(record) for record in group if not _failed(record)]
-    seconds, rounds = (math.fsum(column) for column in zip(*later, strict=True)) if later else (0.0, 0.0)
-    return [{**record, "usual_round_seconds": seconds / rounds} for record in group] if rounds else list(group)
 
 
 def per_item(group: Sequence[Record], value: Callable[[Record], float]) -> list[float]:
@@ -306,9 +280,8 @@ def _energy(made: Sequence[Record], idle: Mapping[str, float]) -> dict[str, Any]
             "joules": raw,
             "joules_without_idle": raw - watts * math.fsum(map(SECONDS, known)),
             "joules_per_token": over(known, joules, TOKENS),
+            "split_by_time": {part: share * raw for part, share in shares.items()},
         }
-        if name != ESTIMATE:
-            found[name]["split_by_time"] = {part: share * raw for part, share in shares.items()}
     return found
 
 

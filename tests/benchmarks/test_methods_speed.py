@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kinds.methods import speed
-from draftwood.eval.summary import decode_seconds, with_usual_rounds
+from benchmarks.kinds.methods import decode_seconds, speed, with_usual_rounds
 
 
 def record(

@@ -7,14 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
-from draftwood.engine.metrics import Metrics
 from draftwood.eval import energy
-from draftwood.eval.energy import PRICES, Meter, Nvml, Rapl, estimated, operations
-from draftwood.models.decoder import Decoder
-from draftwood.models.decoder_config import DecoderConfig
+from draftwood.eval.energy import Meter, Nvml, Rapl
 
 
 def zone(root: Path, name: str, joules: float, span: float = 1000.0) -> Path:
@@ -94,28 +89,3 @@ def test_the_meter_reads_differences_and_idle_power() -> None:
     nothing.rest(1000)  # returns at once
     nothing.start()
     assert nothing.stop() == {} == nothing.idle
-
-
-def test_an_estimate_is_what_forwards_read_and_rows_compute() -> None:
-    config = DecoderConfig(50, 32, 48, 3, 4, 2, 16)
-    target, draft = Decoder(config), Decoder(DecoderConfig(50, 16, 24, 1, 2, 1, 8))
-    made = [Metrics(rounds=3, draft_forwards=4, target_rows=9.0, draft_rows=5.0), Metrics(rounds=1, target_rows=2.0)]
-    size, own = target.weight_bytes, draft.weight_bytes
-    each = operations(config, 0, 1, 1) / size
-    byte, operation = PRICES["cpu"]
-    wanted = byte * (4 * size + 4 * own) + operation * each * (11 * size + 5 * own)
-    assert estimated(made, target, [draft]) == pytest.approx(wanted)
-    exit = SimpleNamespace(weight_bytes=100, layers=1)  # reads the target's first layer, too
-    wanted = byte * (4 * size + 4 * (100 + size / 3)) + operation * each * (11 * size + 5 * 100)
-    assert estimated(made, target, [exit]) == pytest.approx(wanted)  # type: ignore[list-item]
-    assert estimated(made, SimpleNamespace(device="cpu"), [draft]) is None  # type: ignore[arg-type]
-
-
-def test_operations_of_a_forward_are_those_that_pytorch_counts() -> None:
-    c = DecoderConfig(50, 32, 48, 3, 4, 2, 16)
-    rows = 9
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
-        Decoder(c).eval().train_forward(torch.zeros(1, rows, dtype=torch.long))
-    masked = c.num_hidden_layers * 4 * (rows * (rows - 1) // 2) * c.num_attention_heads * c.head_dim
-    assert operations(c, 0, rows, rows) + masked == counted.get_total_flops()
-    assert operations(c, rows, 1, 1) == operations(c, 0, rows + 1, rows + 1) - operations(c, 0, rows, rows)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any, TypeAlias
 
-from draftwood.eval.energy import ESTIMATE
 from draftwood.util import plots
 
 Row: TypeAlias = Mapping[str, Any]  # of a summary: one method on one task
@@ -88,8 +87,10 @@ def figures(task: str, rows: Sequence[Row], labels: Sequence[str]) -> list[Figur
     for counter in dict.fromkeys(name for row in rows for name in energies(row)):
         joules = [(label, energies(row)[counter]["joules_per_token"], c) for label, row, c in series if energies(row)]
         joules = [one for one in joules if known(one[1])]
-        source = "estimated: no counter was read" if counter == ESTIMATE else "of the whole device, idle power included"
-        about = f"Joules for each token of the answer, {source}. The thin line is the 95% interval. Shorter is better."
+        about = (
+            "Joules for each token of the answer, of the whole device, idle power included. The thin line is the 95% "
+            "interval. Shorter is better."
+        )
         paint = lambda canvas, bars=joules: _bars(canvas, bars, "joules per token")  # noqa: E731
         add(f"energy-{counter}", f"Energy, {counter}", about, paint, len(joules))
     return made
