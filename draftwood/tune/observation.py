@@ -16,7 +16,6 @@ class Observation:
     """One generation, or the sums of several. Figures of rounds leave out the first, which contains the prompt."""
 
     seconds: float = 0.0  # wall time, the prompt included
-    first: float = 0.0  # of which before the later rounds
     tokens: int = 0
     steps: int = 0  # tokens; of beams layers
     verifications: int = 0  # rounds, the first one included
@@ -25,8 +24,6 @@ class Observation:
     forwards: int = 0  # of the draft
     verify: float = 0.0  # seconds in forwards of the target
     overhead: float = 0.0  # all other seconds: sampling, bookkeeping, the interpreter
-    nodes: int = 0  # drafted
-    rows: float = 0.0  # of the target
     met: list[list[int]] = field(default_factory=list)  # [layer][place], see `Metrics`
     taken: list[list[int]] = field(default_factory=list)
     attempted: list[int] = field(default_factory=list)  # by layer
@@ -39,10 +36,8 @@ class Observation:
         metrics, later = result.metrics, result.rounds[1:]
         draft = math.fsum(round_.draft_seconds for round_ in later)
         verify = math.fsum(round_.verify_seconds for round_ in later)
-        whole = math.fsum(round_.seconds for round_ in later)
         return cls(
             seconds=metrics.seconds,
-            first=metrics.seconds - whole,
             tokens=len(result.tokens),
             steps=metrics.layers or metrics.emitted,
             verifications=metrics.rounds,
@@ -50,9 +45,7 @@ class Observation:
             draft=draft,
             forwards=sum(round_.draft_forwards for round_ in later),
             verify=verify,
-            overhead=whole - draft - verify,
-            nodes=sum(round_.drafted for round_ in later),
-            rows=math.fsum(round_.target_rows for round_ in later),
+            overhead=math.fsum(round_.seconds for round_ in later) - draft - verify,
             met=metrics.met_at,
             taken=metrics.taken_at,
             attempted=metrics.attempted_at,
@@ -76,5 +69,5 @@ def total(found: Iterable[Observation]) -> Observation:
 
 def rate(found: Iterable[Observation]) -> float:
     """Steps per second of wall time."""
-    whole = total(found)
-    return whole.steps / whole.seconds
+    sums = total(found)
+    return sums.steps / sums.seconds
