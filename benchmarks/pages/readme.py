@@ -6,8 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.pages.tables import documents, frame, markdown, text, times, value
-from draftwood.eval import provenance
+from benchmarks.pages.tables import documents, frame, machine, markdown, text, times, value
 
 COLUMNS = {  # (pair, type) -> head
     ("embedded", "float32"): "embedded, 12x192",
@@ -51,7 +50,7 @@ def measured(*experiments: str) -> str:
     """The machines of some experiments and the days of their results."""
     result: dict[str, set[str]] = {}
     for environment in (document["environment"] for name in experiments for document in documents(name)):
-        result.setdefault(provenance.machine(environment), set()).add(environment["began"][:10])
+        result.setdefault(machine(environment), set()).add(environment["began"][:10])
     return "; ".join(f"{machine}, {' and '.join(sorted(days))}" for machine, days in result.items())
 
 

@@ -9,7 +9,6 @@ import pandas as pd
 
 from benchmarks.execute import read
 from benchmarks.experiment import HERE, find, load
-from draftwood.eval import provenance
 
 RESULTS = HERE / "results"
 
@@ -81,4 +80,14 @@ def sources(experiment: str) -> str:
 
 def source(environment: Mapping[str, Any]) -> str:
     """Machine, day and commit of a result file."""
-    return f"{provenance.machine(environment)}, {environment['began'][:10]}, commit {environment['git_commit'][:9]}"
+    return f"{machine(environment)}, {environment['began'][:10]}, commit {environment['git_commit'][:9]}"
+
+
+def machine(session: Mapping[str, Any]) -> str:
+    """The machine in words; empty where it was not written down."""
+    if not session.get("threads"):
+        return ""
+    threads = f"{session['threads']} thread{'s' * (session['threads'] != 1)} of {session['processor']}"
+    able = f" with {session['instructions']}" if session.get("instructions") else ""  # which the name may not tell
+    kernels = f"kernels {session['kernels']}" if session.get("kernels") else "PyTorch's kernels"
+    return f"{threads}{able}, {kernels}"

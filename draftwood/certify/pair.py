@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, partial
-from queue import SimpleQueue
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,13 +18,12 @@ from draftwood.certify.distances import Sample, fit
 from draftwood.certify.references import slow_warp
 from draftwood.core.forest import Forest
 from draftwood.core.records import Round
-from draftwood.engine.engine import Engine, prepare
+from draftwood.engine.engine import Engine
 from draftwood.engine.results import GenerationResult
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, PlainBeamSampling
 from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
-from draftwood.runtime.task import Task
 from draftwood.sampling.params import SamplingParams
 
 RISK = 1e-6
@@ -189,12 +188,9 @@ def position_check(pair: Pair, method: Method, advance: Advance) -> Check:
     engine, prompt, params, runs = pair.engine, pair.uncertain, pair.params, pair.budget.pair_runs
     position = 0 if beams else pair.budget.position
     outcomes: list[list[int]] = []
-    for first in range(0, runs, CONCURRENCY):
-        for rounds in openings(
-            engine, prompt, method, params, range(first, min(first + CONCURRENCY, runs)), position + 1
-        ):
-            outcomes.append(_first_layer(method, rounds[0]) if beams else _tokens(rounds)[: position + 1])
-            advance()
+    for rounds in openings(engine, prompt, method, params, runs, position + 1):
+        outcomes.append(_first_layer(method, rounds[0]) if beams else _tokens(rounds)[: position + 1])
+        advance()
     engine.reset_prefix_cache()  # of what they have left nobody will make use, but everybody would look through it
     samples: dict[tuple[int, ...], Counter[int]] = {}  # after each prefix
     for tokens in outcomes:
@@ -229,42 +225,19 @@ def position_check(pair: Pair, method: Method, advance: Advance) -> Check:
 
 
 def openings(
-    engine: Engine, prompt: Sequence[int], method: Method, params: SamplingParams, seeds: Iterable[int], count: int
-) -> list[list[Round]]:
-    """The first rounds of generations that go on together, each until it has `count` tokens (of beams: one round).
-
-    None of them may come to its limit by then.
-    """
-    woken: SimpleQueue[Task[Round]] = SimpleQueue()
-    found: dict[Task[Round], list[Round]] = {}
-    try:
-        for seed in seeds:
-            asked = prepare(engine, prompt, method=method, sampling=params, max_new_tokens=count + 2, seed=seed)
-            task = engine.builder.task(asked)
-            task.wake = partial(woken.put, task)
-            found[task] = []
-            engine.driver.submit(task)
-        going = set(found)
-        while going:
-            task = woken.get()
-            done, rounds = task.done, found[task]
-            while task.events and not _enough(rounds, count):
-                rounds.append(task.events.popleft())
-            if task.error is not None:
-                raise task.error
-            if done or _enough(rounds, count):
-                engine.driver.cancel(task)
-                going.discard(task)
-    finally:
-        for task in found:
-            engine.driver.cancel(task)
-        engine.driver.call(lambda: None)  # when they have ended
-    return list(found.values())
-
-
-def _enough(rounds: Sequence[Round], count: int) -> bool:
-    """Whether a generation has `count` tokens or, of beams, a round."""
-    return bool(rounds) and (bool(rounds[0].layers) or len(_tokens(rounds)) >= count)
+    engine: Engine, prompt: Sequence[int], method: Method, params: SamplingParams, runs: int, count: int
+) -> Iterator[list[Round]]:
+    """The rounds of so many generations, in the order in which they end; each is two tokens longer than `count`."""
+    results = engine.as_completed(
+        [{"prompt": prompt, "seed": seed} for seed in range(runs)],
+        CONCURRENCY,
+        method=method,
+        sampling=params,
+        max_new_tokens=count + 2,
+    )
+    with closing(results):
+        for _, result in results:
+            yield result.rounds
 
 
 def _tokens(rounds: Sequence[Round]) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,16 +33,6 @@ def session(device: torch.device, backend: str | None = None) -> dict[str, Any]:
         "backend": backend or usual,
         "kernels": native.kernels()[0] if (backend or usual) == "native" else None,
     }
-
-
-def machine(session: Mapping[str, Any]) -> str:
-    """The machine in words; empty where it was not written down."""
-    if not session.get("threads"):
-        return ""
-    threads = f"{session['threads']} thread{'s' * (session['threads'] != 1)} of {session['processor']}"
-    able = f" with {session['instructions']}" if session.get("instructions") else ""  # which the name may not tell
-    kernels = f"kernels {session['kernels']}" if session.get("kernels") else "PyTorch's kernels"
-    return f"{threads}{able}, {kernels}"
 
 
 def processor() -> str:

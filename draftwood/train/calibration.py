@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,16 +44,15 @@ class RecordedDrafts:
         return len(self.place)
 
 
-@dataclass(slots=True)
-class _Notes:
-    """Columns of `RecordedDrafts`; states of the target once per round."""
+class _Draft(NamedTuple):
+    """One draft, in the order of `RecordedDrafts`."""
 
-    place: list[int] = field(default_factory=list)
-    draft: list[Tensor] = field(default_factory=list)
-    accepted: list[float] = field(default_factory=list)
-    request: list[int] = field(default_factory=list)
-    round: list[int] = field(default_factory=list)
-    target: list[Tensor | None] = field(default_factory=list)  # per round
+    place: int
+    target: Tensor | None
+    draft: Tensor
+    accepted: float
+    request: int
+    round: int
 
 
 @dataclass(slots=True)
@@ -59,8 +60,9 @@ class _DraftRecorder(DepthController):
     """Stands in for the depth controller of one request, and records every verified draft."""
 
     inner: DepthController
-    notes: _Notes
+    drafts: list[_Draft]
     request: int
+    numbers: Iterator[int]  # of rounds, over all requests
     most: int = field(init=False)
     needs: frozenset[str] = field(init=False)
     _states: list[Tensor] = field(init=False, default_factory=list)  # one per drafted layer of the round
@@ -84,14 +86,10 @@ class _DraftRecorder(DepthController):
         return self.inner.deeper(state)
 
     def observe(self, round_: Round, state: Tensor | None = None) -> None:
-        notes, number = self.notes, len(self.notes.target)
-        notes.target.append(self._target)
+        number = next(self.numbers)
         for i, read in enumerate(self._states[: round_.attempted]):
-            notes.place.append(i + 1)
-            notes.draft.append(read)
-            notes.accepted.append(float(i < round_.depth_accepted))
-            notes.request.append(self.request)
-            notes.round.append(number)
+            accepted = float(i < round_.depth_accepted)
+            self.drafts.append(_Draft(i + 1, self._target, read, accepted, self.request, number))
         self._target = None if state is None else state.float().cpu().clone()
         self.inner.observe(round_, state)
 
@@ -111,28 +109,26 @@ def record(
             f"cali-ts cannot control method {method.name}; record with one that drafts chains: speculative, eesd, "
             "self-spec"
         )
-    notes = _Notes()
+    drafts, rounds = list[_Draft](), count()
 
     def watch(generation: Generation, number: int) -> None:
-        generation.depth = _DraftRecorder(generation.depth, notes, number)
+        generation.depth = _DraftRecorder(generation.depth, drafts, number, rounds)
 
     requests = [
         {"prompt": prompt, "seed": seed + i, "sampling": {"temperature": temperatures[i % len(temperatures)]}}
         for i, prompt in enumerate(prompts)
     ]
     WatchedEngine(engine, watch).batch(requests, progress=progress, method=method, max_new_tokens=max_new_tokens)
-    known = next((state for state in notes.target if state is not None), None)
-    if known is None or not notes.place:
+    known = next((draft.target for draft in drafts if draft.target is not None), None)
+    if known is None:
         raise ConfigurationError("no draft was tried after a round was over; record more tokens, with gamma above 0")
     unknown = torch.full_like(known, torch.nan)
-    of_round = [unknown if state is None else state for state in notes.target]
+    place, target, states, accepted, request, number = zip(*drafts, strict=True)
     return RecordedDrafts(
-        torch.tensor(notes.place),
-        torch.stack([of_round[number] for number in notes.round]),
-        torch.stack(notes.draft),
-        torch.tensor(notes.accepted),
-        torch.tensor(notes.request),
-        torch.tensor(notes.round),
+        torch.tensor(place),
+        torch.stack([unknown if state is None else state for state in target]),
+        torch.stack(states),
+        *(torch.tensor(column) for column in (accepted, request, number)),
     )
 
 
@@ -147,8 +143,8 @@ def deviations(drafts: RecordedDrafts, chances: Tensor) -> tuple[float, float]:
     between, within = [], []
     for request in sorted(set(drafts.request.tolist())):
         mine = drafts.request == request
-        count = int(mine.sum())
-        between.append(float(error[mine].mean()) ** 2 - float(noise[mine].sum()) / count**2)
+        size = int(mine.sum())
+        between.append(float(error[mine].mean()) ** 2 - float(noise[mine].sum()) / size**2)
         share = float(drafts.accepted[mine].mean())
         for number in sorted(set(drafts.round[mine].tolist())):
             within.append((float(drafts.accepted[drafts.round == number].mean()) - share) ** 2)

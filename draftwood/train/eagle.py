@@ -5,7 +5,7 @@ The run, its saved state and several processes are those of an exit layer's trai
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -41,17 +41,13 @@ class EagleRun(ExitRun):
         head = self.exit.head
         save(head.weights(), self.out, self.facts["target"], head.reads, stored, trained=trained)
 
-    @torch.no_grad()
-    def _read(self, tokens: Tensor, answered: bool) -> tuple[Any, Tensor | None]:
-        """The target's states [B, T, W] with the tokens and, if asked for, its log-probabilities [B, T, V]."""
-        reads, states, before = self.exit.head.reads, {}, 0
-        with self._autocast():
-            x = self.target.embedded(tokens, torch.arange(tokens.shape[1], device=tokens.device)[None])
-            for layer in sorted({*reads, *([self.target.n_layers] if answered else [])}):
-                states[layer] = x = self.target.train_layers(x, before, layer)
-                before = layer
-            answer = torch.log_softmax(self.target.logits(x), -1) if answered else None
-        return (torch.cat([states[layer].float() for layer in reads], -1), tokens), answer
+    @property
+    def reads(self) -> Sequence[int]:
+        layers: Sequence[int] = self.exit.head.reads
+        return layers
+
+    def inputs(self, states: Mapping[int, Tensor], tokens: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.cat([states[layer].float() for layer in self.reads], -1), tokens
 
     @property
     def factors(self) -> list[float]:

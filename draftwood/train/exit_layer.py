@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,16 +137,26 @@ class ExitRun(TrainingRun):
             return nullcontext()
         return torch.autocast(self.target.device.type, torch.bfloat16)
 
+    @property
+    def reads(self) -> Sequence[int]:
+        """The layers of the target after which its states are read."""
+        return (self.settings.layers,)
+
+    def inputs(self, states: Mapping[int, Tensor], tokens: Tensor) -> Any:
+        """The inputs of the module from the target's states [B, T, D] after the layers that it reads."""
+        return states[self.settings.layers].to(self.exit.dtype)
+
     @torch.no_grad()
     def _read(self, tokens: Tensor, answered: bool) -> tuple[Any, Tensor | None]:
-        """Hidden states after N layers [B, T, D] and, if asked for, the target's log-probabilities [B, T, V]."""
+        """The module's inputs for tokens [B, T] and, if asked for, the target's log-probabilities [B, T, V]."""
+        target, states, before = self.target, dict[int, Tensor](), 0
         with self._autocast():
-            x = self.target.embedded(tokens, torch.arange(tokens.shape[1], device=tokens.device)[None])
-            hidden = self.target.train_layers(x, 0, self.settings.layers)
-            if not answered:
-                return hidden.to(self.exit.dtype), None
-            last = self.target.train_layers(hidden, self.settings.layers, self.target.n_layers)
-            return hidden.to(self.exit.dtype), torch.log_softmax(self.target.logits(last), -1)
+            x = target.embedded(tokens, torch.arange(tokens.shape[1], device=tokens.device)[None])
+            for layer in sorted({*self.reads, *([target.n_layers] if answered else [])}):
+                states[layer] = x = target.train_layers(x, before, layer)
+                before = layer
+            answer = torch.log_softmax(target.logits(x), -1) if answered else None
+            return self.inputs(states, tokens), answer
 
     def step(self) -> dict[str, float]:
         """Train on the next rows; returns loss and gradient norm."""

@@ -5,6 +5,8 @@ The run, its saved state and several processes are those of an exit layer's trai
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
 
@@ -29,23 +31,15 @@ class HeadRun(ExitRun):
         return Heads.of(self.target, self.settings.heads, self.settings.shared)
 
     def write(self, stored: torch.dtype, trained: dict[str, float]) -> None:
-        save(
-            self.exit.weights(),
-            self.out,
-            self.facts["target"],
-            stored,
-            ranks=self.ranked.round(4).tolist(),
-            trained=trained,
-        )
+        ranks = self.ranked.round(4).tolist()
+        save(self.exit.weights(), self.out, self.facts["target"], stored, ranks=ranks, trained=trained)
 
-    @torch.no_grad()
-    def _read(self, tokens: Tensor, answered: bool) -> tuple[Tensor, Tensor | None]:
-        """The inputs of the target's head [B, T, D] and, if `answered`, its log-probabilities [B, T, V]."""
-        with self._autocast():
-            x = self.target.embedded(tokens, torch.arange(tokens.shape[1], device=tokens.device)[None])
-            last = self.target.train_layers(x, 0, self.target.n_layers)
-            hidden = self.target.normed(last).to(self.exit.dtype)
-            return hidden, torch.log_softmax(self.target.logits(last), -1) if answered else None
+    @property
+    def reads(self) -> Sequence[int]:
+        return (self.target.n_layers,)
+
+    def inputs(self, states: Mapping[int, Tensor], tokens: Tensor) -> Tensor:
+        return self.target.normed(states[self.target.n_layers]).to(self.exit.dtype)
 
     @property
     def factors(self) -> list[float]:

@@ -33,25 +33,21 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Cells by (row, column)."""
+    """Cells by (row, column), the values of two options; `best` is the place to mark."""
 
     title: str
     down: str  # what rows are
     across: str  # what columns are
-    cells: Mapping[tuple[str, str], Cell]
-    rows: Sequence[str]  # in order
-    columns: Sequence[str]
-    best: tuple[str, str] | None = None  # the place to mark
+    cells: Mapping[tuple[Any, Any], Cell]
+    best: tuple[Any, Any] | None = None
 
-    @classmethod
-    def of(
-        cls, title: str, down: str, across: str, cells: Mapping[tuple[Any, Any], Cell], best: tuple[Any, Any] | None
-    ) -> HeatMap:
-        """A map with rows and columns sorted by their values."""
-        rows, columns = sorted({row for row, _ in cells}), sorted({column for _, column in cells})
-        named = {(str(row), str(column)): cell for (row, column), cell in cells.items()}
-        mark = None if best is None else (str(best[0]), str(best[1]))
-        return cls(title, down, across, named, [str(row) for row in rows], [str(column) for column in columns], mark)
+    @property
+    def rows(self) -> list[Any]:
+        return sorted({row for row, _ in self.cells})
+
+    @property
+    def columns(self) -> list[Any]:
+        return sorted({column for _, column in self.cells})
 
     def shade(self, value: float) -> int:
         """0..4, from the slowest cell to the fastest."""
@@ -81,7 +77,7 @@ def tree_maps(ranked: Sequence[Standing], guided: Guided | None, shapes: Iterabl
         title = "speed-up by k_1 (down) and layers (across), the best tree of each"
         title += f"; initial {initial}, lossy" if initial > 1 else ""
         mark = (top["tree"][0], len(top["tree"])) if top["initial"] == initial else None
-        maps.append(HeatMap.of(title, "k_1", "layers", cells, mark))
+        maps.append(HeatMap(title, "k_1", "layers", cells, mark))
     return maps
 
 
@@ -94,27 +90,29 @@ def option_map(name: str, ranked: Sequence[Standing], options: Sequence[str]) ->
         found.setdefault((values[down], values[across] if across else ""), Cell(one.speed_up))
     top = ranked[0].method.as_dict()
     title = f"speed-up of {name} by {down} (down)" + (f" and {across} (across)" if across else "")
-    return HeatMap.of(title, down, across or "", found, (top[down], top[across] if across else ""))
+    return HeatMap(title, down, across or "", found, (top[down], top[across] if across else ""))
 
 
 def lines(heat_map: HeatMap, width: int = 80, colour: bool = False) -> list[str]:
     """The map as text of at most `width` columns: [1.23] is the best, ~1.23 predicted; blocks where it is too wide."""
     rows, columns = heat_map.rows, heat_map.columns
-    label = max(len(heat_map.down), *map(len, rows))
-    cell = max(8, *(len(column) + 1 for column in columns))
+    label = max(len(heat_map.down), *(len(str(row)) for row in rows))
+    cell = max(8, *(len(str(column)) + 1 for column in columns))
     fit = max(1, (width - label) // cell)
     out = [heat_map.title]
     for start in range(0, len(columns), fit):
         block = columns[start : start + fit]
         if heat_map.across or start:
             out.append(" " * label + "  " + heat_map.across if start == 0 else "")
-        out.append(heat_map.down.rjust(label) + "".join(column.rjust(cell) for column in block))
+        out.append(heat_map.down.rjust(label) + "".join(str(column).rjust(cell) for column in block))
         for row in rows:
-            out.append(row.rjust(label) + "".join(_cell(heat_map, (row, column), cell, colour) for column in block))
+            out.append(
+                str(row).rjust(label) + "".join(_cell(heat_map, (row, column), cell, colour) for column in block)
+            )
     return [line.rstrip() for line in out]
 
 
-def _cell(heat_map: HeatMap, place: tuple[str, str], width: int, colour: bool) -> str:
+def _cell(heat_map: HeatMap, place: tuple[Any, Any], width: int, colour: bool) -> str:
     one = heat_map.cells.get(place)
     if one is None:
         return " " * width
@@ -143,23 +141,18 @@ def _draw(maps: Sequence[HeatMap], canvas: Any) -> None:
     values = [cell.value for heat_map in maps for cell in heat_map.cells.values()]
     low, high = min(values), max(values)
     for axes, heat_map in zip(panels, maps, strict=True):
-        grid = [
-            [
-                heat_map.cells[row, column].value if (row, column) in heat_map.cells else math.nan
-                for column in heat_map.columns
-            ]
-            for row in heat_map.rows
-        ]
+        rows, columns, nothing = heat_map.rows, heat_map.columns, Cell(math.nan)
+        grid = [[heat_map.cells.get((row, column), nothing).value for column in columns] for row in rows]
         image = axes.pcolormesh(grid, cmap="viridis", vmin=low, vmax=high)
         axes.grid(visible=False)
-        axes.set_xticks([place + 0.5 for place in range(len(heat_map.columns))], heat_map.columns)
-        axes.set_yticks([place + 0.5 for place in range(len(heat_map.rows))], heat_map.rows)
+        axes.set_xticks([place + 0.5 for place in range(len(columns))], columns)
+        axes.set_yticks([place + 0.5 for place in range(len(rows))], rows)
         axes.invert_yaxis()
         axes.set(xlabel=heat_map.across, ylabel=heat_map.down, title=heat_map.title)
         for (row, column), cell in heat_map.cells.items():
             axes.text(
-                heat_map.columns.index(column) + 0.5,
-                heat_map.rows.index(row) + 0.5,
+                columns.index(column) + 0.5,
+                rows.index(row) + 0.5,
                 ("" if cell.measured else "~") + f"{cell.value:.2f}",
                 ha="center",
                 va="center",

@@ -186,7 +186,7 @@ def test_help(command: Command) -> None:
 def test_heat_map() -> None:
     cells = {(row, column): Cell(row + column / 10, column != 2) for row in (1, 2, 10) for column in range(1, 15)}
     del cells[10, 14]
-    found = HeatMap.of("speed", "k", "layers", cells, (2, 3))
+    found = HeatMap("speed", "k", "layers", cells, (2, 3))
     plain = lines(found, 80)
     assert max(map(len, plain)) <= 80 and plain[0] == "speed"
     assert "\x1b" not in "".join(plain) and sum("[2.30]" in line for line in plain) == 1
@@ -195,7 +195,7 @@ def test_heat_map() -> None:
     assert plain[3].strip().startswith("1  1.10") and "11.30█" in "".join(plain).replace(" █", "█")
     coloured = lines(found, 80, colour=True)
     assert "\x1b[" in coloured[3] and len(coloured) == len(plain)
-    flat = HeatMap.of("one", "gamma", "", {(3, ""): Cell(1.5)}, (3, ""))
+    flat = HeatMap("one", "gamma", "", {(3, ""): Cell(1.5)}, (3, ""))
     assert lines(flat) == ["one", "gamma", "    3 [1.50]"]
 
 
@@ -216,7 +216,7 @@ def test_the_example_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None
 def test_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    found = HeatMap.of("speed", "k", "layers", {(1, 1): Cell(1.0), (2, 2): Cell(2.0, False)}, (1, 1))
+    found = HeatMap("speed", "k", "layers", {(1, 1): Cell(1.0), (2, 2): Cell(2.0, False)}, (1, 1))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert not picture([found], tmp_path / "map.png") and not (tmp_path / "map.png").exists()
     monkeypatch.undo()

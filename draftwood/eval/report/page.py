@@ -200,16 +200,6 @@ def columns(rows: Sequence[Row]) -> list[Column]:
             "Accepted over drafted tokens. Wide trees and beams draft many to accept few.",
             of_rounds("acceptance_rate", "drafted"),
         ),
-        (
-            "One of n",
-            "How often one of n independent drafts at a place was accepted, in some of the rounds.",
-            of_rounds("bounded_rate", "bounded"),
-        ),
-        (
-            "alpha*(n)",
-            "How often any rule that judges node by node could have accepted one of these drafts, at most.",
-            of_rounds("acceptance_bound", "bounded"),
-        ),
         ("c", "Seconds of a forward of the draft over those of a forward of the target.", cost),
         *(
             (f"J/token, {name}", "Joules per token, idle power included.", _energy(name))
