@@ -127,9 +127,9 @@ class ConstrainedCase(Case):
         return ""
 
 
-def _near(found: Sequence[float], wanted: Sequence[float]) -> bool:
-    pairs = zip(found, wanted, strict=False)
-    return len(found) == len(wanted) and all(a == b or abs(a - b) < ROUNDING for a, b in pairs)
+def _near(values: Sequence[float], wanted: Sequence[float]) -> bool:
+    pairs = zip(values, wanted, strict=False)
+    return len(values) == len(wanted) and all(a == b or abs(a - b) < ROUNDING for a, b in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,27 +150,27 @@ def constrained_check(method: Method, seed: int, most: int, texts: int, advance:
     most, texts = min(most, MOST), min(texts, TEXTS)
     met: set[str] = set()
     if isinstance(method, PlainBeamSearch):
-        found = list(_searched(method, seed, texts, met, advance))
+        results = list(_searched(method, seed, texts, met, advance))
     else:
-        found = list(_texts(method, seed, texts, met, advance))
+        results = list(_texts(method, seed, texts, met, advance))
         if method.reference(False) in (None, method):
-            found += _enumerated(method, seed, most, advance)
-    worst = max(found, key=lambda one: (bool(one.faults), one.distance))
+            results += _enumerated(method, seed, most, advance)
+    worst = max(results, key=lambda one: (bool(one.faults), one.distance))
     missing = sorted({"stop", "eos"} - met)
     off = worst.distance if method.lossless else 0.0
     wrong = bool(worst.faults or missing) or off >= EXACT
-    count = sum(one.texts for one in found)
-    text = f"{len(found)} cases, {count:,} texts: worst total variation {worst.distance:.1e}"
+    count = sum(one.texts for one in results)
+    text = f"{len(results)} cases, {count:,} texts: worst total variation {worst.distance:.1e}"
     if wrong:
         text += f" ({'; '.join((*worst.faults[:1], worst.label))})"
     if missing:
         text += f"; no text ended by {', '.join(missing)}, so that is not certified"
     figures = {
-        "cases": len(found),
+        "cases": len(results),
         "texts": count,
         "worst_total_variation": worst.distance,
-        "faults": sorted({fault for one in found for fault in one.faults}),
-        "demands": [one.label for one in found],
+        "faults": sorted({fault for one in results for fault in one.faults}),
+        "demands": [one.label for one in results],
     }
     return Check(CHECK_NAME, "FAIL" if wrong else "PASS" if method.lossless else "LOSSY", text, figures)
 

@@ -96,11 +96,11 @@ def replays(
         if most is not None and done >= most:
             raise TooLarge
         choices = Choices(todo.pop())
-        found = choices.outcomes(experiment(choices))
-        done += len(found)
+        outcomes = choices.outcomes(experiment(choices))
+        done += len(outcomes)
         if advance is not None:
             advance()
-        yield from found
+        yield from outcomes
         for place, options in enumerate(choices.others):
             todo += [[*choices.taken[:place], option] for option in options]
 

@@ -100,26 +100,26 @@ def rule_check(method: Method, seed: int, most: int, identities: int, advance: A
         return _repeats(method, reference, seed, identities, advance)
     name = "exact enumeration"
     try:
-        found = list(enumerate_cases(method, seed, most, advance))
+        results = list(enumerate_cases(method, seed, most, advance))
     except NotDiscrete:
         return Check(name, "N/A", "draws continuous noise, whose values cannot be enumerated")
-    if not found:
+    if not results:
         text = f"no case had fewer than {most:,} outcomes; allow more, or make the method smaller"
         return Check(name, "FAIL" if method.lossless else "N/A", text)
-    worst = max(found, key=lambda one: (one.wrong, one.distance))
-    replays = sum(one.replays for one in found)
-    text = f"{len(found)} cases, {replays:,} replays: worst total variation {worst.distance:.1e}"
+    worst = max(results, key=lambda one: (one.wrong, one.distance))
+    replays = sum(one.replays for one in results)
+    text = f"{len(results)} cases, {replays:,} replays: worst total variation {worst.distance:.1e}"
     if worst.wrong:
         text += f" ({'; '.join((*worst.faults[:1], worst.label))})"
     figures = {
-        "cases": len(found),
+        "cases": len(results),
         "replays": replays,
         "worst_total_variation": worst.distance,
         "tolerance": MAX_ROUNDING_ERROR,
-        "faults": sorted({fault for one in found for fault in one.faults}),
-        "sizes": [one.label for one in found],
+        "faults": sorted({fault for one in results for fault in one.faults}),
+        "sizes": [one.label for one in results],
     }
-    return _judged(name, method, not worst.wrong, text, figures, [one.counts for one in found])
+    return _judged(name, method, not worst.wrong, text, figures, [one.counts for one in results])
 
 
 def _judged(
@@ -138,10 +138,10 @@ def _judged(
     return Check(name, verdict, reason, figures)
 
 
-def _same(name: str, method: Method, what: str, found: Sequence[bool], counts: Iterable[Counter[str]]) -> Check:
+def _same(name: str, method: Method, what: str, equal: Sequence[bool], counts: Iterable[Counter[str]]) -> Check:
     """The check that all outputs are those of a reference."""
-    figures = {"outputs": len(found), "different": len(found) - sum(found)}
-    return _judged(name, method, all(found), f"{sum(found)} of {len(found)} {what}", figures, counts)
+    figures = {"outputs": len(equal), "different": len(equal) - sum(equal)}
+    return _judged(name, method, all(equal), f"{sum(equal)} of {len(equal)} {what}", figures, counts)
 
 
 def _repeats(method: Method, reference: Method, seed: int, seeds: int, advance: Advance) -> Check:
@@ -154,9 +154,9 @@ def _repeats(method: Method, reference: Method, seed: int, seeds: int, advance: 
         advance()
         return case.run(seed=i).tokens == case.run(reference, seed=i).tokens
 
-    found = [alike(case, i) for case in cases for i in range(max(1, seeds // len(cases)))]
+    equal = [alike(case, i) for case in cases for i in range(max(1, seeds // len(cases)))]
     what = f"texts are those of {reference.name} under the same seed"
-    return _same("same text as without drafts", method, what, found, [case.counts for case in cases])
+    return _same("same text as without drafts", method, what, equal, [case.counts for case in cases])
 
 
 def _searches(method: PlainBeamSearch, seed: int, runs: int, advance: Advance) -> Check:
@@ -171,13 +171,13 @@ def _searches(method: PlainBeamSearch, seed: int, runs: int, advance: Advance) -
         other = seed + 10 * number + 100 * i
         tied = partial(tied_table, 1000 * other, vocab, 2) if number > 1 else None  # two values, as probable
         case = Case(every, vocab, tokens, warp, other, table=tied)
-        found = [tuple(beam.tokens) for beam in case.run().beams]
+        beams = [tuple(beam.tokens) for beam in case.run().beams]
         counts.update(case.counts)
-        return found == case.hypotheses
+        return beams == case.hypotheses
 
-    found = [alike(number, i) for number in range(len(sizes)) for i in range(max(1, runs // len(sizes)))]
+    beams = [alike(number, i) for number in range(len(sizes)) for i in range(max(1, runs // len(sizes)))]
     what = "sets of hypotheses are those of beam search, written out"
-    return _same("same hypotheses as beam search", method, what, found, [counts])
+    return _same("same hypotheses as beam search", method, what, beams, [counts])
 
 
 def sampled_check(method: Method, seed: int, runs: int, advance: Advance) -> Check:
@@ -199,12 +199,12 @@ def sampled_check(method: Method, seed: int, runs: int, advance: Advance) -> Che
         expected = case.reference
         layers = expected.samples(expected.outcome(result) for result in case.runs(runs, concurrency, advance))
         fits = [fit(samples, risk / len(layers)) for samples in layers]
-        found = max(fits, key=lambda each: each.distance - each.bound)
+        farthest = max(fits, key=lambda each: each.distance - each.bound)
         least = min(least, *(each.p_value for each in fits))
         if not all(each.holds for each in fits):
             failed.append(f"{warp} at {concurrency}")
-        if found.distance - found.bound >= worst - bound or not bound:
-            worst, bound = found.distance, found.bound
+        if farthest.distance - farthest.bound >= worst - bound or not bound:
+            worst, bound = farthest.distance, farthest.bound
         ceiling = max(ceiling, *(each.ceiling for each in fits))
         figures.append({"warp": warp, "concurrency": concurrency, "layers": [each.as_dict() for each in fits]})
     what = "given each layer before, " if len(figures[0]["layers"]) > 1 else ""

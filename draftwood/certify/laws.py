@@ -63,13 +63,13 @@ class OpeningLaw(WholeLaw):
     """A law of whole outputs, for first tokens: a round is exact if plain decoding after it gives the law."""
 
     def distance(self, law: Mapping[Output, float]) -> float:
-        whole: dict[Output, float] = {}
+        grown: dict[Output, float] = {}
         for start, chance in law.items():
             below = {output: p for output, p in self.law.items() if output[: len(start)] == start} or {start: 1.0}
             total = math.fsum(below.values())
             for output, p in below.items():
-                whole[output] = whole.get(output, 0.0) + chance * p / total
-        return total_variation(whole, self.law)
+                grown[output] = grown.get(output, 0.0) + chance * p / total
+        return total_variation(grown, self.law)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,28 +95,28 @@ class LayerLaws:
 
     def distance(self, law: Mapping[Any, float]) -> float:
         """The largest, over layers, of the mean distance given what came before."""
-        found: dict[tuple[History, int], dict[Beams, float]] = {}
+        laws: dict[tuple[History, int], dict[Beams, float]] = {}
         for history, chance in law.items():
             for i, (width, beams) in enumerate(history):
-                of = found.setdefault((history[:i], width), {})
+                of = laws.setdefault((history[:i], width), {})
                 of[beams] = of.get(beams, 0.0) + chance
         means: dict[int, float] = {}
-        for (history, width), of in found.items():
+        for (history, width), of in laws.items():
             total = math.fsum(of.values())
             off = total_variation({x: p / total for x, p in of.items()}, self.given(history, width))
             means[len(history)] = means.get(len(history), 0.0) + total * off
         return max(means.values())
 
     def samples(self, outcomes: Iterable[Any]) -> list[list[Sample[Any]]]:
-        found: dict[int, dict[tuple[History, int], Sample[Any]]] = {}
+        samples: dict[int, dict[tuple[History, int], Sample[Any]]] = {}
         for history in outcomes:
             for i, (width, beams) in enumerate(history):
-                layer = found.setdefault(i, {})
+                layer = samples.setdefault(i, {})
                 key = history[:i], width
                 if key not in layer:
                     layer[key] = Sample(self.given(*key))
                 layer[key].counts[beams] += 1
-        return [list(layer.values()) for _, layer in sorted(found.items())]
+        return [list(layer.values()) for _, layer in sorted(samples.items())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +182,13 @@ def layers_of(result: Found) -> History:
     """Every layer of beams that a result went through, as generated tokens."""
     trunk = list(result.prompt_tokens[:-1])
     start = len(result.prompt_tokens)
-    found: list[tuple[int, Beams]] = []
+    layers: list[tuple[int, Beams]] = []
     for round_ in result.rounds:
         for layer in round_.layers:
             beams = (tuple([*trunk, *round_.path(*beam)][start:]) for beam in layer.beams)
-            found.append((layer.width, tuple(beams)))
+            layers.append((layer.width, tuple(beams)))
         trunk += [round_.forest_token[node] for node in round_.forest_path]
-    return tuple(found)
+    return tuple(layers)
 
 
 def set_of_beams(result: GenerationResult) -> Beams:

@@ -70,16 +70,16 @@ class Divergence:
 
 
 def divergence(
-    engine: Engine, number: int, prompt: Sequence[int], found: Sequence[int], wanted: Sequence[int]
+    engine: Engine, number: int, prompt: Sequence[int], tokens: Sequence[int], wanted: Sequence[int]
 ) -> Divergence | None:
     """The first token at which two outputs differ, and whether rounding explains it; None where one only ends early."""
-    place = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), None)
+    place = next((i for i, (a, b) in enumerate(zip(tokens, wanted, strict=False)) if a != b), None)
     if place is None:
-        if len(found) == len(wanted):
+        if len(tokens) == len(wanted):
             return None
-        return Divergence(number, min(len(found), len(wanted)), (-1, -1), math.inf, 0.0)
+        return Divergence(number, min(len(tokens), len(wanted)), (-1, -1), math.inf, 0.0)
     logits = logits_after(engine, [*prompt, *wanted[:place]])
-    chosen = found[place], wanted[place]
+    chosen = tokens[place], wanted[place]
     margin = float(logits.max()) - min(float(logits[token]) for token in chosen)
     dtype = getattr(torch, str(engine.names.get("dtype", "float32")), torch.float32)
     return Divergence(number, place, chosen, margin, tie_bound(logits, torch.finfo(dtype).eps, engine.target.n_layers))
@@ -116,9 +116,9 @@ class Pair:
             return float(torch.special.entr(log_p.exp()).sum())
 
         most = math.log(max(2.0, self.budget.pair_runs / 30))
-        found = [(entropy(prompt), prompt) for prompt in self.prompts]
-        fitting = [each for each in found if each[0] <= most]
-        return (max(fitting, key=lambda each: each[0]) if fitting else min(found, key=lambda each: each[0]))[1]
+        entropies = [(entropy(prompt), prompt) for prompt in self.prompts]
+        fitting = [each for each in entropies if each[0] <= most]
+        return (max(fitting, key=lambda each: each[0]) if fitting else min(entropies, key=lambda each: each[0]))[1]
 
 
 def greedy_reference(method: Method) -> Method | None:
@@ -136,7 +136,7 @@ def greedy_check(pair: Pair, method: Method, advance: Advance) -> Check:
         return Check(name, "N/A", "has no reference whose greedy text it repeats")
     if reference == method:
         return Check(name, "N/A", "is the reference itself")
-    tokens, found, prompts = 0, [], pair.prompts
+    tokens, divergences, prompts = 0, [], pair.prompts
     for number, prompt in enumerate(prompts):
         result, wanted = pair.text(method, number), pair.wanted(reference, number)
         tokens += len(wanted.tokens)
@@ -144,10 +144,10 @@ def greedy_check(pair: Pair, method: Method, advance: Advance) -> Check:
         if one is not None and isinstance(method, BeamMethod) and not isinstance(method, BeamSamplingMethod):
             one = _of_scores(one, result, wanted)
         if one is not None:
-            found.append(one)
+            divergences.append(one)
         advance()
-    ties = sum(one.tie for one in found)
-    bugs = len(found) - ties
+    ties = sum(one.tie for one in divergences)
+    bugs = len(divergences) - ties
     figures = {
         "prompts": len(prompts),
         "tokens": tokens,
@@ -159,19 +159,20 @@ def greedy_check(pair: Pair, method: Method, advance: Advance) -> Check:
                 "margin": one.margin if math.isfinite(one.margin) else None,
                 "kind": "numeric tie" if one.tie else "bug",
             }
-            for one in found
+            for one in divergences
         ],
     }
-    text = f"{len(prompts)} prompts, {tokens:,} tokens: {len(prompts) - len(found)} identical, {ties} ties, {bugs} bugs"
+    identical = len(prompts) - len(divergences)
+    text = f"{len(prompts)} prompts, {tokens:,} tokens: {identical} identical, {ties} ties, {bugs} bugs"
     if bugs:
-        first = next(one for one in found if not one.tie)
+        first = next(one for one in divergences if not one.tie)
         text += f"; prompt {first.prompt}, place {first.place}: margin {first.margin:.2g} over {first.bound:.1g}"
     return Check(name, "FAIL" if bugs else "PASS", text, figures)
 
 
-def _of_scores(one: Divergence, found: GenerationResult, wanted: GenerationResult) -> Divergence:
+def _of_scores(one: Divergence, result: GenerationResult, wanted: GenerationResult) -> Divergence:
     """For beam search, whose choices are between scores of whole hypotheses: each token may be off by the bound."""
-    gap = abs(found.beams[0].log_likelihood - wanted.beams[0].log_likelihood)
+    gap = abs(result.beams[0].log_likelihood - wanted.beams[0].log_likelihood)
     return Divergence(one.prompt, one.place, one.tokens, gap, one.bound * max(1, len(wanted.tokens)))
 
 
@@ -207,11 +208,11 @@ def position_check(pair: Pair, method: Method, advance: Advance) -> Check:
     failed = [i for i, each in fits if not each.holds]
     if not failed and not any(each.freedom for _, each in fits):
         return Check(name, "N/A", "every token is sure after this prompt; give others with --prompts, or --position")
-    shown, one = max(fits, key=lambda pair: pair[1].freedom)
+    place, one = max(fits, key=lambda pair: pair[1].freedom)
     if failed:
-        shown, one = next(pair for pair in fits if pair[0] == failed[0])
+        place, one = next(pair for pair in fits if pair[0] == failed[0])
     text = (
-        f"{runs:,} runs, token {shown + 1} of {len(fits)}: chi-square {one.chi_square:.1f} on {one.freedom}, "
+        f"{runs:,} runs, token {place + 1} of {len(fits)}: chi-square {one.chi_square:.1f} on {one.freedom}, "
         f"p {one.p_value:.2g}; total variation {one.distance:.3f} (exact: below {one.bound:.3f})"
     )
     figures = {

@@ -34,8 +34,8 @@ def slow_warp(logits: Sequence[float], params: SamplingParams) -> list[float]:
         return [float(i == best) for i in range(len(logits))]
     top = max(logits)
     weights = [math.exp((x - top) / params.temperature) for x in logits]
-    whole = math.fsum(weights)
-    probs = [w / whole for w in weights]
+    norm = math.fsum(weights)
+    probs = [w / norm for w in weights]
     alive = set(range(len(probs)))
     if 0 < params.top_k < len(probs):
         least = sorted(probs, reverse=True)[params.top_k - 1]

@@ -54,12 +54,12 @@ class Certificate:
     @property
     def verdict(self) -> Verdict:
         """FAIL where any check fails; LOSSY of a method that does not claim to be exact; N/A if nothing was done."""
-        found = [check.verdict for check in self.checks]
-        if "FAIL" in found:
+        verdicts = [check.verdict for check in self.checks]
+        if "FAIL" in verdicts:
             return "FAIL"
         if not self.lossless:
             return "LOSSY"
-        return "PASS" if "PASS" in found else "N/A"
+        return "PASS" if "PASS" in verdicts else "N/A"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -78,9 +78,9 @@ class Report:
     @property
     def verdict(self) -> Verdict:
         """The worst; LOSSY and N/A only where there is nothing else."""
-        found = [certificate.verdict for certificate in self.certificates]
+        verdicts = [certificate.verdict for certificate in self.certificates]
         order: tuple[Verdict, ...] = ("FAIL", "PASS", "LOSSY")
-        return next((verdict for verdict in order if verdict in found), "N/A")
+        return next((verdict for verdict in order if verdict in verdicts), "N/A")
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -288,7 +288,7 @@ def certify_each(
     pair = Pair(engine, prompts, params or SamplingParams(), budget) if engine is not None and prompts else None
     place = (torch.device("cpu"),) if engine is None else (engine.target.device, engine.names.get("backend"))
     environment = provenance.session(*place)
-    methods, found = list(methods), list[Certificate]()
+    methods, certificates = list(methods), list[Certificate]()
     pairs = [pair if _fits(engine, method) else None for method in methods]
     numbers: list[Part] = []
     every = (
@@ -298,12 +298,12 @@ def certify_each(
     )
     for method, parts in zip(methods, every, strict=True):
         one = _certificate(method, *parts)
-        if one.checks or not found or found[-1].complete:
-            found.append(one)
+        if one.checks or not certificates or certificates[-1].complete:
+            certificates.append(one)
         if not one.complete and not processes:
             break
     models = None if engine is None else engine.names
-    return Report(found, models, environment, all(one.complete for one in found))
+    return Report(certificates, models, environment, all(one.complete for one in certificates))
 
 
 def _fits(engine: Engine | None, method: Method) -> bool:

@@ -139,7 +139,7 @@ class Case:
     def hypotheses(self) -> list[Output]:
         """The hypotheses of beam search, best first, written out."""
         assert isinstance(self.method, PlainBeamSearch)
-        found, _ = slow_beam_search(
+        ranked, _ = slow_beam_search(
             self.judged,
             self.prompt,
             self.method.width,
@@ -149,7 +149,7 @@ class Case:
             self.method.early_stopping,
             self.params,
         )
-        return [output for output, _, _ in found]
+        return [output for output, _, _ in ranked]
 
     def enumerated(self, most: int, advance: Callable[[], None]) -> tuple[Reference, Law[Any], int]:
         """The reference, the exact law of outcomes, and the replays that it took; TooLarge beyond about `most`."""

@@ -76,11 +76,11 @@ def _told(items: Iterable[Item], advance: Advance) -> Iterator[Item]:
             advance()
 
 
-def _collected(found: Iterable[Numbers]) -> tuple[Table, Table]:
+def _collected(rows: Iterable[Numbers]) -> tuple[Table, Table]:
     """The rows as tables: of uniform numbers, and of noise."""
     uniform: list[list[float]] = []
     arrivals: list[Tensor] = []
-    for numbers, times in found:
+    for numbers, times in rows:
         uniform.append(numbers)
         arrivals += times
     return np.array(uniform), _uniform(torch.stack(arrivals)).reshape(len(uniform), -1)

@@ -68,15 +68,15 @@ class Rapl:
 
 def counters(device: torch.device) -> list[Counter]:
     """The energy counters of this machine: of the GPU that is computed on, and of the CPU."""
-    found: list[Counter] = []
+    available: list[Counter] = []
     if device.type == "cuda":
         with suppress(Exception):  # not installed, no driver, no counter, no right: each has an error of its own
             library = import_module("pynvml")
             library.nvmlInit()
-            found.append(Nvml(_physical(device, library), library))
+            available.append(Nvml(_physical(device, library), library))
     with suppress(OSError, ValueError):  # not there, or for root only
-        found.append(Rapl(POWERCAP))
-    return found
+        available.append(Rapl(POWERCAP))
+    return available
 
 
 def _physical(device: torch.device, library: Any) -> int:
@@ -115,8 +115,8 @@ class Meter:
         return {name: after[name] - before for name, before in self._before.items() if name in after}
 
     def _read(self) -> dict[str, float]:
-        found = {}
+        joules = {}
         for counter in self.counters:
             with suppress(Exception):  # a reading that fails is missing; the run that it belongs to is not to blame
-                found[counter.name] = counter.joules()
-        return found
+                joules[counter.name] = counter.joules()
+        return joules

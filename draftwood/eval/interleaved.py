@@ -123,24 +123,24 @@ def compare(
     chosen = parse_methods(methods, ()) if isinstance(methods, str) else methods
     for method in chosen:
         engine.method(method).check(params)
-    found = Comparison([Entry(method) for method in chosen], warmup)
+    comparison = Comparison([Entry(method) for method in chosen], warmup)
 
     def decode(method: Method) -> GenerationResult:
         with engine.scheduler.prefixes.off():
             return engine.generate(prompt, method, params, **options)
 
     try:
-        interleave(found.entries, decode, repeat, warmup, advance)
-        set_references(found.entries, decode, params.greedy)
-        for entry in found.entries if bounds and not params.greedy else ():
+        interleave(comparison.entries, decode, repeat, warmup, advance)
+        set_references(comparison.entries, decode, params.greedy)
+        for entry in comparison.entries if bounds and not params.greedy else ():
             entry.bound = engine.explain(prompt, method=entry.method, sampling=params, **options).bound
     except KeyboardInterrupt:
-        found.interrupted = True
-        found.entries = [entry for entry in found.entries if entry.runs]
-        if not found.entries:
+        comparison.interrupted = True
+        comparison.entries = [entry for entry in comparison.entries if entry.runs]
+        if not comparison.entries:
             raise
-        set_references(found.entries, None, params.greedy)
-    return found
+        set_references(comparison.entries, None, params.greedy)
+    return comparison
 
 
 def parse_methods(names: str, settings: Iterable[str]) -> list[Method]:
@@ -149,11 +149,11 @@ def parse_methods(names: str, settings: Iterable[str]) -> list[Method]:
     from draftwood.util import config
 
     general = config.assignments(settings)
-    found = [_split(part.strip()) for part in re.split(r",(?=\s*[A-Za-z])", names)]
-    if all(method.name != BASELINE for method, _ in found):
-        found.insert(0, (Method.parse(BASELINE), {}))
+    parsed = [_split(part.strip()) for part in re.split(r",(?=\s*[A-Za-z])", names)]
+    if all(method.name != BASELINE for method, _ in parsed):
+        parsed.insert(0, (Method.parse(BASELINE), {}))
     chosen = []
-    for method, inline in found:
+    for method, inline in parsed:
         own = {key: value for key, value in general.items() if key in METHODS[method.name].model_fields}
         prefix = method.name + "."
         named = {key.removeprefix(prefix): value for key, value in general.items() if key.startswith(prefix)}

@@ -33,11 +33,11 @@ class Store:
         self._journal = Journal(directory / ITEMS)
 
     def __enter__(self) -> Store:
-        with ExitStack() as held:
-            held.enter_context(self._journal)
+        with ExitStack() as stack:
+            stack.enter_context(self._journal)
             self._claim()
             self.records = {record["key"]: record for record in self._journal.recovered()}
-            held.pop_all()
+            stack.pop_all()
         return self
 
     def __exit__(
@@ -87,8 +87,8 @@ def read_run(path: Path) -> dict[str, Any]:
         parts = None, None
     if not isinstance(parts[0], dict) or not isinstance(parts[1], list):
         raise ConfigurationError(f"{path} is not what `draftwood eval` wrote; choose another --out")
-    found: dict[str, Any] = document
-    return found
+    run: dict[str, Any] = document
+    return run
 
 
 def records_of(directory: Path) -> dict[str, Record]:

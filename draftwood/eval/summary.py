@@ -139,10 +139,10 @@ def field(*path: str) -> Callable[[Record], float]:
     """Reads a number of a record; 0 where older results lack it."""
 
     def read(record: Record) -> float:
-        found: Any = record
+        value: Any = record
         for name in path:
-            found = found.get(name, 0)
-        return float(found)
+            value = value.get(name, 0)
+        return float(value)
 
     return read
 
@@ -157,10 +157,10 @@ def per_item(group: Sequence[Record], value: Callable[[Record], float]) -> list[
 
 def by_item(values: Iterable[tuple[Record, T]]) -> list[list[T]]:
     """The values of each item's runs."""
-    found: dict[Any, list[T]] = {}
+    items: dict[Any, list[T]] = {}
     for record, value in values:
-        found.setdefault(record["place"], []).append(value)
-    return list(found.values())
+        items.setdefault(record["place"], []).append(value)
+    return list(items.values())
 
 
 def over(group: Sequence[Record], above: Callable[[Record], float], below: Callable[[Record], float]) -> Interval:
@@ -181,16 +181,16 @@ def versus(
 
 def mean(values: Sequence[tuple[Record, float]]) -> Interval:
     """The mean of a value over runs, with the interval over items."""
-    found = by_item(values)
-    return ratio([math.fsum(each) for each in found], [len(each) for each in found])
+    items = by_item(values)
+    return ratio([math.fsum(each) for each in items], [len(each) for each in items])
 
 
 def scored(record: Record, name: str) -> float | None:
     """A score of a run. One that could not decode has answered nothing: 0; one that could not be scored has none."""
     if _failed(record):
         return 0.0 if record["stage"] == "decode" else None
-    found = record["scores"].get(name)
-    return None if found is None else float(found)
+    score = record["scores"].get(name)
+    return None if score is None else float(score)
 
 
 def quality(group: Sequence[Record], metric: str) -> dict[str, Any]:
@@ -198,16 +198,16 @@ def quality(group: Sequence[Record], metric: str) -> dict[str, Any]:
     names = dict.fromkeys(name for record in group if not _failed(record) for name in record["scores"])
     if metric != PERPLEXITY and any(map(_failed, group)):
         names.setdefault(metric)
-    found: dict[str, Any] = {}
+    scores: dict[str, Any] = {}
     for name in names:
         values = [(record, value) for record in group if (value := scored(record, name)) is not None]
-        found[name] = mean(values)
+        scores[name] = mean(values)
     if PASSED in names:
-        found |= _pass_at(group)
+        scores |= _pass_at(group)
     made = [record for record in group if record.get("tokens")]
-    found[PERPLEXITY] = exponential(over(made, NATS, TOKENS))
-    found["metric"] = metric
-    return found
+    scores[PERPLEXITY] = exponential(over(made, NATS, TOKENS))
+    scores["metric"] = metric
+    return scores
 
 
 def _pass_at(group: Sequence[Record]) -> dict[str, Interval]:
@@ -271,18 +271,18 @@ def timing(made: Sequence[Record]) -> dict[str, Any]:
 
 def _energy(made: Sequence[Record], idle: Mapping[str, float]) -> dict[str, Any]:
     """Joules by counter, as read and without what the idle machine takes, per token and split by the time line."""
-    found: dict[str, Any] = {}
+    counters: dict[str, Any] = {}
     shares = timing(made)["time_shares"]
     for name, watts in idle.items():
         known, joules = [record for record in made if name in record["joules"]], field("joules", name)
         raw = math.fsum(map(joules, known))
-        found[name] = {
+        counters[name] = {
             "joules": raw,
             "joules_without_idle": raw - watts * math.fsum(map(SECONDS, known)),
             "joules_per_token": over(known, joules, TOKENS),
             "split_by_time": {part: share * raw for part, share in shares.items()},
         }
-    return found
+    return counters
 
 
 def _paired(
@@ -291,19 +291,19 @@ def _paired(
     """Against the baseline on the runs that both have: same item, same seed."""
     pairs = paired(group, baseline)
     values = [(a, scored(a, metric), scored(b, metric)) for a, b in pairs]
-    found: dict[str, Any] = {
+    ratios: dict[str, Any] = {
         "speed_up": versus(pairs, TOKENS, SECONDS),
         "same_tokens": mean([(a, float(a["token_hash"] == b["token_hash"])) for a, b in pairs]),
         "score_difference": mean([(a, x - y) for a, x, y in values if x is not None and y is not None]),
     }
     if idle:
-        found["joules_per_token"] = {
+        ratios["joules_per_token"] = {
             name: versus(
                 [pair for pair in pairs if all(name in r["joules"] for r in pair)], field("joules", name), TOKENS
             )
             for name in idle
         }
-    return found
+    return ratios
 
 
 def paired(group: Sequence[Record], others: Sequence[Record]) -> list[tuple[Record, Record]]:

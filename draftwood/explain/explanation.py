@@ -90,25 +90,25 @@ class Explanation:
 
     def lines(self, width: int = 80, colour: bool = False) -> list[str]:
         """The rounds as indented trees, in lines of at most `width` columns (76 or more)."""
-        found = lines(self.trees, self.result.prompt_tokens, self.words, self.ends, width, colour)
+        rows = lines(self.trees, self.result.prompt_tokens, self.words, self.ends, width, colour)
         if (bound := self.bound) is not None:
-            found += [
+            rows += [
                 "",
                 f"{bound['positions']} positions with independent drafts: {percent(bound['accepted'])} accepted;",
                 f"at most {percent(bound['bound'])} by any rule that judges node by node",
             ]
-        return found
+        return rows
 
     @property
     def bound(self) -> dict[str, float] | None:
         """At nodes with independent draws: how often one was accepted, and the mean of alpha*(n) (verify/bound.py)."""
-        found = [one for judgement in self.judgements for one in judgement.bounds]
-        if not found:
+        bounds = [one for judgement in self.judgements for one in judgement.bounds]
+        if not bounds:
             return None
         return {
-            "positions": len(found),
-            "accepted": sum(accepted for _, accepted in found) / len(found),
-            "bound": sum(bound for bound, _ in found) / len(found),
+            "positions": len(bounds),
+            "accepted": sum(accepted for _, accepted in bounds) / len(bounds),
+            "bound": sum(bound for bound, _ in bounds) / len(bounds),
         }
 
     @property

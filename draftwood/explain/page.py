@@ -145,14 +145,14 @@ def round_document(
 
 def _beams(tree: RoundTree, judgement: RoundJudgement, words: Words, ends: frozenset[int]) -> list[dict[str, Any]]:
     """The hypotheses after a round, most likely first: what each has beyond the text that all of them share."""
-    found: dict[tuple[int, ...], dict[str, Any]] = {}
+    beams: dict[tuple[int, ...], dict[str, Any]] = {}
     after = hypotheses_after(tree.round_)
     scores = judgement.scores or (None,) * len(after)
     for tokens, token, score in zip(after, tree.round_.roots, scores, strict=True):
-        beam = found.setdefault(tokens, {"text": words(tokens), "score": score, "times": 0, "ended": False})
+        beam = beams.setdefault(tokens, {"text": words(tokens), "score": score, "times": 0, "ended": False})
         beam["times"] += 1
         beam["ended"] = token == FINISHED or token in ends
-    return sorted(found.values(), key=lambda beam: -(beam["score"] or 0.0))
+    return sorted(beams.values(), key=lambda beam: -(beam["score"] or 0.0))
 
 
 def last_words(text: str) -> str:
@@ -160,5 +160,5 @@ def last_words(text: str) -> str:
     if len(text) <= ROOT:
         return text
     end = text[-ROOT:]
-    _, space, whole = end.partition(" ")
-    return "…" + (whole if space and whole.strip() else end)
+    _, space, rest = end.partition(" ")
+    return "…" + (rest if space and rest.strip() else end)

@@ -222,10 +222,10 @@ def origins(names: Mapping[str, Any]) -> list[str]:
     types = " and ".join(filter(None, (names.get("quantize"), names.get("dtype"))))
     notes = [f"computed in {types}"] if types else []
     for how in ("grown", "dequantised"):
-        found = names.get(how, {})
-        parts = [("target", found.get("target")), *(("draft", origin) for origin in found.get("draft", ()))]
-        shown = ", ".join(f"{role} from {origin}" for role, origin in parts if origin)
-        notes += [shown.replace(" from", f" {how} from", 1)] if shown else []
+        sources = names.get(how, {})
+        parts = [("target", sources.get("target")), *(("draft", origin) for origin in sources.get("draft", ()))]
+        text = ", ".join(f"{role} from {origin}" for role, origin in parts if origin)
+        notes += [text.replace(" from", f" {how} from", 1)] if text else []
     return notes
 
 

@@ -52,12 +52,12 @@ def lines(
     `prompt` are the tokens before the first round; `ends` are tokens that end a sequence.
     """
     drawing = Drawing(words, ends, max(width, NARROWEST), colour)
-    found = drawing.legend(trees)
+    rows = drawing.legend(trees)
     before = list(prompt)
     for number, tree in enumerate(trees, 1):
-        found += ["", *drawing.round(tree, number, before)]
+        rows += ["", *drawing.round(tree, number, before)]
         before += tree.round_.tokens
-    return found
+    return rows
 
 
 @dataclass(slots=True)
@@ -126,7 +126,7 @@ class Drawing:
 
     def _root(self, tree: RoundTree, root: TreeNode, place: int) -> str:
         """A hypothesis that the round began with, by what it has beyond the others' common text."""
-        node = next(place for place, found in tree.nodes.items() if found is root)
+        node = next(place for place, one in tree.nodes.items() if one is root)
         tokens = tree.round_.path(node)
         label = f"  beam {place}  "
         over = (
@@ -146,8 +146,8 @@ class Drawing:
             times = f" x{draw.times}" if draw.times > 1 else ""
             margin = ("> " if node.goes_on and not i else "  ") + indent + fate.mark + " "
             label = shortened(label, self._left - len(margin) - len(times) - 1) + times
-            told = draw.fate + ("" if i else ", ends" * (node.token in self.ends) + f" (+{hidden})" * bool(hidden))
-            text = _pad(_pad(margin + label, self._left) + told, self._left + FATE_WIDTH)
+            words = draw.fate + ("" if i else ", ends" * (node.token in self.ends) + f" (+{hidden})" * bool(hidden))
+            text = _pad(_pad(margin + label, self._left) + words, self._left + FATE_WIDTH)
             columns = "".join(number.rjust(NUMBER_WIDTH) for number in numbers(draw.chances))
             yield (paint(text.rstrip(), fate.style, self.colour) + text[len(text.rstrip()) :] + columns).rstrip()
         for child in node.children:
@@ -159,14 +159,14 @@ class Drawing:
         counts = [(sum(one.fate == name for one in layer.judged), name) for name in FATES]
         counts.append((len(completions(layer)), tree.chosen))
         draws = len(layer.judged)
-        asked = f" of {draws} draw{'s' * (draws != 1)}" if draws else ""
+        of_draws = f" of {draws} draw{'s' * (draws != 1)}" if draws else ""
         drawn = any(one.q for any_layer in tree.round_.layers for one in any_layer.judged)
         chance = f" ({percent(layer.chance)})" if draws and drawn else ""
         distinct = len(layer.distinct)
         merged = f" = {distinct} beam{'s' * (distinct != 1)}" if distinct < len(layer.beams) else ""
         parts = [f"{count} {name}" for count, name in counts if count]
         return _wrapped(
-            f"  layer {place}: width {layer.width}{asked}{chance}: ", [*parts[:-1], parts[-1] + merged], self.width
+            f"  layer {place}: width {layer.width}{of_draws}{chance}: ", [*parts[:-1], parts[-1] + merged], self.width
         )
 
     def _quoted(self, tokens: Sequence[int]) -> str:

@@ -73,13 +73,13 @@ class EagleRun(ExitRun):
 
         With a restricted vocabulary p is renormalised over its tokens.
         """
-        words, ahead, found = self.exit.head.words, self._ahead(tokens), []
+        words, ahead, places = self.exit.head.words, self._ahead(tokens), []
         if words is not None and answer is not None:
             answer = torch.log_softmax(answer[..., words], -1)
         for k, (rows, here) in enumerate(zip(logits, self.counted(tokens), strict=True), 1):
             log_p = None if answer is None else answer[:, k:-1][here]
-            found.append((torch.log_softmax(rows[:, k - 1 : -1].float()[here], -1), ahead[:, k:][here], log_p))
-        return found
+            places.append((torch.log_softmax(rows[:, k - 1 : -1].float()[here], -1), ahead[:, k:][here], log_p))
+        return places
 
 
 class _Steps(nn.Module):

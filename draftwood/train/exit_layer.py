@@ -162,11 +162,11 @@ class ExitRun(TrainingRun):
         """Train on the next rows; returns loss and gradient norm."""
         began = time.perf_counter()
         settings, rank, place = self.settings, self.rank, self.target.device
-        whole = self.rows(self.progress.step).astype(np.int64)
-        counted = [int(here.sum()) for here in self.counted(torch.from_numpy(whole).to(place))]
+        rows = self.rows(self.progress.step).astype(np.int64)
+        counted = [int(here.sum()) for here in self.counted(torch.from_numpy(rows).to(place))]
         places = [max(1, count) / rank.count for count in counted]  # gradients of processes are averaged
         total = 0.0
-        parts = np.split(whole[rank.number :: rank.count], settings.accumulate)
+        parts = np.split(rows[rank.number :: rank.count], settings.accumulate)
         for number, part in enumerate(parts):
             tokens = torch.from_numpy(part).to(place)
             hidden, answer = self._read(tokens, settings.distill > 0)
@@ -179,7 +179,7 @@ class ExitRun(TrainingRun):
             total += loss.item()
         mean = float(rank.sum(total, place)) / rank.count
         rate = self.schedule.rate(self.progress.step)
-        return {"loss": mean, "norm": self.update(rate, whole.size, time.perf_counter() - began)}
+        return {"loss": mean, "norm": self.update(rate, rows.size, time.perf_counter() - began)}
 
     @property
     def factors(self) -> list[float]:
@@ -237,7 +237,7 @@ class ExitRun(TrainingRun):
                 best = log_q.topk(known, -1).indices == ahead[:, None]
                 ranked[k, :known] += best.sum(0).cpu().numpy()
                 places[k] += len(ahead)
-        sums, ranked, places = (rank.sum(found, device) for found in (sums, ranked, places))
+        sums, ranked, places = (rank.sum(values, device) for values in (sums, ranked, places))
         self.ranked = ranked / places.clip(min=1)
         each = [dict(zip(FIGURES, row.tolist(), strict=True)) for row in sums / places.clip(min=1)]
         point = {"step": float(self.progress.step), **each[0]}

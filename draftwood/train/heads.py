@@ -47,20 +47,20 @@ class HeadRun(ExitRun):
 
     def counted(self, tokens: Tensor) -> list[Tensor]:
         """As for an exit, without places where a text ends before the predicted token: nothing is drafted there."""
-        found, here = [], torch.ones_like(tokens[:, 1:], dtype=torch.bool)
+        places, here = [], torch.ones_like(tokens[:, 1:], dtype=torch.bool)
         for k in range(1, self.settings.heads + 1):
             here = here[:, :-1] & (tokens[:, k:-1] != self.texts.end)
-            found.append(here)
-        return found
+            places.append(here)
+        return places
 
     def _places(self, logits: Tensor, tokens: Tensor, answer: Tensor | None) -> list[Place]:
         """As for an exit; logits [K, B, T, V]. log p is that of the token k places ahead of the next.
 
         p is conditioned on tokens that the head does not see, so q_k learns its mean.
         """
-        found = []
+        places = []
         for k, here in enumerate(self.counted(tokens), 1):
             log_q = torch.log_softmax(logits[k - 1][:, : -k - 1].float(), -1)[here]
             log_p = None if answer is None else answer[:, k:-1][here]
-            found.append((log_q, tokens[:, k + 1 :][here], log_p))
-        return found
+            places.append((log_q, tokens[:, k + 1 :][here], log_p))
+        return places

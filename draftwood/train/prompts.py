@@ -60,8 +60,8 @@ def prompts_of(source: str, count: int, seed: int = 0) -> list[str]:
     """At most `count` prompts of a file, or of the corpus that the embedded pair was trained on, every domain alike."""
     if count < 1:
         raise RequestError(f"{count} prompts were asked for, but at least one is needed")
-    found = corpus_prompts(count, "train", seed) if source == CORPUS else read_prompts(source)
-    return found[:count]
+    prompts = corpus_prompts(count, "train", seed) if source == CORPUS else read_prompts(source)
+    return prompts[:count]
 
 
 def fitted(engine: Engine, texts: Sequence[str], room: int) -> list[list[int]]:

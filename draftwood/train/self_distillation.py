@@ -117,15 +117,15 @@ def _continued(
     concurrency: int,
 ) -> dict[int, tuple[list[int], bool]]:
     """(new tokens without the end token, True if the text has ended) of each number."""
-    asked = [number for number in starts if lengths[number]]
+    numbers = [number for number in starts if lengths[number]]
     results = engine.batch(
-        [{"prompt": starts[n], "max_new_tokens": lengths[n], "seed": plan.seed + n} for n in asked],
+        [{"prompt": starts[n], "max_new_tokens": lengths[n], "seed": plan.seed + n} for n in numbers],
         concurrency,
         method="autoregressive",
         sampling={"temperature": temperature},
     )
     made: dict[int, tuple[list[int], bool]] = {number: ([], False) for number in starts}
-    for number, result in zip(asked, results, strict=True):
+    for number, result in zip(numbers, results, strict=True):
         over = bool(result.tokens) and result.tokens[-1] in engine.end_tokens
         made[number] = result.tokens[:-1] if over else result.tokens, over
     return made
@@ -142,10 +142,10 @@ def _given(plan: WritingSettings, tokenizer: Tokenizer) -> list[str | list[int]]
     wanted = int(plan.count * plan.given_share)
     if plan.given == CORPUS:
         return [tokens for _, tokens in _of_corpus(tokenizer, plan.seed + 1, wanted)]
-    found = list(itertools.islice(texts_of(Path(str(plan.given))), wanted))
-    if not found:
+    texts = list(itertools.islice(texts_of(Path(str(plan.given))), wanted))
+    if not texts:
         raise ConfigurationError(f"{plan.given} holds no text; give a file with texts, or corpus")
-    return found
+    return texts
 
 
 def _of_corpus(tokenizer: Tokenizer, seed: int, count: int) -> Iterator[tuple[Document, list[int]]]:

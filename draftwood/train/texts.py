@@ -67,11 +67,11 @@ def read_texts(
     every = min(HELD_OUT_EVERY, len(pieces))
     apart = [piece for i, piece in enumerate(pieces) if i % every == every - 1]
     rest = [piece for i, piece in enumerate(pieces) if i % every != every - 1]
-    train, held = (
+    train, held_out_rows = (
         _array(itertools.islice(filled(iter(part), context, end), count), context)
         for part, count in ((rest, rows), (apart, held_out))
     )
-    return Texts(train, held, sha256(path.read_bytes()).hexdigest()[:16], end)
+    return Texts(train, held_out_rows, sha256(path.read_bytes()).hexdigest()[:16], end)
 
 
 def documents_of(path: Path, tokenizer: Tokenizer, end: int) -> Iterator[list[int]]:

@@ -58,11 +58,11 @@ class HeatMap:
 
 def tree_maps(ranked: Sequence[Standing], guided: Guided | None, shapes: Iterable[Shape]) -> list[HeatMap]:
     """One map for each number of initial tokens: by k_1 and layers, the best of each, measured or predicted."""
-    found: dict[int, dict[tuple[int, int], Cell]] = {}
+    by_initial: dict[int, dict[tuple[int, int], Cell]] = {}
     for one in ranked:
         values = one.method.as_dict()
         place = values["tree"][0], len(values["tree"])
-        found.setdefault(values["initial"], {}).setdefault(place, Cell(one.speed_up))
+        by_initial.setdefault(values["initial"], {}).setdefault(place, Cell(one.speed_up))
     if guided is not None:
         best: dict[tuple[int, tuple[int, int]], float] = {}
         for shape in shapes:
@@ -70,10 +70,10 @@ def tree_maps(ranked: Sequence[Standing], guided: Guided | None, shapes: Iterabl
             best[key] = max(best.get(key, 0.0), guided.predicted(shape))
         for (initial, place), value in best.items():
             if place[0] <= MAX_PREDICTED_WIDTH:
-                found.setdefault(initial, {}).setdefault(place, Cell(value, False))
+                by_initial.setdefault(initial, {}).setdefault(place, Cell(value, False))
     top = ranked[0].method.as_dict()
     maps = []
-    for initial, cells in sorted(found.items()):
+    for initial, cells in sorted(by_initial.items()):
         title = "speed-up by k_1 (down) and layers (across), the best tree of each"
         title += f"; initial {initial}, lossy" if initial > 1 else ""
         mark = (top["tree"][0], len(top["tree"])) if top["initial"] == initial else None
@@ -84,13 +84,13 @@ def tree_maps(ranked: Sequence[Standing], guided: Guided | None, shapes: Iterabl
 def option_map(name: str, ranked: Sequence[Standing], options: Sequence[str]) -> HeatMap:
     """A map over one option or two: the best measured speed-up of each place."""
     down, across = options[0], options[1] if len(options) > 1 else None
-    found: dict[tuple[Any, Any], Cell] = {}
+    cells: dict[tuple[Any, Any], Cell] = {}
     for one in ranked:
         values = one.method.as_dict()
-        found.setdefault((values[down], values[across] if across else ""), Cell(one.speed_up))
+        cells.setdefault((values[down], values[across] if across else ""), Cell(one.speed_up))
     top = ranked[0].method.as_dict()
     title = f"speed-up of {name} by {down} (down)" + (f" and {across} (across)" if across else "")
-    return HeatMap(title, down, across or "", found, (top[down], top[across] if across else ""))
+    return HeatMap(title, down, across or "", cells, (top[down], top[across] if across else ""))
 
 
 def lines(heat_map: HeatMap, width: int = 80, colour: bool = False) -> list[str]:

@@ -241,16 +241,16 @@ class Standing:
 
 def standings(trials: Sequence[Trial], tolerance: float = math.inf) -> list[Standing]:
     """Methods, best first: the fastest of those that lose at most `tolerance` of likelihood, then the least bad."""
-    found: dict[Method, Standing] = {}
+    by_method: dict[Method, Standing] = {}
     for trial in trials:
         method = Method.parse(trial.method)
-        found.setdefault(method, Standing(method)).trials.append(trial)
+        by_method.setdefault(method, Standing(method)).trials.append(trial)
 
     def order(one: Standing) -> tuple[float, float]:
         short = max(0.0, -one.gain - tolerance)
         return short, -one.speed_up
 
-    return sorted(found.values(), key=order)
+    return sorted(by_method.values(), key=order)
 
 
 def explore(

@@ -61,13 +61,13 @@ def added(values: Sequence[Any]) -> Any:
     return sum(values)
 
 
-def total(found: Iterable[Observation]) -> Observation:
+def total(observations: Iterable[Observation]) -> Observation:
     """The sums of all figures."""
-    each = list(found) or [Observation()]
+    each = list(observations) or [Observation()]
     return Observation(**{key.name: added([getattr(one, key.name) for one in each]) for key in fields(Observation)})
 
 
-def rate(found: Iterable[Observation]) -> float:
+def rate(observations: Iterable[Observation]) -> float:
     """Steps per second of wall time."""
-    sums = total(found)
+    sums = total(observations)
     return sums.steps / sums.seconds

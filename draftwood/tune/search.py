@@ -80,11 +80,11 @@ def overheads(rounds: Sequence[tuple[float, float, float]]) -> tuple[float, floa
     a, b = np.vstack((rows / scale, ridge)), np.array([*(seconds for *_, seconds in rounds), 0.0, 0.0, 0.0])
     best, least = np.zeros(3), float(b @ b)
     for some in chain.from_iterable(combinations(range(3), count) for count in (1, 2, 3)):  # what is not 0
-        found = np.zeros(3)
-        found[list(some)] = np.linalg.lstsq(a[:, some], b, rcond=None)[0]
-        off = float(((a @ found - b) ** 2).sum())
-        if (found >= 0).all() and off < least:
-            best, least = found, off
+        solution = np.zeros(3)
+        solution[list(some)] = np.linalg.lstsq(a[:, some], b, rcond=None)[0]
+        off = float(((a @ solution - b) ** 2).sum())
+        if (solution >= 0).all() and off < least:
+            best, least = solution, off
     per_round, per_layer, per_row = (best / scale).tolist()
     return per_round, per_layer, per_row
 
@@ -204,16 +204,22 @@ class Guided:
     def ask(self) -> Shape:
         if not self.runs:
             return self.pilot
-        found = [shape for shape in self.runs if self.allows(shape)]
+        candidates = [shape for shape in self.runs if self.allows(shape)]
         for count in self.initial:
             ranked = best_shapes(
-                self._acceptance, *self._costs, self.row_limit, self.max_depth, (count,), len(found) + 2, self.widths
+                self._acceptance,
+                *self._costs,
+                self.row_limit,
+                self.max_depth,
+                (count,),
+                len(candidates) + 2,
+                self.widths,
             )
             fresh = [shape for _, shape in ranked if shape.tree and shape not in self.runs]
-            found += fresh[:1]
-        if not found:
+            candidates += fresh[:1]
+        if not candidates:
             raise ValueError("no tree is within the rows, the depth and the widths that are allowed; allow more")
-        return max(found, key=lambda shape: self.score(shape) * self._doubt(shape))
+        return max(candidates, key=lambda shape: self.score(shape) * self._doubt(shape))
 
     def ranked(self) -> list[tuple[float, Shape]]:
         """(score, shape) of the measured shapes, best first; a score from few runs counts for less."""

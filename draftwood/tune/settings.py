@@ -16,10 +16,10 @@ def _counts(value: Any) -> Any:
             value = [int(part) for part in value.split(",")]
         except ValueError:
             value = []
-    found = tuple(sorted(set(value)))
-    if not found or found[0] < 1:
+    counts = tuple(sorted(set(value)))
+    if not counts or counts[0] < 1:
         raise ValueError("must be whole numbers of 1 or more with commas between")
-    return found
+    return counts
 
 
 Counts = Annotated[tuple[int, ...], BeforeValidator(_counts)]

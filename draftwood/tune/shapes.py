@@ -125,20 +125,20 @@ def best_shapes(
     floor = [min(target.seconds[i:]) for i in range(len(target.seconds))]  # costs that noise lets fall, made to rise
     rising = Cost(dict(zip(target.rows, floor, strict=True)))
     cheapest = min(draft.seconds)
-    found: list[tuple[float, Shape]] = []
+    best: list[tuple[float, Shape]] = []
 
     def consider(shape: Shape, reach: float, tokens: float, spent: float) -> None:
         layers = shape.layers
         last, rows = layers[-1], sum(layers)
-        found.append((tokens * target(1) / (spent + target(rows)), shape))
-        found.sort(key=lambda entry: (-entry[0], entry[1].rows, entry[1].tree))
-        del found[count:]
+        best.append((tokens * target(1) / (spent + target(rows)), shape))
+        best.sort(key=lambda entry: (-entry[0], entry[1].rows, entry[1].tree))
+        del best[count:]
         depth = len(shape.tree)
         by_place = acceptance[min(depth, len(acceptance) - 1)]
         most = 1 - (1 - reach) ** shape.initial
-        if len(found) == count and not any(
+        if len(best) == count and not any(
             (tokens + more * most) * target(1) / (spent + rising(rows + more * last) + more * cheapest)
-            > found[-1][0] * (1 - 1e-12)
+            > best[-1][0] * (1 - 1e-12)
             for more in range(1, max_depth - depth + 1)
         ):
             return
@@ -156,4 +156,4 @@ def best_shapes(
     for first in initial:
         if first <= row_limit:
             consider(Shape((), first), 1.0, 1.0, 0.0)
-    return found
+    return best

@@ -131,8 +131,8 @@ class Evidence:
         while True:
             with torch.inference_mode():
                 pairs = [pair for some in self.groups for pair in zip(some.p, some.drafted(part, depth), strict=True)]
-                found = [torch.minimum(p, q).sum(-1) for p, q in pairs]
-            yield found
+                overlaps = [torch.minimum(p, q).sum(-1) for p, q in pairs]
+            yield overlaps
             depth += 1
 
 
@@ -174,12 +174,12 @@ class SublayerCosts:
         """Time the target with up to `max_gamma` drafts, without any MLP, and without all attention but the first."""
         layers = tuple(range(target.n_layers))
         seconds = forward_seconds(target, row_counts(max_gamma + 1), context)
-        whole = seconds[1]
+        full = seconds[1]
         calm = forward_seconds(SkippedDecoder(target, Skipped((), layers)), [1], context)[1]
         blind = forward_seconds(SkippedDecoder(target, Skipped(layers[1:], ())), [1], context)[1]
-        mlp = max(0.0, whole - calm) / len(layers)
-        attention = max(0.0, whole - blind) / max(1, len(layers) - 1)
-        rest = max(0.0, whole - len(layers) * (attention + mlp))
+        mlp = max(0.0, full - calm) / len(layers)
+        attention = max(0.0, full - blind) / max(1, len(layers) - 1)
+        rest = max(0.0, full - len(layers) * (attention + mlp))
         return SublayerCosts(Cost(seconds), attention, mlp, rest)
 
     def draft(self, layers: int, skipped: Skipped) -> float:

@@ -35,10 +35,10 @@ def tune(
     Every measured run decodes all prompts, interleaved with decoding without drafts. Raises ConfigurationError for
     settings that do not go together.
     """
-    found = Tuning(settings or TuneSettings())
+    tuning = Tuning(settings or TuneSettings())
     tokens = [engine.tokens(prompt) for prompt in prompts]
-    found.run(engine, Workload(tokens, sampling or SamplingParams(), max_new_tokens, seed))
-    return found
+    tuning.run(engine, Workload(tokens, sampling or SamplingParams(), max_new_tokens, seed))
+    return tuning
 
 
 class Tuning:
@@ -163,13 +163,13 @@ class Tuning:
     @property
     def ranked(self) -> list[Standing]:
         """The measured methods, best first. Trees are ranked by measurement and prediction together."""
-        found = standings(self.trials.trials, self.tolerance)
+        ranked = standings(self.trials.trials, self.tolerance)
         if self.guided is None or not self.guided.runs:
-            return found
+            return ranked
         order = [tree_method(shape, self.settings.fixed) for _, shape in self.guided.ranked()]
         if not order:
-            return found
-        return sorted((one for one in found if one.method in order), key=lambda one: order.index(one.method))
+            return ranked
+        return sorted((one for one in ranked if one.method in order), key=lambda one: order.index(one.method))
 
     @property
     def best(self) -> Standing:

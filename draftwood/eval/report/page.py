@@ -39,11 +39,11 @@ def write(
     out = place if out is None else out
     folder, files = out / FIGURES, list[Path]()
     with understood(place):
-        found, sections = directories(place), []
+        places, sections = directories(place), []
         folder.mkdir(parents=True, exist_ok=True)
-        for number, directory in enumerate(found, 1):
+        for number, directory in enumerate(places, 1):
             name, summary = directory.resolve().name, summary_of(directory)
-            prefix = (name,) if len(found) > 1 else ()
+            prefix = (name,) if len(places) > 1 else ()
             sections.append(_section(f"e{number}", name, summary, prefix, folder, files, on_figure, kind))
         environment = Environment(
             loader=PackageLoader("draftwood.eval.report", "."), autoescape=True, undefined=StrictUndefined
@@ -150,8 +150,8 @@ def cell(interval: Interval | None, digits: int = 2) -> str:
     """0.81 [0.70, 0.92]"""
     if interval is None or interval["value"] is None:
         return NONE
-    shown, low, high = f"{interval['value']:.{digits}f}", interval["low"], interval["high"]
-    return shown if low is None or high is None else f"{shown} [{low:.{digits}f}, {high:.{digits}f}]"
+    text, low, high = f"{interval['value']:.{digits}f}", interval["low"], interval["high"]
+    return text if low is None or high is None else f"{text} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def _mean(ratios: Sequence[Interval | None]) -> str:

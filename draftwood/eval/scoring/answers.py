@@ -35,8 +35,8 @@ def trivia_normal(text: str) -> str:
 
 def exact_match(answer: str, golds: Iterable[str], normal: Normal = squad_normal) -> float:
     """1 where the answer is one of the gold answers, as both are normalised; else 0."""
-    said = normal(answer)
-    return float(any(said == normal(gold) for gold in golds))
+    normalised = normal(answer)
+    return float(any(normalised == normal(gold) for gold in golds))
 
 
 def word_f1(answer: str, golds: Iterable[str], normal: Normal = squad_normal) -> float:
@@ -44,11 +44,11 @@ def word_f1(answer: str, golds: Iterable[str], normal: Normal = squad_normal) ->
     return max((_f1(normal(answer).split(), normal(gold).split()) for gold in golds), default=0.0)
 
 
-def _f1(said: list[str], gold: list[str]) -> float:
-    if not said or not gold:
-        return float(said == gold)
-    common = (Counter(said) & Counter(gold)).total()
-    return 2 * common / (len(said) + len(gold))
+def _f1(words: list[str], gold: list[str]) -> float:
+    if not words or not gold:
+        return float(words == gold)
+    common = (Counter(words) & Counter(gold)).total()
+    return 2 * common / (len(words) + len(gold))
 
 
 def squad_golds(golds: Iterable[str]) -> list[str]:
@@ -62,8 +62,8 @@ def final_number(text: str) -> Decimal | None:
     None where there is no number.
     """
     marked = MARKED.search(text)
-    found = [marked[1]] if marked else NUMBER.findall(text)
-    return as_number(found[-1]) if found else None
+    numbers = [marked[1]] if marked else NUMBER.findall(text)
+    return as_number(numbers[-1]) if numbers else None
 
 
 def as_number(text: str) -> Decimal | None:
@@ -76,5 +76,5 @@ def as_number(text: str) -> Decimal | None:
 
 def same_number(answer: str, gold: str) -> float:
     """1 where the answer's final number is the gold one: 18, 18.0 and $18. are the same; else 0."""
-    said, wanted = final_number(answer), final_number(gold)
-    return float(said is not None and said == wanted)
+    number, wanted = final_number(answer), final_number(gold)
+    return float(number is not None and number == wanted)

@@ -55,14 +55,14 @@ class Judge:
 
         Raises JudgeError where the endpoint fails `tries` times or gives no rating.
         """
-        talk = "\n\n".join(f"[User]\n{asked}\n\n[Assistant]\n{said}" for asked, said in turns)
+        talk = "\n\n".join(f"[User]\n{asked}\n\n[Assistant]\n{reply}" for asked, reply in turns)
         right = f"\n\n[A right answer to the last question]\n{reference}" if reference else ""
         which = "the assistant's last answer" if len(turns) > 1 else "the assistant's answer"
-        said = self._ask(f"{TASK}\n\nJudge {which}.\n\n{talk}{right}")
-        found = RATING.findall(said)
-        if not found or not LEAST <= float(found[-1]) <= MOST:
-            raise JudgeError(f"the judge gave no rating from 1 to 10: {' '.join(said.split())[-120:]!r}")
-        return float(found[-1])
+        reply = self._ask(f"{TASK}\n\nJudge {which}.\n\n{talk}{right}")
+        ratings = RATING.findall(reply)
+        if not ratings or not LEAST <= float(ratings[-1]) <= MOST:
+            raise JudgeError(f"the judge gave no rating from 1 to 10: {' '.join(reply.split())[-120:]!r}")
+        return float(ratings[-1])
 
     def _ask(self, text: str) -> str:
         body = {"model": self.model, "messages": [{"role": "user", "content": text}], "temperature": 0}

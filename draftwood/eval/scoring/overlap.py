@@ -26,5 +26,5 @@ def require_rouge() -> None:
 
 def rouge(answer: str, reference: str) -> dict[str, float]:
     """F-measures of ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004), with stemming as in the summarisation papers."""
-    found = _scorer().score(reference, answer)
-    return {kind: float(found[kind].fmeasure) for kind in KINDS}
+    scores = _scorer().score(reference, answer)
+    return {kind: float(scores[kind].fmeasure) for kind in KINDS}

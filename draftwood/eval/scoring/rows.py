@@ -64,6 +64,6 @@ def extract_query(text: str) -> str:
     return body
 
 
-def _hide(found: re.Match[str]) -> str:
+def _hide(quoted: re.Match[str]) -> str:
     """A quoted text whose semicolons end no query."""
-    return found[0].replace(";", HIDDEN)
+    return quoted[0].replace(";", HIDDEN)

@@ -32,12 +32,12 @@ def parse(name: str, options: Mapping[str, Any] | None = None) -> Task:
 
 def parse_all(specs: str) -> list[Task]:
     """Tasks of 'qa,squad:path=FILE;shots=0': a comma before a letter begins the next task. Each name once."""
-    found = []
+    tasks = []
     for part in re.split(r",(?=\s*[A-Za-z])", specs):
         name, _, options = part.strip().partition(":")
-        found.append(parse(name, config.assignments(option for option in options.split(";") if option.strip())))
-    names = [task.name for task in found]
+        tasks.append(parse(name, config.assignments(option for option in options.split(";") if option.strip())))
+    names = [task.name for task in tasks]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ConfigurationError(f"task {twice[0]} is named twice; name each task once")
-    return found
+    return tasks

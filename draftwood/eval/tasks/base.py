@@ -51,11 +51,11 @@ class Instance:
 
     def prompt(self, answers: Sequence[str] = ()) -> str | list[Message]:
         """The prompt of the turn behind `answers`: text, or a conversation."""
-        asked = [*self.examples, *zip(self.turns, answers, strict=False), (self.turns[len(answers)], "")]
+        questions = [*self.examples, *zip(self.turns, answers, strict=False), (self.turns[len(answers)], "")]
         if not self.chat:
-            return "\n\n".join(question + answer for question, answer in asked)
+            return "\n\n".join(question + answer for question, answer in questions)
         messages = []
-        for question, answer in asked:
+        for question, answer in questions:
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer.strip()}]
         return messages[:-1]
 
@@ -106,19 +106,19 @@ class Task(BaseModel):
         """The first `limit` rows as they are asked."""
         self.require()
         rows = self.items()
-        shown = self.examples(rows)
-        asked = list(rows if limit is None else islice(rows, limit))
-        if not asked:
+        examples = self.examples(rows)
+        items = list(rows if limit is None else islice(rows, limit))
+        if not items:
             raise ConfigurationError(f"task {self.name} has no items to ask; see its file or its shots")
-        return [self.instance(item, shown, chat) for item in asked]
+        return [self.instance(item, examples, chat) for item in items]
 
-    def instance(self, item: Item, shown: Sequence[Item], chat: bool) -> Instance:
+    def instance(self, item: Item, items: Sequence[Item], chat: bool) -> Instance:
         """An item behind its examples."""
 
         def framed(turn: str) -> str:
             return turn if chat else self.frame.format(turn)
 
-        examples = [(framed(one.turns[0]), one.answer) for one in shown]
+        examples = [(framed(one.turns[0]), one.answer) for one in items]
         turns = [framed(turn) for turn in item.turns]
         if chat and self.instruction:
             first = f"{self.instruction}\n\n"

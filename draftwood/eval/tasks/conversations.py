@@ -40,9 +40,9 @@ class Conversation(FileTask):
         judge = self._judge()
         if judge is None:
             return {}
-        asked = instance.reference["turns"]
+        questions = instance.reference["turns"]
         rights = instance.reference.get("right") or []
-        turns = list(zip(asked, [answer.strip() for answer in answers], strict=True))
+        turns = list(zip(questions, [answer.strip() for answer in answers], strict=True))
         ratings = [
             judge.rate(turns[: last + 1], rights[last] if last < len(rights) else None) for last in range(len(turns))
         ]
@@ -65,12 +65,12 @@ class Alpaca(Conversation):
     hub = ("tatsu-lab/alpaca", None, "train")
 
     def item(self, row: Row, number: int) -> Item:
-        asked = str(row["instruction"] if "instruction" in row else row["prompt"])
+        question = str(row["instruction"] if "instruction" in row else row["prompt"])
         if row.get("input"):
-            asked += f"\n\n{row['input']}"
+            question += f"\n\n{row['input']}"
         right = row.get("output", row.get("reference"))
         answer = "" if right is None else f" {right}"
-        return Item(str(row.get("id", number)), (asked,), {"turns": [asked], "right": texts(right)}, answer)
+        return Item(str(row.get("id", number)), (question,), {"turns": [question], "right": texts(right)}, answer)
 
 
 class MTBench(Conversation):

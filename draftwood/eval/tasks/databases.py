@@ -45,9 +45,9 @@ class Spider(FileTask):
     def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
         gold_sql = instance.reference["sql"]
         gold = self._gold(instance.reference["database"], gold_sql)
-        said = run_query(self._database(instance.reference["database"]), extract_query(answers[0]), self._limits)
-        right = said.error is None and same_rows(said.rows, gold.rows, orders(gold_sql))
-        return {"execution": float(right), "valid": float(said.error is None)}
+        answer = run_query(self._database(instance.reference["database"]), extract_query(answers[0]), self._limits)
+        right = answer.error is None and same_rows(answer.rows, gold.rows, orders(gold_sql))
+        return {"execution": float(right), "valid": float(answer.error is None)}
 
     def _gold(self, database: str, sql: str) -> Result:
         gold = _gold_result(self._database(database), sql, self._limits)
@@ -72,10 +72,10 @@ class Spider(FileTask):
         return Path(self.path).expanduser().parent / usual
 
     def _schema(self, database: str) -> str:
-        found = _schemas(self._beside(self.tables, "tables.json"))
-        if database not in found:
+        schemas = _schemas(self._beside(self.tables, "tables.json"))
+        if database not in schemas:
             raise ConfigurationError(f"tables.json knows no database {database!r}")
-        return found[database]
+        return schemas[database]
 
 
 @cache

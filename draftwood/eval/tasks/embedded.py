@@ -38,8 +38,8 @@ class Continued(Task):
 
     def instances(self, limit: int | None, chat: bool = False) -> list[Instance]:
         self.require()
-        asked = islice(self.items(), 100 if limit is None else limit)  # the stream has no end
-        return [self.instance(item, (), False) for item in asked]
+        items = islice(self.items(), 100 if limit is None else limit)  # the stream has no end
+        return [self.instance(item, (), False) for item in items]
 
     def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
         scorer = SCORERS.get(self.domain)
@@ -48,15 +48,15 @@ class Continued(Task):
 
 def same_final_number(reference: Mapping[str, Any], answer: str) -> bool:
     """True where the number behind the first ``Answer:`` is the right one."""
-    said = re.search(r"Answer: (-?\d+)\s*$", answer, re.MULTILINE)
-    return said is not None and int(said[1]) == reference["number"]
+    number = re.search(r"Answer: (-?\d+)\s*$", answer, re.MULTILINE)
+    return number is not None and int(number[1]) == reference["number"]
 
 
 def shared_words(reference: Mapping[str, Any], answer: str) -> float:
     """F1 of the words of an answer and of the right summary."""
-    right, said = (Counter(re.findall(r"\w+", text.lower())) for text in (reference["summary"], answer))
-    common = (right & said).total()
-    return 2 * common / (right.total() + said.total()) if common else 0.0
+    right, written = (Counter(re.findall(r"\w+", text.lower())) for text in (reference["summary"], answer))
+    common = (right & written).total()
+    return 2 * common / (right.total() + written.total()) if common else 0.0
 
 
 def same_body(reference: Mapping[str, Any], answer: str) -> bool:
@@ -82,8 +82,8 @@ class Questions(Continued):
     usual_tokens = 32
 
     def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
-        golds, said = instance.reference["answers"], answers[0].split("\n", 1)[0]
-        return {"em": exact_match(said, golds), "f1": word_f1(said, golds)}
+        golds, answer = instance.reference["answers"], answers[0].split("\n", 1)[0]
+        return {"em": exact_match(answer, golds), "f1": word_f1(answer, golds)}
 
 
 class Queries(Continued):
@@ -100,9 +100,9 @@ class Queries(Continued):
         reference = instance.reference
         database = Database(script=table_script(reference))
         gold = run_query(database, reference["sql"])
-        said = run_query(database, extract_query(answers[0]))
-        right = said.error is None and same_rows(said.rows, gold.rows, orders(reference["sql"]))
-        return {"execution": float(right), "valid": float(said.error is None)}
+        answer = run_query(database, extract_query(answers[0]))
+        right = answer.error is None and same_rows(answer.rows, gold.rows, orders(reference["sql"]))
+        return {"execution": float(right), "valid": float(answer.error is None)}
 
 
 class Functions(Continued):

@@ -35,8 +35,8 @@ class Squad(FileTask):
                 yield entry
                 continue
             for paragraph in entry["paragraphs"]:
-                for asked in paragraph["qas"]:
-                    yield {"context": paragraph["context"], **asked}
+                for question in paragraph["qas"]:
+                    yield {"context": paragraph["context"], **question}
 
     def item(self, row: Row, number: int) -> Item:
         golds = squad_golds(texts(row["answers"]))
@@ -45,10 +45,10 @@ class Squad(FileTask):
 
     def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
         golds = instance.reference["answers"]
-        said = short(answers[0])
-        if said.lower().rstrip(".") == UNANSWERABLE and golds == [""]:
-            said = ""
-        return {"em": exact_match(said, golds), "f1": word_f1(said, golds)}
+        answer = short(answers[0])
+        if answer.lower().rstrip(".") == UNANSWERABLE and golds == [""]:
+            answer = ""
+        return {"em": exact_match(answer, golds), "f1": word_f1(answer, golds)}
 
 
 class TriviaQA(FileTask):
@@ -81,8 +81,8 @@ class TriviaQA(FileTask):
         return Item(name, (question,), {"answers": list(dict.fromkeys(golds))}, " " + golds[0])
 
     def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
-        golds, said = instance.reference["answers"], short(answers[0])
-        return {"em": exact_match(said, golds, trivia_normal), "f1": word_f1(said, golds, trivia_normal)}
+        golds, answer = instance.reference["answers"], short(answers[0])
+        return {"em": exact_match(answer, golds, trivia_normal), "f1": word_f1(answer, golds, trivia_normal)}
 
 
 class Gsm8k(FileTask):

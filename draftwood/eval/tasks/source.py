@@ -39,12 +39,12 @@ class FileTask(Task):
     def examples(self, rows: Iterator[Item]) -> list[Item]:
         if self.shots_from is None:
             return super().examples(rows)
-        shown = list(islice(self.model_copy(update={"path": self.shots_from}).items(), self.example_count))
-        if len(shown) < self.example_count:
+        items = list(islice(self.model_copy(update={"path": self.shots_from}).items(), self.example_count))
+        if len(items) < self.example_count:
             raise ConfigurationError(
-                f"{self.shots_from} has {len(shown)} rows, but {self.example_count} are to be shown"
+                f"{self.shots_from} has {len(items)} rows, but {self.example_count} are to be shown"
             )
-        return shown
+        return items
 
     @abstractmethod
     def item(self, row: Row, number: int) -> Item:
