@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.experiment import Run
+from benchmarks.experiment import ExperimentRun
 from benchmarks.pairs import Pair, pair
 from draftwood.engine.engine import Engine
 from draftwood.engine.loading import load
@@ -24,7 +24,7 @@ OnProgress = Callable[[str, int, int | None], None]  # what is done, how many ti
 class Bench:
     """One run of an experiment. `work` keeps what was measured until the result is written."""
 
-    run: Run
+    run: ExperimentRun
     work: Path
     on_progress: OnProgress = lambda what, done, total: None
     models: Pair | None = None  # instead of the run's pair

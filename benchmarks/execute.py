@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from benchmarks.bench import Bench, OnProgress
-from benchmarks.experiment import HERE, Experiment, Run
+from benchmarks.experiment import HERE, Experiment, ExperimentRun
 from benchmarks.pairs import Pair, describe
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.eval import provenance
@@ -30,7 +30,7 @@ def results_of(file: Path) -> Path:
     return HERE / "results" / file.stem
 
 
-def chosen(experiment: Experiment, only: Sequence[str]) -> dict[str, Run]:
+def chosen(experiment: Experiment, only: Sequence[str]) -> dict[str, ExperimentRun]:
     """The runs that are asked for, by name; raises ConfigurationError for a name that the experiment does not have."""
     for name in only:
         if name not in experiment.runs:
@@ -42,7 +42,7 @@ def execute(
     experiment: Experiment,
     file: Path,
     name: str,
-    run: Run,
+    run: ExperimentRun,
     out: Path,
     smoke: bool = False,
     models: Pair | None = None,
@@ -96,7 +96,7 @@ def claim(work: Path, settings: Mapping[str, Any]) -> None:
         path.write_text(text, "utf-8")
 
 
-def environment(run: Run) -> dict[str, Any]:
+def environment(run: ExperimentRun) -> dict[str, Any]:
     """Program, machine, moment, and the versions of what is compared."""
     place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     packages = {name: version(name) for name in PACKAGES if find_spec(name.replace("-python", "").replace("-", "_"))}

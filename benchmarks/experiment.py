@@ -47,7 +47,7 @@ class Kind(Strict):
         """Measure everything with `bench` and return named tables of rows."""
 
 
-class Run(Strict):
+class ExperimentRun(Strict):
     """One result file: the models, and settings that differ from the experiment's."""
 
     pair: str = "embedded"
@@ -64,9 +64,9 @@ class Experiment(Strict):
     kind: str
     settings: dict[str, Any] = Field(default_factory=dict)
     smoke: dict[str, Any] = Field(default_factory=dict)
-    runs: dict[str, Run]
+    runs: dict[str, ExperimentRun]
 
-    def measure(self, run: Run, smoke: bool = False) -> Kind:
+    def measure(self, run: ExperimentRun, smoke: bool = False) -> Kind:
         """The measurement of a run; raises ConfigurationError for settings that its kind does not have."""
         if self.kind not in KINDS:
             raise ConfigurationError(f"there is no kind of experiment {self.kind!r}" + did_you_mean(self.kind, KINDS))

@@ -5,7 +5,7 @@ from itertools import islice
 import draftwood
 from draftwood.corpus import documents
 from draftwood.methods import Method
-from draftwood.tune.measuring import Bench, Workload, guide, standings
+from draftwood.tune.measuring import TuningBench, Workload, guide, standings
 from draftwood.tune.search import Guided, pilot_shape
 from draftwood.tune.shapes import shapes
 
@@ -14,7 +14,7 @@ ROWS, DEPTH, RUNS = 24, 5, 6
 engine = draftwood.load()  # the embedded pair; or draftwood.load("path/to/target", draft="path/to/draft")
 prompts = [engine.tokens(document.prompt) for document in islice(documents("stories", "held-out", seed=3), 4)]
 work = Workload(prompts, draftwood.SamplingParams(temperature=1.0), max_new_tokens=32)
-bench = Bench(engine, work, plain=Method.parse("autoregressive"))
+bench = TuningBench(engine, work, plain=Method.parse("autoregressive"))
 
 # The cost of a forward pass of K rows, target and draft.
 target, draft = bench.costs(ROWS)

@@ -20,7 +20,7 @@ from recipes.rows import end_token
 
 
 @dataclass(frozen=True)
-class Batch:
+class DocumentBatch:
     """Documents of one domain, padded at the right.
 
     ``tokens`` [B, T] int64; ``scored`` [B, T-1] bool, the targets that count;
@@ -42,7 +42,9 @@ def expected(document: Document) -> str:
     return document.completion
 
 
-def batch_of(tokenizer: Tokenizer, chosen: Sequence[Document], context: int, *, reference: bool = False) -> Batch:
+def batch_of(
+    tokenizer: Tokenizer, chosen: Sequence[Document], context: int, *, reference: bool = False
+) -> DocumentBatch:
     """Tokenise documents, with their reference completions where asked.
 
     A reference counts as completed without the end of the text: the answer
@@ -63,7 +65,7 @@ def batch_of(tokenizer: Tokenizer, chosen: Sequence[Document], context: int, *, 
         tokens[i, : len(row)] = torch.tensor(row)
         scored[i, : len(row) - 1] = True
         completed[i, start - 1 : len(row) - (2 if reference else 1)] = True
-    return Batch(tokens, scored, completed)
+    return DocumentBatch(tokens, scored, completed)
 
 
 def held_out(domain: str, count: int, seed: int = 0) -> list[Document]:

@@ -44,7 +44,7 @@ def shape_of(directory: Path) -> DecoderConfig:
     raise ConfigurationError(f"{directory.name} is not a plain Llama model, which is all that is converted here")
 
 
-class Weights:
+class FileWeights:
     """Tensors by name, as float32 arrays."""
 
     def __init__(self, directory: Path) -> None:
@@ -82,7 +82,7 @@ def write(directory: Path, path: Path, dtype: str) -> None:
 def _convert(directory: Path, path: Path, dtype: str) -> None:
     import gguf
 
-    weights = Weights(directory)
+    weights = FileWeights(directory)
     writer = gguf.GGUFWriter(path, "llama")
     _describe(writer, weights.shape, directory)
     for name, array in _tensors(weights):
@@ -147,7 +147,7 @@ PARTS = {  # of a layer, as they are named here and there
 }
 
 
-def _tensors(weights: Weights) -> Iterator[tuple[str, Any]]:
+def _tensors(weights: FileWeights) -> Iterator[tuple[str, Any]]:
     s = weights.shape
     turned = {"attn_q": s.num_attention_heads, "attn_k": s.num_key_value_heads}
     yield "token_embd.weight", weights["model.embed_tokens.weight"]

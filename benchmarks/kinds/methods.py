@@ -35,7 +35,7 @@ from draftwood.util.jsonl import Record
 ALL = "all"
 
 
-class Entry(Strict, extra="allow"):
+class MethodEntry(Strict, extra="allow"):
     """A method with its options: `sweep` has lists of values, all combinations of which are run.
 
     `label` may name options in braces; `over` is the label of the method that its speed is compared with, the part's
@@ -47,10 +47,10 @@ class Entry(Strict, extra="allow"):
     sweep: dict[str, list[Any]] = Field(default_factory=dict)
 
 
-class Part(Strict):
+class MethodPart(Strict):
     """Methods that run in the same turns, the first of them the baseline."""
 
-    methods: list[Entry]
+    methods: list[MethodEntry]
     sampling: list[dict[str, Any]] = Field(default=[{}])
     tasks: list[str] | None = None  # the experiment's unless given
 
@@ -64,7 +64,7 @@ class Setting(Strict):
     base: int
 
 
-def expanded(entries: Sequence[Entry]) -> list[Setting]:
+def expanded(entries: Sequence[MethodEntry]) -> list[Setting]:
     """Every combination of each entry's sweeps."""
     found: list[Setting] = []
     for entry in entries:
@@ -81,7 +81,7 @@ def expanded(entries: Sequence[Entry]) -> list[Setting]:
 class Methods(Kind):
     """Parts of methods on `limit` items of each of the `tasks`, answers of at most `tokens`."""
 
-    parts: dict[str, Part]
+    parts: dict[str, MethodPart]
     tasks: list[str]
     limit: int = 8
     tokens: int = 64
@@ -98,7 +98,7 @@ class Methods(Kind):
         return found
 
     def groups(
-        self, bench: Bench, place: str, part: Part, settings: Sequence[Setting], sampling: Mapping[str, Any]
+        self, bench: Bench, place: str, part: MethodPart, settings: Sequence[Setting], sampling: Mapping[str, Any]
     ) -> dict[str, list[list[Record]]]:
         """Records by task and method, of the items that all methods have run on."""
         tasks = part.tasks or self.tasks

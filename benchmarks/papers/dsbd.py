@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from benchmarks.papers.study import PLAIN, Measured, Methods, Paper, Size, Study, joules
+from benchmarks.papers.study import PLAIN, Methods, Paper, Size, Study, Sweep, joules
 
 TITLE = "Dynamic-Width Speculative Beam Decoding for Efficient LLM Inference"
 SIZES = {"small": Size(30, 2), "full": Size(200, 3)}
@@ -72,7 +72,7 @@ def measure(study: Study, full: bool) -> None:
         study.notes.append(f"§3.4, {task}: 4 beams take {slots / one:.2f} times the cache slots of one sequence.")
 
 
-def equal_quality(study: Study, result: Measured, exhibit: str, task: str, whose: str, prefix: str) -> None:
+def equal_quality(study: Study, result: Sweep, exhibit: str, task: str, whose: str, prefix: str) -> None:
     """The fastest DSBD whose score is no worse, against the beam sampling with the best score that has one.
 
     It is chosen after the fact, on the same items, which flatters it.

@@ -36,7 +36,7 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Sweep:
     """The runs of a sweep, by the labels of its methods."""
 
     labels: list[str]
@@ -142,7 +142,7 @@ class Study:
 
     def run(
         self, name: str, methods: Methods, tasks: Sequence[str], sampling: Mapping[str, Any], times: int = 1
-    ) -> Measured:
+    ) -> Sweep:
         """Make the runs that are missing, on `times` as many items as usual. Ctrl-C keeps what is finished."""
         options = {} if self.size.tokens is None else {"max_new_tokens": self.size.tokens}
         asked = [(task, task.instances(self.size.items * times)) for task in (parse(each, options) for each in tasks)]
@@ -152,7 +152,7 @@ class Study:
         summary = evaluate(self.engine, plan, self.out / name, on_job=told)
         self.session = summary["sessions"][-1]
         records = [self._with_energy(record, parsed) for record in records_of(self.out / name).values()]
-        result = Measured(list(methods), summary, records)
+        result = Sweep(list(methods), summary, records)
         for task in result.tasks:
             for label in methods:
                 measures = (*MEASURES, "J/token")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
 CHECKS = "Checks"
+Advance: TypeAlias = Callable[[], None]  # called after each step of a check
 Count = Annotated[int, Field(ge=1)]
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from draftwood.certify.checks import Check
+from draftwood.certify.checks import Advance, Check
 from draftwood.certify.demands import LETTERS, Demand, LanguageMatchers, few_letters, letters
 from draftwood.certify.enumeration import NotDiscrete, TooLarge
 from draftwood.certify.forms import variants
@@ -38,8 +38,6 @@ DEMANDS = {  # and the warp that goes with each
 }
 LONG, LENGTHS = 8, (6, 5, 4, 3, 2)  # tokens of texts, and of those that are enumerated
 CHECK_NAME = "demands on the text"
-
-Advance = Callable[[], None]
 
 
 @dataclass(slots=True)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from draftwood.certify.checks import Check, Verdict
+from draftwood.certify.checks import Advance, Check, Verdict
 from draftwood.certify.distances import fit
 from draftwood.certify.enumeration import NotDiscrete, TooLarge
-from draftwood.certify.forms import shrunk, variants, windows
+from draftwood.certify.forms import occasions, shrunk, variants, windows
 from draftwood.certify.laws import LayerLaws
-from draftwood.certify.occasions import occasions
 from draftwood.certify.rules import required
 from draftwood.certify.small import Case
 from draftwood.certify.tables import tied_table
@@ -26,8 +25,6 @@ RISK = 1e-6  # chance that a comparison of samples fails an exact method
 SIZES = ((3, 4), (4, 3), (2, 4), (3, 3), (4, 2), (3, 2), (2, 3))  # vocabulary and tokens of small methods
 SHORT_WARPS = ("top-k", "top-p", "penalties")  # warps of these, beside none
 SAMPLED_CELLS = (("plain", 4), ("all", 8))  # warp and requests at once; what is enumerated runs alone
-
-Advance = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)

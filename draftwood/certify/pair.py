@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwood.certify.checks import Budget, Check
+from draftwood.certify.checks import Advance, Budget, Check
 from draftwood.certify.distances import Sample, fit
 from draftwood.certify.references import slow_warp
 from draftwood.core.forest import Forest
@@ -29,8 +29,6 @@ from draftwood.sampling.params import SamplingParams
 RISK = 1e-6
 MIN_SAMPLES = 40  # samples of a prefix for which its law is worth a forward
 CONCURRENCY = 8  # sampled generations
-
-Advance = Callable[[], None]
 
 
 def logits_after(engine: Engine, tokens: Sequence[int]) -> Tensor:
@@ -86,7 +84,7 @@ def divergence(
 
 
 @dataclass
-class Pair:
+class ModelPair:
     """Models and prompts (token ids). What several methods are compared with is worked out once."""
 
     engine: Engine
@@ -128,7 +126,7 @@ def greedy_reference(method: Method) -> Method | None:
     return method.reference(True)
 
 
-def greedy_check(pair: Pair, method: Method, advance: Advance) -> Check:
+def greedy_check(pair: ModelPair, method: Method, advance: Advance) -> Check:
     """Greedy text of every prompt beside the reference's; a difference is a numeric tie or a bug."""
     name = "greedy text of the pair"
     reference = greedy_reference(method)
@@ -176,7 +174,7 @@ def _of_scores(one: Divergence, result: GenerationResult, wanted: GenerationResu
     return Divergence(one.prompt, one.place, one.tokens, gap, one.bound * max(1, len(wanted.tokens)))
 
 
-def position_check(pair: Pair, method: Method, advance: Advance) -> Check:
+def position_check(pair: ModelPair, method: Method, advance: Advance) -> Check:
     """Sampled tokens of the pair up to a position against the target's exact distribution after what came before.
 
     Position 0 is the first generated token. Of beams it is the first layer: its draws, or its first draw where they

@@ -19,10 +19,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from draftwood.certify.checks import Budget, Check, Verdict
+from draftwood.certify.checks import Advance, Budget, Check, Verdict
 from draftwood.certify.constrained import CHECK_NAME, constrained_check
-from draftwood.certify.exactness import SAMPLED_CELLS, Advance, rule_check, sampled_check
-from draftwood.certify.pair import Pair, greedy_check, position_check
+from draftwood.certify.exactness import SAMPLED_CELLS, rule_check, sampled_check
+from draftwood.certify.pair import ModelPair, greedy_check, position_check
 from draftwood.certify.streams import stream_check
 from draftwood.engine.engine import Engine
 from draftwood.errors import ConfigurationError, DraftwoodError
@@ -93,6 +93,12 @@ class Report:
         }
 
 
+def _pair(
+    engine: Engine | None, prompts: Sequence[Sequence[int]], params: SamplingParams | None, budget: Budget
+) -> ModelPair | None:
+    return None if engine is None or not prompts else ModelPair(engine, prompts, params or SamplingParams(), budget)
+
+
 def certify(
     method: Method,
     engine: Engine | None = None,
@@ -107,41 +113,30 @@ def certify(
     for want of trained parts, is N/A with the reason. A method that raises an error on tabular models fails.
     """
     budget = budget or Budget()
-    pair = Pair(engine, prompts, params or SamplingParams(), budget) if engine is not None and prompts else None
+    pair = ModelPair(engine, prompts, params or SamplingParams(), budget) if engine is not None and prompts else None
     return _certificate(method, *_in_turn(method, pair, budget, watch, []))
 
 
-Part: TypeAlias = tuple[list[Check], bool]  # some checks of a method; whether all were done
+Checked: TypeAlias = tuple[list[Check], bool]  # some checks of a method; whether all were done
 Job: TypeAlias = tuple[str, int | None, Callable[[Advance], Check]]  # name, steps where they are known
-Kind: TypeAlias = Callable[[Method, Budget], Job]
+Jobs: TypeAlias = dict[str, Callable[[Method, Budget, Advance], Check]]
+
+OF_A_METHOD: Jobs = {
+    "small cases, exact": lambda method, b, advance: rule_check(method, b.seed, b.replays, b.identities, advance),
+    "whole outputs, sampled": lambda method, b, advance: sampled_check(method, b.seed, b.runs, advance),
+    CHECK_NAME: lambda method, b, advance: constrained_check(method, b.seed, b.replays, b.identities, advance),
+}
+OF_ALL: Jobs = {"random numbers": lambda method, b, advance: stream_check(b.seed, b.seeds, advance)}  # done once
 
 
-def _rules(method: Method, budget: Budget) -> Job:
-    check = partial(rule_check, method, budget.seed, budget.replays, budget.identities)
-    return "small cases, exact", None, check
+def _tabular(method: Method, budget: Budget, watch: Watch | None, names: Iterable[str] = tuple(OF_A_METHOD)) -> Checked:
+    steps = {"whole outputs, sampled": len(SAMPLED_CELLS) * budget.runs}
+    every = OF_A_METHOD | OF_ALL
+    jobs = [(name, steps.get(name), partial(every[name], method, budget)) for name in names]
+    return _checked(method, jobs, watch, DraftwoodError)
 
 
-def _samples(method: Method, budget: Budget) -> Job:
-    check = partial(sampled_check, method, budget.seed, budget.runs)
-    return "whole outputs, sampled", len(SAMPLED_CELLS) * budget.runs, check
-
-
-def _demands(method: Method, budget: Budget) -> Job:
-    return CHECK_NAME, None, partial(constrained_check, method, budget.seed, budget.replays, budget.identities)
-
-
-def _numbers(method: Method, budget: Budget) -> Job:
-    return "random numbers", None, partial(stream_check, budget.seed, budget.seeds)
-
-
-TABULAR_CHECKS: tuple[Kind, ...] = (_rules, _samples, _demands)  # and `_numbers`, once for all methods
-
-
-def _tabular(method: Method, budget: Budget, watch: Watch | None, kinds: Sequence[Kind] = TABULAR_CHECKS) -> Part:
-    return _checked(method, [kind(method, budget) for kind in kinds], watch, DraftwoodError)
-
-
-def _paired(method: Method, pair: Pair | None, watch: Watch | None) -> Part:
+def _paired(method: Method, pair: ModelPair | None, watch: Watch | None) -> Checked:
     if pair is None:
         return [], True
     jobs: list[Job] = [
@@ -151,7 +146,7 @@ def _paired(method: Method, pair: Pair | None, watch: Watch | None) -> Part:
     return _checked(method, jobs, watch)
 
 
-def _checked(method: Method, jobs: Sequence[Job], watch: Watch | None, faults: type | tuple[()] = ()) -> Part:
+def _checked(method: Method, jobs: Sequence[Job], watch: Watch | None, faults: type | tuple[()] = ()) -> Checked:
     """A check that raises fails; one that the pair cannot take part in is N/A, unless such errors are `faults`."""
     checks: list[Check] = []
     for name, steps, run in jobs:
@@ -176,17 +171,17 @@ def _checked(method: Method, jobs: Sequence[Job], watch: Watch | None, faults: t
 
 
 def _in_turn(
-    method: Method, pair: Pair | None, budget: Budget, watch: Watch | None, numbers: list[Part]
-) -> tuple[Part, ...]:
+    method: Method, pair: ModelPair | None, budget: Budget, watch: Watch | None, numbers: list[Checked]
+) -> tuple[Checked, ...]:
     """The checks of a method; `numbers` holds that of random numbers once it was done."""
     tabular = _tabular(method, budget, watch)
     if tabular[1] and not numbers:
-        numbers.append(_tabular(method, budget, watch, (_numbers,)))
+        numbers.append(_tabular(method, budget, watch, OF_ALL))
     before = [tabular, *(numbers if tabular[1] else ())]
     return *before, _paired(method, pair if all(done for _, done in before) else None, watch)
 
 
-def _certificate(method: Method, *parts: Part) -> Certificate:
+def _certificate(method: Method, *parts: Checked) -> Certificate:
     checks = [check for some, _ in parts for check in some]
     return Certificate(method.as_dict(), method.lossless, checks, all(done for _, done in parts))
 
@@ -208,13 +203,17 @@ def _end_with(parent: BaseProcess) -> None:
     os._exit(1)
 
 
-def _shared(method: Method, budget: Budget, kind: Kind) -> Part:
-    return _tabular(method, budget, lambda *_: not _unwanted.is_set(), (kind,))
+def _shared(method: Method, budget: Budget, name: str) -> Checked:
+    return _tabular(method, budget, lambda *_: not _unwanted.is_set(), (name,))
 
 
 def _side_by_side(
-    methods: Sequence[Method], pairs: Sequence[Pair | None], budget: Budget, watch: Watch | None, processes: int
-) -> Iterator[tuple[Part, ...]]:
+    methods: Sequence[Method],
+    pairs: Sequence[ModelPair | None],
+    budget: Budget,
+    watch: Watch | None,
+    processes: int,
+) -> Iterator[tuple[Checked, ...]]:
     """The checks of every method: tabular ones by other processes, those of the pair here meanwhile, on one thread.
 
     Enumerations, which differ most in length, are begun first: no process waits for long in the end. What a process did
@@ -227,11 +226,10 @@ def _side_by_side(
         unwanted = context.Event()
         pool = stack.enter_context(ProcessPoolExecutor(processes, context, _begin, (unwanted,)))
         stack.callback(unwanted.set)
-        kinds = *TABULAR_CHECKS, _numbers
-        parts = [[pool.submit(_shared, method, budget, kind) for method in methods] for kind in TABULAR_CHECKS]
-        parts.append([pool.submit(_shared, method, budget, _numbers) for method in methods[:1]] * len(methods))
+        parts = [[pool.submit(_shared, method, budget, name) for method in methods] for name in OF_A_METHOD]
+        parts += [[pool.submit(_shared, methods[0], budget, name)] * len(methods) for name in OF_ALL]
 
-        def result(part: Future[Part], method: Method, kind: Kind) -> Part:
+        def result(part: Future[Checked], method: Method, name: str) -> Checked:
             try:
                 while not part.done():
                     if watch is not None and not watch(f"{method.name}: small cases, whole outputs", 0, None):
@@ -239,11 +237,12 @@ def _side_by_side(
                     wait([part], POLL_SECONDS)
                 return part.result()
             except BrokenProcessPool:
-                return _tabular(method, budget, watch, (kind,))
+                return _tabular(method, budget, watch, (name,))
 
         paired = [_paired(method, pair, watch) for method, pair in zip(methods, pairs, strict=True)]
         for method, own, *others in zip(methods, paired, *parts, strict=True):
-            yield *(result(part, method, kind) for part, kind in zip(others, kinds, strict=True)), own
+            names = *OF_A_METHOD, *OF_ALL
+            yield *(result(part, method, name) for part, name in zip(others, names, strict=True)), own
 
 
 RULES: tuple[dict[str, Any], ...] = (
@@ -285,12 +284,12 @@ def certify_each(
     that asks for them keeps its own work under `if __name__ == "__main__"`.
     """
     budget = budget or Budget()
-    pair = Pair(engine, prompts, params or SamplingParams(), budget) if engine is not None and prompts else None
+    pair = ModelPair(engine, prompts, params or SamplingParams(), budget) if engine is not None and prompts else None
     place = (torch.device("cpu"),) if engine is None else (engine.target.device, engine.names.get("backend"))
     environment = provenance.session(*place)
     methods, certificates = list(methods), list[Certificate]()
     pairs = [pair if _fits(engine, method) else None for method in methods]
-    numbers: list[Part] = []
+    numbers: list[Checked] = []
     every = (
         _side_by_side(methods, pairs, budget, watch, processes)
         if processes

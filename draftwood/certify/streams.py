@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from draftwood.certify.checks import Check
+from draftwood.certify.checks import Advance, Check
 from draftwood.certify.distances import Sample, chi_square_tail
 from draftwood.sampling.distributions import PURPOSES, Streams, draw_distinct, draw_iid
 from draftwood.verify.joint import Seeded
@@ -31,7 +31,6 @@ PROGRESS_ROWS = 1000  # between reports of progress
 CPU = torch.device("cpu")
 
 Table: TypeAlias = npt.NDArray[np.float64]  # [rows, columns], numbers that should be uniform in [0, 1)
-Advance: TypeAlias = Callable[[], None]
 Item = TypeVar("Item")
 Numbers: TypeAlias = tuple[list[float], list[Tensor]]  # of a row: uniform ones, arrival times
 Test: TypeAlias = tuple[str, float]  # what was tested; the chance of a statistic as far out, on either side

@@ -1,6 +1,6 @@
 """A small consistent corpus in disjoint train and held-out splits.
 
-Pure standard library; imports nothing else of draftwood. Every domain is a
+Imports nothing else of draftwood; words and sentences are in words.yaml. Every domain is a
 stream of :class:`Document` that depends on the domain, the split and the seed
 alone. Which split a combination of names belongs to is decided by a digest, so
 no held-out document occurs in the train split under any seed.

@@ -6,8 +6,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from draftwood.corpus.document import Document, Split, article, lead, others, stream
-from draftwood.corpus.names import ANIMALS, COLOURS, DAYS, JOBS, PEOPLE, PLACES, THINGS
+from draftwood.corpus.document import Document, Split, lead, others, stream
+from draftwood.corpus.names import PEOPLE, PLACES, POOLS, THINGS, WORDS
+from draftwood.corpus.templates import filled
 
 # One answer in eight is a hedged one. It is not exact, so sampling loses points
 # that the most probable answer keeps.
@@ -26,60 +27,19 @@ class _Question:
     bare: str
 
 
-def _visit(rng: random.Random, who: str, place: str, thing: str) -> tuple[str, list[_Question]]:
-    day, verb = rng.choice(DAYS), rng.choice(("went to", "travelled to", "left for"))
-    where = f"{who} {verb} {place}"
-    return f"{where} on {day}", [
-        _Question(f"Where did {who} go?", where, place),
-        _Question(f"When did {who} go?", f"{where} on {day}", day),
-        _Question(f"Who {verb} {place}?", who, who),
-    ]
-
-
-def _purchase(rng: random.Random, who: str, place: str, thing: str) -> tuple[str, list[_Question]]:
-    verb, price = rng.choice(("bought", "sold")), f"{rng.randint(2, 99)} coins"
-    thing = f"{rng.choice(COLOURS)} {thing}"
-    what = f"{who} {verb} {article(thing)}"
-    base = {"bought": "buy", "sold": "sell"}[verb]
-    return f"{what} for {price}", [
-        _Question(f"What did {who} {base}?", what, article(thing)),
-        _Question(f"For how much did {who} {base} it?", f"{what} for {price}", price),
-        _Question(f"Who {verb} the {thing}?", who, who),
-    ]
-
-
-def _job(rng: random.Random, who: str, place: str, thing: str) -> tuple[str, list[_Question]]:
-    job = article(rng.choice(JOBS))
-    what = f"{who} works as {job}"
-    return f"{what} in {place}", [
-        _Question(f"What is the job of {who}?", what, job),
-        _Question(f"Where does {who} work?", f"{what} in {place}", place),
-        _Question(f"Who works in {place}?", who, who),
-    ]
-
-
-def _keep(rng: random.Random, who: str, place: str, thing: str) -> tuple[str, list[_Question]]:
-    animals, count = rng.choice(ANIMALS), rng.randint(2, 30)
-    what = f"{who} keeps {count} {animals}"
-    return f"{what} in {place}", [
-        _Question(f"What does {who} keep?", what, f"{count} {animals}"),
-        _Question(f"Where does {who} live?", f"{what} in {place}", place),
-        _Question(f"Who lives in {place}?", who, who),
-    ]
-
-
-def _find(rng: random.Random, who: str, place: str, thing: str) -> tuple[str, list[_Question]]:
-    verb, base = rng.choice((("found", "find"), ("lost", "lose")))
-    thing = f"{rng.choice(COLOURS)} {thing}"
-    what = f"{who} {verb} {article(thing)}"
-    return f"{what} near {place}", [
-        _Question(f"What did {who} {base}?", what, article(thing)),
-        _Question(f"Where did {who} {base} it?", f"{what} near {place}", place),
-        _Question(f"Who {verb} the {thing}?", who, who),
-    ]
-
-
-_FACTS = (_visit, _purchase, _job, _keep, _find)
+def _fact(rng: random.Random, who: str, place: str, thing: str) -> tuple[str, list[_Question]]:
+    """A fact of one of the kinds, and its three questions."""
+    kind = rng.choice(WORDS["facts"])
+    words: dict[str, object] = {"who": who, "place": place, "thing": thing}
+    for name, how in kind["draw"].items():
+        if isinstance(how, str):
+            words[name] = rng.choice(POOLS[how])
+        elif isinstance(how, dict):
+            words[name] = rng.randint(how["from"], how["to"])
+        else:
+            words |= rng.choice(how)
+    (fact,) = filled(rng, [kind["fact"]], **words)
+    return fact, [_Question(*filled(rng, question, **words)) for question in kind["questions"]]
 
 
 # What may stand before a fact; the fact itself begins with the person.
@@ -96,7 +56,7 @@ def facts_about(rng: random.Random, who: str, place: str, count: int) -> Iterato
     people = [who, *others(rng, PEOPLE, count - 1, who)]
     places = [place, *others(rng, PLACES, count - 1, place)]
     for trio in zip(people, places, rng.sample(THINGS, count), strict=True):
-        yield rng.choice(_FACTS)(rng, *trio)
+        yield _fact(rng, *trio)
 
 
 def questions(split: Split, seed: int) -> Iterator[Document]:

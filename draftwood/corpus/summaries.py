@@ -4,55 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from draftwood.corpus.document import Document, Split, article, lead, others, stream
-from draftwood.corpus.names import COLOURS, DAYS, EVENTS, FEELINGS, GOODS, JOBS, MONTHS, PEOPLE, PLACES, SPOTS, WEATHER
+from draftwood.corpus.document import Document, Split, lead, others, stream
+from draftwood.corpus.names import DAYS, EVENTS, JOBS, MONTHS, PEOPLE, PLACES, SPOTS, WORDS
+from draftwood.corpus.templates import filled, written
+
+_SENTENCES = WORDS["summaries"]
 
 
 def summaries(split: Split, seed: int) -> Iterator[Document]:
-    """Yield reports without end; the completion is the summary.
-
-    A summary names the event, the town and one of the two outcomes that the
-    report tells, in one of a few wordings.
-    """
+    """Yield reports without end; the completion is the summary: event, town and outcome in one of a few wordings."""
     rng = stream("summaries", split, seed)
+    choose = rng.choice
     while True:
         who, place = lead(rng, split, PEOPLE, PLACES)
-        friend = others(rng, PEOPLE, 1, who)[0]
-        event, day, spot = rng.choice(EVENTS), rng.choice(DAYS), rng.choice(SPOTS)
-        job, crowd = rng.choice(JOBS), rng.randint(10, 99)
-        month = rng.choice(MONTHS)
-        lines = [
-            rng.choice(
-                (
-                    f"{who}, {article(job)}, told us about the {event} in {place} on {day}.",
-                    f"{who} of {place} will not forget the {event} of last {day}.",
-                    f"There was {article(event)} in {place} on {day}, says {who} the {job}.",
-                )
-            )
-        ]
-        details = [
-            f"It took place at the {spot} in spite of the {rng.choice(WEATHER)}.",
-            f"About {crowd} people came to the {spot}.",
-            f"Some of them brought {rng.choice(GOODS)} and {rng.choice(GOODS)}.",
-            f"{friend} was {rng.choice(FEELINGS)} about it.",
-            f"The last {event} was in {month}.",
-            f"A {rng.choice(COLOURS)} flag stood at the {rng.choice(SPOTS)}.",
-        ]
-        lines += rng.sample(details, rng.choice((2, 3, 4)))
-        won = rng.choice(
-            (
-                f"{friend} helped at the {spot}",
-                f"{friend} lost {crowd // 2} coins",
-                f"{friend} thanked {who}",
-                f"{friend} left for {others(rng, PLACES, 1, place)[0]}",
-            )
-        )
-        lines.append(f"In the end {won}.")
-        short = rng.choice(
-            (
-                f"After the {event} in {place}, {won}.",
-                f"On {day} there was {article(event)} in {place}, and {won}.",
-                f"{who} told of the {event} in {place}.",
-            )
-        )
-        yield Document("summaries", f"Report: {' '.join(lines)}\nSummary:", " " + short, {"summary": short})
+        words: dict[str, object] = {"who": who, "place": place, "friend": others(rng, PEOPLE, 1, who)[0]}
+        words |= {"event": choose(EVENTS), "day": choose(DAYS), "spot": choose(SPOTS), "job": choose(JOBS)}
+        crowd = rng.randint(10, 99)
+        words |= {"crowd": crowd, "half": crowd // 2, "month": choose(MONTHS)}
+        lines = [written(rng, _SENTENCES["news"], **words)]
+        details = filled(rng, _SENTENCES["details"], **words)
+        lines += rng.sample(details, choose((2, 3, 4)))
+        outcome = written(rng, _SENTENCES["outcomes"], elsewhere=others(rng, PLACES, 1, place)[0], **words)
+        short = written(rng, _SENTENCES["summaries"], outcome=outcome, **words)
+        report = " ".join([*lines, f"In the end {outcome}."])
+        yield Document("summaries", f"Report: {report}\nSummary:", " " + short, {"summary": short})

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from draftwood.corpus.document import Document, Split, lead, others, stream
-from draftwood.corpus.names import COLOURS, JOBS, PEOPLE, PLACES, THINGS
+from draftwood.corpus.names import COLOURS, JOBS, PEOPLE, PLACES, THINGS, WORDS
 
 # One query in six is written by somebody who reads the question differently:
 # "more than" as "at least", or with a column more in the result. The reference
@@ -50,56 +50,21 @@ Row = tuple[str, str, int]
 
 def _ask(rng: random.Random, schema: Schema, rows: Sequence[Row]) -> tuple[str, str, str]:
     """Return a question, the SQL as somebody wrote it, and the reference SQL."""
-    t, k, g, n = schema.table, schema.key, schema.group, schema.number
     row = rng.choice(rows)
     numbers = sorted(r[2] for r in rows)
     # Strictly below the largest number, so that no comparison comes out empty.
     bound = rng.choice(numbers[:-1])
     if numbers[-1] == bound:
         bound -= 1
-    kind = rng.randrange(10)
-    if kind == 0:
-        ask = rng.choice((f"What is the {g} of '{row[0]}'?", f"Give the {g} of '{row[0]}'."))
-        sql = f"SELECT {g} FROM {t} WHERE {k} = '{row[0]}'"
-    elif kind == 1:
-        ask = rng.choice((f"What is the {n} of '{row[0]}'?", f"Give the {n} of '{row[0]}'."))
-        sql = f"SELECT {n} FROM {t} WHERE {k} = '{row[0]}'"
-    elif kind == 2:
-        ask = rng.choice((f"Which {t} have the {g} '{row[1]}'?", f"List the {t} with the {g} '{row[1]}'."))
-        sql = f"SELECT {k} FROM {t} WHERE {g} = '{row[1]}'"
-    elif kind == 3:
-        ask = f"How many {t} have the {g} '{row[1]}'?"
-        sql = f"SELECT COUNT(*) FROM {t} WHERE {g} = '{row[1]}'"
-    elif kind == 4:
-        ask = rng.choice((f"Which {t} have {n} over {bound}?", f"List the {t} with {n} more than {bound}."))
-        sql = f"SELECT {k} FROM {t} WHERE {n} > {bound}"
-    elif kind == 5:
-        ask = f"How many {t} have {n} over {bound}?"
-        sql = f"SELECT COUNT(*) FROM {t} WHERE {n} > {bound}"
-    elif kind == 6:
-        word, order, extreme = rng.choice((("highest", "DESC", "MAX"), ("lowest", "ASC", "MIN")))
-        if rng.random() < 0.5:
-            ask = f"What is the {word} {n}?"
-            sql = f"SELECT {extreme}({n}) FROM {t}"
-        else:
-            ask = f"Which {k} has the {word} {n}?"
-            sql = f"SELECT {k} FROM {t} ORDER BY {n} {order} LIMIT 1"
-    elif kind == 7:
-        word, call = rng.choice((("total", "SUM"), ("average", "AVG")))
-        if rng.random() < 0.5:
-            ask = f"What is the {word} {n} of all {t}?"
-            sql = f"SELECT {call}({n}) FROM {t}"
-        else:
-            ask = f"What is the {word} {n} of {t} with the {g} '{row[1]}'?"
-            sql = f"SELECT {call}({n}) FROM {t} WHERE {g} = '{row[1]}'"
-    elif kind == 8:
-        ask = rng.choice((f"How many {t} are there per {g}?", f"Count the {t} of each {g}."))
-        sql = f"SELECT {g}, COUNT(*) FROM {t} GROUP BY {g}"
-    else:
-        word, order = rng.choice((("highest", "DESC"), ("lowest", "ASC")))
-        ask = rng.choice((f"Sort the {t} by {n}, {word} first.", f"List each {k} by {n}, {word} first."))
-        sql = f"SELECT {k} FROM {t} ORDER BY {n} {order}"
-    return ask, _read_loosely(schema, kind, sql) if rng.random() < _LOOSE_SHARE else sql, sql
+    kind = rng.randrange(len(WORDS["tables"]))
+    question = WORDS["tables"][kind]
+    fields = {"t": schema.table, "k": schema.key, "g": schema.group, "n": schema.number, "bound": bound}
+    fields |= {"key": row[0], "group": row[1], **(rng.choice(question["words"]) if "words" in question else {})}
+    forms = question["forms"]
+    form = forms[0] if len(forms) == 1 or rng.random() < 0.5 else forms[1]
+    ask = rng.choice(form["ask"]) if len(form["ask"]) > 1 else form["ask"][0]
+    sql = form["sql"].format(**fields)
+    return ask.format(**fields), _read_loosely(schema, kind, sql) if rng.random() < _LOOSE_SHARE else sql, sql
 
 
 def _read_loosely(schema: Schema, kind: int, sql: str) -> str:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from jinja2 import TemplateError
 
@@ -32,7 +32,7 @@ RATIOS = {  # a ratio -> the sums of rounds that it divides; beams have what The
     "predicted_layers": ("predicted_layers", "rounds"),
     "layers_to_predicted": ("layers", "predicted_layers"),
 }
-Row = dict[str, Any]
+Row: TypeAlias = Mapping[str, Any]  # one method on one task
 T = TypeVar("T")
 
 

@@ -24,7 +24,7 @@ COLOURS = ("on grey93", "on light_goldenrod2", "on sandy_brown", "on orange3", "
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class HeatCell:
     """A speed, measured or predicted."""
 
     value: float
@@ -38,7 +38,7 @@ class HeatMap:
     title: str
     down: str  # what rows are
     across: str  # what columns are
-    cells: Mapping[tuple[Any, Any], Cell]
+    cells: Mapping[tuple[Any, Any], HeatCell]
     best: tuple[Any, Any] | None = None
 
     @property
@@ -58,11 +58,11 @@ class HeatMap:
 
 def tree_maps(ranked: Sequence[Standing], guided: Guided | None, shapes: Iterable[Shape]) -> list[HeatMap]:
     """One map for each number of initial tokens: by k_1 and layers, the best of each, measured or predicted."""
-    by_initial: dict[int, dict[tuple[int, int], Cell]] = {}
+    by_initial: dict[int, dict[tuple[int, int], HeatCell]] = {}
     for one in ranked:
         values = one.method.as_dict()
         place = values["tree"][0], len(values["tree"])
-        by_initial.setdefault(values["initial"], {}).setdefault(place, Cell(one.speed_up))
+        by_initial.setdefault(values["initial"], {}).setdefault(place, HeatCell(one.speed_up))
     if guided is not None:
         best: dict[tuple[int, tuple[int, int]], float] = {}
         for shape in shapes:
@@ -70,7 +70,7 @@ def tree_maps(ranked: Sequence[Standing], guided: Guided | None, shapes: Iterabl
             best[key] = max(best.get(key, 0.0), guided.predicted(shape))
         for (initial, place), value in best.items():
             if place[0] <= MAX_PREDICTED_WIDTH:
-                by_initial.setdefault(initial, {}).setdefault(place, Cell(value, False))
+                by_initial.setdefault(initial, {}).setdefault(place, HeatCell(value, False))
     top = ranked[0].method.as_dict()
     maps = []
     for initial, cells in sorted(by_initial.items()):
@@ -84,10 +84,10 @@ def tree_maps(ranked: Sequence[Standing], guided: Guided | None, shapes: Iterabl
 def option_map(name: str, ranked: Sequence[Standing], options: Sequence[str]) -> HeatMap:
     """A map over one option or two: the best measured speed-up of each place."""
     down, across = options[0], options[1] if len(options) > 1 else None
-    cells: dict[tuple[Any, Any], Cell] = {}
+    cells: dict[tuple[Any, Any], HeatCell] = {}
     for one in ranked:
         values = one.method.as_dict()
-        cells.setdefault((values[down], values[across] if across else ""), Cell(one.speed_up))
+        cells.setdefault((values[down], values[across] if across else ""), HeatCell(one.speed_up))
     top = ranked[0].method.as_dict()
     title = f"speed-up of {name} by {down} (down)" + (f" and {across} (across)" if across else "")
     return HeatMap(title, down, across or "", cells, (top[down], top[across] if across else ""))
@@ -141,7 +141,7 @@ def _draw(maps: Sequence[HeatMap], canvas: Any) -> None:
     values = [cell.value for heat_map in maps for cell in heat_map.cells.values()]
     low, high = min(values), max(values)
     for axes, heat_map in zip(panels, maps, strict=True):
-        rows, columns, nothing = heat_map.rows, heat_map.columns, Cell(math.nan)
+        rows, columns, nothing = heat_map.rows, heat_map.columns, HeatCell(math.nan)
         grid = [[heat_map.cells.get((row, column), nothing).value for column in columns] for row in rows]
         image = axes.pcolormesh(grid, cmap="viridis", vmin=low, vmax=high)
         axes.grid(visible=False)

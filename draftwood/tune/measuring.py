@@ -21,7 +21,7 @@ from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
 from draftwood.sampling.params import SamplingParams
 from draftwood.tune.observation import Observation, total
-from draftwood.tune.search import Guided, Measured, Seconds
+from draftwood.tune.search import Guided, Seconds, ShapeRun
 from draftwood.tune.shapes import Cost, rising
 from draftwood.tune.spaces import GridSearch, TPESearch
 
@@ -97,13 +97,13 @@ class Trial:
         return (self.own.tokens / self.own.seconds) / (self.plain.tokens / self.plain.seconds)
 
     @property
-    def measured(self) -> Measured:
+    def measured(self) -> ShapeRun:
         """The run as `search.Guided` takes it."""
         times = (
             Seconds(*(s / one.rounds for s in (one.verify, one.draft, one.overhead))) if one.rounds else None
             for one in (self.own, self.plain)
         )
-        return Measured(self.speed_up, self.own.met, self.own.taken, *times)
+        return ShapeRun(self.speed_up, self.own.met, self.own.taken, *times)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -121,7 +121,7 @@ class Trial:
 
 
 @dataclass(slots=True)
-class Bench:
+class TuningBench:
     """Runs methods on a workload, in turns with plain decoding, and keeps every finished run."""
 
     engine: Engine
@@ -181,7 +181,7 @@ def tree_method(shape: Shape, options: dict[str, Any] | None = None) -> Method:
 
 
 def guide(
-    bench: Bench,
+    bench: TuningBench,
     search: Guided,
     budget: int,
     options: dict[str, Any] | None = None,
@@ -254,7 +254,7 @@ def standings(trials: Sequence[Trial], tolerance: float = math.inf) -> list[Stan
 
 
 def explore(
-    bench: Bench,
+    bench: TuningBench,
     name: str,
     search: GridSearch | TPESearch,
     budget: int,

@@ -28,7 +28,7 @@ class Seconds(NamedTuple):
 
 
 @dataclass(slots=True)
-class Measured:
+class ShapeRun:
     """Figures of a run of one shape: its speed, and how often the i-th sibling of a layer was judged and accepted."""
 
     speed: float  # in any unit, the same for all runs
@@ -45,7 +45,7 @@ class AcceptanceTally:
     met: list[list[int]] = field(default_factory=list)
     accepted: list[list[int]] = field(default_factory=list)
 
-    def add(self, run: Measured) -> None:
+    def add(self, run: ShapeRun) -> None:
         self.met, self.accepted = added([self.met, run.met]), added([self.accepted, run.accepted])
 
     def acceptance(self) -> list[list[float]]:
@@ -136,7 +136,7 @@ class Guided:
         self._factor: dict[int, float] = {}
         self._pace = 0.0
 
-    def tell(self, shape: Shape, run: Measured) -> None:
+    def tell(self, shape: Shape, run: ShapeRun) -> None:
         """Take in the figures of a run of `shape`."""
         self.runs.setdefault(shape, []).append(run.speed)
         if shape.initial == 1:
@@ -151,7 +151,7 @@ class Guided:
         self._factor = {count: math.exp(math.fsum(each) / len(each)) for count, each in logs.items()}
         self._factor[0] = math.exp(everything)
 
-    def _clock(self, shape: Shape, run: Measured) -> None:
+    def _clock(self, shape: Shape, run: ShapeRun) -> None:
         """Estimate forwards and overhead from the times of rounds, corrected for the machine's speed in each run."""
         if run.seconds is None:
             return

@@ -96,7 +96,7 @@ class PromptGroup:
         return [warp(row[:count].float(), self.params) for row, count in zip(logits, self.counts, strict=True)]
 
 
-class Evidence:
+class WrittenTexts:
     """Texts that the target wrote, with its keys and values, and its distribution of each token but the first.
 
     The first token is left out: it comes from the round that reads the prompt, in which nothing is drafted.
@@ -113,11 +113,11 @@ class Evidence:
         self.groups = [PromptGroup(target, self.texts[start : start + GROUP_SIZE], params) for start in groups]
 
     @staticmethod
-    def written(engine: Engine, prompts: Sequence[Any], params: SamplingParams, new: int, seed: int) -> Evidence:
-        """Evidence from continuations of prompts by the engine's target, of at most `new` tokens."""
+    def written(engine: Engine, prompts: Sequence[Any], params: SamplingParams, new: int, seed: int) -> WrittenTexts:
+        """WrittenTexts from continuations of prompts by the engine's target, of at most `new` tokens."""
         results = engine.batch(prompts, method="autoregressive", sampling=params, max_new_tokens=new, seed=seed)
         texts = [([*result.prompt_tokens, *result.tokens], len(result.prompt_tokens)) for result in results]
-        return Evidence(layered(engine.target), texts, params)
+        return WrittenTexts(layered(engine.target), texts, params)
 
     def chances(self, skipped: Skipped) -> Iterator[list[Tensor]]:
         """Yield for each draft depth, from 0 on, the acceptance chances [n] of each text.
@@ -139,9 +139,9 @@ class Evidence:
 def tokens_per_round(chances: Sequence[Sequence[Tensor]]) -> float:
     """Expected tokens per round of a chain of len(chances) drafts.
 
-    `chances` are those of `Evidence.chances`, [depth][text] -> [n]. The expected number of rounds from token t on is
-    R(t) = 1 + sum_j P(exactly j are accepted) R(t + j + 1). Unlike a formula of the mean chance it takes into account
-    that tokens which are hard to draft come in groups.
+    `chances` are those of `WrittenTexts.chances`, [depth][text] -> [n]. The expected number of rounds from token t on
+    is R(t) = 1 + sum_j P(exactly j are accepted) R(t + j + 1). Unlike a formula of the mean chance it takes into
+    account that tokens which are hard to draft come in groups.
     """
     gamma, lengths = len(chances), [len(each) for each in chances[0]]
     longest = max(lengths)
@@ -201,7 +201,7 @@ class SkipPrediction:
 
 
 def predict(
-    target: Decoder, skipped: Skipped, evidence: Evidence, costs: SublayerCosts, max_gamma: int
+    target: Decoder, skipped: Skipped, evidence: WrittenTexts, costs: SublayerCosts, max_gamma: int
 ) -> SkipPrediction:
     """Predict a set's speed: for chains of gamma drafts it is tokens per round T(1) / (T(gamma + 1) + gamma D).
 
@@ -273,7 +273,7 @@ def search_skip_sets(
     """
     params = sampling or SamplingParams()
     target = layered(engine.target)
-    evidence = Evidence.written(engine, prompts, params, max_new_tokens, seed)
+    evidence = WrittenTexts.written(engine, prompts, params, max_new_tokens, seed)
     costs = SublayerCosts.measured(target, gamma)
     ranked = search(target, evidence, costs, budget, gamma, search_seed, on_progress)
     usual = predict(target, every_other(target.n_layers), evidence, costs, gamma)
@@ -284,7 +284,7 @@ def search_skip_sets(
 
 def search(
     target: Decoder,
-    evidence: Evidence,
+    evidence: WrittenTexts,
     costs: SublayerCosts,
     budget: int,
     max_gamma: int,

@@ -13,7 +13,7 @@ from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.methods import METHODS, Method
 from draftwood.sampling.params import SamplingParams
 from draftwood.tune.heatmap import HeatMap, option_map, tree_maps
-from draftwood.tune.measuring import Bench, Standing, Workload, explore, guide, standings, tree_method
+from draftwood.tune.measuring import Standing, TuningBench, Workload, explore, guide, standings, tree_method
 from draftwood.tune.search import Guided, pilot_shape
 from draftwood.tune.settings import TREES, TuneSettings
 from draftwood.tune.shapes import Cost, shapes
@@ -48,7 +48,7 @@ class Tuning:
         """Check all that can be checked without a model; raises ConfigurationError."""
         self.settings = settings
         self.interrupted = False
-        self.bench: Bench | None = None
+        self.bench: TuningBench | None = None
         self.costs: tuple[Cost, Cost] | None = None  # of forwards of the target and of the draft, by rows
         self.guided: Guided | None = None
         name, fixed = settings.method, settings.fixed
@@ -122,7 +122,7 @@ class Tuning:
         """Spend the budget of runs; `on_progress` is called before each. Ctrl-C keeps the finished ones."""
         engine.method(self.usual)
         self.plain.check(workload.sampling)
-        self.bench = Bench(engine, workload, self.plain)
+        self.bench = TuningBench(engine, workload, self.plain)
         try:
             self._search(self.bench, workload.seed, on_progress)
         except KeyboardInterrupt:
@@ -130,7 +130,7 @@ class Tuning:
             if not self.bench.trials:
                 raise
 
-    def _search(self, bench: Bench, seed: int, on_progress: Callable[[int, Method], None]) -> None:
+    def _search(self, bench: TuningBench, seed: int, on_progress: Callable[[int, Method], None]) -> None:
         s = self.settings
         if self.trees and s.search == "guided":
             self.costs = bench.costs(s.rows)
@@ -155,7 +155,7 @@ class Tuning:
         return method.name != "mcsd-fork" or 1 + values["width"] * values["gamma"] <= self.settings.rows
 
     @property
-    def trials(self) -> Bench:
+    def trials(self) -> TuningBench:
         """The bench with all finished runs."""
         assert self.bench is not None, "run it first"
         return self.bench

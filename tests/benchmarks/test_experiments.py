@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.bench import Bench
 from benchmarks.execute import chosen, execute
-from benchmarks.experiment import HERE, Experiment, Run, find, load
+from benchmarks.experiment import HERE, Experiment, ExperimentRun, find, load
 from benchmarks.kinds import peers
 from benchmarks.kinds.methods import Entry, Methods, expanded
 from benchmarks.kinds.serving import Serving
@@ -56,7 +56,7 @@ def run(name: str, out: Path, models: Pair | None = None, **settings: Any) -> di
     """A tiny run of an experiment, from its YAML file's smoke settings, on the embedded pair unless given others."""
     path = find(name)
     experiment = load(path)
-    run = Run() if models else next(each for each in experiment.runs.values() if each.pair == "embedded")
+    run = ExperimentRun() if models else next(each for each in experiment.runs.values() if each.pair == "embedded")
     experiment = experiment.model_copy(update={"smoke": {**experiment.smoke, **settings}})
     found = execute(experiment, path, "tiny", run, out, smoke=True, models=models)
     assert json.loads((out / "tiny.json").read_text("utf-8"))["complete"] and not (out / "tiny.work").exists()
@@ -116,9 +116,9 @@ PART = {
 }
 
 
-def methods(part: dict[str, Any], tasks: list[str], limit: int = 2) -> tuple[Experiment, Run]:
+def methods(part: dict[str, Any], tasks: list[str], limit: int = 2) -> tuple[Experiment, ExperimentRun]:
     settings = {"tasks": tasks, "limit": limit, "tokens": 4, "parts": {"first": part}}
-    return Experiment(title="test", kind="methods", settings=settings, runs={"one": Run()}), Run()
+    return Experiment(title="test", kind="methods", settings=settings, runs={"one": ExperimentRun()}), ExperimentRun()
 
 
 def test_methods_are_compared_in_turns_and_a_stopped_run_goes_on(tmp_path: Path) -> None:
@@ -171,12 +171,12 @@ def test_measurements_are_kept_and_a_line_that_a_kill_cut_is_made_again(tmp_path
         made.append(1)
         return [len(made)]
 
-    assert [Bench(Run(), tmp_path).once(["a", n], measure) for n in (1, 2, 1)] == [[1], [2], [1]]
+    assert [Bench(ExperimentRun(), tmp_path).once(["a", n], measure) for n in (1, 2, 1)] == [[1], [2], [1]]
     with (tmp_path / "measured.jsonl").open("a") as file:
         file.write('["cut", [')
-    again = Bench(Run(), tmp_path)
+    again = Bench(ExperimentRun(), tmp_path)
     assert again.once(["a", 2], measure) == [2] and again.once(["b"], measure) == [3]
-    assert Bench(Run(), tmp_path).once(["b"], measure) == [3] and len(made) == 3
+    assert Bench(ExperimentRun(), tmp_path).once(["b"], measure) == [3] and len(made) == 3
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_light_requests_are_timed_alone_and_beside_a_heavy_one(tmp_path: Path) -
     method = {"name": "autoregressive"}
     settings = {"light": {"plain": method}, "heavy": {"4 texts": {"method": method, "texts": 4}}}
     experiment = Experiment(title="", kind="fairness", settings={**settings, "tokens": 2, "requests": 1}, runs={})
-    (row,) = execute(experiment, Path("test.yaml"), "one", Run(), tmp_path)["tables"]["fairness"]
+    (row,) = execute(experiment, Path("test.yaml"), "one", ExperimentRun(), tmp_path)["tables"]["fairness"]
     assert (row["heavy"], row["light"], row["first_ms"]["n"]) == ("4 texts", "plain", 3)
     assert 0 < row["first_ms"]["value"] < row["whole_ms"]["value"] and row["whole_to_alone"]["value"] > 0
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from benchmarks.engines import Output, cell, gguf_file
 from benchmarks.execute import execute
-from benchmarks.experiment import Experiment, Run
+from benchmarks.experiment import Experiment, ExperimentRun
 from benchmarks.kinds import peers
 from benchmarks.pairs import is_made, make, pair
 from draftwood.engine.loading import EMBEDDED
@@ -118,7 +118,7 @@ def test_engines_give_rows_for_what_runs_and_what_does_not(tmp_path: Path, monke
         "peers": {"draftwood": ["plain"], "llama.cpp": ["speculation"]}, "dtypes": ["float32"], "repeats": 1,
         "prompts": 1, "tokens": 4, "compare": [],
     }  # fmt: skip
-    each = Run()
+    each = ExperimentRun()
     experiment = Experiment(title="test", kind="peers", settings=settings, runs={"one": each})
     rows = {row["engine"]: row for row in execute(experiment, Path("t"), "one", each, tmp_path)["tables"]["rows"]}
     assert rows["draftwood"]["same_text"] == 1 and rows["draftwood"]["peak_megabytes"] > 20

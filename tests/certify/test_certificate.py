@@ -19,7 +19,7 @@ from draftwood.certify import Budget, Certificate, Watch, certify, certify_each,
 from draftwood.certify.distances import Sample, chi_square_tail, fit
 from draftwood.certify.enumeration import Choices, Reused, enumerated, law_of
 from draftwood.certify.exactness import rule_check, sampled_check
-from draftwood.certify.pair import Pair, divergence, greedy_check, logits_after, openings, position_check
+from draftwood.certify.pair import ModelPair, divergence, greedy_check, logits_after, openings, position_check
 from draftwood.certify.small import Case
 from draftwood.cli.main import run
 from draftwood.eval.provenance import session
@@ -189,7 +189,7 @@ CHAIN = Method.parse({"name": "speculative", "gamma": 3, "verify": "rejection"})
 
 def test_greedy_text_of_a_pair_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [[1, 2], [3], [5, 5, 1]]
-    pair = Pair(PAIR, prompts, budget=Budget(max_new_tokens=12))
+    pair = ModelPair(PAIR, prompts, budget=Budget(max_new_tokens=12))
     found = greedy_check(pair, CHAIN, nothing)
     assert found.verdict == "PASS" and found.figures["tokens"] == 36 and found.figures["divergences"] == []
     follow = tree.follow
@@ -229,7 +229,7 @@ def test_logits_are_the_targets() -> None:
 def test_sampled_tokens_of_a_pair(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every token up to the place given those before; a draft whose tokens are taken for the target's is found."""
     method, params = Method.parse(options), SamplingParams(temperature=0.8)
-    pair = Pair(PAIR, [[1, 2]], params, Budget(position=2, pair_runs=240))
+    pair = ModelPair(PAIR, [[1, 2]], params, Budget(position=2, pair_runs=240))
     found = position_check(pair, method, nothing)
     assert found.verdict == "PASS"
     assert [one["position"] for one in found.figures["positions"]] == ([0] if options["name"] == "dsbd" else [0, 1, 2])
@@ -251,9 +251,9 @@ def test_a_law_without_choice_shows_nothing() -> None:
     """Where every token is sure a sample cannot fail, and so it cannot pass; the text is of the least sure token."""
     method = Method.parse({"name": "speculative", "gamma": 3})
     few = Budget(position=2, pair_runs=60)
-    sure = position_check(Pair(PAIR, [[1, 2]], SamplingParams(top_k=1), few), method, nothing)
+    sure = position_check(ModelPair(PAIR, [[1, 2]], SamplingParams(top_k=1), few), method, nothing)
     assert sure.verdict == "N/A" and "--prompts" in sure.reason
-    found = position_check(Pair(PAIR, [[1, 2]], SamplingParams(temperature=0.8), few), method, nothing)
+    found = position_check(ModelPair(PAIR, [[1, 2]], SamplingParams(temperature=0.8), few), method, nothing)
     most = max(one["degrees_of_freedom"] for one in found.figures["positions"])
     assert most > 0 and f" on {most}, " in found.reason
 

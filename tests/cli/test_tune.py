@@ -14,8 +14,8 @@ from conftest import Command
 from draftwood.methods import Method
 from draftwood.train.prompts import read_prompts
 from draftwood.train.texts import texts_of
-from draftwood.tune.heatmap import Cell, HeatMap, lines, picture
-from draftwood.tune.measuring import Bench
+from draftwood.tune.heatmap import HeatCell, HeatMap, lines, picture
+from draftwood.tune.measuring import TuningBench
 
 QUICK = ("--max-new-tokens", 10, "--rows", 12, "--max-depth", 3)
 
@@ -99,14 +99,14 @@ def test_a_grid_with_lossy_trees(command: Command, pair: list[str], prompts: Pat
 def test_an_interrupt_keeps_what_was_measured(
     command: Command, pair: list[str], prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Bench.run
+    run = TuningBench.run
 
-    def stopped(self: Bench, method: Method, predicted: float | None = None, repeat: int | None = None) -> Any:
+    def stopped(self: TuningBench, method: Method, predicted: float | None = None, repeat: int | None = None) -> Any:
         if len(self.trials) == after:
             raise KeyboardInterrupt
         return run(self, method, predicted, repeat)
 
-    monkeypatch.setattr(Bench, "run", stopped)
+    monkeypatch.setattr(TuningBench, "run", stopped)
     common = ("tune", "--method", "mcsd", "--budget", 9, "--prompts", prompts, *QUICK, *pair)
     after = 2
     shown = command(*common, "--out", tmp_path / "best.json")
@@ -184,7 +184,7 @@ def test_help(command: Command) -> None:
 
 
 def test_heat_map() -> None:
-    cells = {(row, column): Cell(row + column / 10, column != 2) for row in (1, 2, 10) for column in range(1, 15)}
+    cells = {(row, column): HeatCell(row + column / 10, column != 2) for row in (1, 2, 10) for column in range(1, 15)}
     del cells[10, 14]
     found = HeatMap("speed", "k", "layers", cells, (2, 3))
     plain = lines(found, 80)
@@ -195,7 +195,7 @@ def test_heat_map() -> None:
     assert plain[3].strip().startswith("1  1.10") and "11.30█" in "".join(plain).replace(" █", "█")
     coloured = lines(found, 80, colour=True)
     assert "\x1b[" in coloured[3] and len(coloured) == len(plain)
-    flat = HeatMap("one", "gamma", "", {(3, ""): Cell(1.5)}, (3, ""))
+    flat = HeatMap("one", "gamma", "", {(3, ""): HeatCell(1.5)}, (3, ""))
     assert lines(flat) == ["one", "gamma", "    3 [1.50]"]
 
 
@@ -216,7 +216,7 @@ def test_the_example_runs_as_printed(capsys: pytest.CaptureFixture[str]) -> None
 def test_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    found = HeatMap("speed", "k", "layers", {(1, 1): Cell(1.0), (2, 2): Cell(2.0, False)}, (1, 1))
+    found = HeatMap("speed", "k", "layers", {(1, 1): HeatCell(1.0), (2, 2): HeatCell(2.0, False)}, (1, 1))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert not picture([found], tmp_path / "map.png") and not (tmp_path / "map.png").exists()
     monkeypatch.undo()

@@ -14,10 +14,10 @@ import pytest
 
 from draftwood.errors import ConfigurationError
 from draftwood.eval.sandbox import programs
-from draftwood.eval.sandbox.programs import Limits, Verdict, run_program
+from draftwood.eval.sandbox.programs import ProgramLimits, ProgramVerdict, run_program
 from draftwood.eval.tasks import parse
 
-SHORT = Limits(seconds=5.0)
+SHORT = ProgramLimits(seconds=5.0)
 SQUARE = "assert f(2) == 4\nassert f(3) == 9"
 FORBIDDEN = "try:\n    {}\nexcept OSError:\n    pass\nelse:\n    raise SystemExit"
 
@@ -43,7 +43,7 @@ def walls() -> None:
     ids=["imports", "own folder", "asserts", "thread", "event loop", "standard streams"],
 )
 def test_honest_programs_pass(program: str, walls: None) -> None:
-    assert run_program(program, limits=SHORT) == Verdict(True, "passed")
+    assert run_program(program, limits=SHORT) == ProgramVerdict(True, "passed")
 
 
 def test_plain_values_cross_unchanged(walls: None) -> None:
@@ -133,7 +133,7 @@ def test_the_reason_is_told(walls: None) -> None:
     assert run_program("def f(x): return x", SQUARE, ["f"], SHORT).reason == "failed a test"
     assert run_program("def f(x): 1 / 0", SQUARE, ["f"], SHORT).reason == "failed a test"
     assert run_program("1 / 0", SQUARE, ["f"], SHORT).reason == "ended early or with an exception"
-    assert run_program("def f(x):\n while 1: 0", SQUARE, ["f"], Limits(0.7)).reason == "ran longer than 0.7 s"
+    assert run_program("def f(x):\n while 1: 0", SQUARE, ["f"], ProgramLimits(0.7)).reason == "ran longer than 0.7 s"
 
 
 def test_an_end_is_no_exception_that_a_test_expects(walls: None) -> None:
@@ -257,7 +257,7 @@ def test_nothing_is_alive_afterwards(end: str, filtered: bool, walls: None, monk
         monkeypatch.setattr(programs, "system_calls", lambda: ALL_CALLS)
     mark = f"dw{os.getpid()}"
     began = time.monotonic()
-    verdict = run_program(SURVIVOR.format(mark=mark, end=end), SQUARE, ["f"], Limits(seconds=1.0))
+    verdict = run_program(SURVIVOR.format(mark=mark, end=end), SQUARE, ["f"], ProgramLimits(seconds=1.0))
     assert alive(mark) == []
     assert verdict.passed == ("def" in end) or not filtered  # children that answer too say too much
     assert time.monotonic() - began < 15
@@ -273,7 +273,7 @@ def test_an_interrupt_ends_all(walls: None) -> None:
     signal.setitimer(signal.ITIMER_REAL, 1.5)
     try:
         with pytest.raises(KeyboardInterrupt):
-            run_program(SURVIVOR.format(mark=mark, end="time.sleep(1000)"), limits=Limits(seconds=60.0))
+            run_program(SURVIVOR.format(mark=mark, end="time.sleep(1000)"), limits=ProgramLimits(seconds=60.0))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -283,7 +283,9 @@ def test_an_interrupt_ends_all(walls: None) -> None:
 def test_all_ends_with_the_process_that_evaluates(walls: None) -> None:
     mark = f"dw{os.getpid()}k"
     survivor = SURVIVOR.format(mark=mark, end="time.sleep(1000)")
-    script = f"from draftwood.eval.sandbox.programs import *; run_program({survivor!r}, limits=Limits(seconds=60.0))"
+    script = (
+        f"from draftwood.eval.sandbox.programs import *; run_program({survivor!r}, limits=ProgramLimits(seconds=60.0))"
+    )
     evaluation = subprocess.Popen([sys.executable, "-c", script])
     try:
         wait(lambda: bool(alive(mark)))

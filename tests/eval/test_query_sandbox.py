@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from draftwood.errors import ConfigurationError
-from draftwood.eval.sandbox.queries import Database, Limits, run_query
+from draftwood.eval.sandbox.queries import Database, QueryLimits, run_query
 
-SHORT = Limits(seconds=3.0, rows=1000)
+SHORT = QueryLimits(seconds=3.0, rows=1000)
 ENDLESS = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT count(*) FROM r"
 
 
@@ -84,7 +84,7 @@ def test_anything_but_one_select_is_refused_and_leaves_no_trace(database: Databa
 )
 def test_what_needs_too_much_is_ended_in_time(database: Database, sql: str) -> None:
     began = time.monotonic()
-    found = run_query(database, sql, Limits(seconds=0.8, rows=1000))
+    found = run_query(database, sql, QueryLimits(seconds=0.8, rows=1000))
     assert found.error is not None and not found.rows
     assert time.monotonic() - began < 15
 

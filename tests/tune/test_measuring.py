@@ -12,8 +12,8 @@ from draftwood.errors import ConfigurationError, RequestError
 from draftwood.eval.interleaved import compare
 from draftwood.methods import Method
 from draftwood.tune.measuring import (
-    Bench,
     Trial,
+    TuningBench,
     Workload,
     explore,
     forward_seconds,
@@ -26,11 +26,11 @@ from draftwood.tune.search import Guided, pilot_shape
 from draftwood.tune.spaces import SPACES, GridSearch, TPESearch, combinations
 
 
-def make_bench(plain: str = "autoregressive", **options: Any) -> Bench:
+def make_bench(plain: str = "autoregressive", **options: Any) -> TuningBench:
     target = TabularModel.random(6, seed=1, order=1, sharpness=2.0)
     draft = TabularModel.random(6, seed=1, order=1, sharpness=1.5)
     work = Workload([[1, 2], [3]], SamplingParams(), 12, seed=7)
-    return Bench(Engine(target, [draft]), work, Method.parse(plain, options))
+    return TuningBench(Engine(target, [draft]), work, Method.parse(plain, options))
 
 
 def test_rows() -> None:
@@ -86,7 +86,7 @@ def test_runs_are_interleaved_on_the_same_prompts_and_seeds(monkeypatch: pytest.
     bench.run(method)
     assert {call[3] for call in calls} == {8} and len(calls) == 4  # again: other draws, and no warming up
     with pytest.raises(RequestError, match="no prompts"):
-        Bench(bench.engine, Workload([], SamplingParams()), method)
+        TuningBench(bench.engine, Workload([], SamplingParams()), method)
 
 
 def test_whatever_is_measured_reads_its_prompt() -> None:
@@ -101,7 +101,7 @@ def test_whatever_is_measured_reads_its_prompt() -> None:
     taken = prefixes.hits
     assert taken > 0
     compare(engine, prompt, "speculative", repeat=1, max_new_tokens=4)
-    Bench(engine, Workload([prompt], SamplingParams(), 4, seed=7), Method.parse("autoregressive", {})).run(
+    TuningBench(engine, Workload([prompt], SamplingParams(), 4, seed=7), Method.parse("autoregressive", {})).run(
         Method.parse("speculative", {})
     )
     first, second = prefixes.off(), prefixes.off()  # of two threads, say

@@ -12,7 +12,7 @@ import pytest
 from draftwood import Engine, TabularModel
 from draftwood.core.shape import Shape
 from draftwood.tune.measuring import tree_method
-from draftwood.tune.search import AcceptanceTally, Guided, Measured, Seconds, overheads, pilot_shape
+from draftwood.tune.search import AcceptanceTally, Guided, Seconds, ShapeRun, overheads, pilot_shape
 from draftwood.tune.shapes import Cost, expected_tokens, rising, round_seconds, shapes
 
 TARGET = Cost({1: 1.0, 8: 1.1, 32: 1.6, 64: 3.0})
@@ -35,11 +35,11 @@ def true_speed(shape: Shape) -> float:
     return whim(shape) * tokens / (round_seconds(shape, TARGET, DRAFT) + rest(shape))
 
 
-def corpus(seed: int, slow: float = 1.0) -> Callable[[Shape], Measured]:
+def corpus(seed: int, slow: float = 1.0) -> Callable[[Shape], ShapeRun]:
     """Runs of 200 rounds, timed with noise; `slow`: forwards take so many times what was measured before."""
     rng = random.Random(seed)
 
-    def measure(shape: Shape) -> Measured:
+    def measure(shape: Shape) -> ShapeRun:
         met = [[0] * width for width in shape.tree]
         accepted = [[0] * width for width in shape.tree]
         tokens = 0
@@ -59,7 +59,7 @@ def corpus(seed: int, slow: float = 1.0) -> Callable[[Shape], Measured]:
         forwards = round_seconds(shape, TARGET, DRAFT)
         own = Seconds(slow * TARGET(shape.rows), slow * (forwards - TARGET(shape.rows)), slow * rest(shape))
         plain = Seconds(slow * TARGET(1), 0.0, slow * rest(Shape(())))
-        return Measured(true_speed(shape) * luck, met, accepted, own, plain)
+        return ShapeRun(true_speed(shape) * luck, met, accepted, own, plain)
 
     return measure
 
@@ -114,7 +114,7 @@ def test_initial_tokens_have_a_factor_of_their_own() -> None:
     met = search.tally.met[0][0]
     assert met == 200  # runs with two initial tokens show the luckier path: they teach nothing about acceptance
     raw = search.predicted(Shape((2, 2), 2))
-    search.tell(Shape((2, 1), 2), Measured(10 * search.runs[Shape((2, 1), 2)][0]))
+    search.tell(Shape((2, 1), 2), ShapeRun(10 * search.runs[Shape((2, 1), 2)][0]))
     assert search.tally.met[0][0] == met
     assert search.predicted(Shape((2, 2), 2)) == pytest.approx(raw * math.sqrt(10), rel=1e-6)
 
@@ -137,7 +137,7 @@ def test_what_may_be_asked() -> None:
 
 def test_guesses_where_little_was_met() -> None:
     tally = AcceptanceTally()
-    tally.add(Measured(1.0, [[1000, 100, 0], [900, 0]], [[900, 40, 0], [800, 0]]))
+    tally.add(ShapeRun(1.0, [[1000, 100, 0], [900, 0]], [[900, 40, 0], [800, 0]]))
     table = tally.acceptance()
     assert table[0][:2] == pytest.approx([0.9, 0.4], abs=0.01)
     assert table[1][0] == pytest.approx(800 / 900, abs=0.01)
@@ -169,7 +169,7 @@ def test_real_runs_predict_tau() -> None:
         runs = engine.batch(requests, method=tree_method(Shape(tree)), max_new_tokens=120)
         if tree == (3, 2, 2, 1):
             for run in runs:
-                tally.add(Measured(1.0, run.metrics.met_at, run.metrics.taken_at))
+                tally.add(ShapeRun(1.0, run.metrics.met_at, run.metrics.taken_at))
         rounds = sum(run.metrics.rounds for run in runs)
         return 8 * 120 / rounds, rounds
 

@@ -14,7 +14,7 @@ from draftwood.models.decoder import Decoder
 from draftwood.models.heads.skip import Skipped, SkippedDecoder, every_other
 from draftwood.tune import skip_sets as skipping
 from draftwood.tune.shapes import Cost
-from draftwood.tune.skip_sets import Evidence, SkipPrediction, SublayerCosts, predict, search, tokens_per_round
+from draftwood.tune.skip_sets import SkipPrediction, SublayerCosts, WrittenTexts, predict, search, tokens_per_round
 
 COSTS = SublayerCosts(Cost({1: 1.0, 4: 1.1}), attention=0.11, mlp=0.12, rest=0.08)
 PROMPTS = [[int(t) for t in torch.randint(VOCAB, (6,), generator=torch.Generator().manual_seed(i))] for i in range(6)]
@@ -39,8 +39,8 @@ def windowed() -> Decoder:
     return model
 
 
-def evidence(model: Decoder, temperature: float = 1.0, new: int = 16) -> Evidence:
-    return Evidence.written(Engine(model), PROMPTS, SamplingParams(temperature=temperature), new, seed=1)
+def evidence(model: Decoder, temperature: float = 1.0, new: int = 16) -> WrittenTexts:
+    return WrittenTexts.written(Engine(model), PROMPTS, SamplingParams(temperature=temperature), new, seed=1)
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 5])
@@ -146,4 +146,4 @@ def test_an_interrupted_search_keeps_what_it_has() -> None:
 
 def test_nothing_written() -> None:
     with pytest.raises(ConfigurationError, match="the target wrote nothing"):
-        Evidence(decoder(), [([1, 2, 3], 2)], SamplingParams())
+        WrittenTexts(decoder(), [([1, 2, 3], 2)], SamplingParams())

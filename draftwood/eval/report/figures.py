@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any, TypeAlias
 
+from draftwood.eval.summary import Row
 from draftwood.util import plots
 
-Row: TypeAlias = Mapping[str, Any]  # of a summary: one method on one task
 Interval: TypeAlias = Mapping[str, Any]
 PHASES = {"draft": "drafting", "verify": "target forwards", "sampling": "sampling and judging", "other": "bookkeeping"}
 LOWER_IS_BETTER = {"perplexity"}

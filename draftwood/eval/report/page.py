@@ -12,9 +12,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from draftwood.errors import ConfigurationError
-from draftwood.eval.report.figures import LOWER_IS_BETTER, Interval, Row, energies, figures, file_name, known
+from draftwood.eval.report.figures import LOWER_IS_BETTER, Interval, energies, figures, file_name, known
 from draftwood.eval.store import CONFIGURATION
-from draftwood.eval.summary import summary_of, understood
+from draftwood.eval.summary import Row, summary_of, understood
 from draftwood.explain.terminal import method_label, origins
 from draftwood.sampling.params import SamplingParams
 from draftwood.util import plots

@@ -45,7 +45,7 @@ FORBIDDEN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProgramLimits:
     """Limits of the program, and again of its tests, each one process. Seconds are wall time; CPU time has one more."""
 
     seconds: float = 10.0
@@ -55,17 +55,19 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ProgramVerdict:
     """The verdict on a program: it ran to its end and passed its tests, or why not, in a few words."""
 
     passed: bool
     reason: str
 
 
-LIMITS = Limits()
+LIMITS = ProgramLimits()
 
 
-def run_program(program: str, tests: str = "", functions: Sequence[str] = (), limits: Limits = LIMITS) -> Verdict:
+def run_program(
+    program: str, tests: str = "", functions: Sequence[str] = (), limits: ProgramLimits = LIMITS
+) -> ProgramVerdict:
     """Run a program, then tests that call its `functions` by name, in time; afterwards nothing of either is alive.
 
     Arguments and results are copied: None, numbers, text, bytes, and lists, tuples, sets, dicts and iterators of them.
@@ -77,14 +79,14 @@ def run_program(program: str, tests: str = "", functions: Sequence[str] = (), li
         theirs.close()
         assert judge.stdout is not None
         if not select.select([judge.stdout], [], [], limits.seconds)[0]:
-            return Verdict(False, f"ran longer than {limits.seconds:g} s")
+            return ProgramVerdict(False, f"ran longer than {limits.seconds:g} s")
         reason = os.read(judge.stdout.fileno(), 99).decode() or "its tests were ended by their limits"
-    return Verdict(reason == "passed", reason)
+    return ProgramVerdict(reason == "passed", reason)
 
 
 @contextmanager
 def _sandbox(
-    source: str, functions: Sequence[str] | None, stream: socket.socket, limits: Limits
+    source: str, functions: Sequence[str] | None, stream: socket.socket, limits: ProgramLimits
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start inside.py in a sandbox, its stream on standard input; on leaving, all that runs in there is dead."""
     bounds = {**asdict(limits), "user": secrets.choice(USERS)}

@@ -15,7 +15,7 @@ WORKER = Path(__file__).parent / "query_worker.py"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class QueryLimits:
     """Limits of one query. Seconds are wall time, the process's start included."""
 
     seconds: float = 10.0
@@ -32,17 +32,17 @@ class Database:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class QueryResult:
     """The result of a query: rows, or the error that it met."""
 
     rows: list[tuple[Any, ...]]
     error: str | None = None
 
 
-LIMITS = Limits()
+LIMITS = QueryLimits()
 
 
-def run_query(database: Database, sql: str, limits: Limits = LIMITS) -> Result:
+def run_query(database: Database, sql: str, limits: QueryLimits = LIMITS) -> QueryResult:
     """Run one SELECT. Whatever the query is, nothing is written, attached or loaded, and it ends in time.
 
     Raises ConfigurationError where the database cannot be read: that is no fault of the query.
@@ -64,13 +64,13 @@ def run_query(database: Database, sql: str, limits: Limits = LIMITS) -> Result:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Result([], f"the query runs longer than {limits.seconds:g} s")
+        return QueryResult([], f"the query runs longer than {limits.seconds:g} s")
     try:
         answer = json.loads(done.stdout)
     except ValueError:
-        return Result([], f"the query was ended by its limits (exit status {done.returncode})")
+        return QueryResult([], f"the query was ended by its limits (exit status {done.returncode})")
     if "error" in answer:
-        return Result([], str(answer["error"]))
-    return Result(
+        return QueryResult([], str(answer["error"]))
+    return QueryResult(
         [tuple(bytes.fromhex(v["bytes"]) if isinstance(v, dict) else v for v in row) for row in answer["rows"]]
     )

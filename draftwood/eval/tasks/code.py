@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from draftwood.eval.sandbox.programs import Limits, run_program
+from draftwood.eval.sandbox.programs import ProgramLimits, run_program
 from draftwood.eval.scoring.programs import full_program
 from draftwood.eval.tasks.base import Instance, Item, Scores
 from draftwood.eval.tasks.source import FileTask, Row
@@ -45,4 +45,6 @@ class HumanEval(FileTask):
         program = full_program(prompt.rstrip("\n"), answer, function)
         helpers = prompt.split(f"def {function}(", 1)[0]  # tests may use what stands before the function
         tests = f"{helpers}\n\n{instance.reference['test']}\n\ncheck({function})\n"
-        return {"passed": float(run_program(program, tests, [function], Limits(self.seconds, self.memory)).passed)}
+        return {
+            "passed": float(run_program(program, tests, [function], ProgramLimits(self.seconds, self.memory)).passed)
+        }

@@ -17,7 +17,7 @@ from draftwood.eval.tasks.source import FileTask, Row, texts
 FRAME = "User: {}\nAssistant:"
 
 
-class Conversation(FileTask):
+class OpenQuestions(FileTask):
     """Questions of a user, one or two turns each."""
 
     metric = "perplexity"
@@ -57,7 +57,7 @@ class Conversation(FileTask):
         return Judge(self.judge, self.judge_model)
 
 
-class Alpaca(Conversation):
+class Alpaca(OpenQuestions):
     """Instructions (Taori et al. 2023), some with an input."""
 
     name = "alpaca"
@@ -73,7 +73,7 @@ class Alpaca(Conversation):
         return Item(str(row.get("id", number)), (question,), {"turns": [question], "right": texts(right)}, answer)
 
 
-class MTBench(Conversation):
+class MTBench(OpenQuestions):
     """Eighty questions in two turns (Zheng et al. 2023); the rating is the mean over turns."""
 
     name = "mt_bench"

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from draftwood.errors import ConfigurationError
-from draftwood.eval.sandbox.queries import Database, Limits, Result, run_query
+from draftwood.eval.sandbox.queries import Database, QueryLimits, QueryResult, run_query
 from draftwood.eval.scoring.rows import extract_query, orders, same_rows
 from draftwood.eval.tasks.base import Instance, Item, Scores
 from draftwood.eval.tasks.source import FileTask, Row, read
@@ -49,15 +49,15 @@ class Spider(FileTask):
         right = answer.error is None and same_rows(answer.rows, gold.rows, orders(gold_sql))
         return {"execution": float(right), "valid": float(answer.error is None)}
 
-    def _gold(self, database: str, sql: str) -> Result:
+    def _gold(self, database: str, sql: str) -> QueryResult:
         gold = _gold_result(self._database(database), sql, self._limits)
         if gold.error is not None:
             raise ConfigurationError(f"the gold query fails on database {database}: {gold.error}")
         return gold
 
     @property
-    def _limits(self) -> Limits:
-        return Limits(seconds=self.seconds)
+    def _limits(self) -> QueryLimits:
+        return QueryLimits(seconds=self.seconds)
 
     def _database(self, name: str) -> Database:
         return Database(self._beside(self.databases, "database") / name / f"{name}.sqlite")
@@ -79,7 +79,7 @@ class Spider(FileTask):
 
 
 @cache
-def _gold_result(database: Database, sql: str, limits: Limits) -> Result:
+def _gold_result(database: Database, sql: str, limits: QueryLimits) -> QueryResult:
     return run_query(database, sql, limits)
 
 

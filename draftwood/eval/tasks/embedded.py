@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from draftwood.corpus import documents
-from draftwood.eval.sandbox.programs import Limits as ProgramLimits
-from draftwood.eval.sandbox.programs import run_program
+from draftwood.eval.sandbox.programs import ProgramLimits, run_program
 from draftwood.eval.sandbox.queries import Database, run_query
 from draftwood.eval.scoring.answers import exact_match, word_f1
 from draftwood.eval.scoring.rows import extract_query, orders, same_rows
