@@ -1,7 +1,8 @@
-"""Bootstrap intervals of means and ratios. Items are drawn with all seeds: runs of an item are not independent."""
+"""Bootstrap intervals of means and ratios, drawn by item, since runs of an item are not independent; and pass@k."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypedDict
 
@@ -60,6 +61,16 @@ def bootstrap(columns: Sequence[Sequence[float]], of: Callable[[Array], Array]) 
 def drawn(n: int, samples: int = RESAMPLES) -> Array:
     """Counts of how often each of n items is drawn, [sample, item]."""
     return np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=samples).astype(float)
+
+
+def pass_at(n: int, correct: int, k: int) -> float:
+    """The unbiased estimate of the chance that one of k samples passes, of n of which `correct` did.
+
+    1 - C(n - c, k) / C(n, k) (Chen et al. 2021, Eq. 1), in whole numbers. Raises ValueError where k is not in 1..n.
+    """
+    if not 1 <= k <= n or not 0 <= correct <= n:
+        raise ValueError(f"pass@{k} of {n} samples, {correct} correct, means nothing")
+    return 1 - math.comb(n - correct, k) / math.comb(n, k)
 
 
 def _finite(value: float) -> float | None:

@@ -17,9 +17,8 @@ from jinja2 import TemplateError
 from draftwood.engine.metrics import ADDED, PARTS, QUOTIENTS
 from draftwood.errors import ConfigurationError
 from draftwood.eval.energy import NOT_AVAILABLE
-from draftwood.eval.intervals import Interval, quotient, ratio
+from draftwood.eval.intervals import Interval, pass_at, quotient, ratio
 from draftwood.eval.running import BY_POSITION, HISTOGRAMS, added, grouped
-from draftwood.eval.scoring.programs import pass_at
 from draftwood.eval.store import CONFIGURATION, read_run, records_of
 from draftwood.util.jsonl import Record
 from draftwood.util.safe_parsing import short_repr

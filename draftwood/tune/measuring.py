@@ -21,7 +21,7 @@ from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
 from draftwood.sampling.params import SamplingParams
 from draftwood.tune.observation import Observation, total
-from draftwood.tune.search import Guided, Seconds, ShapeRun
+from draftwood.tune.search import Guided
 from draftwood.tune.shapes import Cost, rising
 from draftwood.tune.spaces import GridSearch, TPESearch
 
@@ -95,15 +95,6 @@ class Trial:
     def speed_up(self) -> float:
         """Tokens per second over those of plain decoding: a slow moment of the machine hits both."""
         return (self.own.tokens / self.own.seconds) / (self.plain.tokens / self.plain.seconds)
-
-    @property
-    def measured(self) -> ShapeRun:
-        """The run as `search.Guided` takes it."""
-        times = (
-            Seconds(*(s / one.rounds for s in (one.verify, one.draft, one.overhead))) if one.rounds else None
-            for one in (self.own, self.plain)
-        )
-        return ShapeRun(self.speed_up, self.own.met, self.own.taken, *times)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -193,7 +184,7 @@ def guide(
         method = tree_method(shape, options)
         on_progress(number, method)
         trial = bench.run(method, search.predicted(shape) if search.runs else None)
-        search.tell(shape, trial.measured)
+        search.tell(shape, trial.own, trial.plain)
 
 
 @dataclass(slots=True)

@@ -6,36 +6,16 @@ import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, combinations
-from typing import NamedTuple
 
 import numpy as np
 
 from draftwood.core.shape import Shape
-from draftwood.tune.observation import added
+from draftwood.tune.observation import Observation, added
 from draftwood.tune.shapes import Acceptance, Cost, best_shapes, expected_tokens, round_seconds
 
 PRIOR_DRAFTS = 4  # weight of a prior, in drafts
 UNSEEN_PLACES = 6  # places beyond the measured ones, before the last repeats
 PREDICTION_RUNS = 2  # weight of a prediction, in runs
-
-
-class Seconds(NamedTuple):
-    """Mean time of a round, those with a prompt left out."""
-
-    target: float  # its forward
-    draft: float  # all forwards of drafts
-    rest: float  # drawing, judging, bookkeeping
-
-
-@dataclass(slots=True)
-class ShapeRun:
-    """Figures of a run of one shape: its speed, and how often the i-th sibling of a layer was judged and accepted."""
-
-    speed: float  # in any unit, the same for all runs
-    met: list[list[int]] = field(default_factory=list)
-    accepted: list[list[int]] = field(default_factory=list)
-    seconds: Seconds | None = None  # of a round of this run
-    plain: Seconds | None = None  # of a round of plain decoding in the same run: how fast the machine was
 
 
 @dataclass(slots=True)
@@ -45,8 +25,8 @@ class AcceptanceTally:
     met: list[list[int]] = field(default_factory=list)
     accepted: list[list[int]] = field(default_factory=list)
 
-    def add(self, run: ShapeRun) -> None:
-        self.met, self.accepted = added([self.met, run.met]), added([self.accepted, run.accepted])
+    def add(self, run: Observation) -> None:
+        self.met, self.accepted = added([self.met, run.met]), added([self.accepted, run.taken])
 
     def acceptance(self) -> list[list[float]]:
         """Acceptance [layer][place] for `expected_tokens`: all measured layers, and some places beyond.
@@ -130,19 +110,19 @@ class Guided:
         self.widths, self.noise = widths, noise
         self.runs: dict[Shape, list[float]] = {}
         self.tally = AcceptanceTally()
-        self._seconds: list[tuple[Shape, Seconds]] = []
+        self._rounds: list[tuple[Shape, tuple[float, float, float]]] = []  # mean seconds of target, draft and the rest
         self._acceptance: Acceptance = [[0.5]]
         self._costs = target, draft
         self._factor: dict[int, float] = {}
         self._pace = 0.0
 
-    def tell(self, shape: Shape, run: ShapeRun) -> None:
-        """Take in the figures of a run of `shape`."""
-        self.runs.setdefault(shape, []).append(run.speed)
+    def tell(self, shape: Shape, own: Observation, plain: Observation) -> None:
+        """Take in the figures of a run of `shape`, and of plain decoding in the same run."""
+        self.runs.setdefault(shape, []).append(own.tokens / own.seconds / (plain.tokens / plain.seconds))
         if shape.initial == 1:
-            self.tally.add(run)
+            self.tally.add(own)
             self._acceptance = self.tally.acceptance()
-        self._clock(shape, run)
+        self._clock(shape, own, plain)
         logs: dict[int, list[float]] = {}
         for known, speeds in self.runs.items():
             raw = self._raw(known)
@@ -151,23 +131,22 @@ class Guided:
         self._factor = {count: math.exp(math.fsum(each) / len(each)) for count, each in logs.items()}
         self._factor[0] = math.exp(everything)
 
-    def _clock(self, shape: Shape, run: ShapeRun) -> None:
+    def _clock(self, shape: Shape, own: Observation, plain: Observation) -> None:
         """Estimate forwards and overhead from the times of rounds, corrected for the machine's speed in each run."""
-        if run.seconds is None:
+        if not own.rounds or not plain.rounds:
             return
-        pace = 1.0
-        if run.plain is not None:
-            self._pace = self._pace or sum(run.plain)
-            pace = self._pace / sum(run.plain)
-            self._seconds.append((Shape(()), Seconds(*(pace * each for each in run.plain))))
-        self._seconds.append((shape, Seconds(*(pace * each for each in run.seconds))))
-        slow = math.fsum(each.target for _, each in self._seconds) / math.fsum(
-            self.target(known.rows) for known, _ in self._seconds
+        seconds = (plain.verify + plain.draft + plain.overhead) / plain.rounds
+        self._pace = self._pace or seconds
+        for known, run in ((Shape(()), plain), (shape, own)):
+            scale = self._pace / seconds / run.rounds
+            self._rounds.append((known, (scale * run.verify, scale * run.draft, scale * run.overhead)))
+        slow = math.fsum(target for _, (target, _, _) in self._rounds) / math.fsum(
+            self.target(known.rows) for known, _ in self._rounds
         )
-        drafted = math.fsum(self.draft(r) for known, _ in self._seconds for r in known.layers[:-1])
-        slow_draft = math.fsum(each.draft for _, each in self._seconds) / drafted if drafted else 0.0
+        drafted = math.fsum(self.draft(r) for known, _ in self._rounds for r in known.layers[:-1])
+        slow_draft = math.fsum(draft for _, (_, draft, _) in self._rounds) / drafted if drafted else 0.0
         per_round, per_layer, per_row = overheads(
-            [(len(known.tree), known.rows, each.rest) for known, each in self._seconds]
+            [(len(known.tree), known.rows, rest) for known, (_, _, rest) in self._rounds]
         )
         self._costs = (
             self.target.scaled(slow or 1.0).plus(per_round, per_row),

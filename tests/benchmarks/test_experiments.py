@@ -14,7 +14,7 @@ from benchmarks.bench import Bench
 from benchmarks.execute import chosen, execute
 from benchmarks.experiment import HERE, Experiment, ExperimentRun, find, load
 from benchmarks.kinds import peers
-from benchmarks.kinds.methods import Entry, Methods, expanded
+from benchmarks.kinds.methods import MethodEntry, Methods, expanded
 from benchmarks.kinds.serving import Serving
 from benchmarks.pages.tables import documents
 from benchmarks.pairs import PAIRS, REAL, Pair, pair
@@ -155,10 +155,12 @@ def test_a_method_that_fails_has_its_error_and_the_others_their_rows(tmp_path: P
 
 
 def test_sweeps_make_a_setting_of_each_combination() -> None:
-    entry = Entry.model_validate(
+    entry = MethodEntry.model_validate(
         {"label": "w {width} g {gamma}", "name": "m", "k": 1, "sweep": {"width": [2, 4], "gamma": [1]}}
     )
-    over = Entry.model_validate({"label": "x {width}", "over": "w {width} g 1", "name": "m", "sweep": {"width": [4]}})
+    over = MethodEntry.model_validate(
+        {"label": "x {width}", "over": "w {width} g 1", "name": "m", "sweep": {"width": [4]}}
+    )
     found = expanded([entry, over])
     assert [(each.label, each.base) for each in found] == [("w 2 g 1", 0), ("w 4 g 1", 0), ("x 4", 1)]
     assert found[1].method == {"name": "m", "k": 1, "width": 4, "gamma": 1} and found[1].swept["width"] == 4

@@ -4,6 +4,7 @@ from decimal import Decimal
 
 import pytest
 
+from draftwood.eval.intervals import pass_at
 from draftwood.eval.scoring.answers import (
     as_number,
     exact_match,
@@ -14,9 +15,9 @@ from draftwood.eval.scoring.answers import (
     trivia_normal,
     word_f1,
 )
-from draftwood.eval.scoring.overlap import rouge
-from draftwood.eval.scoring.programs import full_program, pass_at
 from draftwood.eval.scoring.rows import extract_query, orders, same_rows
+from draftwood.eval.tasks.code import full_program
+from draftwood.eval.tasks.summarising import rouge
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from draftwood.errors import ConfigurationError
-from draftwood.eval.scoring import overlap
-from draftwood.eval.tasks import TASKS, Instance, Task, parse, parse_all
+from draftwood.eval.tasks import TASKS, Instance, Task, parse, parse_all, summarising
 
 Write = Callable[[str, Any], str]
 
@@ -173,7 +172,7 @@ def test_xsum_and_what_happens_without_the_library(write: Write, monkeypatch: py
     task = parse("xsum", {"path": write("test.json", rows)})
     (instance,) = asked(task)
     assert task.score(instance, [" cats 1\nmore"])["rouge1"] == 1
-    overlap._scorer.cache_clear()
+    summarising._scorer.cache_clear()
     monkeypatch.setitem(sys.modules, "rouge_score", None)
     with pytest.raises(ConfigurationError, match=r"install the extra draftwood\[eval\]"):
         asked(task)
@@ -196,17 +195,17 @@ def test_conversations_have_turns_and_know_what_was_said(write: Write) -> None:
 
 def test_humaneval_runs_its_tests(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is run is checked here, how it is held in elsewhere."""
-    from draftwood.eval.sandbox.programs import Verdict
+    from draftwood.eval.sandbox.programs import ProgramVerdict
     from draftwood.eval.tasks import code
 
-    def unsafe(program: str, tests: str = "", functions: Sequence[str] = (), limits: object = None) -> Verdict:
+    def unsafe(program: str, tests: str = "", functions: Sequence[str] = (), limits: object = None) -> ProgramVerdict:
         space: dict[str, object] = {}
         try:
             exec(program, space)
             exec(tests, {name: space[name] for name in functions})
         except Exception:
-            return Verdict(False, "failed")
-        return Verdict(True, "passed")
+            return ProgramVerdict(False, "failed")
+        return ProgramVerdict(True, "passed")
 
     monkeypatch.setattr(code, "run_program", unsafe)
     test = "def check(candidate):\n    assert candidate(4) == 2\n"

@@ -12,7 +12,8 @@ import pytest
 from draftwood import Engine, TabularModel
 from draftwood.core.shape import Shape
 from draftwood.tune.measuring import tree_method
-from draftwood.tune.search import AcceptanceTally, Guided, Seconds, ShapeRun, overheads, pilot_shape
+from draftwood.tune.observation import Observation
+from draftwood.tune.search import AcceptanceTally, Guided, overheads, pilot_shape
 from draftwood.tune.shapes import Cost, expected_tokens, rising, round_seconds, shapes
 
 TARGET = Cost({1: 1.0, 8: 1.1, 32: 1.6, 64: 3.0})
@@ -35,11 +36,11 @@ def true_speed(shape: Shape) -> float:
     return whim(shape) * tokens / (round_seconds(shape, TARGET, DRAFT) + rest(shape))
 
 
-def corpus(seed: int, slow: float = 1.0) -> Callable[[Shape], ShapeRun]:
+def corpus(seed: int, slow: float = 1.0) -> Callable[[Shape], tuple[Observation, Observation]]:
     """Runs of 200 rounds, timed with noise; `slow`: forwards take so many times what was measured before."""
     rng = random.Random(seed)
 
-    def measure(shape: Shape) -> ShapeRun:
+    def measure(shape: Shape) -> tuple[Observation, Observation]:
         met = [[0] * width for width in shape.tree]
         accepted = [[0] * width for width in shape.tree]
         tokens = 0
@@ -57,9 +58,10 @@ def corpus(seed: int, slow: float = 1.0) -> Callable[[Shape], ShapeRun]:
                 tokens += 1
         luck = tokens / 200 / expected_tokens(Shape(shape.tree), ACCEPTANCE) * math.exp(rng.gauss(0, 0.02))
         forwards = round_seconds(shape, TARGET, DRAFT)
-        own = Seconds(slow * TARGET(shape.rows), slow * (forwards - TARGET(shape.rows)), slow * rest(shape))
-        plain = Seconds(slow * TARGET(1), 0.0, slow * rest(Shape(())))
-        return ShapeRun(true_speed(shape) * luck, met, accepted, own, plain)
+        own = Observation(1.0, true_speed(shape) * luck, rounds=1, met=met, taken=accepted)  # type: ignore[arg-type]
+        own.verify, own.draft = slow * TARGET(shape.rows), slow * (forwards - TARGET(shape.rows))
+        own.overhead = slow * rest(shape)
+        return own, Observation(1.0, 1, rounds=1, verify=slow * TARGET(1), overhead=slow * rest(Shape(())))
 
     return measure
 
@@ -73,7 +75,7 @@ def test_within_three_percent_of_the_best_of_all(slow: float) -> None:
         search, measure = Guided(pilot_shape(30, 5), TARGET, DRAFT, 30, 5), corpus(seed, slow)
         for _ in range(10):
             shape = search.ask()
-            search.tell(shape, measure(shape))
+            search.tell(shape, *measure(shape))
         found.append(true_speed(search.ranked()[0][1]) / best)
         assert sum(map(len, search.runs.values())) == 10 <= len(grid) / 5
     assert sorted(found)[1] > 0.97 and sum(found) / len(found) > 0.97
@@ -83,7 +85,7 @@ def test_a_good_tree_is_run_again() -> None:
     search, measure = Guided(pilot_shape(30, 5), TARGET, DRAFT, 30, 5), corpus(3)
     for _ in range(20):
         shape = search.ask()
-        search.tell(shape, measure(shape))
+        search.tell(shape, *measure(shape))
     assert len(search.runs[search.ranked()[0][1]]) >= 3
 
 
@@ -91,7 +93,7 @@ def test_times_of_rounds_are_learned() -> None:
     """Costs measured at a bad moment, and what comes on top of forwards, are put right by runs."""
     search, measure = Guided(Shape((3, 2, 1)), TARGET, DRAFT, 30, 5), corpus(1, slow=0.5)
     for shape in (Shape((3, 2, 1)), Shape((1, 1, 1, 1)), Shape((2,))):
-        search.tell(shape, measure(shape))
+        search.tell(shape, *measure(shape))
     target, draft = search._costs
     for shape in (Shape((4, 2)), Shape((1, 1)), Shape((2, 2, 2))):
         expected = 0.5 * (round_seconds(shape, TARGET, DRAFT) + rest(shape))
@@ -110,11 +112,11 @@ def test_overheads_of_exact_data() -> None:
 def test_initial_tokens_have_a_factor_of_their_own() -> None:
     search, measure = Guided(Shape((2, 1)), TARGET, DRAFT, 30, 4, (1, 2)), corpus(2)
     for shape in (Shape((2, 1)), Shape((2, 1), 2)):
-        search.tell(shape, measure(shape))
+        search.tell(shape, *measure(shape))
     met = search.tally.met[0][0]
     assert met == 200  # runs with two initial tokens show the luckier path: they teach nothing about acceptance
     raw = search.predicted(Shape((2, 2), 2))
-    search.tell(Shape((2, 1), 2), ShapeRun(10 * search.runs[Shape((2, 1), 2)][0]))
+    search.tell(Shape((2, 1), 2), Observation(1.0, 10 * search.runs[Shape((2, 1), 2)][0]), Observation(1.0, 1))
     assert search.tally.met[0][0] == met
     assert search.predicted(Shape((2, 2), 2)) == pytest.approx(raw * math.sqrt(10), rel=1e-6)
 
@@ -124,7 +126,7 @@ def test_what_may_be_asked() -> None:
     assert search.ask() == Shape((3, 2, 1)) == pilot_shape(20, 3)  # the pilot need not be in the space
     for _ in range(12):
         shape = search.ask()
-        search.tell(shape, measure(shape))
+        search.tell(shape, *measure(shape))
     asked = [shape for shape in search.runs if shape != search.pilot]
     assert asked and all(search.allows(shape) for shape in asked)
     assert all(s.initial == 2 and s.rows <= 20 and set(s.tree) <= {1, 3} and 0 < len(s.tree) <= 3 for s in asked)
@@ -137,7 +139,7 @@ def test_what_may_be_asked() -> None:
 
 def test_guesses_where_little_was_met() -> None:
     tally = AcceptanceTally()
-    tally.add(ShapeRun(1.0, [[1000, 100, 0], [900, 0]], [[900, 40, 0], [800, 0]]))
+    tally.add(Observation(met=[[1000, 100, 0], [900, 0]], taken=[[900, 40, 0], [800, 0]]))
     table = tally.acceptance()
     assert table[0][:2] == pytest.approx([0.9, 0.4], abs=0.01)
     assert table[1][0] == pytest.approx(800 / 900, abs=0.01)
@@ -169,7 +171,7 @@ def test_real_runs_predict_tau() -> None:
         runs = engine.batch(requests, method=tree_method(Shape(tree)), max_new_tokens=120)
         if tree == (3, 2, 2, 1):
             for run in runs:
-                tally.add(ShapeRun(1.0, run.metrics.met_at, run.metrics.taken_at))
+                tally.add(Observation(met=run.metrics.met_at, taken=run.metrics.taken_at))
         rounds = sum(run.metrics.rounds for run in runs)
         return 8 * 120 / rounds, rounds
 

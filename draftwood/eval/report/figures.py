@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from textwrap import fill
 from typing import Any, TypeAlias
 
@@ -21,11 +22,10 @@ LABEL_WIDTH = 34  # characters, after which names of methods are broken
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A chart with its title and the text below it; `name` is its file's, `paint` fills a matplotlib figure."""
+    """A chart of a `kind`, of which texts.yaml tells; `name` is its file's, `paint` fills a matplotlib figure."""
 
+    kind: str
     name: str
-    title: str
-    about: str
     paint: Callable[[Any], None]
     height: float = 3.2  # inches
 
@@ -47,83 +47,41 @@ def energies(row: Row) -> Mapping[str, Any]:
 def figures(task: str, rows: Sequence[Row], labels: Sequence[str]) -> list[Figure]:
     """All figures of a task that its rows have something for; `labels` name the methods of the rows."""
     metric = rows[0]["quality"]["metric"]
-    higher = metric not in LOWER_IS_BETTER
     series = [(label, row, f"C{place}") for place, (label, row) in enumerate(zip(labels, rows, strict=True))]
     decoded = [one for one in series if one[1]["decoding"]["tokens"]]
-    made: list[Figure] = []
-
-    def add(kind: str, title: str, about: str, paint: Callable[[Any], None], marks: int) -> None:
-        if marks:
-            made.append(Figure(file_name(task, kind), title, about, paint, 2.4 + 0.25 * len(rows)))
-
     points = [
         (label, x, y, colour)
         for label, row, colour in decoded
         if known(x := row["timing"]["tokens_per_second"]) and known(y := row["quality"].get(metric))
     ]
-    about = (
-        f"Each point is a method; further right is faster, and {'higher' if higher else 'lower'} is better. The dashed "
-        "line joins the Pareto front: methods that no other beats on both axes. Crosses are 95% intervals; where they "
-        "overlap, a difference may be chance."
-    )
-    add("front", "Quality beside speed", about, lambda canvas: _scatter(canvas, points, metric, higher), len(points))
     ratios = [(label, row["paired"]["speed_up"], colour) for label, row, colour in series if row["paired"]]
     ratios = [one for one in ratios if known(one[1])]
-    about = (
-        "Tokens per second over those of plain decoding (the dashed line at 1) on the same items and seeds. The thin "
-        "line is the 95% interval; a bar whose interval spans 1 shows no difference."
-    )
-    add("speed-up", "Speed-up", about, lambda canvas: _bars(canvas, ratios, "times plain decoding", 1.0), len(ratios))
-    for kind, title, axis, about in LINES:
+    kinds: list[tuple[str, Sequence[Any], Callable[[Any], None]]] = [
+        ("front", points, partial(_scatter, points=points, metric=metric)),
+        ("speed-up", ratios, partial(_bars, bars=ratios, axis="times plain decoding", reference=1.0)),
+        ("time", decoded, partial(_times, series=decoded)),
+    ]
+    for kind, axis in AXES.items():
         curves = [(label, _points(kind, row["decoding"]), colour) for label, row, colour in decoded]
         curves = [one for one in curves if one[1]]
-        add(kind, title, about, lambda canvas, c=curves, x=axis: _curves(canvas, c, x), len(curves))  # type: ignore[misc]
-    about = (
-        "Milliseconds for each token of the answer, split into forwards of the draft, forwards of the target (the "
-        "prompt's among them), sampling with accepting and rejecting, and bookkeeping. Shorter is faster. Drafting "
-        "pays where it shortens the target's part by more than it adds."
-    )
-    add("time", "Where the time went", about, lambda canvas: _times(canvas, decoded), len(decoded))
+        kinds.append((kind, curves, partial(_curves, curves=curves, axis=axis)))
     for counter in dict.fromkeys(name for row in rows for name in energies(row)):
         joules = [(label, energies(row)[counter]["joules_per_token"], c) for label, row, c in series if energies(row)]
         joules = [one for one in joules if known(one[1])]
-        about = (
-            "Joules for each token of the answer, of the whole device, idle power included. The thin line is the 95% "
-            "interval. Shorter is better."
-        )
-        paint = lambda canvas, bars=joules: _bars(canvas, bars, "joules per token")  # noqa: E731
-        add(f"energy-{counter}", f"Energy, {counter}", about, paint, len(joules))
-    return made
+        kinds.append((f"energy-{counter}", joules, partial(_bars, bars=joules, axis="joules per token")))
+    height = 2.4 + 0.25 * len(rows)
+    return [Figure(kind, file_name(task, kind), paint, height) for kind, marks, paint in kinds if marks]
 
 
-LINES = (  # kind, title, x axis, text below
-    (
-        "acceptance",
-        "Acceptance by position",
-        "drafted position in a round",
-        "Of the rounds that came as far as the 1st, 2nd, ... drafted position: the share in which a draft was accepted "
-        "there. A curve that falls says that deeper drafts are worth less; for beams, acceptance means that a whole "
-        f"layer stands. Positions that were reached fewer than {MIN_ATTEMPTS} times are left out.",
-    ),
-    (
-        "depth",
-        "Drafts accepted in a row",
-        "drafts accepted in a round",
-        "How many drafts in a row a round had accepted: share of rounds. A round gives one token more than that, which "
-        "the target chooses itself. Much at 0 means drafts that miss; much at the far right means that longer drafts "
-        "may pay.",
-    ),
-    (
-        "width",
-        "Width of layers",
-        "beams in a layer",
-        "How many beams a layer held, with multiplicity: share of layers.",
-    ),
-)
+AXES = {
+    "acceptance": "drafted position in a round",
+    "depth": "drafts accepted in a round",
+    "width": "beams in a layer",
+}
 
 
 def _points(kind: str, decoding: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """(x, share) of a curve of LINES; empty where the method has none."""
+    """(x, share) of a curve; empty where the method has none."""
     if kind == "acceptance":
         shares = zip(decoding["acceptance_by_position"], decoding["attempted_at"], strict=True)
         return [(place, share) for place, (share, n) in enumerate(shares, 1) if n >= MIN_ATTEMPTS]
@@ -156,9 +114,9 @@ def _errors(intervals: Sequence[Interval]) -> list[list[float]]:
     return [[abs(end - one["value"]) for end, one in zip(side, intervals, strict=True)] for side in ends]
 
 
-def _scatter(canvas: Any, points: Sequence[tuple[str, Interval, Interval, str]], metric: str, higher: bool) -> None:
+def _scatter(canvas: Any, points: Sequence[tuple[str, Interval, Interval, str]], metric: str) -> None:
     axes = canvas.subplots()
-    joined = front([(x["value"], y["value"]) for _, x, y, _ in points], higher)
+    joined = front([(x["value"], y["value"]) for _, x, y, _ in points], metric not in LOWER_IS_BETTER)
     axes.plot(*zip(*joined, strict=True), "--", color=plots.INK, linewidth=1)
     for place, (label, x, y, colour) in enumerate(points):
         marker = plots.MARKERS[place // len(plots.PALETTE) % len(plots.MARKERS)]

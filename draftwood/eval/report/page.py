@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from draftwood.errors import ConfigurationError
-from draftwood.eval.report.figures import LOWER_IS_BETTER, Interval, energies, figures, file_name, known
+from draftwood.eval.report.figures import Interval, energies, figures, file_name, known
 from draftwood.eval.store import CONFIGURATION
 from draftwood.eval.summary import Row, summary_of, understood
 from draftwood.explain.terminal import method_label, origins
@@ -23,7 +25,7 @@ PAGE, FIGURES = "report.html", "figures"
 FILES = ("svg", "png", "pdf")
 NONE = "–"
 FEW_ITEMS = 10  # below which a bootstrap interval is too narrow
-Column = tuple[str, str, Callable[[Row], str]]  # heading, meaning, cell of a row
+TEXTS = yaml.safe_load((files(__package__) / "texts.yaml").read_text("utf-8"))
 
 
 def write(
@@ -37,21 +39,21 @@ def write(
     if kind not in FILES:
         raise ConfigurationError(f"figures cannot be written as {kind!r}; choose one of {', '.join(FILES)}")
     out = place if out is None else out
-    folder, files = out / FIGURES, list[Path]()
+    folder, written = out / FIGURES, list[Path]()
     with understood(place):
         places, sections = directories(place), []
         folder.mkdir(parents=True, exist_ok=True)
         for number, directory in enumerate(places, 1):
             name, summary = directory.resolve().name, summary_of(directory)
             prefix = (name,) if len(places) > 1 else ()
-            sections.append(_section(f"e{number}", name, summary, prefix, folder, files, on_figure, kind))
+            sections.append(_section(f"e{number}", name, summary, prefix, folder, written, on_figure, kind))
         environment = Environment(
             loader=PackageLoader("draftwood.eval.report", "."), autoescape=True, undefined=StrictUndefined
         )
         text = environment.get_template("page.html").render(sections=sections, plot_style=Markup(plots.STYLE))
     page = out / PAGE
     page.write_text(text, "utf-8", errors="replace")
-    return page, files
+    return page, written
 
 
 def directories(place: Path) -> list[Path]:
@@ -75,7 +77,7 @@ def _section(
     summary: Mapping[str, Any],
     prefix: tuple[str, ...],
     folder: Path,
-    files: list[Path],
+    written: list[Path],
     on_figure: Callable[[str], None],
     kind: str,
 ) -> dict[str, Any]:
@@ -89,15 +91,18 @@ def _section(
         rows = [row for row in summary["rows"] if row["task"] == task["name"]]
         drawn = []
         for figure in figures(task["name"], rows, labels):
-            on_figure(figure.title)
+            known_kind, _, counter = figure.kind.partition("energy-")
+            texts = TEXTS["figures"][known_kind or "energy"]
+            title = texts["title"] + f", {counter}" * bool(counter)
+            on_figure(title)
             image, file = figure.drawn(), folder / f"{file_name(*prefix, figure.name)}.{kind}"
-            svg = plots.svg(image, figure.title)
+            svg = plots.svg(image, title)
             if kind == "svg":
                 file.write_text(plots.document(svg), "utf-8")
             else:
                 plots.save(image, file)
-            files.append(file)
-            drawn.append({"title": figure.title, "about": figure.about, "svg": Markup(svg)})
+            written.append(file)
+            drawn.append({"title": title, "about": texts["about"], "svg": Markup(svg)})
         for label, row in zip(labels, rows, strict=True):
             if row["paired"]:
                 speed_ups.setdefault(label, []).append(row["paired"]["speed_up"])
@@ -160,12 +165,11 @@ def _mean(ratios: Sequence[Interval | None]) -> str:
     return f"{math.prod(values) ** (1 / len(values)):.2f}" if values and len(values) == len(ratios) else NONE
 
 
-def columns(rows: Sequence[Row]) -> list[Column]:
-    """The columns of a task's table: quality, speed, and what explains the speed."""
+def columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
+    """The columns of a task's table, each with the text of its cells: quality, speed, and what explains the speed."""
     metric = rows[0]["quality"]["metric"]
     others = dict.fromkeys(name for row in rows for name in row["quality"] if name not in ("metric", metric))
     scores = [metric, *(name for name in others if any(known(row["quality"].get(name)) for row in rows))]
-    lower = " (lower is better)"
 
     def of_rounds(name: str, needs: str) -> Callable[[Row], str]:
         return lambda row: cell(row["decoding"][name]) if row["decoding"][needs] else NONE
@@ -178,45 +182,18 @@ def columns(rows: Sequence[Row]) -> list[Column]:
         c = row["timing"]["draft_cost_ratio"]
         return NONE if c is None else f"{c:.2f}"
 
-    return [
-        *((name, f"Mean{lower * (name in LOWER_IS_BETTER)}.", _quality(name)) for name in scores),
-        (
-            "Tokens/s",
-            "Of the answers, over wall time with the prompt.",
-            lambda row: cell(row["timing"]["tokens_per_second"], 0),
-        ),
-        (
-            "Speed-up",
-            "Tokens per second over plain decoding's, on the same items and seeds.",
-            lambda row: cell(row["paired"]["speed_up"]) if row["paired"] else "1",
-        ),
-        (
-            "tau",
-            "Tokens per forward of the target (block efficiency); plain decoding has 1.",
-            of_rounds("tau", "rounds"),
-        ),
-        (
-            "Accepted",
-            "Accepted over drafted tokens. Wide trees and beams draft many to accept few.",
-            of_rounds("acceptance_rate", "drafted"),
-        ),
-        ("c", "Seconds of a forward of the draft over those of a forward of the target.", cost),
-        *(
-            (f"J/token, {name}", "Joules per token, idle power included.", _energy(name))
-            for name in dict.fromkeys(name for row in rows for name in energies(row))
-        ),
-        (
-            "Same text",
-            "Share of answers that equal plain decoding's token by token; means something when greedy.",
-            lambda row: cell(row["paired"]["same_tokens"]) if row["paired"] else NONE,
-        ),
-        (
-            "Exact",
-            "yes: the output has the distribution of the method's reference; no: the method is lossy.",
-            lambda row: "yes" if row["lossless"] else "no",
-        ),
-        ("Failed", "Runs that could not be decoded (score 0), and runs that could not be scored (no score).", failed),
-    ]
+    return {
+        **{name: _quality(name) for name in scores},
+        "Tokens/s": lambda row: cell(row["timing"]["tokens_per_second"], 0),
+        "Speed-up": lambda row: cell(row["paired"]["speed_up"]) if row["paired"] else "1",
+        "tau": of_rounds("tau", "rounds"),
+        "Accepted": of_rounds("acceptance_rate", "drafted"),
+        "c": cost,
+        **{f"J/token, {name}": _energy(name) for name in dict.fromkeys(name for row in rows for name in energies(row))},
+        "Same text": lambda row: cell(row["paired"]["same_tokens"]) if row["paired"] else NONE,
+        "Exact": lambda row: "yes" if row["lossless"] else "no",
+        "Failed": failed,
+    }
 
 
 def _quality(name: str) -> Callable[[Row], str]:
@@ -229,10 +206,10 @@ def _energy(counter: str) -> Callable[[Row], str]:
 
 def table(rows: Sequence[Row], labels: Sequence[str]) -> dict[str, Any]:
     """Headings with their meanings, and the cells of each method."""
-    made = columns(rows)
+    made, meanings = columns(rows), TEXTS["columns"]
     return {
-        "columns": [("Method", "Name and the options that are not the usual ones."), *(one[:2] for one in made)],
-        "rows": [[label, *(text(row) for *_, text in made)] for label, row in zip(labels, rows, strict=True)],
+        "columns": [(title, meanings.get(title.partition(",")[0], "Mean score.")) for title in ("Method", *made)],
+        "rows": [[label, *(text(row) for text in made.values())] for label, row in zip(labels, rows, strict=True)],
     }
 
 

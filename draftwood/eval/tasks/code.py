@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from pydantic import Field
 
 from draftwood.eval.sandbox.programs import ProgramLimits, run_program
-from draftwood.eval.scoring.programs import full_program
 from draftwood.eval.tasks.base import Instance, Item, Scores
 from draftwood.eval.tasks.source import FileTask, Row
+
+FENCE = re.compile(r"```(?:[pP]ython\d?|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
 class HumanEval(FileTask):
@@ -48,3 +50,15 @@ class HumanEval(FileTask):
         return {
             "passed": float(run_program(program, tests, [function], ProgramLimits(self.seconds, self.memory)).passed)
         }
+
+
+def full_program(prompt: str, answer: str, entry_point: str) -> str:
+    """The function that an answer gives: of chat models the fenced program, of others the prompt and what follows."""
+    fenced = FENCE.search(answer)
+    if fenced is not None:
+        program = fenced[1]
+        if re.search(rf"^def {re.escape(entry_point)}\b", program, re.MULTILINE):
+            head = prompt.split(f"def {entry_point}", 1)[0]  # imports that the answer may have left out
+            return head + "\n" + program
+        return prompt + "\n" + program
+    return prompt + answer

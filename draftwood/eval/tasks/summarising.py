@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
-from draftwood.eval.scoring.overlap import require_rouge, rouge
+from draftwood.errors import ConfigurationError
 from draftwood.eval.tasks.base import Instance, Item, Scores
 from draftwood.eval.tasks.reading import short
 from draftwood.eval.tasks.source import FileTask, Row
+
+KINDS = ("rouge1", "rouge2", "rougeL")
 
 
 class XSum(FileTask):
@@ -22,7 +26,7 @@ class XSum(FileTask):
     hub = ("EdinburghNLP/xsum", None, "test")
 
     def require(self) -> None:
-        require_rouge()
+        _scorer()
 
     def item(self, row: Row, number: int) -> Item:
         wanted = str(row["summary"] if "summary" in row else row["reference"]).strip()
@@ -31,3 +35,19 @@ class XSum(FileTask):
 
     def score(self, instance: Instance, answers: Sequence[str]) -> Scores:
         return rouge(short(answers[0]), instance.reference["summary"])
+
+
+@cache
+def _scorer() -> Any:
+    """The scorer of the library rouge-score (extra `eval`); ConfigurationError where it is missing."""
+    try:
+        from rouge_score import rouge_scorer
+    except ImportError:
+        raise ConfigurationError("ROUGE needs the package rouge-score; install the extra draftwood[eval]") from None
+    return rouge_scorer.RougeScorer(list(KINDS), use_stemmer=True)
+
+
+def rouge(answer: str, reference: str) -> dict[str, float]:
+    """F-measures of ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004), with stemming as in the summarisation papers."""
+    scores = _scorer().score(reference, answer)
+    return {kind: float(scores[kind].fmeasure) for kind in KINDS}
