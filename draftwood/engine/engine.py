@@ -25,11 +25,11 @@ from draftwood.models.memory_budget import MemoryBudget, free_bytes
 from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.runtime.driver import Driver
 from draftwood.runtime.prefix import PrefixCache
-from draftwood.runtime.resident import give_back
 from draftwood.runtime.scheduler import Scheduler
 from draftwood.runtime.task import Task
 from draftwood.sampling.params import RuntimeParams, SamplingParams
 from draftwood.util import config
+from draftwood.util.resident import give_back
 from draftwood.util.safe_parsing import short_repr
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ from typing import Any, TypeVar
 import torch
 
 from draftwood.errors import DraftwoodError
-from draftwood.runtime.resident import give_back
 from draftwood.runtime.scheduler import IN_A_STEP, Scheduler
 from draftwood.runtime.session import Event
 from draftwood.runtime.task import Task
 from draftwood.runtime.threads import use_threads
+from draftwood.util.resident import give_back
 
 T = TypeVar("T")
 Inbox = SimpleQueue[Callable[[], object] | None]

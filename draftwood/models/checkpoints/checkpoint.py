@@ -6,15 +6,13 @@ anything is allocated.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import re
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -37,6 +35,7 @@ from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
 from draftwood.models.partition import UNSPLIT, Parallel, ParameterPart
 from draftwood.models.quantise import Grouped
+from draftwood.util.resident import give_back
 from draftwood.util.safe_parsing import short_repr
 
 log = logging.getLogger(__name__)
@@ -179,7 +178,7 @@ def load(
             known = (grouped or {}).get(name.rpartition(".")[0])
             _put(model, name, nn.Parameter(tensor, requires_grad=False), partial(_instead_of, known) if known else hold)
             del tensor
-            _give_back()
+            give_back()
             advance(shape.numel() / total)
         if tied:
             table = model.embed.weight
@@ -307,18 +306,6 @@ def _sketch(config: DecoderConfig, tensors: Tensors, family: Family) -> Decoder:
             f"again, or correct {tensors.config_source}"
         )
     return drawn(config.num_hidden_layers)
-
-
-def _give_back() -> None:
-    """Give freed memory back to the system: glibc would keep as much as a quarter of a small model's weights."""
-    if (trim := _malloc_trim()) is not None:
-        trim(0)
-
-
-@cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    """glibc's malloc_trim; None with other C libraries."""
-    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 def _instead_of(known: Grouped, weight: Tensor, bias: Tensor | None) -> nn.Module:

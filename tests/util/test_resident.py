@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import draftwood
-from draftwood.runtime import resident
+from draftwood.util import resident
 
 LOAD = """
 import asyncio, json, random, sys
 import draftwood
-from draftwood.runtime.resident import resident
+from draftwood.util.resident import resident
 
 METHODS = ["autoregressive", {"name": "speculative", "gamma": 4}, {"name": "mcsd", "tree": [4, 3]},
            {"name": "dsbd", "width": 4}, {"name": "beam-search", "width": 8}]
@@ -44,7 +44,7 @@ asyncio.run(main())
 @pytest.mark.slow
 @pytest.mark.skipif(resident.resident() is None, reason="this system does not tell what is resident")
 def test_memory_goes_back_when_a_load_has_ended() -> None:
-    """The series is printed: `pytest -m slow -s tests/runtime/test_resident.py`."""
+    """The series is printed: `pytest -m slow -s tests/util/test_resident.py`."""
     env = os.environ | {"PYTHONPATH": str(Path(draftwood.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", LOAD, "3", "64"], env=env, capture_output=True, text=True, check=True)
     before, first, *later = (int(each) for each in done.stdout.strip()[1:-1].split(","))
@@ -66,6 +66,6 @@ def test_nothing_is_asked_of_a_library_that_cannot(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.undo()
     resident._trimmer.cache_clear()
-    monkeypatch.setattr("draftwood.runtime.resident.ctypes.CDLL", lacking)
+    monkeypatch.setattr("draftwood.util.resident.ctypes.CDLL", lacking)
     assert resident._trimmer() is None
     resident._trimmer.cache_clear()
