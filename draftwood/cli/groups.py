@@ -69,11 +69,16 @@ class _Drafts(_Target):
     )
 
 
-class _Quantize(OptionGroup):
+class _Storage(OptionGroup):
     quantize: Literal["int8", "int4"] | None = flag(
         None,
         "int8: a quarter of float32's bytes; int4: about a sixth. Faster on CPUs; answers change slightly.",
         "KIND",
+    )
+    kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = flag(
+        "auto",
+        "Keys and values: float32, bfloat16, int8 (half of bfloat16's memory), or auto: not wider than the weights.",
+        "TYPE",
     )
 
 
@@ -101,7 +106,7 @@ class _Apart(OptionGroup):
     )
 
 
-LOADING = {"dtype", "device", "quantize", "backend"}  # options of `load` that every loader takes
+LOADING = {"dtype", "device", "quantize", "kv_dtype", "backend"}  # options of `load` that every loader takes
 
 
 def _loaded(target: str | Path | None, drafts: list[str] | None, how: dict[str, Any]) -> Engine:
@@ -129,7 +134,7 @@ class TargetOptions(ThreadOptions, _Backend, _Place, _Target):  # fields are tho
         return _loaded(how.pop("target"), None, how)
 
 
-class QuantizedOptions(TargetOptions, ThreadOptions, _Quantize, _Backend, _Place, _Target):
+class QuantizedOptions(TargetOptions, ThreadOptions, _Storage, _Backend, _Place, _Target):
     """One model that is not trained."""
 
 
@@ -159,7 +164,7 @@ class PairOptions(ThreadOptions, _Runtime, _Backend, _Place, _Drafts):
         return _loaded(self.target, self.draft or None, self.how)
 
 
-class ModelOptions(PairOptions, ThreadOptions, _Runtime, _Compile, _Quantize, _Backend, _Apart, _Place, _Drafts):
+class ModelOptions(PairOptions, ThreadOptions, _Runtime, _Compile, _Storage, _Backend, _Apart, _Place, _Drafts):
     """A target with its draft models, and how their weights are held."""
 
 

@@ -53,6 +53,7 @@ def load(
     reuse_prefixes: bool = True,
     load_aware: bool = False,
     progress: Callable[[str, float], None] = lambda what, share: None,
+    kv_dtype: str = "auto",
 ) -> Engine:
     """An engine from checkpoint directories, hub ids, GGUF files or model objects.
 
@@ -75,6 +76,10 @@ def load(
     exits and heads are in this process alone. `draft_device` is where draft models are, if not where the target is,
     and `draft_dtype` the type that they are computed in, if not `dtype`.
 
+    `kv_dtype` is what keys and values are stored in: float32, bfloat16, "int8" with a scale per position and head,
+    which takes about half of bfloat16's memory, or "auto", the type that is computed in, but bfloat16 where weights are
+    quantised.
+
     Requests share `kv_cache_bytes` of memory for keys and values (default: half of what is free) and the forwards, at
     most `max_running` at once; of those that come then at most `max_queued` wait (None: any number). Where a prompt
     begins as another one did, what was computed is taken again unless `reuse_prefixes` is False.
@@ -91,7 +96,7 @@ def load(
     words = Tokenizer.load(Path(tokenizer)) if isinstance(tokenizer, str | Path) else tokenizer
     if words is not None and not isinstance(words, Tokenizer):
         words = _adapter().wrap_tokenizer(words)
-    how = _How(dtype, place, quantize, compile, backend, progress)
+    how = _How(dtype, place, quantize, compile, backend, progress, kv_dtype)
     split = replace(how, processes=check_int("tensor_parallel", tensor_parallel, 1))
     if draft_device is not None:
         how = replace(how, device=_place(draft_device, "draft_device"))
@@ -123,6 +128,7 @@ def load(
     used = str(getattr(model, "dtype", dtype)).removeprefix("torch.")
     names: dict[str, Any] = {"target": _name(target), "draft": [_name(source) for source in sources], "dtype": used}
     names |= {"quantize": quantize} if quantize else {}
+    names |= {"kv_dtype": str(getattr(model, "kv_dtype", None) or used).removeprefix("torch.")}
     names |= {"compiled": True} if compile else {}
     names |= {"backend": "native" if getattr(model, "native", False) else "pytorch"}
     names |= {"tensor_parallel": tensor_parallel} if tensor_parallel > 1 else {}
@@ -166,6 +172,7 @@ class _How:
     compile: bool
     backend: str
     progress: Callable[[str, float], None]
+    kv_dtype: str = "auto"
     processes: int = 1
 
 
@@ -175,9 +182,10 @@ def _checked(source: ModelSource, how: _How) -> Path | None:
     Raises ConfigurationError for options that do not go together, ModelError for what cannot be loaded.
     """
     own = isinstance(source, str | Path) and not str(source).startswith(THROUGH_TRANSFORMERS)
-    if not own and (how.quantize or how.compile or how.backend == "native" or how.processes > 1):
-        asked = {"quantize": how.quantize, "compile": how.compile, "tensor_parallel": how.processes > 1}
-        option = next((name for name, wanted in asked.items() if wanted), "backend native")
+    asked = {"quantize": how.quantize, "compile": how.compile, "tensor_parallel": how.processes > 1}
+    asked |= {"kv_dtype": how.kv_dtype != "auto", "backend native": how.backend == "native"}
+    if not own and any(asked.values()):
+        option = next(name for name, wanted in asked.items() if wanted)
         raise ConfigurationError(
             f"{option} is for checkpoints that draftwood's own decoder loads, not for {_name(source)}; leave it out"
         )
@@ -185,6 +193,10 @@ def _checked(source: ModelSource, how: _How) -> Path | None:
         raise ConfigurationError(f"compile is for the CPU, not for device {how.device}; leave it out")
     if how.compile and how.backend == "native":
         raise ConfigurationError("compile is for the backend pytorch, and native needs none; leave out one of both")
+    if how.kv_dtype != "auto" and how.compile:
+        raise ConfigurationError(
+            "compiled forwards store keys and values in their dtype; leave out kv_dtype or compile"
+        )
     if how.quantize and how.compile:
         raise ConfigurationError("a model is either quantised or compiled; leave out quantize or compile")
     if how.processes > 1 and (how.compile or how.backend == "native"):
@@ -194,7 +206,7 @@ def _checked(source: ModelSource, how: _How) -> Path | None:
         return None
     if own:
         directory = checkpoint.locate(source)
-        checkpoint.check(directory, how.dtype, how.device, how.quantize, not how.compile, how.backend)
+        checkpoint.check(directory, how.dtype, how.device, how.quantize, not how.compile, how.backend, how.kv_dtype)
         return directory
     _adapter()
     return checkpoint.locate(str(source).removeprefix(THROUGH_TRANSFORMERS))
@@ -212,14 +224,15 @@ def _model(source: ModelSource, directory: Path | None, how: _How) -> CausalMode
         if how.processes > 1:
             from draftwood.models.parallel import launch  # slow to import
 
-            return launch.load(str(source), how.processes, how.dtype, how.device, how.quantize)
+            return launch.load(str(source), how.processes, how.dtype, how.device, how.quantize, how.kv_dtype)
         grouped = None
         if how.quantize == "int4":
             holder(checkpoint.DTYPES["float32"], how.device, how.quantize, how.backend)  # or it is refused
             quantising = partial(how.progress, f"quantising {name}, once")
             grouped = int4.cached(directory, Tokenizer.load(directory), quantising)
-        options: dict[str, Any] = {"packed": not how.compile, "backend": how.backend, "grouped": grouped}
-        decoder = checkpoint.load(directory, how.dtype, how.device, how.quantize, **options, advance=loading)
+        options: dict[str, Any] = {"packed": not how.compile, "backend": how.backend, "kv_dtype": how.kv_dtype}
+        options |= {"grouped": grouped, "advance": loading}
+        decoder = checkpoint.load(directory, how.dtype, how.device, how.quantize, **options)
         return Compiled(decoder) if how.compile else decoder
     if any(base.__name__ == "PreTrainedModel" for base in type(source).__mro__):  # without importing transformers
         wrapped: CausalModel = _adapter().HuggingFaceModel(source)

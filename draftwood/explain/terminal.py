@@ -218,9 +218,12 @@ def terminal_width() -> int:
 
 
 def origins(names: Mapping[str, Any]) -> list[str]:
-    """'computed in int8 and bfloat16', 'target grown from 12x192, draft from 2x128', 'target dequantised from Q4_K'."""
+    """'computed in int8 and bfloat16', 'keys and values in int8', 'target grown from 12x192, draft from 2x128',
+    'target dequantised from Q4_K'."""
     types = " and ".join(filter(None, (names.get("quantize"), names.get("dtype"))))
     notes = [f"computed in {types}"] if types else []
+    if names.get("kv_dtype") not in (None, names.get("dtype")):
+        notes.append(f"keys and values in {names['kv_dtype']}")
     for how in ("grown", "dequantised"):
         sources = names.get(how, {})
         parts = [("target", sources.get("target")), *(("draft", origin) for origin in sources.get("draft", ()))]

@@ -39,8 +39,8 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 class Draftwood(LM):  # type: ignore[misc]
     """Model arguments: target, draft (several with +), method (a name or file:PATH), options of the method by name.
 
-    Others: dtype, device, quantize, compile, max_gen_toks (256), max_length (the target's context), seed. Without a
-    target the embedded pair is loaded.
+    Others: dtype, device, quantize, kv_dtype, compile, max_gen_toks (256), max_length (the target's context), seed.
+    Without a target the embedded pair is loaded.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Draftwood(LM):  # type: ignore[misc]
         device: str | None = None,
         quantize: str | None = None,
         compile: bool = False,
+        kv_dtype: str = "auto",
         max_gen_toks: int = 256,
         max_length: int | None = None,
         seed: int = 0,
@@ -64,7 +65,7 @@ class Draftwood(LM):  # type: ignore[misc]
         drafts = draft.split("+") if draft else None
         if device == ANY_DEVICE and not torch.cuda.is_available():
             device = None
-        self.engine = engine or load(target, drafts, dtype, device, quantize, compile)
+        self.engine = engine or load(target, drafts, dtype, device, quantize, compile, kv_dtype=kv_dtype)
         self.method = self.engine.method({"name": method, **options} if method and options else method)
         if options and not method:
             raise ConfigurationError(

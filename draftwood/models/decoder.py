@@ -27,6 +27,7 @@ from draftwood.models.flat import (
     written_rows,
 )
 from draftwood.models.functions import NORMS
+from draftwood.models.kv_rows import row_width
 from draftwood.models.memory_budget import MemoryBudget
 from draftwood.models.partition import UNSPLIT, Parallel
 
@@ -43,6 +44,7 @@ class Decoder(DecoderWeights):
         super().__init__(config, parallel)
         group = self.local.num_attention_heads // self.local.num_key_value_heads
         self._min_rows = -(-MIN_BITWISE_ROWS // group)
+        self.kv_dtype: torch.dtype | None = None  # that new caches store keys and values in; None: the decoder's
         self._program: Program | None = None  # made when it is first needed
 
     @property
@@ -72,7 +74,8 @@ class Decoder(DecoderWeights):
 
     def new_cache(self, slots: int = 0, budget: MemoryBudget | None = None) -> Cache:
         c, parallel = self.local, self.parallel
-        planes: list[Plane] = [(c.num_key_value_heads, c.head_dim, self.dtype)] * (2 * self.n_layers)
+        dtype = self.kv_dtype or self.dtype
+        planes: list[Plane] = [(c.num_key_value_heads, row_width(dtype, c.head_dim), dtype)] * (2 * self.n_layers)
         if self.stores_positions:  # the positions of the slots, exact in every dtype
             planes.append((1, 1, torch.int64))
         copies = parallel.size if self.device.type == "cpu" else 1  # memory of GPUs is each one's own

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from draftwood.models.base import Batch, Segment
 from draftwood.models.cache import SPAN_MULTIPLE, Cache, Extent
+from draftwood.models.kv_rows import from_rows, to_rows
 
 
 @dataclass(slots=True)
@@ -65,12 +66,13 @@ class CachedKV:
         self, q: Tensor, k: Tensor, v: Tensor, meta: AttentionMetadata, scale: float | None, cap: float | None
     ) -> Tensor:
         for plane, values in enumerate((k, v), 2 * self.layer):
-            self.cache.planes[plane].index_copy_(0, self.index, values.reshape(-1, values.shape[-1]))
+            stored, width = self.cache.planes[plane], values.shape[-1]
+            stored.index_copy_(0, self.index, to_rows(values.reshape(-1, width), stored.dtype))
         rows = q[0] if meta.query_rows is None else q[0, meta.query_rows]
         parts: list[Tensor] = []
         for group in meta.groups:
             keys, values = (
-                self.cache.read(plane, group.extent, group.span, group.count)
+                from_rows(self.cache.read(plane, group.extent, group.span, group.count), q.dtype, q.shape[-1])
                 for plane in (2 * self.layer, 2 * self.layer + 1)
             )
             queries = rows[group.rows].view(group.count, -1, *rows.shape[1:])

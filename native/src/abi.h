@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #define DW_API __attribute__((visibility("default")))
 
-enum { DW_VERSION = 2 };
+enum { DW_VERSION = 3 };
 
 DW_API int dw_version(void);
 DW_API const char* dw_error(void);
@@ -32,7 +32,7 @@ DW_API int dw_matrix_apply(const void* matrix, int64_t rows, const float* x, flo
 /* What all layers of a model share. Pointers stay the caller's and must outlive the model. */
 typedef struct {
   int32_t width, heads, kv_heads, head_dim, rotary_dim /* 0: positions are not rotated */;
-  int32_t vocabulary, layer_norm, activation, gated, half_planes, half_embeddings, position_offset;
+  int32_t vocabulary, layer_norm, activation, gated, half_embeddings, position_offset;
   float eps, scale, softcap, logit_softcap /* 0: none */, embedding_scale;
   const void *embeddings /* [vocabulary][width], or null: the model reads hidden states */, *positions /* [..][width], or null */;
   const float *norm, *norm_bias;
@@ -68,7 +68,8 @@ typedef struct {
   int32_t states_count;
   const int32_t* states_after; /* layers; after the last one the final norm is applied */
   float* const* states;        /* [wanted_count][width] each */
-  int32_t threads;
+  int32_t threads, plane_type; /* of keys and values: 0 float32 and 1 bfloat16 [slots][kv_heads][head_dim]; 2 int8: a head's row
+                                  is a float32 and int8 [head_dim] to multiply by it, up to the next multiple of 4 bytes */
   const float* beside; /* [rows][width], where a part's first product reads it before the rows: its matrix is twice as wide */
 } dw_batch;
 

@@ -53,6 +53,14 @@ struct Query {
   float *scores, *out;
 };
 
+// What a head's row of a plane of keys or values holds: dim numbers; whole ones behind the float that scales them, and the
+// row ends at a multiple of its size.
+enum PlaneType : int { PLANE_F32, PLANE_BF16, PLANE_INT8 };
+constexpr int64_t SCALE_BYTES = 4;
+inline int64_t row_bytes(PlaneType type, int64_t dim) {
+  return type == PLANE_INT8 ? SCALE_BYTES + up(dim, SCALE_BYTES) : type == PLANE_BF16 ? 2 * dim : 4 * dim;
+}
+
 struct Kernels {
   const char* name;
 
@@ -74,9 +82,11 @@ struct Kernels {
   void (*add)(float* x, const float* y, int64_t n);
   // x[i] = cap * tanh(x[i] / cap)
   void (*cap)(float* x, float cap, int64_t n);
-  // Attention of `count` queries to keys and values of one head, `half`: bfloat16, else float; slot s lies at base + s * dim.
+  // Put x [dim] into a row of a plane.
+  void (*keep)(PlaneType type, const float* x, int64_t dim, void* row);
+  // Attention of `count` queries to the rows of one head of keys and values.
   // All lists begin with the same `shared` slots: those of the first query, or a multiple of PANEL.
-  void (*attend)(const Query* query, int count, int64_t shared, const void* keys, const void* values, bool half, int64_t dim,
+  void (*attend)(const Query* query, int count, int64_t shared, const void* keys, const void* values, PlaneType type, int64_t dim,
                  float scale, float cap);
 };
 

@@ -104,6 +104,14 @@ struct Forward {
     multiply(crew, m, batch.rows, wide);
   }
 
+  PlaneType plane_type() const { return static_cast<PlaneType>(batch.plane_type); }
+
+  // The row of a slot of a segment's extent in a plane, of one head.
+  char* plane_row(int32_t plane, int64_t segment, int64_t head, int64_t slot) const {
+    const int64_t row = batch.base[segment] * s().kv_heads + head * batch.capacity[segment] + slot;
+    return static_cast<char*>(batch.planes[plane]) + row * row_bytes(plane_type(), s().head_dim);
+  }
+
   // Queries and keys of row i normalised and turned; key and value put into the planes.
   void place(const dw_part& part, int64_t i, float* tmp) const {
     const int64_t dim = s().head_dim, heads = s().heads, kv = s().kv_heads, half = s().rotary_dim / 2;
@@ -117,26 +125,18 @@ struct Forward {
       }
       if (half) k.rotate(v, batch.cos[part.rope] + batch.position[i] * half, batch.sin[part.rope] + batch.position[i] * half, half);
     }
-    int64_t segment = batch.segment[i];
+    const int64_t segment = batch.segment[i];
     for (int64_t h = 0; h < kv; h++) {
-      int64_t at = (batch.base[segment] * kv + h * batch.capacity[segment] + batch.slot[i]) * dim;
-      for (int plane = 0; plane < 2; plane++) {
-        const float* from = row + (heads + plane * kv + h) * dim;
-        void* to = batch.planes[plane ? part.values : part.keys];
-        if (s().half_planes)
-          for (int64_t d = 0; d < dim; d++) static_cast<bf16*>(to)[at + d] = rounded(from[d]);
-        else
-          std::memcpy(static_cast<float*>(to) + at, from, 4 * dim);
-      }
+      const float* key = row + (heads + h) * dim;
+      k.keep(plane_type(), key, dim, plane_row(part.keys, segment, h, batch.slot[i]));
+      k.keep(plane_type(), key + kv * dim, dim, plane_row(part.values, segment, h, batch.slot[i]));
     }
   }
 
   // Attention of rows [first, last) of a segment with the query heads of one head of keys and values.
   void attend(const dw_part& part, int64_t first, int64_t last, int64_t h, float* scores) const {
     const int64_t dim = s().head_dim, group = s().heads / s().kv_heads, segment = batch.segment[first];
-    const int64_t base = (batch.base[segment] * s().kv_heads + h * batch.capacity[segment]) * dim, cell = s().half_planes ? 2 : 4;
-    const char* keys = static_cast<const char*>(batch.planes[part.keys]) + base * cell;
-    const char* values = static_cast<const char*>(batch.planes[part.values]) + base * cell;
+    const char *keys = plane_row(part.keys, segment, h, 0), *values = plane_row(part.values, segment, h, 0);
     for (int64_t from = 0; from < group; from += QUERIES) {
       Query query[QUERIES];
       int count = 0;
@@ -149,7 +149,7 @@ struct Forward {
           query[count++] = {branch + i * wide + (h * group + g) * dim, lists + list_at[i] + hidden, n, scores + room,
                             inner + (i * s().heads + h * group + g) * dim};
       }
-      k.attend(query, count, shared, keys, values, s().half_planes, dim, s().scale, s().softcap);
+      k.attend(query, count, shared, keys, values, plane_type(), dim, s().scale, s().softcap);
     }
   }
 
@@ -264,6 +264,7 @@ void Model::check(const dw_batch& batch) const {
   auto within = [](int64_t i, int64_t count) { return i >= 0 && i < count; };
   demand(0 <= batch.start && batch.start <= batch.stop && batch.stop <= static_cast<int64_t>(layers.size()),
          "there are no such layers");
+  demand(within(batch.plane_type, PLANE_INT8 + 1), "keys and values have no such type");
   std::vector<int32_t> longest(batch.segments);
   for (int64_t i = 0; i < batch.rows; i++) {
     const int64_t segment = batch.segment[i], from = i ? batch.path_end[i - 1] : 0;

@@ -113,8 +113,8 @@ def test_one_json_document(command: Command, pair: list[str], engine: Engine) ->
     }
     assert document["metrics"]["tau"] == result.metrics.tau
     assert document["draftwood"] == draftwood.__version__
-    how = {"dtype": "float32", "backend": engine.names["backend"], "device": str(engine.target.device)}
-    models = {"target": pair[1], "draft": [pair[3]], **how}
+    how = {"dtype": "float32", "kv_dtype": "float32", "backend": engine.names["backend"]}
+    models = {"target": pair[1], "draft": [pair[3]], **how, "device": str(engine.target.device)}
     assert document["models"] == models
     assert all(len(best) == 3 for best in document["top_logprobs"])
 

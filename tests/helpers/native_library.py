@@ -30,14 +30,20 @@ TYPES: dict[str, dict[str, Any]] = {
     "int8": {"quantize": "int8"},
 }
 
+KV_TYPES: dict[str, dict[str, Any]] = {  # in which keys and values are stored as they are not computed
+    "int8 keys": {"dtype": "float32", "kv_dtype": "int8"},
+    "bfloat16 with int8 keys": {"dtype": "bfloat16", "kv_dtype": "int8"},
+    "bfloat16 with float32 keys": {"dtype": "bfloat16", "kv_dtype": "float32"},
+}
+
 
 @cache
 def embedded(kind: str) -> Decoder:
-    """The embedded target in one of TYPES, or in int4, quantised without calibration text."""
+    """The embedded target in one of TYPES or KV_TYPES, or in int4, quantised without calibration text."""
     if kind == "int4":
         made = int4.quantised(checkpoint.load(EMBEDDED / "target", packed=False), None)
         return checkpoint.load(EMBEDDED / "target", quantize="int4", backend="native", grouped=made)
-    return checkpoint.load(EMBEDDED / "target", **TYPES[kind], backend="native")
+    return checkpoint.load(EMBEDDED / "target", **(TYPES | KV_TYPES)[kind], backend="native")
 
 
 def chain(model: Decoder, tokens: Sequence[int], first: int = 0, cache: Cache | None = None) -> tuple[Tensor, Batch]:

@@ -31,6 +31,12 @@ from draftwood.models.functions import ACTIVATIONS, activate, rms_norm
 from draftwood.runtime.executor import execute
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+HOW: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"quantize": "int8"},
+    "int8 keys": {"kv_dtype": "int8", "backend": "pytorch"},
+}
 COUNTS = (1, 2, 3, 4, 5, 8, 17, 64, 130)  # rows in a product
 
 
@@ -174,11 +180,10 @@ def kept(engine: draftwood.Engine, count: int) -> list[torch.Tensor]:
     return planes
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int8 keys"])
 def test_rows_have_the_same_bits_beside_others(dtype: str) -> None:
     """Single tokens, chains, trees, prompts and resumed layers of several lengths in one forward, and each alone."""
-    how: dict[str, Any] = {"quantize": "int8"} if dtype == "int8" else {"dtype": dtype}
-    model = checkpoint.load(EMBEDDED / "target", **how)
+    model = checkpoint.load(EMBEDDED / "target", **HOW[dtype])
     shapes = [(9, "single"), (40, "single"), (200, "chain"), (3, "tree"), (41, "single"), (70, "chain"), (190, "tree")]
     cache = model.new_cache()
     together = [Walk(model, cache, length, kind, i) for i, (length, kind) in enumerate(shapes)]
@@ -207,7 +212,7 @@ two_threads = pytest.mark.parametrize("threads", [2], indirect=True)  # more on 
 
 
 @two_threads
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int8 keys"])
 def test_chains_change_no_bit(grown: Path, dtype: str) -> None:
     """Greedy and coupled text, log-probabilities, keys and values, alone and in batches."""
     compare(grown, dtype, PROMPTS[1:4], 12)
@@ -229,8 +234,7 @@ def test_chains_change_no_bit_over_thousands_of_tokens(grown: Path, dtype: str) 
 
 def compare(grown: Path, dtype: str, prompts: list[str], count: int) -> int:
     """Plain decoding against chains; returns the number of tokens compared."""
-    how: dict[str, Any] = {"quantize": "int8"} if dtype == "int8" else {"dtype": dtype}
-    engine = draftwood.load(grown, draft=EMBEDDED / "draft", **how)
+    engine = draftwood.load(grown, draft=EMBEDDED / "draft", **HOW[dtype])
     tokens, accepted, batched = 0, 0, []
     for i, prompt in enumerate(prompts):
         for temperature, verify in ((0.0, "rejection"), (1.0, "coupled")):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from family_models import VARIANTS
 from family_models import write as write_family
-from native_library import TYPES, chain, embedded, needs_native
+from native_library import KV_TYPES, TYPES, chain, embedded, needs_native
 from walks import Walk
 
 import draftwood
@@ -62,13 +62,13 @@ def walk_together(model: Decoder, shapes: list[tuple[int, str]], rounds: int) ->
     assert shuffled  # or this would be about chains
 
 
-@pytest.mark.parametrize("kind", [*TYPES, "int4"])
+@pytest.mark.parametrize("kind", [*TYPES, "int4", *KV_TYPES])
 def test_nodes_of_trees_have_the_bits_of_chains(kind: str) -> None:
     shapes = [(9, "single"), (41, "tree"), (120, "chain"), (3, "tree"), (70, "tree")]
     walk_together(embedded(kind), shapes, 6)
 
 
-@pytest.mark.parametrize("kind", [*TYPES, "int4"])
+@pytest.mark.parametrize("kind", [*TYPES, "int4", *KV_TYPES])
 def test_tokens_one_by_one_have_the_bits_of_a_chain(kind: str) -> None:
     """The chain above is one forward: here each of its rows is a forward of its own."""
     model, rng = embedded(kind), random.Random(kind)
@@ -83,12 +83,12 @@ def test_tokens_one_by_one_have_the_bits_of_a_chain(kind: str) -> None:
 KINDS = ("gemma2", "gemma3", "gpt2", "mistral", "opt", "phi3_partial", "qwen3_bias_windows")
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", [*TYPES, "int8 keys"])
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in KINDS else pytest.mark.slow) for n in VARIANTS])
 def test_trees_of_every_kind_of_layer(name: str, kind: str, tmp_path: Path) -> None:
     """Windows, caps, norms of heads, learned positions, biases: with slots in any order."""
     write_family(tmp_path, name)
-    model = checkpoint.load(tmp_path, **TYPES[kind], backend="native")
+    model = checkpoint.load(tmp_path, **(TYPES | KV_TYPES)[kind], backend="native")
     walk_together(model, [(12, "tree"), (3, "tree"), (9, "chain"), (5, "single")], 4)
 
 
@@ -111,7 +111,7 @@ def text(result: Any) -> tuple[Any, ...]:
 
 
 def loaded(kind: str, **options: Any) -> Engine:
-    engine = draftwood.load(**TYPES[kind], backend="native", **options)
+    engine = draftwood.load(**(TYPES | KV_TYPES)[kind], backend="native", **options)
     assert getattr(engine.target, "native", False)
     return engine
 
@@ -144,7 +144,7 @@ def compare(kind: str, prompts: list[str], count: int) -> None:
             assert text(result) == text(plain), each is small
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", [*TYPES, "int8 keys"])
 def test_tree_methods_change_no_bit(kind: str) -> None:
     compare(kind, [prompt[:200] for prompt in PROMPTS], 10)
 
@@ -175,7 +175,7 @@ def hypotheses(result: Any) -> list[tuple[Any, ...]]:
     return [(beam.tokens, beam.score, beam.finish_reason) for beam in result.beams]
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", [*TYPES, "int8 keys"])
 def test_drafted_beam_search_changes_no_bit(kind: str) -> None:
     beams(loaded(kind), [prompt[:200] for prompt in PROMPTS[:3]], 10)
 
@@ -188,7 +188,7 @@ def test_drafted_beam_search_changes_no_bit_on_500_prompts(kind: str) -> None:
     beams(loaded(kind), prompts[:500], 32)
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", [*TYPES, "int8 keys"])
 def test_drafted_beam_sampling_does_not_depend_on_the_batch(kind: str) -> None:
     engine = loaded(kind)
     method = {"name": "dsbd", "draft_width": 5, "gamma": 3, "width": 3, "n_best": 3}

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from draftwood.errors import ConfigurationError, ModelError, OutOfMemory
 from draftwood.models.quantise import Grouped
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 MATRIX_TYPES = {"float32": 0, "bfloat16": 1, "int4": 3, "int8": 4}
+PLANE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # of keys and values
 
 
 def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -27,7 +28,7 @@ def _fields(kind: Any, names: str) -> list[tuple[str, Any]]:
 class ModelShape(Structure):
     _fields_ = [
         *_fields(c_int32, "width heads kv_heads head_dim rotary_dim vocabulary layer_norm activation gated"),
-        *_fields(c_int32, "half_planes half_embeddings position_offset"),
+        *_fields(c_int32, "half_embeddings position_offset"),
         *_fields(c_float, "eps scale softcap logit_softcap embedding_scale"),
         *_fields(c_void_p, "embeddings positions norm norm_bias head"),
     ]

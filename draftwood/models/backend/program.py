@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from draftwood.errors import ModelError
-from draftwood.models.backend.native import ModelPart, ModelShape, NativeMatrix, check, loaded_library
+from draftwood.models.backend.native import PLANE_TYPES, ModelPart, ModelShape, NativeMatrix, check, loaded_library
 from draftwood.models.base import Batch
 from draftwood.models.block import Block
 from draftwood.models.cache import Cache, data_pointers
@@ -21,8 +21,8 @@ from draftwood.models.decoder_weights import DecoderWeights
 
 ACTIVATION_NUMBERS = {"silu": 0, "swish": 0, "gelu": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
 # dw_batch: rows, segments, slots, reach; 15 places from token to sin; start, stop, wanted_count, wanted_first; wanted,
-# logits, output; states_count; states_after, states; threads; beside
-_CALL = Struct("@4i15P4i3Pi2PiP")
+# logits, output; states_count; states_after, states; threads, plane_type; beside
+_CALL = Struct("@4i15P4i3Pi2P2iP")
 
 
 class Program:
@@ -34,13 +34,12 @@ class Program:
         self.config, self.n_layers = c, decoder.n_layers + empty  # not the decoder, which would go late in a circle
         self._kept: list[Tensor | NativeMatrix] = []  # what the library holds pointers to
         self._free = lib.dw_model_free
-        half = torch.bfloat16
         embeds = len(decoder.embed.weight) > 0
         shape = ModelShape(
             *(c.hidden_size, c.num_attention_heads, c.num_key_value_heads, c.head_dim),
             0 if decoder.rotary is None else (c.rotary_dim or c.head_dim),
-            *(c.vocab_size, c.norm == "layer", ACTIVATION_NUMBERS[c.hidden_act], c.gated, decoder.dtype == half),
-            *(decoder.embed.weight.dtype == half, c.position_offset or 0, c.rms_norm_eps),
+            *(c.vocab_size, c.norm == "layer", ACTIVATION_NUMBERS[c.hidden_act], c.gated),
+            *(decoder.embed.weight.dtype == torch.bfloat16, c.position_offset or 0, c.rms_norm_eps),
             c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale,
             *(c.attention_softcap or 0, c.logit_softcap or 0),
             float(torch.tensor(c.embedding_scale, dtype=decoder.dtype)),  # rounded, as when the models were trained
@@ -165,7 +164,7 @@ class Program:
             *(_start(trunk), _start(cache.pointers), _start(rotary.cos), _start(rotary.sin)),
             *(batch.start, stop, wanted_count, first, place),
             *(out.data_ptr() if to_end and batch.head else 0, 0 if to_end else out.data_ptr()),
-            *(len(states), _start(after), _start(kept), torch.get_num_threads()),
+            *(len(states), _start(after), _start(kept), torch.get_num_threads(), PLANE_TYPES[cache.layout[0][2]]),
             0 if beside is None else beside.data_ptr(),
         )
         check(self._forward(self.handle, call) != 0)

@@ -33,6 +33,7 @@ from draftwood.models.checkpoints.safetensors_weights import Safetensors, part_o
 from draftwood.models.checkpoints.stored import Tensors, as_stored, check_unread
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
+from draftwood.models.kv_rows import kv_dtype_of
 from draftwood.models.partition import UNSPLIT, Parallel, ParameterPart
 from draftwood.models.quantise import Grouped
 from draftwood.util.resident import give_back
@@ -138,6 +139,7 @@ def load(
     grouped: Mapping[str, Grouped] | None = None,
     parallel: Parallel = UNSPLIT,
     advance: Callable[[float], None] = lambda share: None,
+    kv_dtype: str = "auto",
 ) -> Decoder:
     """Load a decoder for inference from a directory, GGUF file or hub id, in the given dtype on the given device.
 
@@ -148,7 +150,7 @@ def load(
 
     `grouped`: quantised matrices, by the names of their modules, that replace those of the checkpoint. `parallel`: the
     part of a split model that this process has; nothing else is read. `advance` is called with the share of the weights
-    that was read since its last call.
+    that was read since its last call. `kv_dtype`: what keys and values are stored in, see `kv_rows.kv_dtype_of`.
     """
     if quantize == "int4" and grouped is None:
         raise ConfigurationError("quantize int4 takes matrices that were made before: use draftwood.load")
@@ -163,6 +165,7 @@ def load(
         family, full_model = _outline(tensors, raw, family, config)
         config = full_model.config
         wanted, hold = _storage(raw, tensors, dtype, place, quantize, packed, backend)
+        kept = kv_dtype_of(kv_dtype, wanted, quantize)
         tied = full_model.head.weight is full_model.embed.weight
         shapes = {name: parameter.shape for name, parameter in full_model.named_parameters()}  # a tied head has none
         model, total = full_model, sum(shape.numel() for shape in shapes.values())
@@ -188,7 +191,7 @@ def load(
                 read = _assemble(tensors, family, "embed.weight", shape, rows, wanted, place, hold is not None)
                 table = nn.Parameter(read, requires_grad=False)
             _put(model, "head.weight", table, hold)
-    model.home = home.parent if file else home
+    model.home, model.kv_dtype = home.parent if file else home, kept
     if file:
         log.info("%s: weights of type %s are held as %s", home, ", ".join(file.types()), quantize or str(wanted)[6:])
     return model.eval()
@@ -220,6 +223,7 @@ def check(
     quantize: str | None = None,
     packed: bool = True,
     backend: str = "auto",
+    kv_dtype: str = "auto",
 ) -> None:
     """Raise the error that `load` would raise, as far as it can be found without reading weights."""
     home = locate(source)
@@ -228,7 +232,8 @@ def check(
     with ExitStack() as stack:
         tensors = file or Safetensors(home, stack)
         _outline(tensors, raw, family, config)
-        _storage(raw, tensors, dtype, torch.device(device), quantize, packed, backend)
+        wanted, _ = _storage(raw, tensors, dtype, torch.device(device), quantize, packed, backend)
+        kv_dtype_of(kv_dtype, wanted, quantize)
 
 
 def _outline(tensors: Tensors, raw: Raw, family: Family, config: DecoderConfig) -> tuple[Family, Decoder]:

@@ -61,7 +61,7 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Eag
 
 
 def finished(made: EagleHead, tensors: Mapping[str, Tensor], target: Decoder, packed: bool) -> EagleHead:
-    """Give a head on the meta device its weights, in the dtype and on the device of a target.
+    """Give a head on the meta device its weights, in the dtypes and on the device of a target.
 
     `packed`: pack matrices for a CPU. RuntimeError where the weights do not fit.
     """
@@ -70,6 +70,7 @@ def finished(made: EagleHead, tensors: Mapping[str, Tensor], target: Decoder, pa
     state["decoder.embed.weight"] = torch.empty(0, made.width, device=place, dtype=dtype)
     made.load_state_dict(state, assign=True)
     made.words = None if made.words is None else made.words.to(place)
+    made.decoder.kv_dtype = target.kv_dtype
     made.requires_grad_(False).eval()
     if packed:
         alike = held_alike(target.head, dtype, place) if reads_beside() else holder(dtype, place, None, "pytorch")

@@ -150,7 +150,7 @@ def save(
 
 
 def load(directory: str | Path, target: CausalModel, packed: bool = True) -> ExitLayer:
-    """The exit layer of a directory, in the dtype and on the device of the target that it must belong to.
+    """The exit layer of a directory, in the dtypes and on the device of the target that it must belong to.
 
     On a CPU matrices are held packed; `packed=False` keeps plain parameters, which can be trained, grown and saved.
     """
@@ -166,6 +166,7 @@ def load(directory: str | Path, target: CausalModel, packed: bool = True) -> Exi
     if {name: part.shape for name, part in file.tensors.items()} != wanted:
         raise artifact.damaged(path, KIND)
     _fill(made, {name: part.to(decoder.device, decoder.dtype) for name, part in file.tensors.items()})
+    made.kv_dtype = decoder.kv_dtype
     exit = ExitLayer(made, layers, whose).requires_grad_(False).eval()
     if packed:
         pack(exit, held_alike(decoder.head, decoder.dtype, decoder.device))

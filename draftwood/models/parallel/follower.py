@@ -84,7 +84,8 @@ def main() -> None:
     store = dist.FileStore(settings["store"], size)
     group = ProcessGroup(settings["rank"], size, torch.device(settings["device"]), patience)
     try:
-        decoder = loaded(group, store, Path(settings["source"]), dtype=settings["dtype"], quantize=settings["quantize"])
+        how = {name: settings[name] for name in ("dtype", "quantize", "kv_dtype")}
+        decoder = loaded(group, store, Path(settings["source"]), **how)
     except Exception:
         sys.exit(1)  # the driver says why
     group.connect(store)

@@ -4,6 +4,75 @@
 
 constexpr int64_t WIDENED = 256;  // components of a key that are widened once for several queries
 
+// WIDTH whole numbers as floats
+static inline Floats load(const int8_t* p) {
+#if DW_WIDTH == 16 && defined(__AVX512F__)
+  return (Floats)_mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#elif DW_WIDTH == 8 && defined(__AVX2__)
+  return (Floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+#elif DW_WIDTH == 4 && defined(__aarch64__)
+  uint32_t four;
+  std::memcpy(&four, p, 4);
+  return (Floats)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(four)))));
+#else
+  typedef int8_t Bytes __attribute__((vector_size(DW_WIDTH), aligned(1), may_alias));
+  typedef int16_t Numbers __attribute__((vector_size(2 * DW_WIDTH)));  // on the way: else GCC takes them one by one
+  Numbers numbers = __builtin_convertvector(*reinterpret_cast<const Bytes*>(p), Numbers);
+  return __builtin_convertvector(__builtin_convertvector(numbers, Ints), Floats);
+#endif
+}
+static inline Floats tail(const int8_t* p, int64_t n) {
+  int8_t v[WIDTH] = {};
+  std::memcpy(v, p, n);
+  return load(v);
+}
+
+// The rows of one head in a plane. Those of whole numbers begin with the scale that these are to be multiplied by.
+template <class Cell> struct Rows {
+  static constexpr bool SCALED = sizeof(Cell) == 1;
+  const Cell* first;
+  int64_t stride;  // cells from a row to the next
+
+  Rows(const void* plane, int64_t dim)
+      : first(static_cast<const Cell*>(plane) + (SCALED ? SCALE_BYTES : 0)), stride(SCALED ? row_bytes(PLANE_INT8, dim) : dim) {}
+  const Cell* at(int64_t slot) const { return first + slot * stride; }
+  static float scale(const Cell* row) {
+    float found;
+    std::memcpy(&found, reinterpret_cast<const char*>(row) - SCALE_BYTES, SCALE_BYTES);
+    return found;
+  }
+};
+
+// Whole numbers of at most 127 behind the scale that makes them nearly x; NaN or infinity in x: a scale that tells it.
+static void keep_whole(const float* x, int64_t dim, int8_t* row) {
+  uint32_t top = 0;  // as bits: of positive floats the larger has the larger, a NaN the largest
+  for (int64_t d = 0; d < dim; d++) {
+    uint32_t size;
+    std::memcpy(&size, x + d, 4);
+    size &= 0x7fffffff;
+    top = size > top ? size : top;
+  }
+  float largest;
+  std::memcpy(&largest, &top, 4);
+  const bool finite = top < 0x7f800000, usual = finite && largest > 1e-30f;
+  const float steps = usual ? 127 / largest : 0, scale = usual || !finite ? largest / 127 : 0;
+  std::memcpy(row, &scale, SCALE_BYTES);
+  for (int64_t d = 0; d < dim; d++) {
+    const float shifted = x[d] * steps + 12582912;  // 1.5 * 2^23: a sum's low bits are the nearest whole number
+    int32_t bits;
+    std::memcpy(&bits, &shifted, 4);
+    row[SCALE_BYTES + d] = static_cast<int8_t>(usual ? bits - 0x4b400000 : 0);
+  }
+}
+
+static void keep(PlaneType type, const float* x, int64_t dim, void* row) {
+  if (type == PLANE_INT8) keep_whole(x, dim, static_cast<int8_t*>(row));
+  else if (type == PLANE_BF16)
+    for (int64_t d = 0; d < dim; d++) static_cast<bf16*>(row)[d] = rounded(x[d]);
+  else
+    std::memcpy(row, x, 4 * dim);
+}
+
 // a query's products with WIDTH keys
 template <class Cell> static inline Floats products(const float* q, const Cell* const (&at)[WIDTH], int64_t dim) {
   const int64_t whole = dim / WIDTH * WIDTH;
@@ -20,24 +89,30 @@ template <class Cell> static inline Floats products(const float* q, const Cell* 
 
 // scores of the slots [from, to) that the queries see, scaled and capped
 template <class Cell>
-static void scored(const Query* query, int count, const Cell* keys, int64_t from, int64_t to, int64_t dim, float scale, float limit) {
+static void scored(const Query* query, int count, const Rows<Cell>& keys, int64_t from, int64_t to, int64_t dim, float scale, float limit) {
   const int32_t* list = query->list;
   const bool widen = sizeof(Cell) < 4 && count > 1 && dim % WIDTH == 0 && dim <= WIDENED;
   alignas(64) float wide[WIDTH * WIDENED];
   for (int64_t t = from; t < to; t += WIDTH) {
     const Cell* at[WIDTH];
     const float* copy[WIDTH];
+    Floats scales = all(scale);
     if (t + WIDTH <= to)
-      DW_UNROLL for (int u = 0; u < WIDTH; u++) at[u] = keys + static_cast<int64_t>(list[t + u]) * dim;
+      DW_UNROLL for (int u = 0; u < WIDTH; u++) at[u] = keys.at(list[t + u]);
     else
-      for (int u = 0; u < WIDTH; u++) at[u] = keys + static_cast<int64_t>(list[t + u < to ? t + u : t]) * dim;
+      for (int u = 0; u < WIDTH; u++) at[u] = keys.at(list[t + u < to ? t + u : t]);
+    if constexpr (Rows<Cell>::SCALED) {
+      float each[WIDTH];
+      for (int u = 0; u < WIDTH; u++) each[u] = keys.scale(at[u]);
+      scales = load(each) * scale;
+    }
     if (widen)
       for (int u = 0; u < WIDTH; u++) {
         for (int64_t d = 0; d < dim; d += WIDTH) store(wide + u * dim + d, load(at[u] + d));
         copy[u] = wide + u * dim;
       }
     for (int i = 0; i < count; i++) {
-      Floats score = (widen ? products(query[i].q, copy, dim) : products(query[i].q, at, dim)) * scale;
+      Floats score = (widen ? products(query[i].q, copy, dim) : products(query[i].q, at, dim)) * scales;
       if (limit) score = limit * tanh(score / limit);
       store(query[i].scores + t, score);
     }
@@ -60,18 +135,26 @@ static void softmax(float* scores, int64_t n) {
   vectors(n, [&](int64_t t, int64_t) { store(scores + t, load(scores + t) * inverse); });
 }
 
+// What the numbers of a value are multiplied by: the weight of slot number t, and the row's scale where it has one
+template <class Cell> static inline Floats share(const Query& query, int64_t t, const Cell* value) {
+  if constexpr (Rows<Cell>::SCALED) return all(query.scores[t] * Rows<Cell>::scale(value));
+  else return all(query.scores[t]);
+}
+
 // What slots [from, to) add to VECTORS * WIDTH components of COUNT queries, from d on: out[d] += sum_t weight[t] * value[t][d]
 template <int COUNT, int VECTORS, class Cell>
-static void weighted(const Query* query, const Cell* values, int64_t from, int64_t to, int64_t dim, int64_t d) {
+static void weighted(const Query* query, const Rows<Cell>& values, int64_t from, int64_t to, int64_t d) {
   Floats total[COUNT][VECTORS] = {};
   if (from)
     for (int i = 0; i < COUNT; i++)
       for (int v = 0; v < VECTORS; v++) total[i][v] = load(query[i].out + d + v * WIDTH);
   for (int64_t t = from; t < to; t++) {
-    const Cell* value = values + static_cast<int64_t>(query->list[t]) * dim + d;
+    const Cell* value = values.at(query->list[t]);
+    Floats weight[COUNT];
+    for (int i = 0; i < COUNT; i++) weight[i] = share(query[i], t, value);
     for (int v = 0; v < VECTORS; v++) {
-      Floats x = load(value + v * WIDTH);
-      for (int i = 0; i < COUNT; i++) total[i][v] = fma(all(query[i].scores[t]), x, total[i][v]);
+      Floats x = load(value + d + v * WIDTH);
+      for (int i = 0; i < COUNT; i++) total[i][v] = fma(weight[i], x, total[i][v]);
     }
   }
   for (int i = 0; i < COUNT; i++)
@@ -80,26 +163,28 @@ static void weighted(const Query* query, const Cell* values, int64_t from, int64
 
 // The same from component d on, as many vectors at once as fit: sums of a few would wait for each other. Where it ends.
 template <int COUNT, int MANY, class Cell>
-static int64_t strips(const Query* query, const Cell* values, int64_t from, int64_t to, int64_t dim, int64_t d) {
-  for (; d + MANY * WIDTH <= dim; d += MANY * WIDTH) weighted<COUNT, MANY>(query, values, from, to, dim, d);
+static int64_t strips(const Query* query, const Rows<Cell>& values, int64_t from, int64_t to, int64_t dim, int64_t d) {
+  for (; d + MANY * WIDTH <= dim; d += MANY * WIDTH) weighted<COUNT, MANY>(query, values, from, to, d);
   if constexpr (MANY > 1) d = strips<COUNT, MANY / 2>(query, values, from, to, dim, d);
   return d;
 }
 
 template <int COUNT, class Cell>
-static void summed(const Query* query, const Cell* values, int64_t from, int64_t to, int64_t dim) {
+static void summed(const Query* query, const Rows<Cell>& values, int64_t from, int64_t to, int64_t dim) {
   int64_t d = strips<COUNT, COUNT == 1 ? 8 : COUNT == 4 ? 2 : 4>(query, values, from, to, dim, 0);
   if (int64_t left = dim - d)
     for (int i = 0; i < COUNT; i++) {
       Floats total = from ? tail(query[i].out + d, left) : Floats{};
-      for (int64_t t = from; t < to; t++)
-        total = fma(all(query[i].scores[t]), tail(values + static_cast<int64_t>(query->list[t]) * dim + d, left), total);
+      for (int64_t t = from; t < to; t++) {
+        const Cell* value = values.at(query->list[t]);
+        total = fma(share(query[i], t, value), tail(value + d, left), total);
+      }
       tail(query[i].out + d, total, left);
     }
 }
 
 template <class Cell>
-static void gathered(const Query* query, int count, const Cell* values, int64_t from, int64_t to, int64_t dim) {
+static void gathered(const Query* query, int count, const Rows<Cell>& values, int64_t from, int64_t to, int64_t dim) {
   for (; count >= 4; query += 4, count -= 4) summed<4>(query, values, from, to, dim);
   if (count == 3) summed<3>(query, values, from, to, dim);
   if (count == 2) summed<2>(query, values, from, to, dim);
@@ -116,8 +201,9 @@ template <class F> static inline void spans(const Query* query, int count, int64
 }
 
 template <class Cell>
-static void attended(const Query* query, int count, int64_t shared, const Cell* keys, const Cell* values, int64_t dim,
+static void attended(const Query* query, int count, int64_t shared, const void* key_rows, const void* value_rows, int64_t dim,
                      float scale, float limit) {
+  const Rows<Cell> keys(key_rows, dim), values(value_rows, dim);
   spans(query, count, shared, [&](const Query* first, int some, int64_t from, int64_t to) {
     scored(first, some, keys, from, to, dim, scale, limit);
   });
@@ -127,8 +213,8 @@ static void attended(const Query* query, int count, int64_t shared, const Cell* 
   });
 }
 
-static void attend(const Query* query, int count, int64_t shared, const void* keys, const void* values, bool half, int64_t dim,
-                   float scale, float limit) {
-  if (half) attended(query, count, shared, static_cast<const bf16*>(keys), static_cast<const bf16*>(values), dim, scale, limit);
-  else attended(query, count, shared, static_cast<const float*>(keys), static_cast<const float*>(values), dim, scale, limit);
+static void attend(const Query* query, int count, int64_t shared, const void* keys, const void* values, PlaneType type,
+                   int64_t dim, float scale, float limit) {
+  const auto f = type == PLANE_INT8 ? attended<int8_t> : type == PLANE_BF16 ? attended<bf16> : attended<float>;
+  f(query, count, shared, keys, values, dim, scale, limit);
 }

@@ -271,3 +271,17 @@ def test_a_draft_on_a_device_of_its_own(plain: str) -> None:
     assert made.names["draft_device"] == "cpu" and made.generate(STORY, **GREEDY).text == plain  # type: ignore[arg-type]
     with pytest.raises(draftwood.ConfigurationError, match="draft_device 'gpu' is not there; use cpu"):
         draftwood.load(EMBEDDED / "target", EMBEDDED / "draft", draft_device="gpu")
+
+
+def test_every_process_stores_keys_and_values_as_it_is_told() -> None:
+    """Each part has its own heads, so that scales are those of one process, and the text is too."""
+    alone = draftwood.load(backend="pytorch", kv_dtype="int8")
+    made = draftwood.load(tensor_parallel=2, device="cpu", kv_dtype="int8")
+    assert made.names["kv_dtype"] == "int8"
+    options: dict[str, Any] = {**GREEDY, "top_logprobs": 1}
+    ours, right = (engine.generate(STORY, "autoregressive", **options) for engine in (made, alone))
+    assert ours.text == right.text and ours.logprobs == pytest.approx(right.logprobs, abs=0.02)
+    followers = children(os.getpid())
+    del made
+    gc.collect()
+    await_end([pid for pid in followers if "follower" in command_line(pid)])
