@@ -44,9 +44,11 @@ class Bench:
         """The pair in the run's type, loaded once."""
         return self.engine_of(self.run.dtype, self.run.quantize)
 
-    def engine_of(self, dtype: str, quantize: str | None = None, backend: str = "auto") -> Engine:
+    def engine_of(
+        self, dtype: str, quantize: str | None = None, backend: str = "auto", kv_dtype: str = "auto"
+    ) -> Engine:
         """The pair in a type, loaded once."""
-        key = dtype, str(quantize), backend
+        key = dtype, str(quantize), backend, kv_dtype
         if key not in self._engines:
             models = self.pair
             self.on_progress(f"loading {models.name}", 0, None)
@@ -54,6 +56,7 @@ class Bench:
                 "dtype": dtype,
                 "quantize": quantize,
                 "backend": backend,
+                "kv_dtype": kv_dtype,
                 "reuse_prefixes": False,
             }
             self._engines[key] = load(models.target, models.draft, **options)

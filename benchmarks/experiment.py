@@ -24,6 +24,7 @@ KINDS = {  # kind -> the class below benchmarks.kinds that measures it
     "methods": "methods:Methods",
     "loop": "loop:Loop",
     "forwards": "forwards:Forwards",
+    "contexts": "contexts:Contexts",
     "serving": "serving:Serving",
     "fairness": "fairness:Fairness",
     "peers": "peers:Peers",

@@ -106,6 +106,16 @@ def test_forwards_of_types_and_backends_take_turns(tmp_path: Path) -> None:
     assert found["environment"]["instructions"] == torch.backends.cpu.get_cpu_capability()
 
 
+def test_tokens_behind_long_contexts_are_timed_by_type_of_keys(tmp_path: Path) -> None:
+    rows = run("contexts", tmp_path)["tables"]["contexts"]
+    assert [(row["kv_dtype"], row["context"]) for row in rows] == [
+        (kv_dtype, context) for context in (20, 40) for kv_dtype in ("float32", "bfloat16", "int8")
+    ]
+    assert all(row["ms"]["value"] > 0 for row in rows)
+    float32, bfloat16, int8 = (row["bytes_per_token"] for row in rows[:3])
+    assert float32 == 2 * bfloat16 and int8 < 0.6 * bfloat16
+
+
 PART = {
     "sampling": [{"temperature": 1}],
     "methods": [
