@@ -23,6 +23,9 @@ def run(
     only: Annotated[list[str] | None, typer.Option(help="Only this run of the experiment. Repeatable.")] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="Run for seconds, to check that it works.")] = False,
     out: Annotated[Path | None, typer.Option(help="Directory of results. Default: benchmarks/results/NAME.")] = None,
+    llama_python: Annotated[
+        Path | None, typer.Option(help="A Python with llama-cpp-python, which `files` compares with.")
+    ] = None,
 ) -> None:
     """Measure an experiment's runs, each into a result file; the same command resumes where it was stopped."""
     file = find(experiment)
@@ -37,10 +40,14 @@ def run(
                 update(completed=done, total=total, description=f"{name}: {what}")
 
             try:
-                execute(loaded, file, name, each, place, smoke, on_progress=on_progress)
+                found = execute(
+                    loaded, file, name, each, place, smoke, llama_python=llama_python, on_progress=on_progress
+                )
             except KeyboardInterrupt:
                 print(f"{place / name}.work keeps what was measured; the same command resumes", file=sys.stderr)
                 raise typer.Exit(130) from None
+        for row in found["tables"].get("failures", ()):
+            print(f"{name}: {next(iter(row.values()))} was not measured: {row['failure']}", file=sys.stderr)
         print(f"{place / name}.json")
 
 

@@ -28,6 +28,7 @@ class Bench:
     work: Path
     on_progress: OnProgress = lambda what, done, total: None
     models: Pair | None = None  # instead of the run's pair
+    llama_python: Path | None = None  # a Python with llama-cpp-python
     stopped: bool = False  # by Ctrl-C: rows are of what was measured before
     _engines: dict[tuple[str, ...], Engine] = field(default_factory=dict)
     _kept: dict[str, Any] | None = None

@@ -46,6 +46,7 @@ def execute(
     out: Path,
     smoke: bool = False,
     models: Pair | None = None,
+    llama_python: Path | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> dict[str, Any]:
     """Measure one run and write OUT/NAME.json, which is returned; the same call goes on where it was stopped.
@@ -59,7 +60,7 @@ def execute(
     claim(work, settings)
     threads = torch.get_num_threads()
     torch.set_num_threads(run.threads)
-    bench = Bench(run, work, on_progress, models)
+    bench = Bench(run, work, on_progress, models, llama_python)
     try:
         tables = kind.measure(bench)
     finally:

@@ -30,6 +30,7 @@ KINDS = {  # kind -> the class below benchmarks.kinds that measures it
     "peers": "peers:Peers",
     "quantisation": "quantisation:Quantisation",
     "sampled": "sampled:Sampled",
+    "files": "files:Files",
     "draft-price": "draft_price:DraftPrice",
 }
 

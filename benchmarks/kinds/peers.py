@@ -25,7 +25,7 @@ from pydantic import Field
 
 from benchmarks.bench import Bench, rotated
 from benchmarks.engines import DTYPES, PEERS, Cell, runner
-from benchmarks.experiment import Kind, Rows, Strict
+from benchmarks.experiment import HERE, Kind, Rows, Strict
 from benchmarks.intervals import median
 from benchmarks.pairs import Pair
 from draftwood.corpus import mixed
@@ -119,14 +119,17 @@ class Failed(Exception):
     """Why a process gave no result."""
 
 
-def run_job(job: Mapping[str, Any], python: str, threads: int, limit: float) -> dict[str, Any]:
-    """Run one process of engines/cell.py; whatever becomes of it, a result or {"error": reason}."""
+def run_job(
+    job: Mapping[str, Any], python: str, threads: int, limit: float, module: str = "benchmarks.engines.cell"
+) -> dict[str, Any]:
+    """Run one process of a module that reads a job; whatever becomes of it, a result or {"error": reason}."""
     with tempfile.TemporaryDirectory() as place:
         question, answer = Path(place) / "job.json", Path(place) / "result.json"
         question.write_text(json.dumps({**job, "threads": threads}), "utf-8")
-        env = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+        home = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1", "PYTHONPATH": home}
         try:
-            command = [python, "-m", "benchmarks.engines.cell", str(question), str(answer)]
+            command = [python, "-m", module, str(question), str(answer)]
             done = subprocess.run(command, env=env, capture_output=True, text=True, errors="replace", timeout=limit)
         except subprocess.TimeoutExpired:
             return {"error": f"it was not done after {limit:.0f} s"}

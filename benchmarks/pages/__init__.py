@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.pages import depth, model_card, readme, results
+from benchmarks.pages import depth, files, model_card, readme, results
 from benchmarks.papers import page as papers
 from draftwood.errors import ConfigurationError
 
 
 def made(root: Path) -> dict[Path, str]:
     """All pages of a clone with their results: docs/results.md, and others whose tables stand between comments."""
-    rules = root / "docs/depth.md"
+    rules, models = root / "docs/depth.md", root / "docs/models.md"
     card, first, claims = root / "draftwood/models/embedded/README.md", root / "README.md", root / "docs/papers.md"
     return {
         root / "docs/results.md": results.page(),
         first: filled(first, {"speed table": readme.speed_table()}),
         card: filled(card, model_card.tables()),
         rules: filled(rules, {"rules": depth.table()}),
+        models: filled(models, {"files": files.table()}),
         claims: papers.filled(contents(claims)),
     }
 

@@ -21,6 +21,7 @@ def test_pages_follow_from_the_result_files() -> None:
     assert {path.relative_to(ROOT).as_posix() for path in pages} == {
         "README.md",
         "docs/depth.md",
+        "docs/models.md",
         "docs/papers.md",
         "docs/results.md",
         "draftwood/models/embedded/README.md",

@@ -1,0 +1,64 @@
+"""llama.cpp on a GGUF file, for file_cell.py: its own defaults through llama-cpp-python, tokens chosen by numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.engines.file_cell import longest
+
+
+def start(threads: int) -> str:
+    """Import the binding."""
+    import llama_cpp
+
+    return str(llama_cpp.__version__)
+
+
+class Model:
+    """The file in its own types."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        from llama_cpp import Llama
+
+        count = {"n_threads": job["threads"], "n_threads_batch": job["threads"]}
+        self.model = Llama(job["file"], n_ctx=longest(job), verbose=False, **count)
+
+    def _read(self, tokens: list[int], first: int, all_logits: bool = False) -> Any:
+        """Read tokens at positions from `first` on; the logits [token, vocabulary] of all of them, or of the last."""
+        import numpy as np
+
+        model = self.model
+        model._ctx.kv_cache_seq_rm(-1, first, -1)
+        for start in range(0, len(tokens), model.n_batch):
+            some = tokens[start : start + model.n_batch]
+            model._batch.set_batch(some, first + start, all_logits)
+            model._ctx.decode(model._batch)
+        rows = len(some) if all_logits else 1
+        return np.ctypeslib.as_array(model._ctx.get_logits(), (rows, model.n_vocab()))
+
+    def decode(self, prompt: list[int], count: int) -> list[int]:
+        found = [int(self._read(prompt, 0)[0].argmax())]
+        while len(found) < count:
+            found.append(int(self._read(found[-1:], len(prompt) + len(found) - 1)[0].argmax()))
+        return found
+
+    def forward(self, context: list[int], tokens: list[int]) -> Callable[[], object]:
+        def read() -> object:
+            return self._read(tokens, len(context), True)
+
+        self._read(context, 0)
+        return read
+
+    def nats(self, text: list[int]) -> float:
+        import numpy as np
+
+        found = 0.0
+        for start in range(0, len(text) - 1, self.model.n_batch):
+            some = text[start : start + self.model.n_batch]
+            following = text[start + 1 : start + len(some) + 1]
+            rows = self._read(some, start, True)[: len(following)].astype(np.float64)
+            top = rows.max(1)
+            sums = top + np.log(np.exp(rows - top[:, None]).sum(1))
+            found += float((sums - rows[np.arange(len(following)), following]).sum())
+        return found

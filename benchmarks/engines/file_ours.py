@@ -1,0 +1,51 @@
+"""draftwood on a GGUF file, for file_cell.py: texts through the public API, forwards through the decoder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from draftwood import __version__
+
+
+def start(threads: int) -> str:
+    """Import PyTorch, above which memory is counted."""
+    import torch
+
+    torch.set_num_threads(threads)
+    return __version__
+
+
+class Model:
+    """The file in the job's dtype."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        from draftwood.engine.loading import load
+
+        self.engine = load(job["file"], dtype=job["dtype"], quantize=job.get("quantize"), reuse_prefixes=False)
+
+    def decode(self, prompt: list[int], count: int) -> list[int]:
+        method = "autoregressive"
+        return self.engine.generate(prompt, method, temperature=0, max_new_tokens=count, ignore_eos=True).tokens
+
+    def forward(self, context: list[int], tokens: list[int]) -> Callable[[], object]:
+        import torch
+
+        from draftwood.models.base import Batch, Segment
+
+        model: Any = self.engine.target
+        cache, first = model.new_cache(), len(context)
+        extent = cache.lend(first + len(tokens))
+
+        @torch.inference_mode()
+        def read(tokens: list[int], first: int, wanted: Any) -> object:
+            segments = [Segment.causal(extent, first, len(tokens))]
+            return model(Batch.of(model, tokens, range(first, first + len(tokens)), segments, wanted), cache)
+
+        read(context, 0, [first - 1])
+        return partial(read, tokens, first, slice(None))
+
+    def nats(self, text: list[int]) -> float:
+        return -math.fsum(filter(None, self.engine.score(text).logprobs))
