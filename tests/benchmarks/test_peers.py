@@ -78,7 +78,7 @@ def test_four_bits_are_llama_cpps_own_from_bfloat16(monkeypatch: pytest.MonkeyPa
 
 def test_a_converted_model_has_every_weight_once_and_tokens_pass_through_text() -> None:
     directory = EMBEDDED / "draft"
-    read = gguf_file.Weights(directory)
+    read = gguf_file.FileWeights(directory)
     tensors = dict(gguf_file._tensors(read))
     head = read.shape.vocab_size * read.shape.hidden_size
     counted = sum(weight.numel() for weight in load_file(directory / "model.safetensors").values())
