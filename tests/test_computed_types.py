@@ -54,6 +54,7 @@ def test_the_embedded_pair_is_computed_as_it_was_measured() -> None:
         ((), "computed in bfloat16"),
         (("--dtype", "float32"), "computed in float32"),
         (("--quantize", "int8"), "computed in int8 and bfloat16"),
+        (("--kv-dtype", "int8"), "keys and values in int8"),
     ],
 )
 def test_what_is_printed_says_the_type(short: Path, command: Command, flags: tuple[str, ...], says: str) -> None:
@@ -64,9 +65,9 @@ def test_what_is_printed_says_the_type(short: Path, command: Command, flags: tup
 
 @needs_native
 def test_a_server_says_the_type(short: Path) -> None:
-    with running(draftwood.load(short, quantize="int8")) as served:
+    with running(draftwood.load(short, quantize="int8", kv_dtype="float32")) as served:
         (model,) = served.client.get("/v1/models").json()["data"]
-    assert (model["dtype"], model["quantize"]) == ("bfloat16", "int8")
+    assert (model["dtype"], model["quantize"], model["kv_dtype"]) == ("bfloat16", "int8", "float32")
 
 
 def test_env_says_what_is_computed_in_another_type(command: Command) -> None:

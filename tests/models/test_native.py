@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_files import VOCAB, write
-from native_library import TYPES, chain, embedded, needs_native, python
+from native_library import KV_TYPES, TYPES, chain, embedded, needs_native, python
 
 import draftwood
 from draftwood.errors import ModelError
@@ -144,7 +144,7 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 
 @needs_native
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", [*TYPES, *KV_TYPES])
 def test_any_number_of_threads_computes_the_same_bits(kind: str, threads: Callable[[int], None]) -> None:
     model = embedded(kind)
     found = []
