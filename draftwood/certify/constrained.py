@@ -27,16 +27,16 @@ from draftwood.methods import Method
 from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, PlainBeamSearch
 from draftwood.models.tabular import TabularModel
 
-MOST, TEXTS = 150, 16  # most replays and texts of a case: what is demanded of a text is seen in few
+MAX_REPLAYS, MAX_TEXTS = 150, 16  # most replays and texts of a case: what is demanded of a text is seen in few
 EXACT, ROUNDING = 1e-9, 1e-6  # of laws; of log-probabilities
-ALL_DEMANDS = Demand(grammar=True, least=3, stop=("bc", "aa"))
+ALL_DEMANDS = Demand(grammar=True, min_tokens=3, stop=("bc", "aa"))
 DEMANDS = {  # and the warp that goes with each
     Demand(grammar=True): "plain",
-    Demand(least=2): "top-p",
+    Demand(min_tokens=2): "top-p",
     Demand(stop=("ba", "cc")): "penalties",
     ALL_DEMANDS: "plain",
 }
-LONG, LENGTHS = 8, (6, 5, 4, 3, 2)  # tokens of texts, and of those that are enumerated
+TEXT_TOKENS, LENGTHS = 8, (6, 5, 4, 3, 2)  # tokens of texts, and of those that are enumerated
 CHECK_NAME = "demands on the text"
 
 
@@ -50,7 +50,7 @@ class ConstrainedCase(Case):
     def _random(self, number: int) -> TabularModel:
         if self.demand.grammar:  # which leaves few choices
             return Case._random(self, number)
-        return few_letters(self.seed, number, bool(self.demand.least))
+        return few_letters(self.seed, number, bool(self.demand.min_tokens))
 
     def _engine(self) -> Engine:
         engine = Case._engine(self)
@@ -140,19 +140,19 @@ class CaseResult:
     faults: Sequence[str]
 
 
-def constrained_check(method: Method, seed: int, most: int, texts: int, advance: Advance) -> Check:
+def constrained_check(method: Method, seed: int, max_replays: int, texts: int, advance: Advance) -> Check:
     """Laws with demands where they can be enumerated, and what is said of every text: see `ConstrainedCase.fault`.
 
     A way to end that no text took fails the check: it says nothing of that. At most so many replays and texts a case.
     """
-    most, texts = min(most, MOST), min(texts, TEXTS)
+    max_replays, texts = min(max_replays, MAX_REPLAYS), min(texts, MAX_TEXTS)
     met: set[str] = set()
     if isinstance(method, PlainBeamSearch):
         results = list(_searched(method, seed, texts, met, advance))
     else:
         results = list(_texts(method, seed, texts, met, advance))
         if method.reference(False) in (None, method):
-            results += _enumerated(method, seed, most, advance)
+            results += _enumerated(method, seed, max_replays, advance)
     worst = max(results, key=lambda one: (bool(one.faults), one.distance))
     missing = sorted({"stop", "eos"} - met)
     off = worst.distance if method.lossless else 0.0
@@ -179,7 +179,9 @@ def _texts(method: Method, seed: int, count: int, met: set[str], advance: Advanc
     if isinstance(method, BeamMethod):
         method = Method.parse({**method.as_dict(), "n_best": method.widest})
     for number, (demand, warp) in enumerate((*DEMANDS.items(), (ALL_DEMANDS, "greedy"))):
-        case = ConstrainedCase(method, len(LETTERS), LONG, warp, seed + 10 * number, _drafts(method), demand=demand)
+        case = ConstrainedCase(
+            method, len(LETTERS), TEXT_TOKENS, warp, seed + 10 * number, _drafts(method), demand=demand
+        )
         for one in range(count):
             result = case.run(seed=one)
             met.add(result.finish_reason)
@@ -189,16 +191,16 @@ def _texts(method: Method, seed: int, count: int, met: set[str], advance: Advanc
         yield CaseResult(f"texts, {case.label}", count, 0.0, sorted(case.faults))
 
 
-def _enumerated(method: Method, seed: int, most: int, advance: Advance) -> Iterator[CaseResult]:
+def _enumerated(method: Method, seed: int, max_replays: int, advance: Advance) -> Iterator[CaseResult]:
     """Every outcome of small cases: for each demand of the longest texts that have few."""
     for form in variants(method):
         for number, (demand, warp) in enumerate(DEMANDS.items()):
-            for tokens in (length for length in LENGTHS if length >= demand.least):
+            for tokens in (length for length in LENGTHS if length >= demand.min_tokens):
                 case = ConstrainedCase(
                     form, len(LETTERS), tokens, warp, seed + 10 * number, _drafts(method), demand=demand
                 )
                 try:
-                    reference, law, texts = case.enumerated(most, advance)
+                    reference, law, texts = case.enumerated(max_replays, advance)
                 except TooLarge:
                     continue
                 except NotDiscrete:
@@ -226,5 +228,5 @@ def _searched(method: PlainBeamSearch, seed: int, count: int, met: set[str], adv
 
 def _drafts(method: Method) -> int:
     """Draft models: with several where there can be."""
-    fewest, most = method.drafts_needed
-    return min(2, most) if fewest else 0
+    min_drafts, max_drafts = method.drafts_needed
+    return min(2, max_drafts) if min_drafts else 0

@@ -97,22 +97,22 @@ class LanguageMatchers:
 
 @dataclass(frozen=True)
 class Demand:
-    """A grammar, at least `least` tokens, and stop strings that count behind those; each may be left out."""
+    """A grammar, at least `min_tokens` tokens, and stop strings that count behind those; each may be left out."""
 
     grammar: bool = False
-    least: int = 0
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
 
     @cached_property
     def options(self) -> dict[str, Any]:
         """The demand as keywords of a request."""
         structured = {"structured": {"regex": REGEX}} if self.grammar else {}
-        return {**structured, "min_new_tokens": self.least, "stop": self.stop}
+        return {**structured, "min_new_tokens": self.min_tokens, "stop": self.stop}
 
     @property
     def label(self) -> str:
-        least = f"at least {self.least} tokens" if self.least else ""
-        return ", ".join(filter(None, ("grammar" * self.grammar, least, "stop strings" * bool(self.stop))))
+        tokens = f"at least {self.min_tokens} tokens" if self.min_tokens else ""
+        return ", ".join(filter(None, ("grammar" * self.grammar, tokens, "stop strings" * bool(self.stop))))
 
     def allows(self, output: Output) -> frozenset[int]:
         """The tokens that may follow an output."""
@@ -120,12 +120,12 @@ class Demand:
         if self.grammar:
             place = state(output)
             tokens = frozenset(TRANSITIONS[place]) | ({0} if place == WHOLE else set())
-        return tokens - {0} if len(output) < self.least else tokens
+        return tokens - {0} if len(output) < self.min_tokens else tokens
 
     def stopped(self, output: Output) -> int | None:
         """The index at which a stop string begins behind the minimum number of tokens; None without one."""
         text = "".join(LETTERS[token] for token in output)
-        places = [text.find(stop, self.least) for stop in self.stop]
+        places = [text.find(stop, self.min_tokens) for stop in self.stop]
         return min((place for place in places if place >= 0), default=None)
 
     def over(self, output: Output) -> bool:

@@ -84,16 +84,16 @@ class Choices:
 
 
 def replays(
-    experiment: Callable[[Choices], Outcome], most: int | None = None, advance: Callable[[], None] | None = None
+    experiment: Callable[[Choices], Outcome], max_outcomes: int | None = None, advance: Callable[[], None] | None = None
 ) -> Iterator[tuple[float, Outcome]]:
-    """(probability, outcome) of every sequence of choices, depth first; raises TooLarge when there are over `most`.
+    """(probability, outcome) of every sequence of choices, depth first; raises TooLarge when there are more.
 
     `advance` is called after each replay.
     """
     todo: list[list[int]] = [[]]
     done = 0
     while todo:
-        if most is not None and done >= most:
+        if max_outcomes is not None and done >= max_outcomes:
             raise TooLarge
         choices = Choices(todo.pop())
         outcomes = choices.outcomes(experiment(choices))
@@ -119,8 +119,8 @@ class _Dive(Choices):
         return self.rng.choice(options)
 
 
-def fits(experiment: Callable[[Choices], object], most: int, dives: int = 5) -> bool:
-    """True where an experiment has an estimated `most` outcomes or fewer, by random dives (Knuth 1975).
+def fits(experiment: Callable[[Choices], object], max_outcomes: int, dives: int = 5) -> bool:
+    """True where an experiment has an estimated `max_outcomes` or fewer, by random dives (Knuth 1975).
 
     Two replays are enough where it has far fewer.
     """
@@ -129,19 +129,19 @@ def fits(experiment: Callable[[Choices], object], most: int, dives: int = 5) -> 
         dive = _Dive(rng)
         experiment(dive)
         leaves += dive.leaves
-        if leaves > most * dives:
+        if leaves > max_outcomes * dives:
             return False
-        if number and leaves * CLEAR_FACTOR < most:
+        if number and leaves * CLEAR_FACTOR < max_outcomes:
             return True
     return True
 
 
 def law_of(
-    experiment: Callable[[Choices], Outcome], most: int | None = None, advance: Callable[[], None] | None = None
+    experiment: Callable[[Choices], Outcome], max_outcomes: int | None = None, advance: Callable[[], None] | None = None
 ) -> Law[Outcome]:
     """The exact distribution of an experiment's outcome."""
     law: Law[Outcome] = {}
-    for weight, outcome in replays(experiment, most, advance):
+    for weight, outcome in replays(experiment, max_outcomes, advance):
         law[outcome] = law.get(outcome, 0.0) + weight
     return law
 
@@ -242,14 +242,14 @@ class EnumeratedRandomness:
                 replace(module, name, scripted)
 
     def law_of(
-        self, run: Callable[[], Outcome], most: int | None = None, advance: Callable[[], None] | None = None
+        self, run: Callable[[], Outcome], max_outcomes: int | None = None, advance: Callable[[], None] | None = None
     ) -> Law[Outcome]:
         """The exact distribution of what `run` returns."""
-        return law_of(self._experiment(run), most, advance)
+        return law_of(self._experiment(run), max_outcomes, advance)
 
-    def fits(self, run: Callable[[], object], most: int) -> bool:
-        """True where `law_of` takes an estimated `most` replays or fewer."""
-        return fits(self._experiment(run), most)
+    def fits(self, run: Callable[[], object], max_outcomes: int) -> bool:
+        """True where `law_of` takes an estimated `max_outcomes` replays or fewer."""
+        return fits(self._experiment(run), max_outcomes)
 
     def _experiment(self, run: Callable[[], Outcome]) -> Callable[[Choices], Outcome]:
         def experiment(choices: Choices) -> Outcome:

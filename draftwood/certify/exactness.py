@@ -46,7 +46,9 @@ class Enumerated:
         return bool(self.faults) or (self.claimed and self.distance >= MAX_ROUNDING_ERROR)
 
 
-def enumerate_cases(method: Method, seed: int, most: int, advance: Advance = lambda: None) -> Iterator[Enumerated]:
+def enumerate_cases(
+    method: Method, seed: int, max_replays: int, advance: Advance = lambda: None
+) -> Iterator[Enumerated]:
     """The law of the method in every case that has at most `most` sequences of random choices.
 
     First rounds of the method as it is, then whole generations of its small forms. A case counts only where what it is
@@ -55,7 +57,7 @@ def enumerate_cases(method: Method, seed: int, most: int, advance: Advance = lam
     for choices in cases(method, seed):
         for case in choices:
             try:
-                expected, law, count = case.enumerated(most, advance)
+                expected, law, count = case.enumerated(max_replays, advance)
             except TooLarge:
                 continue
             faults = sorted(expected.faults) if isinstance(expected, LayerLaws) else ()
@@ -69,8 +71,8 @@ def enumerate_cases(method: Method, seed: int, most: int, advance: Advance = lam
 
 def cases(method: Method, seed: int) -> Iterator[Iterable[Case]]:
     """The cases to enumerate, each followed by smaller ones that replace it where it is too large."""
-    fewest, most = method.drafts_needed
-    counts = sorted({fewest, min(2, most)}) if fewest else [0]
+    min_drafts, max_drafts = method.drafts_needed
+    counts = sorted({min_drafts, min(2, max_drafts)}) if min_drafts else [0]
     small = variants(method)
     for drafts in counts:
         for i in range(4):  # a greedy text may be short, and the same with penalties
@@ -85,10 +87,10 @@ def cases(method: Method, seed: int) -> Iterator[Iterable[Case]]:
                 yield (Case(one, *size, warp, seed + 10 * number, drafts) for size in sizes)
 
 
-def rule_check(method: Method, seed: int, most: int, identities: int, advance: Advance) -> Check:
+def rule_check(method: Method, seed: int, max_replays: int, identities: int, advance: Advance) -> Check:
     """Exact: the method's law where all its choices are enumerated, or its text where a reference gives it.
 
-    `most` bounds the replays of one case; `identities` is the number of seeds whose text is compared.
+    `max_replays` bounds those of one case; `identities` is the number of seeds whose text is compared.
     """
     reference = method.reference(False)
     if isinstance(method, PlainBeamSearch):
@@ -97,11 +99,11 @@ def rule_check(method: Method, seed: int, most: int, identities: int, advance: A
         return _repeats(method, reference, seed, identities, advance)
     name = "exact enumeration"
     try:
-        results = list(enumerate_cases(method, seed, most, advance))
+        results = list(enumerate_cases(method, seed, max_replays, advance))
     except NotDiscrete:
         return Check(name, "N/A", "draws continuous noise, whose values cannot be enumerated")
     if not results:
-        text = f"no case had fewer than {most:,} outcomes; allow more, or make the method smaller"
+        text = f"no case had fewer than {max_replays:,} outcomes; allow more, or make the method smaller"
         return Check(name, "FAIL" if method.lossless else "N/A", text)
     worst = max(results, key=lambda one: (one.wrong, one.distance))
     replays = sum(one.replays for one in results)
@@ -188,16 +190,16 @@ def sampled_check(method: Method, seed: int, runs: int, advance: Advance) -> Che
     risk = RISK / len(SAMPLED_CELLS)
     figures: list[dict[str, Any]] = []
     failed: list[str] = []
-    worst, bound, ceiling, least = 0.0, 0.0, 0.0, 1.0
-    fewest, most = method.drafts_needed
-    drafts = max(fewest, min(2, most)) if fewest else 0
+    worst, bound, ceiling, min_p = 0.0, 0.0, 0.0, 1.0
+    min_drafts, max_drafts = method.drafts_needed
+    drafts = max(min_drafts, min(2, max_drafts)) if min_drafts else 0
     for number, (warp, concurrency) in enumerate(SAMPLED_CELLS):
         case = Case(one, vocab, 4, warp, seed + number, drafts if number % 2 else None, order=3)
         expected = case.reference
         layers = expected.samples(expected.outcome(result) for result in case.runs(runs, concurrency, advance))
         fits = [fit(samples, risk / len(layers)) for samples in layers]
         farthest = max(fits, key=lambda each: each.distance - each.bound)
-        least = min(least, *(each.p_value for each in fits))
+        min_p = min(min_p, *(each.p_value for each in fits))
         if not all(each.holds for each in fits):
             failed.append(f"{warp} at {concurrency}")
         if farthest.distance - farthest.bound >= worst - bound or not bound:
@@ -207,7 +209,7 @@ def sampled_check(method: Method, seed: int, runs: int, advance: Advance) -> Che
     what = "given each layer before, " if len(figures[0]["layers"]) > 1 else ""
     text = (
         f"{len(SAMPLED_CELLS)} × {runs:,} runs, {what}total variation {worst:.4f}, exact ones stay below {bound:.4f}; "
-        f"least p {least:.2g}"
+        f"least p {min_p:.2g}"
     )
     detail = {"cells": figures, "true_total_variation_at_most": ceiling, "risk": RISK, "failed": failed}
     if not method.lossless:

@@ -53,8 +53,8 @@ def windows(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]]:
         sizes = [(count, after) for count in (5, 4, 3, 2) for after in ((1,) if beams else (2, 1))]
         forms.append((("penalties", "top-k", "top-p")[place % 3], [(form, (*certain, *size)) for size in sizes]))
     if layers > 1 and "draft_width" in values:
-        least = {"min_width": 2} if "min_width" in values else {}
-        wide, narrow = ({**capped(values, draws, 2), **least} for draws in (3, 2))
+        options = {"min_width": 2} if "min_width" in values else {}
+        wide, narrow = ({**capped(values, draws, 2), **options} for draws in (3, 2))
         two = [(wide, 3, 2), (wide, 2, 2), (narrow, 2, 2), (wide, 2, 1), (narrow, 2, 1)]
         forms.append(("all", [(form, (first, second, 1)) for form, first, second in two]))
     prompt, aim = COPIED_PROMPT if looks(method) else PROMPT, DRAFTED_ROUNDS & required(method)
@@ -206,8 +206,8 @@ def shrunk(method: Method, beams_only: bool = False) -> Method:
     elif isinstance(method, BeamMethod):
         few = {name: min(values[name], 2) for name in ("width", "min_width") if values.get(name)}
         if values.get("draft_width"):
-            most = 4 if values.get("width") else 3
-            few["draft_width"] = max(min(values["draft_width"], most), few.get("width") or few.get("min_width", 2))
+            max_draws = 4 if values.get("width") else 3
+            few["draft_width"] = max(min(values["draft_width"], max_draws), few.get("width") or few.get("min_width", 2))
         values |= few
     if values.get("depth"):
         values["depth"] = _repeatable(values["depth"])

@@ -133,14 +133,14 @@ class BeamRules:
     def __call__(self, round_: Round) -> str:
         """A sentence about what is wrong in a round; empty where nothing is."""
         method = self.method
-        least = method.width or method.min_width
+        min_width = method.width or method.min_width
         last = 0
         alive: list[Output] = [()]  # of the layer before
         drafted: list[Output] = [()]
         for number, layer in enumerate(round_.layers, 1):
             beams = [_output(round_, *beam) for beam in layer.distinct]
             chances = layer.chance, layer.least
-            wide, wanted = method.width or max(last, least), chances
+            wide, wanted = method.width or max(last, min_width), chances
             p = self.target.layer(tuple(alive))
             if layer.judged:
                 parents = frozenset(drafted)
@@ -152,7 +152,7 @@ class BeamRules:
                 draws = len(surviving if method.replacement else drafted)
                 wide, counts = slow_width(p, q, draws, method.threshold, method.min_width)
                 wide = method.width or wide
-                wanted = math.fsum(counts[wide:]), math.fsum(counts[least:])
+                wanted = math.fsum(counts[wide:]), math.fsum(counts[min_width:])
             if not method.replacement:
                 wide = min(wide, len(p))
             if (layer.width, len(layer.beams)) != (wide, wide):

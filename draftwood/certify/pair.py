@@ -113,9 +113,9 @@ class ModelPair:
             log_p = torch.log_softmax(logits / max(self.params.temperature, 1e-6), -1)
             return float(torch.special.entr(log_p.exp()).sum())
 
-        most = math.log(max(2.0, self.budget.pair_runs / 30))
+        max_entropy = math.log(max(2.0, self.budget.pair_runs / 30))
         entropies = [(entropy(prompt), prompt) for prompt in self.prompts]
-        fitting = [each for each in entropies if each[0] <= most]
+        fitting = [each for each in entropies if each[0] <= max_entropy]
         return (max(fitting, key=lambda each: each[0]) if fitting else min(entropies, key=lambda each: each[0]))[1]
 
 

@@ -38,17 +38,17 @@ def slow_warp(logits: Sequence[float], params: SamplingParams) -> list[float]:
     probs = [w / norm for w in weights]
     alive = set(range(len(probs)))
     if 0 < params.top_k < len(probs):
-        least = sorted(probs, reverse=True)[params.top_k - 1]
-        alive = {i for i in alive if probs[i] >= least}
+        threshold = sorted(probs, reverse=True)[params.top_k - 1]
+        alive = {i for i in alive if probs[i] >= threshold}
     if params.top_p < 1:
         # the mass that top-p is a fraction of: the k best, whatever their ties add
         ranked = sorted((probs[i] for i in alive), reverse=True)[: params.top_k or None]
         mass, reached = params.top_p * math.fsum(ranked), 0.0
-        for least in ranked:
-            reached += least
+        for threshold in ranked:
+            reached += threshold
             if reached >= mass:
                 break
-        alive = {i for i in alive if probs[i] >= least}
+        alive = {i for i in alive if probs[i] >= threshold}
     if params.min_p > 0:
         floor = params.min_p * max(probs)
         alive = {i for i in alive if probs[i] >= floor}

@@ -137,9 +137,9 @@ def required(method: Method) -> frozenset[str]:
 
 def _required_of_tokens(method: Method) -> frozenset[str]:
     options = method.as_dict()
-    most = options.get("gamma", len(_widths(method)))
-    most = UNCAPPED if most is None else most
-    if isinstance(method, Autoregressive) or not most:
+    max_depth = options.get("gamma", len(_widths(method)))
+    max_depth = UNCAPPED if max_depth is None else max_depth
+    if isinstance(method, Autoregressive) or not max_depth:
         return frozenset({"round without drafts", "end of text"})
     kinds = {"copy"} if looks(method) else set()
     result = DRAFTED_ROUNDS | {
@@ -156,7 +156,7 @@ def _required_of_tokens(method: Method) -> frozenset[str]:
     result |= {f"{kind} {fate}" for kind in kinds for fate in ("accepted", "rejected")}
     if looks(method) and not isinstance(method, Lookup):
         result |= DRAFT_BEHIND_COPY
-    if max(most, len(_widths(method))) > 1:
+    if max(max_depth, len(_widths(method))) > 1:
         result |= {"rejected behind accepted drafts", "rejected with drafts below"}
     if max(_widths(method), default=1) > 1:
         result |= {"accepted behind a rejected sibling", "several siblings rejected"}

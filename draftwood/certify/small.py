@@ -151,8 +151,8 @@ class Case:
         )
         return [output for output, _, _ in ranked]
 
-    def enumerated(self, most: int, advance: Callable[[], None]) -> tuple[Reference, Law[Any], int]:
-        """The reference, the exact law of outcomes, and the replays that it took; TooLarge beyond about `most`."""
+    def enumerated(self, max_replays: int, advance: Callable[[], None]) -> tuple[Reference, Law[Any], int]:
+        """The reference, the exact law of outcomes, and the replays it took; TooLarge beyond about `max_replays`."""
         replays = 0
 
         def counted() -> None:
@@ -161,7 +161,7 @@ class Case:
             advance()
 
         with enumerated() as randomness:
-            if not randomness.fits(self.found, most):
+            if not randomness.fits(self.found, max_replays):
                 raise TooLarge
             self.counts.clear()
             expected = self.reference
@@ -171,7 +171,7 @@ class Case:
                 randomness.choices.closed = self.closed(result)
                 return expected.outcome(result)
 
-            return expected, randomness.law_of(run, 2 * most, counted), replays
+            return expected, randomness.law_of(run, 2 * max_replays, counted), replays
 
     @property
     def reference(self) -> Reference:

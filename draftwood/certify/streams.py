@@ -45,10 +45,10 @@ def stream_check(seed: int, seeds: int, advance: Advance) -> Check:
         tests += _repeated(uniform, f"{what}: numbers that occur twice")
         tests += _pairs(np.concatenate((uniform, noise), 1), what)
     tests += _draws(seed, -(-seeds // DRAWN), advance)
-    least = RISK / len(tests)
-    failed = [what for what, chance in tests if chance < least]
+    min_chance = RISK / len(tests)
+    failed = [what for what, chance in tests if chance < min_chance]
     worst = min(tests, key=lambda test: test[1])
-    text = f"{seeds:,} seeds, {len(tests):,} tests: least p {worst[1]:.2g}, good numbers stay above {least:.1g}"
+    text = f"{seeds:,} seeds, {len(tests):,} tests: least p {worst[1]:.2g}, good numbers stay above {min_chance:.1g}"
     text += f" ({worst[0]})" if failed else ""
     figures = {"seeds": seeds, "tests": len(tests), "risk": RISK, "least_p": worst[1], "failed": failed}
     return Check("random numbers", "FAIL" if failed else "PASS", text, figures)

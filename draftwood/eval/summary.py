@@ -213,11 +213,11 @@ def _pass_at(group: Sequence[Record]) -> dict[str, Interval]:
     """pass@k over the seeds of each item, for all k that there are seeds for."""
     scores = by_item((record, scored(record, PASSED)) for record in group)
     runs = [[value for value in each if value is not None] for each in scores]
-    least = min((len(each) for each in runs), default=0)
+    max_k = min((len(each) for each in runs), default=0)
     return {
         f"pass@{k}": ratio([pass_at(len(each), int(sum(each)), k) for each in runs], [1.0] * len(runs))
         for k in PASS_AT
-        if k <= least
+        if k <= max_k
     }
 
 

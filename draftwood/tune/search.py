@@ -58,13 +58,13 @@ def overheads(rounds: Sequence[tuple[float, float, float]]) -> tuple[float, floa
     scale = np.maximum(rows.max(0), 1e-9)
     ridge = math.sqrt(1e-3 * len(rounds)) * np.eye(3)
     a, b = np.vstack((rows / scale, ridge)), np.array([*(seconds for *_, seconds in rounds), 0.0, 0.0, 0.0])
-    best, least = np.zeros(3), float(b @ b)
+    best, error = np.zeros(3), float(b @ b)
     for some in chain.from_iterable(combinations(range(3), count) for count in (1, 2, 3)):  # what is not 0
         solution = np.zeros(3)
         solution[list(some)] = np.linalg.lstsq(a[:, some], b, rcond=None)[0]
         off = float(((a @ solution - b) ** 2).sum())
-        if (solution >= 0).all() and off < least:
-            best, least = solution, off
+        if (solution >= 0).all() and off < error:
+            best, error = solution, off
     per_round, per_layer, per_row = (best / scale).tolist()
     return per_round, per_layer, per_row
 

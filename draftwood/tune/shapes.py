@@ -78,14 +78,6 @@ def round_seconds(shape: Shape, target: Cost, draft: Cost) -> float:
     return target(sum(layers)) + math.fsum(draft(rows) for rows in layers[:-1])
 
 
-def speed_up(shape: Shape, acceptance: Acceptance, target: Cost, draft: Cost) -> float:
-    """Tokens per second over those of plain decoding: expected_tokens T(1) / (T(rows) + sum_l D(rows of l - 1)).
-
-    For a chain with constant acceptance and costs this is the improvement factor, `depth.improvement` (MCSD Eq. 1).
-    """
-    return expected_tokens(shape, acceptance) * target(1) / round_seconds(shape, target, draft)
-
-
 def shapes(
     row_limit: int, max_depth: int, initial: Sequence[int] = (1,), widths: Container[int] | None = None
 ) -> Iterator[Shape]:
@@ -135,9 +127,9 @@ def best_shapes(
         del best[count:]
         depth = len(shape.tree)
         by_place = acceptance[min(depth, len(acceptance) - 1)]
-        most = 1 - (1 - reach) ** shape.initial
+        gain = 1 - (1 - reach) ** shape.initial
         if len(best) == count and not any(
-            (tokens + more * most) * target(1) / (spent + rising(rows + more * last) + more * cheapest)
+            (tokens + more * gain) * target(1) / (spent + rising(rows + more * last) + more * cheapest)
             > best[-1][0] * (1 - 1e-12)
             for more in range(1, max_depth - depth + 1)
         ):

@@ -83,15 +83,15 @@ class Tuning:
 
     def _check_trees(self) -> None:
         s = self.settings
-        least = s.widths[0] if s.widths else 1
-        needed = Shape((least,), s.initial[-1]).rows
+        min_width = s.widths[0] if s.widths else 1
+        needed = Shape((min_width,), s.initial[-1]).rows
         if needed > s.rows:
             raise ConfigurationError(
                 f"--rows {s.rows} cannot hold the tree's first tokens ({s.initial[-1]} of the target and "
-                f"{least} below each); raise it to {needed} or more"
+                f"{min_width} below each); raise it to {needed} or more"
             )
         for count in s.initial:
-            Method.parse(s.method, {**s.fixed, "tree": (least,), "initial": count})  # what does not go together
+            Method.parse(s.method, {**s.fixed, "tree": (min_width,), "initial": count})  # what does not go together
 
     def _check_grid(self) -> None:
         s = self.settings

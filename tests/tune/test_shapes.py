@@ -15,8 +15,16 @@ from draftwood.tune.shapes import (
     layer_acceptance,
     round_seconds,
     shapes,
-    speed_up,
 )
+
+
+def speed_up(shape: Shape, acceptance: list[list[float]], target: Cost, draft: Cost) -> float:
+    """Tokens per second over those of plain decoding: expected_tokens T(1) / (T(rows) + sum_l D(rows of l - 1)).
+
+    For a chain with constant acceptance and costs this is the improvement factor, `depth.improvement` (MCSD Eq. 1).
+    """
+    return expected_tokens(shape, acceptance) * target(1) / round_seconds(shape, target, draft)
+
 
 TARGET = Cost({1: 1.0, 8: 1.1, 32: 1.6, 64: 3.0})
 DRAFT = Cost({1: 0.05, 16: 0.07, 64: 0.2})

@@ -188,6 +188,8 @@ def columns(rows: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
         "Speed-up": lambda row: cell(row["paired"]["speed_up"]) if row["paired"] else "1",
         "tau": of_rounds("tau", "rounds"),
         "Accepted": of_rounds("acceptance_rate", "drafted"),
+        "One of n": of_rounds("bounded_rate", "bounded"),
+        "alpha*(n)": of_rounds("acceptance_bound", "bounded"),
         "c": cost,
         **{f"J/token, {name}": _energy(name) for name in dict.fromkeys(name for row in rows for name in energies(row))},
         "Same text": lambda row: cell(row["paired"]["same_tokens"]) if row["paired"] else NONE,

@@ -25,7 +25,7 @@ def confine(limits: dict[str, Any]) -> None:
     if libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 2 | 4, options):  # no set-uid programs, no devices
         raise OSError(ctypes.get_errno(), "cannot mount /tmp")
     os.chdir("/tmp")
-    for what, most in {
+    for what, bound in {
         resource.RLIMIT_CPU: int(limits["seconds"]) + 1,
         resource.RLIMIT_AS: limits["memory"],
         resource.RLIMIT_FSIZE: limits["disk"],
@@ -37,8 +37,8 @@ def confine(limits: dict[str, Any]) -> None:
         resource.RLIMIT_CORE: 0,
     }.items():
         hard = resource.getrlimit(what)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(what, (most, most))
+        bound = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
+        resource.setrlimit(what, (bound, bound))
     if os.getuid() == 0:  # else bwrap has made a user namespace, which knows the caller's user alone
         os.setgroups([])
         os.setresgid(*[limits["user"]] * 3)

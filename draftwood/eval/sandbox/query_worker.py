@@ -21,11 +21,11 @@ def limit(seconds: float, memory: int) -> None:
     """Let the kernel end this process where SQLite does not look."""
     bounds = {resource.RLIMIT_CPU: int(seconds) + 1, resource.RLIMIT_AS: memory}
     none = (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE, resource.RLIMIT_NPROC)
-    for what, most in {**bounds, **dict.fromkeys(none, 0)}.items():
+    for what, bound in {**bounds, **dict.fromkeys(none, 0)}.items():
         hard = resource.getrlimit(what)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        bound = bound if hard == resource.RLIM_INFINITY else min(bound, hard)
         try:
-            resource.setrlimit(what, (most, most))
+            resource.setrlimit(what, (bound, bound))
         except (ValueError, OSError):
             if sys.platform == "linux":  # elsewhere not every limit can be set: the authoriser and the clock remain
                 raise
@@ -69,12 +69,12 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     request = json.load(sys.stdin)
-    most = request["memory"] // 16
+    max_bytes = request["memory"] // 16
     limit(request["seconds"], request["memory"])
     try:
         text = json.dumps(answer(request))
-        if len(text) > most:
-            text = json.dumps({"error": f"the result is larger than {most} bytes"})
+        if len(text) > max_bytes:
+            text = json.dumps({"error": f"the result is larger than {max_bytes} bytes"})
     except MemoryError:
         text = json.dumps({"error": "the query needs more memory than it may have"})
     sys.stdout.write(text)
