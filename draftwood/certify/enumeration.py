@@ -24,7 +24,7 @@ Replace: TypeAlias = Callable[[Any, str, Any], None]  # setattr, undone later by
 
 CLEAR_FACTOR = 4  # times: an estimate that is so far below a limit needs no other
 
-BOTH_SIDES = ("draft", "accept")
+ENUMERATED = ("draft", "accept")  # purposes of random numbers; others (depth control) keep their seeded ones
 
 
 class TooLarge(Exception):
@@ -205,18 +205,17 @@ class _Coin:
 
 
 class EnumeratedRandomness:
-    """Puts `Choices` in the place of the random streams of the given purposes, for the code as it runs.
+    """Puts `Choices` in the place of the random streams, for the code as it runs.
 
-    `replace(owner, name, value)` sets an attribute and whoever gave it sets it back; `enumerated()` does both. Other
-    purposes (depth control) keep their seeded numbers, which no replay changes.
+    `replace(owner, name, value)` sets an attribute and whoever gave it sets it back; `enumerated()` does both.
     """
 
-    def __init__(self, replace: Replace, purposes: Sequence[str] = BOTH_SIDES) -> None:
+    def __init__(self, replace: Replace) -> None:
         self.choices = Choices([])
         uniform, draw = Streams.uniform, distributions.draw
 
         def scripted_uniform(streams: Streams, purpose: str) -> Any:
-            return _Coin(self.choices, purpose) if purpose in purposes else uniform(streams, purpose)
+            return _Coin(self.choices, purpose) if purpose in ENUMERATED else uniform(streams, purpose)
 
         def scripted_draw(probs: Tensor, u: Any) -> int:
             return u.draw(probs.tolist()) if isinstance(u, _Coin) else draw(probs, u)

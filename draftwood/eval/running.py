@@ -97,7 +97,6 @@ class Runner:
     engine: Engine
     plan: Plan
     meter: Meter = field(default_factory=lambda: Meter([]))
-    done: int = 0
 
     def missing(self, store: Store) -> list[Job]:
         """Runs that are still to be made."""
@@ -120,7 +119,6 @@ class Runner:
         for job in todo:
             on_job(job)
             store.add(job.key, next(each))
-            self.done += 1
 
     def ready(self, todo: Sequence[Job]) -> Callable[[Sequence[Job]], Iterator[Record]]:
         """Warm up, and return a function that makes the runs of some jobs, one after the other."""

@@ -171,11 +171,10 @@ def versus(
     pairs: Sequence[tuple[Record, Record]],
     above: Callable[[Record], float],
     below: Callable[[Record], float],
-    of: Callable[..., Interval] = quotient,
 ) -> Interval:
     """`over` of the first of each pair against that of the second."""
     sides = [a for a, _ in pairs], [b for _, b in pairs]
-    return of(*(per_item(side, value) for side in sides for value in (above, below)))
+    return quotient(*(per_item(side, value) for side in sides for value in (above, below)))
 
 
 def mean(values: Sequence[tuple[Record, float]]) -> Interval:
