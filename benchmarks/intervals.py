@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from draftwood.eval.intervals import LEVEL, RESAMPLES, Interval, bootstrap
+from draftwood.eval.intervals import CONFIDENCE, RESAMPLES, Interval, bootstrap
 
 
 def perplexity_ratio(
@@ -24,5 +24,5 @@ def median(values: Sequence[float]) -> Interval:
     if n < 2:
         return Interval(value=float(found[0]) if n else None, low=None, high=None, n=n)
     samples = np.median(found[np.random.default_rng(0).integers(n, size=(RESAMPLES, n))], axis=1)
-    low, high = np.quantile(samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(samples, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Interval(value=float(np.median(found)), low=float(low), high=float(high), n=n)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field
 
 CHECKS = "Checks"
+RISK = 1e-6  # chance that a comparison of samples fails an exact method
 Advance: TypeAlias = Callable[[], None]  # called after each step of a check
 Count = Annotated[int, Field(ge=1)]
 

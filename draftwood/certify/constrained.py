@@ -28,7 +28,7 @@ from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, PlainBeamSea
 from draftwood.models.tabular import TabularModel
 
 MAX_REPLAYS, MAX_TEXTS = 150, 16  # most replays and texts of a case: what is demanded of a text is seen in few
-EXACT, ROUNDING = 1e-9, 1e-6  # of laws; of log-probabilities
+MAX_DISTANCE, MAX_LOGPROB_ERROR = 1e-9, 1e-6  # of laws; of log-probabilities
 ALL_DEMANDS = Demand(grammar=True, min_tokens=3, stop=("bc", "aa"))
 DEMANDS = {  # and the warp that goes with each
     Demand(grammar=True): "plain",
@@ -127,7 +127,7 @@ class ConstrainedCase(Case):
 
 def _near(values: Sequence[float], wanted: Sequence[float]) -> bool:
     pairs = zip(values, wanted, strict=False)
-    return len(values) == len(wanted) and all(a == b or abs(a - b) < ROUNDING for a, b in pairs)
+    return len(values) == len(wanted) and all(a == b or abs(a - b) < MAX_LOGPROB_ERROR for a, b in pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ def constrained_check(method: Method, seed: int, max_replays: int, texts: int, a
     worst = max(results, key=lambda one: (bool(one.faults), one.distance))
     missing = sorted({"stop", "eos"} - met)
     off = worst.distance if method.lossless else 0.0
-    wrong = bool(worst.faults or missing) or off >= EXACT
+    wrong = bool(worst.faults or missing) or off >= MAX_DISTANCE
     count = sum(one.texts for one in results)
     text = f"{len(results)} cases, {count:,} texts: worst total variation {worst.distance:.1e}"
     if wrong:

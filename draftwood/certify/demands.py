@@ -34,7 +34,7 @@ TRANSITIONS: tuple[dict[int, int], ...] = (  # of each state the tokens and wher
     {1: 3},
     {},
 )
-WHOLE, OUTSIDE = 3, 7  # where a text is complete, or none of the language
+COMPLETE_STATE, OUTSIDE_STATE = 3, 7  # where a text is complete, or none of the language
 
 
 def letters() -> Tokenizer:
@@ -51,7 +51,7 @@ def state(output: Output) -> int:
     """The automaton's state after a text of the language."""
     place = 0
     for token in output:
-        place = TRANSITIONS[place].get(token, OUTSIDE)
+        place = TRANSITIONS[place].get(token, OUTSIDE_STATE)
     return place
 
 
@@ -76,10 +76,10 @@ class LanguageMatcher:
         return bytes([sum(1 << token for token in TRANSITIONS[state(tuple(self.tokens))])])
 
     def is_accepting(self) -> bool:
-        return state(tuple(self.tokens)) == WHOLE
+        return state(tuple(self.tokens)) == COMPLETE_STATE
 
     def is_error(self) -> bool:
-        return state(tuple(self.tokens)) == OUTSIDE
+        return state(tuple(self.tokens)) == OUTSIDE_STATE
 
     def get_error(self) -> str:
         return "the text is none of the language"
@@ -119,7 +119,7 @@ class Demand:
         tokens = ALL_LETTERS
         if self.grammar:
             place = state(output)
-            tokens = frozenset(TRANSITIONS[place]) | ({0} if place == WHOLE else set())
+            tokens = frozenset(TRANSITIONS[place]) | ({0} if place == COMPLETE_STATE else set())
         return tokens - {0} if len(output) < self.min_tokens else tokens
 
     def stopped(self, output: Output) -> int | None:

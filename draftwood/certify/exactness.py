@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from draftwood.certify.checks import Advance, Check, Verdict
+from draftwood.certify.checks import RISK, Advance, Check, Verdict
 from draftwood.certify.distances import fit
 from draftwood.certify.enumeration import NotDiscrete, TooLarge
 from draftwood.certify.forms import occasions, shrunk, variants, windows
@@ -20,9 +20,8 @@ from draftwood.methods import Method
 from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, PlainBeamSearch
 
 MAX_ROUNDING_ERROR = 1e-9  # rounding of float64 sums; a wrong rule is off by 0.001 and more
-RISK = 1e-6  # chance that a comparison of samples fails an exact method
 
-SIZES = ((3, 4), (4, 3), (2, 4), (3, 3), (4, 2), (3, 2), (2, 3))  # vocabulary and tokens of small methods
+CASE_SIZES = ((3, 4), (4, 3), (2, 4), (3, 3), (4, 2), (3, 2), (2, 3))  # vocabulary and tokens of small methods
 SHORT_WARPS = ("top-k", "top-p", "penalties")  # warps of these, beside none
 SAMPLED_CELLS = (("plain", 4), ("all", 8))  # warp and requests at once; what is enumerated runs alone
 
@@ -83,7 +82,7 @@ def cases(method: Method, seed: int) -> Iterator[Iterable[Case]]:
     for drafts in counts:
         for one in small:
             for number, warp in enumerate(("plain", *SHORT_WARPS)):
-                sizes = SIZES[number % 2 :]
+                sizes = CASE_SIZES[number % 2 :]
                 yield (Case(one, *size, warp, seed + 10 * number, drafts) for size in sizes)
 
 

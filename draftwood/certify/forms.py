@@ -27,7 +27,7 @@ from draftwood.methods.beams import BeamMethod, BeamSamplingMethod, DynamicWidth
 COPIED_PROMPT = [4, 1, 2, 3, 4]  # of windows where lookup drafts: what follows 4 in it is certain behind it
 WIDTH_THRESHOLD = 0.3  # a threshold at which dynamic widths are of several sizes
 DRAFT_COST = 0.1  # of a draft in target forwards, where a depth controller would measure it: clocks cannot be replayed
-DEEPEST, WIDEST = 6, 6  # layers and siblings of windows
+MAX_DEPTH, MAX_WIDTH = 6, 6  # layers and siblings of windows
 
 PERIODIC = [1, 2, 3, 4] * 9 + [1, 2]  # what comes next is plain
 AFTER_PERIODIC = (3, 4, 1, 2)
@@ -42,13 +42,13 @@ def windows(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]]:
     One token after the other has several values, of chains and trees the token after it too. Beams are drafted up to
     that token only, and once over two layers, so that some parents are not accepted.
     """
-    values = capped(method.as_dict(), WIDEST, DEEPEST)
+    values = capped(method.as_dict(), MAX_WIDTH, MAX_DEPTH)
     beams = isinstance(method, BeamMethod)
     tree = values.get("tree") or values.get("expansion") or ()
     layers = len(tree) or (3 if "heads" in values else values.get("gamma", 1))
     forms: list[tuple[str, list[tuple[dict[str, Any], tuple[int, ...]]]]] = []  # with the warp of the second case
     for place in range(layers):
-        form = capped(values, WIDEST, place + 1) if beams else values
+        form = capped(values, MAX_WIDTH, place + 1) if beams else values
         certain = (1,) * (place + ("heads" in values))
         sizes = [(count, after) for count in (5, 4, 3, 2) for after in ((1,) if beams else (2, 1))]
         forms.append((("penalties", "top-k", "top-p")[place % 3], [(form, (*certain, *size)) for size in sizes]))
@@ -98,7 +98,7 @@ def occasions(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]
 
 def copies(method: Method, seed: int, drafts: int) -> Iterator[Iterable[Case]]:
     """Rounds that copy what followed before, and a whole text; of mixed methods also with models behind a copy."""
-    form = capped(method.as_dict(), WIDEST, DEEPEST)
+    form = capped(method.as_dict(), MAX_WIDTH, MAX_DEPTH)
     more: dict[str, Any] = {"sure": AFTER_PERIODIC, "copied": True, "aim": COPY_OUTCOMES}
     for place, warp in ((0, "plain"), (1, "plain"), (2, "plain"), (0, "penalties"), (1, "top-k"), (2, "top-p")):
         shapes = [(*(1,) * place, count, *after) for count in (4, 3, 2) for after in ((3, 3), (3, 2), (2, 1), (1, 1))]

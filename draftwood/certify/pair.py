@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftwood.certify.checks import Advance, Budget, Check
+from draftwood.certify.checks import RISK, Advance, Budget, Check
 from draftwood.certify.distances import Sample, fit
 from draftwood.certify.references import slow_warp
 from draftwood.core.forest import Forest
@@ -26,7 +26,6 @@ from draftwood.runtime.executor import execute
 from draftwood.runtime.session import Run, Session
 from draftwood.sampling.params import SamplingParams
 
-RISK = 1e-6
 MIN_SAMPLES = 40  # samples of a prefix for which its law is worth a forward
 CONCURRENCY = 8  # sampled generations
 

@@ -17,16 +17,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from draftwood.certify.checks import Advance, Check
+from draftwood.certify.checks import RISK, Advance, Check
 from draftwood.certify.distances import Sample, chi_square_tail
 from draftwood.sampling.distributions import PURPOSES, Streams, draw_distinct, draw_iid
 from draftwood.verify.joint import Seeded
 
-RISK = 1e-6  # chance that good numbers fail, all tests together
-UNIFORM, NOISE = 6, 2  # bytes of a number that are tested: 48 bits of uniforms, 16 of what float32 noise has
+UNIFORM_BYTES, NOISE_BYTES = (
+    6,
+    2,
+)  # that are tested: 48 bits of uniforms, 16 of what float32 noise has
 NOISE_TOKENS = 3
 TESTED_POSITIONS = (7, 8)
-PLACES, DRAWN = 4, 10  # seeds for one position, and for one whose draws are counted: they cost more
+SEEDS_PER_POSITION, SEEDS_PER_DRAW = (
+    4,
+    10,
+)  # one of so many is tested, since these cost more
 PROGRESS_ROWS = 1000  # between reports of progress
 CPU = torch.device("cpu")
 
@@ -40,11 +45,11 @@ def stream_check(seed: int, seeds: int, advance: Advance) -> Check:
     """Numbers of so many seeds, positions and counters: each test fails good ones with chance `RISK` / tests."""
     tests: list[Test] = []
     for uniform, noise, what in _tables(seed, seeds, advance):
-        tests += _bytes(uniform, UNIFORM, f"{what}: bits of uniform numbers")
-        tests += _bytes(noise, NOISE, f"{what}: bits of noise")
+        tests += _bytes(uniform, UNIFORM_BYTES, f"{what}: bits of uniform numbers")
+        tests += _bytes(noise, NOISE_BYTES, f"{what}: bits of noise")
         tests += _repeated(uniform, f"{what}: numbers that occur twice")
         tests += _pairs(np.concatenate((uniform, noise), 1), what)
-    tests += _draws(seed, -(-seeds // DRAWN), advance)
+    tests += _draws(seed, -(-seeds // SEEDS_PER_DRAW), advance)
     min_chance = RISK / len(tests)
     failed = [what for what, chance in tests if chance < min_chance]
     worst = min(tests, key=lambda test: test[1])
@@ -59,7 +64,10 @@ def _tables(seed: int, rows: int, advance: Advance) -> Iterator[tuple[Table, Tab
     every = range(seed, seed + rows)
     yield *_collected(_of_seed(one) for one in _told(every, advance)), "seeds"
     streams = Streams(seed)
-    yield *_collected(_at(streams, place, 1) for place in _told(range(-(-rows // PLACES)), advance)), "positions"
+    yield (
+        *_collected(_at(streams, place, 1) for place in _told(range(-(-rows // SEEDS_PER_POSITION)), advance)),
+        "positions",
+    )
     streams.at(0)
     long = np.array([[streams.uniform("draft")] for _ in range(rows)])
     noise = _uniform(streams.arrivals(0, rows, CPU)[:, None])
@@ -133,7 +141,7 @@ def _bytes(table: Table, count: int, what: str) -> Iterator[Test]:
 def _repeated(table: Table, what: str) -> Iterator[Test]:
     """No more numbers are equal than by chance: streams do not overlap, however they are shifted."""
     equal = table.size - len(np.unique(table))
-    mean = table.size**2 / 2 / 256.0**UNIFORM
+    mean = table.size**2 / 2 / 256.0**UNIFORM_BYTES
     fewer = math.fsum(math.exp(-mean) * mean**k / math.factorial(k) for k in range(min(equal, 20)))
     yield what, 0.0 if equal > 20 else max(0.0, 1 - fewer)
 

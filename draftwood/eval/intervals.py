@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Array: TypeAlias = NDArray[np.float64]
 
 RESAMPLES = 2000
-LEVEL = 0.95
+CONFIDENCE = 0.95
 
 
 class Interval(TypedDict):
@@ -54,7 +54,7 @@ def bootstrap(columns: Sequence[Sequence[float]], of: Callable[[Array], Array]) 
     values = values[np.isfinite(values)]
     if not len(values):
         return Interval(value=value, low=None, high=None, n=n)
-    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Interval(value=value, low=float(low), high=float(high), n=n)
 
 

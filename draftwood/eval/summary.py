@@ -23,7 +23,7 @@ from draftwood.eval.store import CONFIGURATION, read_run, records_of
 from draftwood.util.jsonl import Record
 from draftwood.util.safe_parsing import short_repr
 
-SCHEMA = 1
+SUMMARY_SCHEMA = 1
 PASSED, PERPLEXITY = "passed", "perplexity"
 PASS_AT = (1, 5, 10, 100)
 RATIOS = {  # a ratio -> the sums of rounds that it divides; beams have what Theorem 3.2 predicts, too
@@ -85,7 +85,7 @@ def summarise(
             rows.append(_row(configuration, task, method, number, group, baseline, idle))
     expected = sum(task["items"] for task in configuration["tasks"]) * len(configuration["methods"]) * len(seeds)
     return {
-        "schema": SCHEMA,
+        "schema": SUMMARY_SCHEMA,
         "complete": len(records) == expected,
         "runs": {"expected": expected, "made": len(records), "failed": sum(map(_failed, records.values()))},
         "configuration": configuration,

@@ -18,7 +18,7 @@ from draftwood.explain.text import Words, lines, spelling
 from draftwood.explain.tree import RoundTree, trees_of
 from draftwood.models.text.tokenizer import Tokenizer
 
-HEIGHT = 760  # pixels of the page in a notebook
+FRAME_HEIGHT = 760  # pixels of the page in a notebook
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,5 +138,5 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """The page in a frame of its own, from which it reaches nothing of the notebook."""
-        style = f"width:100%;height:{HEIGHT}px;border:0"
+        style = f"width:100%;height:{FRAME_HEIGHT}px;border:0"
         return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{escape(self.html)}"></iframe>'

@@ -22,7 +22,7 @@ from draftwood.verify.longest import judge_alone
 from draftwood.verify.traversal import traverse
 from draftwood.verify.tree import Resolve, acceptance, resolve
 
-LIKELY = 6  # tokens of a distribution that are kept
+LIKELY_TOKENS = 6  # tokens of a distribution that are kept
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class VerdictRecorder(VerifierProxy):
             if node < forest.fresh:
                 continue  # answered in an earlier round
             p = target.edited([node])[0].float().softmax(-1) if result.greedy else target.probs(node)
-            best = p.topk(min(LIKELY, p.shape[-1]))
+            best = p.topk(min(LIKELY_TOKENS, p.shape[-1]))
             result.likely[node] = [
                 (token, value)
                 for token, value in zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -22,8 +22,8 @@ from draftwood.explain.tree import FATES, RoundTree, TreeNode, completions, hypo
 if TYPE_CHECKING:
     from draftwood.engine.results import GenerationResult
 
-BEFORE = 40  # tokens of the prompt that are shown
-ROOT = 20  # characters of the text that a round begins behind
+PROMPT_TOKENS = 40  # tokens of the prompt that are shown
+ROOT_CHARACTERS = 20  # characters of the text that a round begins behind
 VIEWER = files("draftwood.explain") / "viewer"
 MODULES = "dom.js", "tree.js", "run.js", "viewer.js"  # each before those that import it
 
@@ -53,8 +53,8 @@ def start(about: Mapping[str, Any], prompt: Sequence[int], words: Words) -> dict
     """The part of the document that is known before the first round; for `about` see `Explanation`."""
     return {
         **about,
-        "prompt": [words([token]) for token in prompt[-BEFORE:]],
-        "shortened": len(prompt) > BEFORE,
+        "prompt": [words([token]) for token in prompt[-PROMPT_TOKENS:]],
+        "shortened": len(prompt) > PROMPT_TOKENS,
         "fates": {name: fate.meaning for name, fate in FATES.items()},
     }
 
@@ -107,7 +107,7 @@ def round_document(
     def root(one: TreeNode) -> dict[str, Any]:
         path = round_.path(places[id(one)])
         shared = before if len(tree.roots) > 1 else before[:-1]
-        return {**node(one), "text": last_words(words([*shared[-ROOT:], *path]))}
+        return {**node(one), "text": last_words(words([*shared[-ROOT_CHARACTERS:], *path]))}
 
     drafted = [one for one in tree.nodes.values() if one.drafted]
     kept = sum(any(draw.fate in ("accepted", "forced", "cut off") for draw in one.draws) for one in drafted)
@@ -157,8 +157,8 @@ def _beams(tree: RoundTree, judgement: RoundJudgement, words: Words, ends: froze
 
 def last_words(text: str) -> str:
     """The end of a text, in whole words where there is room for one."""
-    if len(text) <= ROOT:
+    if len(text) <= ROOT_CHARACTERS:
         return text
-    end = text[-ROOT:]
+    end = text[-ROOT_CHARACTERS:]
     _, space, rest = end.partition(" ")
     return "…" + (rest if space and rest.strip() else end)

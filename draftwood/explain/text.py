@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 Words = Callable[[Sequence[int]], str]  # the text of tokens
 ROOT_STYLE = Style.parse("bold")
-LEFT, FATE_WIDTH, NUMBER_WIDTH = 46, 24, 7  # LEFT: of the tree, at most
+TREE_WIDTH, FATE_WIDTH, NUMBER_WIDTH = 46, 24, 7  # TREE_WIDTH: of the tree, at most
 WHOLE_FORESTS = 24  # in rounds with more drafts, those that were not judged are counted, not shown
-NARROWEST = 76  # legend and numbers need so much
+MIN_WIDTH = 76  # legend and numbers need so much
 
 
 def spelling(tokenizer: Tokenizer | None) -> Words:
@@ -51,7 +51,7 @@ def lines(
 
     `prompt` are the tokens before the first round; `ends` are tokens that end a sequence.
     """
-    drawing = Drawing(words, ends, max(width, NARROWEST), colour)
+    drawing = Drawing(words, ends, max(width, MIN_WIDTH), colour)
     rows = drawing.legend(trees)
     before = list(prompt)
     for number, tree in enumerate(trees, 1):
@@ -122,7 +122,7 @@ class Drawing:
 
     @property
     def _left(self) -> int:
-        return min(LEFT, self.width - FATE_WIDTH - NUMBER_WIDTH * self.columns)
+        return min(TREE_WIDTH, self.width - FATE_WIDTH - NUMBER_WIDTH * self.columns)
 
     def _root(self, tree: RoundTree, root: TreeNode, place: int) -> str:
         """A hypothesis that the round began with, by what it has beyond the others' common text."""

@@ -32,7 +32,7 @@ from draftwood.util import plots
 
 STATE = "run.safetensors"
 SAVE_SECONDS = 120  # after which a run is saved whatever its settings say
-FIGURES = ("loss", "acceptance", "agreement")
+HELD_OUT_FIGURES = ("loss", "acceptance", "agreement")
 Place = tuple[Tensor, Tensor, Tensor | None]
 
 
@@ -239,7 +239,7 @@ class ExitRun(TrainingRun):
                 places[k] += len(ahead)
         sums, ranked, places = (rank.sum(values, device) for values in (sums, ranked, places))
         self.ranked = ranked / places.clip(min=1)
-        each = [dict(zip(FIGURES, row.tolist(), strict=True)) for row in sums / places.clip(min=1)]
+        each = [dict(zip(HELD_OUT_FIGURES, row.tolist(), strict=True)) for row in sums / places.clip(min=1)]
         point = {"step": float(self.progress.step), **each[0]}
         if len(each) > 1 or self.numbered:
             point |= {f"{name}_{k}": value for k, figures in enumerate(each, 1) for name, value in figures.items()}

@@ -28,15 +28,15 @@ MEASURED_ROWS = (1, 2, 4, 8, 16, 32, 48)
 MIN_SPEED_UP = 1.05  # less is not worth a draft model
 MIN_PROMPTS = 2  # prompts, whatever the time says
 CHECK_SEED_OFFSET = 1_000_000
-RESAMPLES, LEVEL = 200, 0.95  # of intervals
+RESAMPLES, CONFIDENCE = 200, 0.95  # of intervals
 
 PLAIN = Method.parse("autoregressive")
 CHAINS = [Method.parse({"name": "speculative", "gamma": gamma}) for gamma in (4, 2, 6, 3, 8, 1)]  # likely ones first
-SHAPES = ([4, 2, 1, 1], [2, 1, 1], [4, 2, 2, 1, 1], [2, 2, 1, 1, 1], [3, 2, 1], [6, 3, 2, 1])
-TREES = [Method.parse({"name": "mcsd", "tree": tree}) for tree in SHAPES]
+TREE_SHAPES = ([4, 2, 1, 1], [2, 1, 1], [4, 2, 2, 1, 1], [2, 2, 1, 1, 1], [3, 2, 1], [6, 3, 2, 1])
+TREES = [Method.parse({"name": "mcsd", "tree": tree}) for tree in TREE_SHAPES]
 EXITS = [{"name": "eesd", "gamma": gamma} for gamma in (4, 2, 6, 1)]
 BEAMS = [Method.parse({"name": "dsbd", "gamma": gamma}) for gamma in (3, 2, 1, 4)]
-NOTHING = "there is nothing to plan: name a draft model with --draft, or train an exit layer"
+NOTHING_TO_PLAN = "there is nothing to plan: name a draft model with --draft, or train an exit layer"
 
 OnProgress = Callable[[str, float], None]  # (current step, share of the time that has passed)
 Seen = dict[Method, list[Observation]]  # one observation per prompt
@@ -185,7 +185,7 @@ def check(target: str | Path | None, drafts: int) -> None:
         place = checkpoint.locate(target)
         if companion(place if place.is_dir() else place.parent, "exit").is_file():
             return
-    raise ConfigurationError(NOTHING)
+    raise ConfigurationError(NOTHING_TO_PLAN)
 
 
 def plan(
@@ -212,7 +212,7 @@ def plan(
     if exits := _exits(runs, notes):
         kinds.append((PLAIN, exits))
     if not kinds:
-        raise ConfigurationError(NOTHING)
+        raise ConfigurationError(NOTHING_TO_PLAN)
     costs = _costs(runs)
     if engine.drafts and not params.greedy:
         width = max(1, round(runs.one(BEAMS[0], 0, 24).width))
@@ -306,5 +306,5 @@ def interval(count: int, value: Callable[[Sequence[int]], float], seed: int = 0)
     """The middle of a value's bootstrap distribution over `count` prompts: percentiles of resamples."""
     rng = random.Random(seed)
     values = sorted(value([rng.randrange(count) for _ in range(count)]) for _ in range(RESAMPLES))
-    cut = int((1 - LEVEL) / 2 * RESAMPLES)
+    cut = int((1 - CONFIDENCE) / 2 * RESAMPLES)
     return values[cut], values[-1 - cut]

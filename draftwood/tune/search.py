@@ -69,12 +69,12 @@ def overheads(rounds: Sequence[tuple[float, float, float]]) -> tuple[float, floa
     return per_round, per_layer, per_row
 
 
-PILOTS = ((4, 2, 2, 1, 1), (4, 2, 2, 1), (3, 2, 1, 1), (2, 2, 1, 1), (2, 2, 1), (2, 1, 1), (2, 1), (2,), (1,))
+PILOT_TREES = ((4, 2, 2, 1, 1), (4, 2, 2, 1), (3, 2, 1, 1), (2, 2, 1, 1), (2, 2, 1), (2, 1, 1), (2, 1), (2,), (1,))
 
 
 def pilot_shape(row_limit: int, max_depth: int) -> Shape:
-    """The first tree of `PILOTS` that fits; they show acceptance at several places of several layers."""
-    for tree in PILOTS:
+    """The first tree of `PILOT_TREES` that fits; they show acceptance at several places of several layers."""
+    for tree in PILOT_TREES:
         shape = Shape(tree[:max_depth])
         if shape.tree and shape.rows <= row_limit:
             return shape

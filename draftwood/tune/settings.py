@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-TREES = "mcsd"
+TREE_METHOD = "mcsd"
 
 
 def _counts(value: Any) -> Any:
@@ -31,7 +31,7 @@ class TuneSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", title="Search")
 
     method: str = Field(
-        default=TREES,
+        default=TREE_METHOD,
         description="mcsd, mcsd-fork, speculative, dsbd, speculative-beam-search or lookup.",
         json_schema_extra={"metavar": "NAME"},
     )

@@ -15,7 +15,7 @@ from draftwood.sampling.params import SamplingParams
 from draftwood.tune.heatmap import HeatMap, option_map, tree_maps
 from draftwood.tune.measuring import Standing, TuningBench, Workload, explore, guide, standings, tree_method
 from draftwood.tune.search import Guided, pilot_shape
-from draftwood.tune.settings import TREES, TuneSettings
+from draftwood.tune.settings import TREE_METHOD, TuneSettings
 from draftwood.tune.shapes import Cost, shapes
 from draftwood.tune.spaces import SPACES, GridSearch, TPESearch, combinations, size, space
 
@@ -52,7 +52,7 @@ class Tuning:
         self.costs: tuple[Cost, Cost] | None = None  # of forwards of the target and of the draft, by rows
         self.guided: Guided | None = None
         name, fixed = settings.method, settings.fixed
-        known = [TREES, *SPACES]
+        known = [TREE_METHOD, *SPACES]
         if name not in known:
             there = f"method {name!r} has no options to tune" if name in METHODS else f"there is no method {name!r}"
             raise ConfigurationError(there + (did_you_mean(name, known) or f"; tune one of {', '.join(known)}"))
@@ -67,7 +67,7 @@ class Tuning:
 
     @property
     def trees(self) -> bool:
-        return self.settings.method == TREES
+        return self.settings.method == TREE_METHOD
 
     @property
     def options(self) -> list[str]:

@@ -28,15 +28,15 @@ from draftwood.errors import ConfigurationError
 
 INSIDE = (Path(__file__).parent / "inside.py").read_text("utf-8")
 PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # outside any virtual environment
-SHOWN = (
+READABLE = (
     *("/usr/lib", "/usr/lib64", "/usr/lib32", "/lib", "/lib64", "/lib32"),
     *(os.path.realpath(os.path.join(base, "lib")) for base in (sys.base_prefix, sys.base_exec_prefix)),
     PYTHON,
 )
-RIGHTS = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID")  # of inside.py, until it has confined itself
-USERS = range(60578, 61184)  # ids that no distribution gives to anybody; inside, root becomes one of them
-MACHINES = ("x86_64", "aarch64", "riscv64")  # where the flags of `clone` are its first argument
-FORBIDDEN = (
+CAPABILITIES = ("CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID")  # of inside.py, until it has confined itself
+USER_IDS = range(60578, 61184)  # ids that no distribution gives to anybody; inside, root becomes one of them
+ARCHITECTURES = ("x86_64", "aarch64", "riscv64")  # where the flags of `clone` are its first argument
+FORBIDDEN_CALLS = (
     *("shmget", "shmat", "shmctl", "semget", "msgget", "mq_open", "memfd_create", "userfaultfd"),  # uncounted memory
     *("add_key", "request_key", "keyctl", "io_setup", "io_uring_setup", "inotify_init", "inotify_init1"),
     *("fork", "vfork", "unshare", "setns", "ptrace", "process_vm_readv", "process_vm_writev", "pidfd_open"),  # others
@@ -89,7 +89,7 @@ def _sandbox(
     source: str, functions: Sequence[str] | None, stream: socket.socket, limits: ProgramLimits
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start inside.py in a sandbox, its stream on standard input; on leaving, all that runs in there is dead."""
-    bounds = {**asdict(limits), "user": secrets.choice(USERS)}
+    bounds = {**asdict(limits), "user": secrets.choice(USER_IDS)}
     request = json.dumps({"source": source, "functions": functions, "limits": bounds}).encode()
     command, rules = _command(), system_calls()
     read, write = os.pipe()
@@ -131,13 +131,13 @@ def _sandbox(
 
 def _command() -> list[str]:
     """Bubblewrap with empty namespaces: Python and libraries to read, nothing to write, nobody to talk to."""
-    if not sys.platform.startswith("linux") or os.uname().machine not in MACHINES:
+    if not sys.platform.startswith("linux") or os.uname().machine not in ARCHITECTURES:
         _refuse("that takes Linux on x86-64, ARM64 or RISC-V")
     command = [_bwrap(), "--die-with-parent", "--unshare-cgroup-try", "--cap-drop", "ALL"]
     command += [f"--unshare-{namespace}" for namespace in ("ipc", "pid", "net", "uts")]
-    for right in RIGHTS:
+    for right in CAPABILITIES:
         command += ["--cap-add", right]
-    for readable in SHOWN:
+    for readable in READABLE:
         command += ["--dir", os.path.dirname(readable), "--ro-bind-try", readable, readable]  # --dir: open to all users
     return [*command, "--dir", "/tmp", "--dir", "/dev", "--dev-bind", "/dev/null", "/dev/null"]
 
@@ -162,7 +162,7 @@ def system_calls() -> bytes:
     except (ImportError, RuntimeError):
         _refuse("it lacks pyseccomp or libseccomp; try: pip install pyseccomp, apt install libseccomp2")
     denied, rules = pyseccomp.ERRNO(errno.EPERM), pyseccomp.SyscallFilter(pyseccomp.ALLOW)
-    for name in FORBIDDEN:
+    for name in FORBIDDEN_CALLS:
         rules.add_rule(denied, name)
     rules.add_rule(denied, "clone", pyseccomp.Arg(0, pyseccomp.MASKED_EQ, 0x10000, 0))  # without CLONE_THREAD
     rules.add_rule(pyseccomp.ERRNO(errno.ENOSYS), "clone3")  # its flags cannot be seen; libraries then use clone

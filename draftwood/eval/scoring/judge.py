@@ -18,13 +18,13 @@ from urllib.request import Request, urlopen
 from draftwood.errors import ConfigurationError, DraftwoodError
 from draftwood.util.safe_parsing import parse_json
 
-KEY = "OPENAI_API_KEY"
+KEY_VARIABLE = "OPENAI_API_KEY"
 RATING = re.compile(r"\[\[\s*(\d+(?:\.\d+)?)\s*\]\]")
-LEAST, MOST = 1.0, 10.0
-LONGEST_REPLY = 1 << 20  # bytes
-AGAIN = {408, 409, 429, 500, 502, 503, 504}  # answers of a busy server
+MIN_RATING, MAX_RATING = 1.0, 10.0
+MAX_REPLY_BYTES = 1 << 20  # bytes
+RETRIED_STATUSES = {408, 409, 429, 500, 502, 503, 504}  # answers of a busy server
 
-TASK = (
+INSTRUCTIONS = (
     "You judge how well an assistant answered a user. Weigh whether the answer helps, whether it is correct, to the "
     "point, thorough and as creative as the question wants. Its length is no merit. Say in two or three sentences "
     "what is good and what is not, then end with a whole number from 1 (useless) to 10 (perfect) in double brackets, "
@@ -58,28 +58,28 @@ class Judge:
         talk = "\n\n".join(f"[User]\n{asked}\n\n[Assistant]\n{reply}" for asked, reply in turns)
         right = f"\n\n[A right answer to the last question]\n{reference}" if reference else ""
         which = "the assistant's last answer" if len(turns) > 1 else "the assistant's answer"
-        reply = self._ask(f"{TASK}\n\nJudge {which}.\n\n{talk}{right}")
+        reply = self._ask(f"{INSTRUCTIONS}\n\nJudge {which}.\n\n{talk}{right}")
         ratings = RATING.findall(reply)
-        if not ratings or not LEAST <= float(ratings[-1]) <= MOST:
+        if not ratings or not MIN_RATING <= float(ratings[-1]) <= MAX_RATING:
             raise JudgeError(f"the judge gave no rating from 1 to 10: {' '.join(reply.split())[-120:]!r}")
         return float(ratings[-1])
 
     def _ask(self, text: str) -> str:
         body = {"model": self.model, "messages": [{"role": "user", "content": text}], "temperature": 0}
         headers = {"Content-Type": "application/json"}
-        if os.environ.get(KEY):
-            headers["Authorization"] = f"Bearer {os.environ[KEY]}"
+        if os.environ.get(KEY_VARIABLE):
+            headers["Authorization"] = f"Bearer {os.environ[KEY_VARIABLE]}"
         request = Request(f"{self.url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers)
         for attempt in range(self.tries):
             if attempt:
                 time.sleep(self.pause * 2 ** (attempt - 1))
             try:
                 with urlopen(request, timeout=self.seconds) as reply:
-                    return _said(parse_json(reply.read(LONGEST_REPLY), finite=False))
+                    return _said(parse_json(reply.read(MAX_REPLY_BYTES), finite=False))
             except HTTPError as error:
                 error.close()
                 problem = f"HTTP status {error.code}"
-                if error.code not in AGAIN:
+                if error.code not in RETRIED_STATUSES:
                     break
             except (URLError, OSError, ValueError) as error:
                 problem = str(getattr(error, "reason", error))

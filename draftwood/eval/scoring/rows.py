@@ -12,7 +12,7 @@ Rows = Sequence[Sequence[Any]]
 QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`")
 ORDERED = re.compile(r"\border\s+by\b", re.IGNORECASE)
 HIDDEN = "\x00"  # stands for a semicolon in quotes
-MOST_TRIES = 20_000  # column orders that are looked at; only results of many look-alike columns have more
+MAX_TRIES = 20_000  # column orders that are looked at; only results of many look-alike columns have more
 
 
 def orders(sql: str) -> bool:
@@ -44,7 +44,7 @@ def same_rows(predicted: Rows, gold: Rows, ordered: bool) -> bool:
         if len(chosen) == len(theirs):
             tries += 1
             return Counter(zip(*(mine[i] for i in chosen), strict=True)) == wanted
-        return tries < MOST_TRIES and any(place([*chosen, i]) for i in fits[len(chosen)] if i not in chosen)
+        return tries < MAX_TRIES and any(place([*chosen, i]) for i in fits[len(chosen)] if i not in chosen)
 
     return place([])
 

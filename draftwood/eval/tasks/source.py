@@ -17,8 +17,8 @@ from draftwood.util.safe_parsing import parse_json, read_text
 
 Row = Mapping[str, Any]
 
-LINES = (".jsonl", ".ndjson")  # one document a line
-MOST_DATA = 2 << 30  # bytes of a data file
+LINE_SUFFIXES = (".jsonl", ".ndjson")  # one document a line
+MAX_DATA_BYTES = 2 << 30  # bytes of a data file
 
 
 class FileTask(Task):
@@ -87,9 +87,9 @@ def read(path: Path) -> Any:
     if path.is_dir():
         raise ConfigurationError(f"{path} is a directory; name the data set's file in it")
     try:
-        text = read_text(path, MOST_DATA)
+        text = read_text(path, MAX_DATA_BYTES)
         try:
-            if path.suffix not in LINES:
+            if path.suffix not in LINE_SUFFIXES:
                 return parse_json(text, finite=False)
         except ValueError:  # lines under another name
             pass

@@ -11,7 +11,7 @@ from draftwood.eval.tasks.base import Instance, Item, Scores
 from draftwood.eval.tasks.reading import short
 from draftwood.eval.tasks.source import FileTask, Row
 
-KINDS = ("rouge1", "rouge2", "rougeL")
+ROUGE_KINDS = ("rouge1", "rouge2", "rougeL")
 
 
 class XSum(FileTask):
@@ -44,10 +44,10 @@ def _scorer() -> Any:
         from rouge_score import rouge_scorer
     except ImportError:
         raise ConfigurationError("ROUGE needs the package rouge-score; install the extra draftwood[eval]") from None
-    return rouge_scorer.RougeScorer(list(KINDS), use_stemmer=True)
+    return rouge_scorer.RougeScorer(list(ROUGE_KINDS), use_stemmer=True)
 
 
 def rouge(answer: str, reference: str) -> dict[str, float]:
     """F-measures of ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004), with stemming as in the summarisation papers."""
     scores = _scorer().score(reference, answer)
-    return {kind: float(scores[kind].fmeasure) for kind in KINDS}
+    return {kind: float(scores[kind].fmeasure) for kind in ROUGE_KINDS}
