@@ -39,11 +39,9 @@ _WRITERS["retellings"] = retellings  # an exercise: training sees it too, but it
 
 
 def documents(domain: str, split: Split, seed: int = 0) -> Iterator[Document]:
-    """Yield the documents of a domain and split.
+    """Yield the documents of a domain and split: the same in every process of one Python version.
 
-    The stream has no end, except for ``"library"``, which yields each piece of
-    the standard library once. Equal arguments give equal documents in every
-    process of one Python version.
+    Only ``"library"`` ends: it yields each piece of the standard library once.
     """
     if domain not in _WRITERS:
         raise ValueError(f"unknown domain {domain!r}; the domains are {', '.join(DOMAINS)}")

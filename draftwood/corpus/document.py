@@ -20,9 +20,8 @@ _HELD_OUT_SHARE = 16
 class Document:
     """A text of the corpus, cut into what is given and what is to be written.
 
-    ``prompt + completion`` is the whole text. The completion starts with white
-    space wherever it follows a prompt, so that both parts tokenise alone as
-    they do joined. ``reference`` holds what the scorer of the domain needs.
+    The completion starts with white space, so that both parts tokenise alone as they do joined. ``reference`` holds
+    what the scorer of the domain needs.
     """
 
     domain: str
@@ -37,11 +36,7 @@ class Document:
 
 
 def stream(domain: str, split: Split, seed: int) -> random.Random:
-    """Return the random stream of one domain, split and seed.
-
-    The seed goes through a digest and not through ``hash``, which differs from
-    process to process for strings.
-    """
+    """Return the random stream of one domain, split and seed: the same in every process."""
     digest = hashlib.blake2b(f"{domain}/{split}/{seed}".encode(), digest_size=8).digest()
     return random.Random(int.from_bytes(digest, "big"))
 
@@ -53,11 +48,7 @@ def split_of(*combination: str) -> Split:
 
 
 def lead(rng: random.Random, split: Split, first: Sequence[str], second: Sequence[str]) -> tuple[str, str]:
-    """Draw the two words that a document is about, from one split only.
-
-    A document shows its lead combination at a fixed place, so two documents of
-    different splits can never be the same text.
-    """
+    """Draw the two words that a document is about; it shows them at a fixed place, so no text is in two splits."""
     while True:
         pair = rng.choice(first), rng.choice(second)
         if split_of(*pair) == split:

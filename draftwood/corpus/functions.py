@@ -25,11 +25,7 @@ def _argument(rng: random.Random, takes: str) -> Any:
 
 
 def functions(split: Split, seed: int) -> Iterator[Document]:
-    """Yield functions without end; the completion is the body.
-
-    Constants below 10 are rare on purpose only where slices need them small.
-    The reference holds assertions that the written body passes.
-    """
+    """Yield functions without end; the completion is the body, the reference holds assertions that it passes."""
     rng = stream("code", split, seed)
     while True:
         kind = rng.choice(WORDS["functions"])

@@ -63,11 +63,7 @@ def _library(split: Split) -> tuple[tuple[str, ...], ...]:
 
 
 def library(split: Split, seed: int) -> Iterator[Document]:
-    """Yield pieces of the standard library, each once, in a seeded order.
-
-    Unlike the other domains this one ends, and it depends on the version of
-    Python. The first third of the lines is the prompt.
-    """
+    """Yield pieces of this Python's standard library in a seeded order, each once; a third of one is the prompt."""
     rng = stream("library", split, seed)
     pieces = list(_library(split))
     rng.shuffle(pieces)

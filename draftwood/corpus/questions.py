@@ -49,10 +49,7 @@ _HEDGES = ("Perhaps", "It seems that", "I think")
 
 
 def facts_about(rng: random.Random, who: str, place: str, count: int) -> Iterator[tuple[str, list[_Question]]]:
-    """Yield facts, the first about ``who`` and ``place``, each with its three questions.
-
-    No person, place or thing occurs in two of them.
-    """
+    """Yield facts with their questions, the first about ``who`` and ``place``; none share a person, place or thing."""
     people = [who, *others(rng, PEOPLE, count - 1, who)]
     places = [place, *others(rng, PLACES, count - 1, place)]
     for trio in zip(people, places, rng.sample(THINGS, count), strict=True):
@@ -62,11 +59,8 @@ def facts_about(rng: random.Random, who: str, place: str, count: int) -> Iterato
 def questions(split: Split, seed: int) -> Iterator[Document]:
     """Yield passages with questions without end.
 
-    A prompt holds the passage and perhaps earlier questions with their answers;
-    the completion answers the last question with a span of the passage, from
-    the person to what was asked. No person, place or thing occurs in two facts
-    of a passage, so each question has one answer. The reference takes the span
-    and the bare answer in it.
+    A prompt holds the passage and perhaps earlier questions with their answers; the completion answers the last one
+    with a span of the passage, from the person to what was asked. The reference takes the span and the bare answer.
     """
     rng = stream("qa", split, seed)
     while True:

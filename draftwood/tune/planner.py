@@ -15,7 +15,7 @@ import torch
 
 from draftwood.engine.engine import Engine
 from draftwood.errors import ConfigurationError, DraftwoodError, RequestError
-from draftwood.methods import METHODS, Method
+from draftwood.methods import Method
 from draftwood.models.checkpoints import checkpoint
 from draftwood.models.checkpoints.artifact import companion
 from draftwood.sampling.params import SamplingParams
@@ -34,7 +34,7 @@ PLAIN = Method.parse("autoregressive")
 CHAINS = [Method.parse({"name": "speculative", "gamma": gamma}) for gamma in (4, 2, 6, 3, 8, 1)]  # likely ones first
 TREE_SHAPES = ([4, 2, 1, 1], [2, 1, 1], [4, 2, 2, 1, 1], [2, 2, 1, 1, 1], [3, 2, 1], [6, 3, 2, 1])
 TREES = [Method.parse({"name": "mcsd", "tree": tree}) for tree in TREE_SHAPES]
-EXITS = [{"name": "eesd", "gamma": gamma} for gamma in (4, 2, 6, 1)]
+EXITS = [Method.parse({"name": "eesd", "gamma": gamma}) for gamma in (4, 2, 6, 1)]
 BEAMS = [Method.parse({"name": "dsbd", "gamma": gamma}) for gamma in (3, 2, 1, 4)]
 NOTHING_TO_PLAN = "there is nothing to plan: name a draft model with --draft, or train an exit layer"
 
@@ -242,16 +242,13 @@ def plan(
 
 def _exits(runs: _Runs, notes: list[str]) -> list[Method]:
     """Settings of an early exit, if the target has one."""
-    if EXITS[0]["name"] not in METHODS:
-        return []
-    methods = [Method.parse(options) for options in EXITS]
     try:
-        runs.engine.method(methods[0])
-        runs.one(methods[0], 0, 4)
+        runs.engine.method(EXITS[0])
+        runs.one(EXITS[0], 0, 4)
     except DraftwoodError as error:
-        notes.append(f"{methods[0].name} is left out: {error}")
+        notes.append(f"{EXITS[0].name} is left out: {error}")
         return []
-    return methods
+    return EXITS
 
 
 def _costs(runs: _Runs) -> list[dict[int, float]]:
