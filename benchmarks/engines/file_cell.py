@@ -54,6 +54,15 @@ def speed(model: Reader, job: dict[str, Any], base: int) -> dict[str, Any]:
     return {**result, "peak_bytes": peak, "rows": rows}
 
 
+def behind(model: Reader, job: dict[str, Any]) -> list[float]:
+    """Seconds of a token behind each of the job's contexts."""
+    found = []
+    for context in job["contexts"]:
+        forward = model.forward(job["prompt"][:context], job["prompt"][context : context + 1])
+        found.append(median([seconds(forward) for _ in range(1 + job["forwards"])][1:]))
+    return found
+
+
 def seconds(call: Callable[[], object]) -> float:
     """Seconds of a call."""
     began = perf_counter()
@@ -62,7 +71,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
-    """Do the job's task: speed, nats (of texts), or first (one token, for whoever times the process)."""
+    """Do the job's task: speed, contexts, nats (of texts), or first (one token, for whoever times the process)."""
     engine = import_module(f"benchmarks.engines.{job['engine']}")
     version = engine.start(job["threads"])
     base = peak_bytes()
@@ -71,6 +80,8 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
     loaded = perf_counter() - began
     if job["task"] == "nats":
         return {"nats": [model.nats(text) for text in job["texts"]]}
+    if job["task"] == "contexts":
+        return {"seconds": behind(model, job)}
     if job["task"] == "first":
         return {"tokens": model.decode(job["prompt"], 1)}
     return {"load": loaded, "version": version, **speed(model, job, base)}

@@ -9,6 +9,8 @@ from typing import Any
 
 from draftwood import __version__
 
+CHUNK_TOKENS = 512  # of a long context, read at once
+
 
 def start(threads: int) -> str:
     """Import PyTorch, above which memory is counted."""
@@ -44,7 +46,9 @@ class Model:
             segments = [Segment.causal(extent, first, len(tokens))]
             return model(Batch.of(model, tokens, range(first, first + len(tokens)), segments, wanted), cache)
 
-        read(context, 0, [first - 1])
+        for start in range(0, first, CHUNK_TOKENS):
+            some = context[start : start + CHUNK_TOKENS]
+            read(some, start, [len(some) - 1])
         return partial(read, tokens, first, slice(None))
 
     def nats(self, text: list[int]) -> float:

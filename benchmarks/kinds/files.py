@@ -32,6 +32,7 @@ from draftwood.models.text.tokenizer import Tokenizer
 OURS, THEIRS = "draftwood", "llama.cpp"
 EXACT = "draftwood, float32"  # of which perplexity alone is measured
 MODULES = {OURS: "file_ours", EXACT: "file_ours", THEIRS: "file_llama"}
+CONTEXT_REPEATS = 3  # in which a long context is read
 PROMPT_START = 8  # tokens of the prompt of a whole command
 Samples = Mapping[str, list[dict[str, Any]]]  # engine -> measurements, repeat by repeat
 
@@ -47,6 +48,7 @@ class Files(Kind):
     rows: tuple[int, ...] = (1, 2, 4, 8)
     forwards: int = 9  # of each number of rows, in one process
     documents: int = 12
+    contexts: tuple[int, ...] = ()  # tokens behind which one more is timed, in the first repeats
     limit: float = 1200  # seconds of one process
 
     def measure(self, bench: Bench) -> dict[str, Rows]:
@@ -57,7 +59,9 @@ class Files(Kind):
         texts = [words.encode(document.text)[: self.prompt] for document in documents]
         tokens = chain.from_iterable(words.encode(document.text) for document in mixed("held-out", seed=1))
         work = {**self.model_dump(include={"tokens", "context", "rows", "forwards"})}
-        work["prompt"] = prompt = [*islice(tokens, self.prompt)]
+        long = [*islice(tokens, max(self.prompt, *self.contexts, 0) + 1)]
+        work["prompt"] = prompt = long[: self.prompt]
+        far = {"contexts": self.contexts, "forwards": self.forwards, "prompt": long}
         failures = {} if bench.llama_python else {THEIRS: "give --llama-python PATH, a Python with llama-cpp-python"}
         nats: dict[str, list[float]] = {}
         for engine in bench.track(remaining(failures, exact=True), "perplexity"):
@@ -72,7 +76,11 @@ class Files(Kind):
                 try:
                     found = bench.once([repeat, engine], partial(processes.job, engine, "speed", **work))
                     start = partial(processes.first_token, engine, prompt[:PROMPT_START], words_of_file)
-                    samples[engine].append({**found, "first": bench.once([repeat, engine, "first"], start)})
+                    found["first"] = bench.once([repeat, engine, "first"], start)
+                    if self.contexts and repeat < CONTEXT_REPEATS:
+                        read = partial(processes.job, engine, "contexts", **far)
+                        found["contexts"] = bench.once([repeat, engine, "contexts"], read)["seconds"]
+                    samples[engine].append(found)
                 except Failed as error:
                     failures[engine] = str(error)
         types = ", ".join(GgufWeights(file).types())
@@ -81,9 +89,18 @@ class Files(Kind):
         return {
             "files": [{**about, **row(each, samples.get(each, [])), **quality(nats, each, counts)} for each in nats],
             "rows": [line for engine, found in samples.items() for line in rows(engine, found)],
+            "contexts": [line for engine, found in samples.items() for line in self.behind(engine, found)],
             "ratios": ratios(samples),
             "failures": [{"engine": engine, "failure": why} for engine, why in failures.items()],
         }
+
+    def behind(self, engine: str, found: list[dict[str, Any]]) -> Rows:
+        """Milliseconds of a token behind each of the contexts."""
+        read = [each["contexts"] for each in found if "contexts" in each]
+        return [
+            {"engine": engine, "context": context, "ms": median([1000 * each[i] for each in read])}
+            for i, context in enumerate(self.contexts if read else ())
+        ]
 
 
 def remaining(failures: Mapping[str, str], exact: bool = False) -> list[str]:

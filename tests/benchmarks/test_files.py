@@ -52,6 +52,8 @@ def test_ours_is_measured_in_its_process(models: Pair) -> None:
         "1",
         "2",
     }
+    far = {"prompt": text, "contexts": [3, 9], "forwards": 1}
+    assert min(file_cell.run({**job, "task": "contexts", **far})["seconds"]) > 0
     assert found["load"] > 0 and found["prompt"] > 0 and min(found["rows"].values()) > 0
 
 
@@ -97,6 +99,9 @@ class Stand:
         scale = 2.0 if engine == files.THEIRS else 1.0
         if task == "nats":
             return {"nats": [scale * len(text) for text in more["texts"]]}
+        if task == "contexts":
+            assert max(more["contexts"]) < len(more["prompt"])
+            return {"seconds": [scale * context for context in more["contexts"]]}
         return {
             "version": "1",
             "token": scale,
@@ -115,7 +120,7 @@ def test_engines_take_turns(short: bool, models: Pair, tmp_path: Path, monkeypat
     stand = Stand(short)
     monkeypatch.setattr(files, "Processes", stand)
     bench = Bench(RUN, tmp_path, models=models, llama_python=Path("python"))
-    result = files.Files(repeats=3, documents=2).measure(bench)
+    result = files.Files(repeats=3, documents=2, contexts=(600, 9)).measure(bench)
     turns = [engine for engine, task in stand.calls if task == "speed"]
     ours, theirs = files.OURS, files.THEIRS
     assert turns == ([ours, theirs, theirs, ours, ours] if short else [ours, theirs, theirs, ours, ours, theirs])
@@ -125,6 +130,8 @@ def test_engines_take_turns(short: bool, models: Pair, tmp_path: Path, monkeypat
     assert rows[files.EXACT].keys() == {"file", "types", "megabytes", "engine", "perplexity", "to_float32"}
     assert {row["what"]: row["ratio"]["value"] for row in result["ratios"]}["token"] == 2
     assert [row["to_one"]["value"] for row in result["rows"]] == [1, 1.5, 1, 3]
+    far = {(row["engine"], row["context"]): row["ms"]["value"] for row in result["contexts"]}
+    assert far == {(ours, 600): 6e5, (ours, 9): 9e3, (theirs, 600): 1.2e6, (theirs, 9): 1.8e4}
     assert result["failures"] == ([{"engine": theirs, "failure": "it ended"}] if short else [])
 
 

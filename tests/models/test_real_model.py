@@ -7,7 +7,6 @@ too, but no closer than its type allows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -27,6 +26,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 import draftwood
 from draftwood import Engine
 from draftwood.corpus import documents
+from draftwood.models.checkpoints import checkpoint
 from draftwood.models.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.real
@@ -51,18 +51,22 @@ class Reference(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def reference(smollm2: Path) -> Iterator[Reference]:
-    """transformers' reading of the file; its header is read once, not for every part, since that takes seconds."""
+def reference(smollm2: Path) -> Reference:
+    return read_by_transformers(smollm2)
+
+
+def read_by_transformers(file: Path) -> Reference:
+    """transformers' reading of a file, whose header is read once, not for every part, since that takes seconds."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(gguf, "GGUFReader", cache(gguf.GGUFReader))
-        where = {"pretrained_model_name_or_path": smollm2.parent, "gguf_file": smollm2.name}
+        where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
         tokenizer, config = AutoTokenizer.from_pretrained(**where), AutoConfig.from_pretrained(**where)
         with torch.device("meta"):
             names = AutoModelForCausalLM.from_config(config)
-        tensors = load_gguf_checkpoint(str(smollm2), return_tensors=True, model_to_load=names)["tensors"]
+        tensors = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=names)["tensors"]
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         assert model.load_state_dict(tensors, strict=False) == (["lm_head.weight"], [])
-        yield Reference(tokenizer, model.requires_grad_(False))
+        return Reference(tokenizer, model.requires_grad_(False))
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +106,16 @@ def test_logits_and_greedy_text_are_transformers(exact: Engine, reference: Refer
         expected = theirs(reference.model, tokens)
         torch.testing.assert_close(ours(exact.target, chain(tokens)), expected, atol=1e-3, rtol=0)  # type: ignore[arg-type]
         assert result.tokens == expected[len(result.prompt_tokens) - 1 : -1].argmax(-1).tolist()
+
+
+@pytest.mark.slow
+def test_logits_of_gemma_are_transformers(gemma: Path) -> None:
+    """Windows, norms of heads, a vocabulary of 262,144 tokens; Q8_0, Q5_0, Q4_K and Q6_K."""
+    reference, model = read_by_transformers(gemma), checkpoint.load(gemma, "float32")
+    for prompt in PROMPTS:
+        tokens = Tokenizer.load(gemma).encode(prompt)
+        assert tokens == reference.tokenizer.encode(prompt)
+        torch.testing.assert_close(ours(model, chain(tokens)), theirs(reference.model, tokens), atol=1e-3, rtol=0)
 
 
 def test_the_default_is_as_good_as_float32(exact: Engine, engine: Engine) -> None:
