@@ -29,7 +29,8 @@ class Model:
         import numpy as np
 
         model = self.model
-        model._ctx.kv_cache_seq_rm(-1, first, -1)
+        if not model._ctx.kv_cache_seq_rm(-1, first, -1):
+            raise RuntimeError(f"llama.cpp cannot forget what is behind {first} tokens")
         for start in range(0, len(tokens), model.n_batch):
             some = tokens[start : start + model.n_batch]
             model._batch.set_batch(some, first + start, all_logits)
