@@ -23,7 +23,10 @@ EXACT, BASE = "float32", "bfloat16"
 
 
 class Quantisation(Kind):
-    """The target with each of the `types` of weights reads `documents` held-out documents of each kind."""
+    """The target with each of the `types` of weights reads `documents` held-out documents of each kind.
+
+    Behind a type may stand in which one keys and values are stored: "bfloat16, keys int8".
+    """
 
     types: tuple[str, ...] = (EXACT, BASE, "int8", "int4")
     documents: int = 24
@@ -55,8 +58,9 @@ class Quantisation(Kind):
 
     def read(self, bench: Bench, name: str) -> dict[str, list[Any]]:
         """Read the documents with a type of weights; quantised weights are computed in float32."""
-        quantize = name if name.startswith("int") else None
-        model = bench.engine_of(EXACT if quantize else name, quantize).target
+        weights, _, keys = name.partition(", keys ")
+        quantize = weights if weights.startswith("int") else None
+        model = bench.engine_of(EXACT if quantize else weights, quantize, kv_dtype=keys or "auto").target
         exact = bench.engine_of(EXACT)
         assert exact.tokenizer is not None
         texts = [
