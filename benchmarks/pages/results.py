@@ -190,7 +190,7 @@ times as fast as PyTorch in the same turn.
 
 def quantisation() -> str:
     """Perplexity, agreement and divergence by type of weights."""
-    rows = frame("quantisation", "quality")
+    rows = frame("quantisation", "quality").drop_duplicates(["pair", "type"])
     shown = pd.DataFrame(
         {
             "pair": rows["pair"],
@@ -205,7 +205,8 @@ def quantisation() -> str:
 
 The target reads held-out documents of every kind. Agreement is the share of positions where its most probable token
 is that of float32, divergence Kullback and Leibler's from the distributions of float32, in nats a token. Of the
-real models, float32 is what the codes of their GGUF files stand for.
+real models, float32 is what the codes of their GGUF files stand for. `keys` says what keys and values are stored in,
+where that is not the default.
 
 {markdown(shown)}
 
