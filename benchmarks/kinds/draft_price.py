@@ -21,8 +21,9 @@ from benchmarks.bench import Bench, rotated
 from benchmarks.experiment import Kind, Rows
 from benchmarks.intervals import median
 from draftwood.corpus import mixed
+from draftwood.depth.confidence import Confidence
 from draftwood.depth.load import ALONE, Load
-from draftwood.depth.rules import LOAD, LOGITS, Confidence, DepthController, DraftState
+from draftwood.depth.rules import LOAD, LOGITS, DepthController, DraftState
 from draftwood.depth.settings import CONTROLLERS, DepthSettings, Draft
 from draftwood.engine.engine import Engine
 from draftwood.sampling.distributions import Streams

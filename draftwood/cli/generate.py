@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,12 +52,6 @@ def generate(
     seed: int = seed(),
     sampling: SamplingParams,
     top_logprobs: int = flag(0, "With --json: the N most probable tokens at each position.", panel=OUTPUT, ge=0),
-    stream: bool = flag(True, "Show text as it is generated, or all at the end.", panel=OUTPUT),
-    explain: bool = flag(
-        False,
-        "Also draw every round: what was drafted and what became of it. (--json always has it.)",
-        panel=OUTPUT,
-    ),
     output: OutputOptions,
 ) -> None:
     """Decode one prompt.
@@ -68,11 +61,9 @@ def generate(
 a [bold cyan]bonus[/bold cyan] after accepted drafts,
     [italic yellow]forced[/italic yellow] by a grammar, or plain.
 
-    In a pipe, standard output holds exactly the text, and what --explain adds. The
-    summary and further beams (n_best) go to standard error. Ctrl-C keeps what was
-    generated so far.
+    In a pipe, standard output holds exactly the text. The summary and further beams
+    (n_best) go to standard error. Ctrl-C keeps what was generated so far.
     """
-
     asked = prompt.conversation()
     if top_logprobs and not output.json_:
         raise ConfigurationError("--top-logprobs is shown in JSON only; give --json too")
@@ -98,8 +89,7 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts,
             assert result is not None  # the last event carries it
             print(as_json(_document(engine, result)))
         else:
-            shown = events if stream else _at_once(events)
-            result = _show(engine, engine.tokens(asked), shown, output.color, explain)
+            result = _show(engine, engine.tokens(asked), events, output.color)
     if result.finish_reason == "cancelled":
         sys.exit(130)
 
@@ -112,20 +102,7 @@ def _document(engine: Engine, result: GenerationResult) -> dict[str, object]:
     return {"draftwood": __version__, "models": models, **compiled, **result.as_dict()}
 
 
-def _at_once(events: Iterator[StreamEvent]) -> Iterator[StreamEvent]:
-    """All events as one, at the end."""
-    seen = list(events)
-    yield replace(
-        seen[-1],
-        text="".join(event.text for event in seen),
-        tokens=[token for event in seen for token in event.tokens],
-        kinds=[kind for event in seen for kind in event.kinds],
-    )
-
-
-def _show(
-    engine: Engine, prompt: list[int], events: Iterator[StreamEvent], color: bool | None, explained: bool
-) -> GenerationResult:
+def _show(engine: Engine, prompt: list[int], events: Iterator[StreamEvent], color: bool | None) -> GenerationResult:
     """The text on stdout; legend and summary on stderr, so that a pipe carries the text alone."""
     assert engine.tokenizer is not None  # every checkpoint directory has one
     painter = Painter(sys.stdout, engine.tokenizer.stream(prompt), colourful(sys.stdout, color))
@@ -137,8 +114,6 @@ def _show(
     finally:
         painter.close()
     assert result is not None
-    if explained:
-        _explain(engine, result, painter)
     print(file=sys.stderr)
     if painter.colour:
         print(legend(painter.kinds, colourful(sys.stderr, color)), file=sys.stderr)
@@ -148,17 +123,6 @@ def _show(
         flow([*summary(result), *compiled(engine.compile_seconds), *origins(engine.names)], sys.stderr), file=sys.stderr
     )
     return result
-
-
-def _explain(engine: Engine, result: GenerationResult, painter: Painter) -> None:
-    """Every round on stdout, below the text."""
-    from draftwood.explain.text import lines, spelling
-    from draftwood.explain.tree import trees_of
-
-    prompt, words, ends = result.prompt_tokens, spelling(engine.tokenizer), engine.end_tokens
-    painter.end_line()
-    for line in ["", *lines(trees_of(result.rounds, prompt), prompt, words, ends, terminal_width(), painter.colour)]:
-        print(line)
 
 
 def explain(

@@ -30,11 +30,40 @@ STRUCTURED = "Structured output"
 OF_EVERY_METHOD = "Set an option of every method that has it, or of one as METHOD.KEY=VALUE. Repeatable."
 
 
-class ThreadOptions(OptionGroup):
-    """Options of the computation on the CPU."""
-
+class _Models(OptionGroup):
     model_config = ConfigDict(title=MODELS)
 
+    target: str | None = flag(
+        None, "Target model: a checkpoint directory, a hub id or a GGUF file. Default: the embedded pair.", "MODEL"
+    )
+    draft: list[str] = flag(
+        [], "Draft model with the target's tokenizer, or an EAGLE or Medusa head. Repeatable (specinfer).", "MODEL"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = flag(
+        "auto",
+        "Weights and arithmetic: float32, bfloat16, float16, float64, or auto: the checkpoint's own type.",
+        "TYPE",
+    )
+    device: str | None = flag(None, "cpu, cuda, cuda:1, ... Default: CUDA where there is one.", "DEVICE")
+    tensor_parallel: int = flag(
+        1, "Processes that the target is split across; under torchrun as many as it starts.", ge=1
+    )
+    draft_device: str | None = flag(None, "Device of the draft models. Default: the target's.", "DEVICE")
+    draft_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] | None = flag(
+        None, "Type that the draft models are computed in. Default: as --dtype.", "TYPE"
+    )
+    backend: Literal["auto", "native", "pytorch"] = flag(
+        "auto", "CPU kernels: native (package draftwood-native), pytorch, or auto: native where it is installed."
+    )
+    quantize: Literal["int8", "int4"] | None = flag(
+        None,
+        "int8: a quarter of float32's bytes, int4: a sixth. Faster on CPUs; answers change slightly.",
+        "KIND",
+    )
+    kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = flag(
+        "auto", "Keys and values: float32, bfloat16, int8 (half of bfloat16), or auto: no wider than the weights.", "TYPE"
+    )
+    compile: bool = flag(False, "torch.compile, for small models; slow to start, needs a C++ compiler.")
     threads: int | None = flag(None, "CPU threads. Default: as many as PyTorch chooses.", ge=1)
 
     def apply(self) -> None:
@@ -44,102 +73,8 @@ class ThreadOptions(OptionGroup):
             torch.set_num_threads(self.threads)
 
 
-class _Place(OptionGroup):
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = flag(
-        "auto",
-        "Weights and arithmetic: float32, bfloat16, float16, float64, or auto: the checkpoint's own type.",
-        "TYPE",
-    )
-    device: str | None = flag(None, "cpu, cuda, cuda:1, ... Default: CUDA where there is one.", "DEVICE")
-
-
-class _Target(OptionGroup):
-    target: str | None = flag(
-        None,
-        "Target model: a checkpoint directory, a hub id or a GGUF file. Default: the embedded pair.",
-        "MODEL",
-    )
-
-
-class _Drafts(_Target):
-    draft: list[str] = flag(
-        [],
-        "Draft model with the target's tokenizer, or an EAGLE or Medusa head. Repeatable (specinfer).",
-        "MODEL",
-    )
-
-
-class _Storage(OptionGroup):
-    quantize: Literal["int8", "int4"] | None = flag(
-        None,
-        "int8: a quarter of float32's bytes; int4: about a sixth. Faster on CPUs; answers change slightly.",
-        "KIND",
-    )
-    kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = flag(
-        "auto",
-        "Keys and values: float32, bfloat16, int8 (half of bfloat16's memory), or auto: not wider than the weights.",
-        "TYPE",
-    )
-
-
-class _Runtime(RuntimeParams, OptionGroup):  # in this order its options come after the models'
-    """Options of how requests share the engine."""
-
-
-class _Backend(OptionGroup):
-    backend: Literal["auto", "native", "pytorch"] = flag(
-        "auto", "CPU kernels: native (package draftwood-native), pytorch, or auto: native where it is installed."
-    )
-
-
-class _Compile(OptionGroup):
-    compile: bool = flag(False, "torch.compile, for small models; slow to start, needs a C++ compiler.")
-
-
-class _Apart(OptionGroup):
-    tensor_parallel: int = flag(
-        1, "Processes that the target is split across; under torchrun as many as it starts.", ge=1
-    )
-    draft_device: str | None = flag(None, "Device of the draft models. Default: the target's.", "DEVICE")
-    draft_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] | None = flag(
-        None, "Type that the draft models are computed in. Default: as --dtype.", "TYPE"
-    )
-
-
-LOADING = {"dtype", "device", "quantize", "kv_dtype", "backend"}  # options of `load` that every loader takes
-
-
-def _loaded(target: str | Path | None, drafts: list[str] | None, how: dict[str, Any]) -> Engine:
-    """An engine; where that takes long, it is said what takes it."""
-    from draftwood.cli.running import waiting
-    from draftwood.engine.loading import load
-
-    with waiting() as told:
-        return load(target, drafts, **how, progress=told)
-
-
-class TargetOptions(ThreadOptions, _Backend, _Place, _Target):  # fields are those of the last base first
-    """One model."""
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of `load`, with which another process makes the same engine."""
-        from draftwood.engine.loading import EMBEDDED
-
-        return {"target": self.target or str(EMBEDDED / "target"), **self.model_dump(include=LOADING)}
-
-    def load(self) -> Engine:
-        """The engine, without a draft model."""
-        how = self.arguments
-        return _loaded(how.pop("target"), None, how)
-
-
-class QuantizedOptions(TargetOptions, ThreadOptions, _Storage, _Backend, _Place, _Target):
-    """One model that is not trained."""
-
-
-class PairOptions(ThreadOptions, _Runtime, _Backend, _Place, _Drafts):
-    """A target with its draft models."""
+class ModelOptions(RuntimeParams, _Models):
+    """A target with its draft models, how they are computed, and how requests share the engine."""
 
     @property
     def drafts(self) -> int:
@@ -147,25 +82,44 @@ class PairOptions(ThreadOptions, _Runtime, _Backend, _Place, _Drafts):
         return len(self.draft) or int(self.target is None)
 
     @property
-    def how(self) -> dict[str, Any]:
-        """The options of `load` besides the models."""
-        return self.model_dump(include={*LOADING, "compile", *_Apart.model_fields, *RuntimeParams.model_fields})
-
-    @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of `load`, with which another process makes the same engine."""
-        return {"target": self.target, "draft": self.draft or None, **self.how}
+        return {**self.model_dump(include=set(ModelOptions.model_fields) - {"threads"}), "draft": self.draft or None}
 
     def load(self, *methods: Method | None) -> Engine:
-        """The engine; methods that need other draft models are refused before weights are read."""
+        """The engine, and a word on what takes long; methods that need other draft models are refused before."""
+        from draftwood.cli.running import waiting
+        from draftwood.engine.loading import load
+
         for method in methods:
             if method is not None:
                 method.check_drafts(self.drafts)
-        return _loaded(self.target, self.draft or None, self.how)
+        with waiting() as on_progress:
+            return load(**self.arguments, progress=on_progress)
 
 
-class ModelOptions(PairOptions, ThreadOptions, _Runtime, _Compile, _Storage, _Backend, _Apart, _Place, _Drafts):
-    """A target with its draft models, and how their weights are held."""
+class PairOptions(ModelOptions):
+    """A target with its draft models, as they are trained for."""
+
+    left_out = frozenset({"quantize", "kv_dtype", "compile", "tensor_parallel", "draft_device", "draft_dtype"})
+
+
+class QuantizedOptions(ModelOptions):
+    """One model that is not trained."""
+
+    left_out = PairOptions.left_out - {"quantize", "kv_dtype"} | {"draft", *RuntimeParams.model_fields}
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        from draftwood.engine.loading import EMBEDDED
+
+        return {**super().arguments, "target": self.target or str(EMBEDDED / "target")}
+
+
+class TargetOptions(QuantizedOptions):
+    """One model that something is trained for."""
+
+    left_out = QuantizedOptions.left_out | {"quantize", "kv_dtype"}
 
 
 class MethodOptions(OptionGroup):

@@ -12,7 +12,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 import typer
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -23,19 +23,13 @@ from draftwood.util import config
 
 METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
-PLAINER = {
-    "Input should be": "must be",
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-    "greater than": "above",
-    "less than": "below",
-}
-
 
 class OptionGroup(BaseModel):
     """Options that commands share; `title` of the configuration is their panel on the help page."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    left_out: ClassVar[frozenset[str]] = frozenset()  # fields of the bases that are no options, but have their defaults
 
     def apply(self) -> None:
         """Apply the options to the process before the command runs; most groups do nothing."""
@@ -96,9 +90,14 @@ def expanded(function: Callable[..., None], always: Mapping[str, type[OptionGrou
 
 
 def _parameters(kind: type[BaseModel], usual: Mapping[str, Any]) -> list[inspect.Parameter]:
-    """The options of a model, some with other defaults."""
-    panel = kind.model_config.get("title")
-    return [_parameter(name, field, panel, usual) for name, field in kind.model_fields.items()]
+    """The options of a model, some with other defaults; each in the panel of the class that declares it."""
+    made = []
+    for name, field in kind.model_fields.items():
+        if name not in getattr(kind, "left_out", ()):
+            owner: Any = next(base for base in kind.__mro__ if name in vars(base).get("__annotations__", ()))
+            panel = owner.model_config.get("title") or kind.model_config.get("title")
+            made.append(_parameter(name, field, panel, usual))
+    return made
 
 
 def _parameter(name: str, field: FieldInfo, panel: str | None, usual: Mapping[str, Any]) -> inspect.Parameter:
@@ -158,7 +157,7 @@ def _made(kind: type[BaseModel], values: Mapping[str, Any], context: Any) -> Bas
     """The model of what was given; ConfigurationError with one sentence that names the flag."""
     given: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
-        value = values[name]
+        value = values.get(name)
         if get_origin(field.annotation) is dict:
             value = _mapping(name, field, value or ())
         if value is not None or field.is_required():
@@ -166,18 +165,11 @@ def _made(kind: type[BaseModel], values: Mapping[str, Any], context: Any) -> Bas
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ")
-        for long, short in PLAINER.items():
-            message = message.replace(long, short)
-        message = message[:1].lower() + message[1:]
-        if not first["loc"]:  # options that do not go together
-            raise ConfigurationError(message) from None
-        name = str(first["loc"][0])
-        value = first["input"]
-        raise ConfigurationError(
-            f"--{name.replace('_', '-')} is {value}, but {message}{origin(context, name)}"
-        ) from None
+        first, message = error.errors()[0], config.reason(error)
+        if first["loc"]:  # else options do not go together
+            name = str(first["loc"][0])
+            message = f"--{name.replace('_', '-')} is {first['input']}, but {message}{origin(context, name)}"
+        raise ConfigurationError(message) from None
 
 
 def _option(name: str, field: FieldInfo) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict
 
-from draftwood.cli.groups import ModelOptions, TargetOptions
+from draftwood.cli.groups import ModelOptions
 from draftwood.cli.options import OptionGroup, flag
 from draftwood.errors import ConfigurationError
 from draftwood.util import config
@@ -41,23 +41,20 @@ class RayOptions(OptionGroup):
         """True where the options ask for Ray; ConfigurationError where they do not, but need it."""
         if self.ray or self.ray_address is not None:
             return True
-        needed = sorted(self.model_fields_set - {"ray", "ray_address"})
+        needed = sorted(self.model_fields_set & {"autoscale", "replicas", "replica_cpus", "replica_gpus"})
         if given := [name for name in needed if getattr(self, name) not in (None, 1, [])]:
             raise ConfigurationError(f"--{given[0].replace('_', '-')} is for engines on Ray; give --ray too")
         return False
 
-    def engine(self, models: ModelOptions | TargetOptions, method: Method | None = None) -> dict[str, Any]:
+    def engine(self, models: ModelOptions, method: Method | None = None) -> dict[str, Any]:
         """The fields of an `EngineSpec`."""
         import torch
 
-        found = models.arguments
-        for key in found.keys() & {"target", "draft"}:  # processes of Ray's may work in another directory
-            if isinstance(found[key], list):
-                found[key] = [_absolute(name) for name in found[key]]
-            elif found[key] is not None:
-                found[key] = _absolute(found[key])
+        found = models.arguments  # paths are made absolute: processes of Ray's may work in another directory
+        found["target"] = found["target"] and _absolute(found["target"])
+        found["draft"] = found["draft"] and [_absolute(name) for name in found["draft"]]
         cuda = models.device.startswith("cuda") if models.device else torch.cuda.is_available()
-        gpus = float(cuda) * found.get("tensor_parallel", 1)
+        gpus = float(cuda) * models.tensor_parallel
         return {
             "models": found,
             "method": None if method is None else method.as_dict(),
@@ -67,7 +64,7 @@ class RayOptions(OptionGroup):
         }
 
     @contextmanager
-    def engines(self, models: ModelOptions | TargetOptions) -> Iterator[EngineMap | None]:
+    def engines(self, models: ModelOptions) -> Iterator[EngineMap | None]:
         """A context with the map over engines on Ray; None where Ray is not asked for."""
         if not self.wanted:
             yield None
@@ -78,7 +75,7 @@ class RayOptions(OptionGroup):
             yield on_ray(spec, self.replicas)
 
     @contextmanager
-    def trainer(self, model: TargetOptions) -> Iterator[Trainer]:
+    def trainer(self, model: ModelOptions) -> Iterator[Trainer]:
         """A context with the function that carries out a training run: in this process, or in processes on Ray."""
         if not self.wanted:
             from draftwood.train.runs import train

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import ConfigDict
 
 from draftwood.cli.groups import OUTPUT, MethodOptions, OutputOptions, PairOptions
-from draftwood.cli.options import OptionGroup, flag
+from draftwood.cli.options import flag
 from draftwood.cli.running import check_writable, progress
 from draftwood.errors import ConfigurationError, RequestError
 
@@ -24,18 +24,21 @@ FEWEST = 100  # examples
 THRESHOLD = 0.4  # the controller's default, MCSD's beta
 
 
-class RecordingOptions(OptionGroup):
+class RecordingOptions(OutputOptions, PairOptions, MethodOptions):
     """Options of the generations whose drafts are recorded for training."""
 
     model_config = ConfigDict(title=RECORDING)
 
     prompts: str = flag(
-        "corpus",
-        "Prompts, one per line; corpus: those of the embedded pair's training data.",
-        "FILE|corpus",
+        "corpus", "Prompts, one per line; corpus: those of the embedded pair's training data.", "FILE|corpus"
     )
     limit: int = flag(280, "Most prompts.", ge=1)
     max_new_tokens: int = flag(96, "Tokens to decode for each prompt.", ge=1)
+    temperature: list[float] = flag(
+        [],
+        "Sampling temperature; 0: greedy. Repeatable: decision decodes every prompt at each, calibration in turn.",
+        usual="1 for decision, 0 and 1 for calibration",
+    )
     epochs: int = flag(60, "Most epochs; the best one is kept.", panel=TRAINING, ge=1)
     seed: int = flag(0, "Seed of prompts, texts and training.", panel=TRAINING)
 
@@ -54,60 +57,44 @@ def decision(
         "KIND",
         panel=TRAINING,
     ),
-    recording: RecordingOptions = RecordingOptions(max_new_tokens=64, epochs=30),
-    temperature: list[float] = flag(
-        [], "Sampling temperature; 0: greedy. Repeatable: every prompt at each.", panel=RECORDING, usual="1"
-    ),
-    method: str = flag(
-        "mcsd-fork",
-        "Method that drafts: mcsd-fork, mcsd, specinfer or speculative. The result works with all of them.",
-        "NAME",
-        panel=RECORDING,
-    ),
-    settings: list[str] = flag(
-        [], "An option of the method, such as gamma=6. Repeatable.", "KEY=VALUE", ("--set",), RECORDING
-    ),
     top: int = flag(8, "With --kind output: how many probabilities it reads.", panel=TRAINING, ge=1),
     width: int = flag(64, "Hidden units of a layer.", panel=TRAINING, ge=1),
-    models: PairOptions,
+    options: RecordingOptions = RecordingOptions(method="mcsd-fork", max_new_tokens=64, epochs=30),
     out: Path = flag(
         ...,
         "The .safetensors file to write, with a figure next to it. Use it as depth=decision:PATH.",
         "PATH",
         panel=OUTPUT,
     ),
-    output: OutputOptions,
 ) -> None:
     """Train a model that ends drafting where acceptance is unlikely (MCSD §3.3).
 
     Prompts are decoded with drafts, and a small network learns which were accepted.
     It is evaluated on held-out prompts, and works with this draft model only.
     """
-    check_name(out, "decision")
-    chosen = MethodOptions(method=method, settings=settings).chosen(models.drafts)
     from draftwood.depth.decision import save_decision
     from draftwood.train.calibration_metrics import draw_calibration
     from draftwood.train.decisions import record, recordable, train_decision
     from draftwood.util import plots
 
-    texts = recording.texts()
+    check_name(out, "decision")
+    texts, seed, temperatures = options.texts(), options.seed, options.temperature or [1.0]
     check_writable(out)
-    engine = models.load(chosen)
-    chosen = recordable(engine, chosen)
-    temperatures = temperature or [1.0]
-    limit, seed = recording.max_new_tokens, recording.seed
-    with progress(output.color, "recording", len(texts) * len(temperatures)) as update:
+    chosen = options.chosen(options.drafts)
+    engine = options.load(chosen)
+    method, limit = recordable(engine, chosen), options.max_new_tokens
+    with progress(options.color, "recording", len(texts) * len(temperatures)) as update:
         examples = record(
-            engine, texts, kind, chosen, temperatures, limit, top, seed, lambda done, of: update(completed=done)
+            engine, texts, kind, method, temperatures, limit, top, seed, lambda done, of: update(completed=done)
         )
     if len(examples) < FEWEST:
         raise RequestError(
             f"only {len(examples)} drafts were judged, but {FEWEST} are needed; give more prompts or --max-new-tokens"
         )
-    model, judgement = train_decision(kind, *examples.tensors(), width=width, epochs=recording.epochs, seed=seed)
+    model, judgement = train_decision(kind, *examples.tensors(), width=width, epochs=options.epochs, seed=seed)
     recorded = {
         "models": engine.names,
-        "method": chosen.as_dict(),
+        "method": method.as_dict(),
         "temperatures": temperatures,
         "prompts": len(texts),
         "max_new_tokens": limit,
@@ -117,70 +104,53 @@ def decision(
     figure = str(out.with_suffix(".png")) if plots.available() else None
     document = {"out": str(out), "figure": figure, "kind": kind, **recorded, **judgement.figures()}
     summary = f"{kind}: {KINDS[kind]}, {len(examples):,} drafts of {len(texts)} prompts"
-    output.give(document, summary, *_tables(judgement))  # before it is written: a full disk loses the file alone
+    options.give(document, summary, *_tables(judgement))  # before it is written: a full disk loses the file alone
     save_decision(out, model, examples.draft, judgement.as_dict(), recorded)
     if figure:
         title = f"Decision model of kind {kind} on held-out prompts"
         draw_calibration(judgement, Path(figure), title, THRESHOLD)
-    if not output.json_:
-        output.say("", f"{out}{f' and {figure}' if figure else ''} · use it with --set depth=decision:{out}")
-        output.say(*([] if figure else ["no figure: it needs matplotlib, pip install 'draftwood[plots]'"]))
+    if not options.json_:
+        options.say("", f"{out}{f' and {figure}' if figure else ''} · use it with --set depth=decision:{out}")
+        options.say(*([] if figure else ["no figure: it needs matplotlib, pip install 'draftwood[plots]'"]))
 
 
 def calibration(
     *,
-    recording: RecordingOptions,
-    temperature: list[float] = flag(
-        [], "Sampling temperature; 0: greedy. Repeatable: prompts alternate.", panel=RECORDING, usual="0 and 1"
-    ),
-    method: str = flag(
-        "speculative",
-        "Method that drafts: speculative, eesd or self-spec. The result works with its draft model only.",
-        "NAME",
-        panel=RECORDING,
-    ),
-    settings: list[str] = flag(
-        [], "An option of the method; gamma is 10 by default. Repeatable.", "KEY=VALUE", ("--set",), RECORDING
-    ),
-    models: PairOptions,
+    options: RecordingOptions = RecordingOptions(method="speculative"),
     out: Path = flag(..., "The .safetensors file to write. Use it as depth=cali-ts:PATH.", "PATH", panel=OUTPUT),
-    output: OutputOptions,
 ) -> None:
     """Train the acceptance predictor of depth=cali-ts (EESD Eq. 5).
 
     Prompts are decoded with drafts, and a linear predictor learns from the hidden
     states of both models which were accepted. It works with these models only.
     """
-    check_name(out, "cali-ts")
     from draftwood.depth.calibrated import NUMBERS, PLACES, save_calibration
     from draftwood.explain.terminal import percent
     from draftwood.methods import METHODS
     from draftwood.models.checkpoints.artifact import fingerprint, fingerprints
     from draftwood.train.calibration import record, train_calibration
 
-    known = getattr(METHODS.get(method), "model_fields", ())
-    if "gamma" in known and not any(each.startswith("gamma=") for each in settings):
-        settings = [*settings, f"gamma={PLACES}"]
-    chosen = MethodOptions(method=method, settings=settings).chosen(models.drafts)
-    texts = recording.texts()
+    check_name(out, "cali-ts")
+    if "gamma" in getattr(METHODS.get(options.method or ""), "model_fields", ()):
+        options = options.model_copy(update={"settings": [f"gamma={PLACES}", *options.settings]})
+    chosen, texts, seed = options.chosen(options.drafts), options.texts(), options.seed
     check_writable(out)
-    engine = models.load(chosen)
-    chosen, seed = engine.method(chosen), recording.seed
-    limit = recording.max_new_tokens
-    with progress(output.color, "recording", len(texts)) as update:
-        drafts = record(
-            engine, chosen, texts, temperature or (0.0, 1.0), limit, seed, lambda done, of: update(completed=done)
-        )
-    trained, judgement = train_calibration(drafts, epochs=recording.epochs, seed=seed)
-    recorded = {"models": engine.names, "method": chosen.as_dict(), "prompts": len(texts), "drafts": len(drafts)}
+    engine = options.load(chosen)
+    method = engine.method(chosen)
+    temperatures = options.temperature or (0.0, 1.0)
+    with progress(options.color, "recording", len(texts)) as update:
+        limit = options.max_new_tokens
+        drafts = record(engine, method, texts, temperatures, limit, seed, lambda done, of: update(completed=done))
+    trained, judgement = train_calibration(drafts, epochs=options.epochs, seed=seed)
+    recorded = {"models": engine.names, "method": method.as_dict(), "prompts": len(texts), "drafts": len(drafts)}
     learned = {name: getattr(trained, name) for name in NUMBERS}
-    output.give(
+    options.give(
         {"out": str(out), **recorded, **judgement.figures(), **learned},
         f"{out}: {len(drafts):,} drafts of {len(texts)} prompts, {percent(judgement.accepted)} accepted · "
         f"log loss {judgement.log_loss:.3f} (always the same word: {judgement.base_loss:.3f}) · "
         f"AUC {judgement.auc:.3f} · use it with --set depth=cali-ts:{out}",
     )
-    of_draft = fingerprints(chosen.models(engine.target, engine.drafts))
+    of_draft = fingerprints(method.models(engine.target, engine.drafts))
     about = {**recorded, "judgement": judgement.as_dict()}
     save_calibration(out, trained, fingerprint(engine.target), of_draft, about)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftwood.cli.groups import OUTPUT, OutputOptions, TargetOptions
-from draftwood.cli.options import flag
+from draftwood.cli.options import OptionGroup, flag
 from draftwood.cli.running import progress
 from draftwood.cli.scaling import RayOptions
 from draftwood.errors import ConfigurationError
@@ -19,19 +19,16 @@ if TYPE_CHECKING:
     from draftwood.train.exit_layer import ExitRun
     from draftwood.train.runs import StepReport
 
-OUT: Path = flag(..., "Directory of the result.", "DIR", panel=OUTPUT)
+
+class _Out(OptionGroup):
+    out: Path = flag(..., "Directory of the result.", "DIR", panel=OUTPUT)
 
 
-def eesd(
-    *,
-    source: TextSource,
-    settings: ExitSettings,
-    saving: Saving,
-    out: Path = OUT,
-    model: TargetOptions,
-    scaling: RayOptions,
-    output: OutputOptions,
-) -> None:
+class TrainingOptions(OutputOptions, RayOptions, TargetOptions, _Out, Saving, TextSource):
+    """The options of every training run besides its kind's own settings."""
+
+
+def eesd(*, settings: ExitSettings, training: TrainingOptions) -> None:
     """Train an exit layer, with which a target drafts for itself (method eesd).
 
     The target's first layers are frozen; a layer, norm and head above them learn to
@@ -45,19 +42,10 @@ def eesd(
             f"acceptance {found['acceptance']:.3f}, same best token {found['agreement']:.3f}, loss {found['loss']:.3f}"
         )
 
-    _train(ExitRun, source, settings, saving, out, model, scaling, output, report)
+    _train(ExitRun, settings, training, report)
 
 
-def medusa(
-    *,
-    source: TextSource,
-    settings: HeadSettings,
-    saving: Saving,
-    out: Path = OUT,
-    model: TargetOptions,
-    scaling: RayOptions,
-    output: OutputOptions,
-) -> None:
+def medusa(*, settings: HeadSettings, training: TrainingOptions) -> None:
     """Train Medusa heads, which predict several tokens at once (method medusa).
 
     The target is frozen; heads on its last hidden state learn to predict the tokens
@@ -70,19 +58,10 @@ def medusa(
         each = ", ".join(f"{found[f'acceptance_{k}']:.3f}" for k in range(1, settings.heads + 1))
         return f"{settings.heads} heads", f"acceptance head by head {each}"
 
-    _train(HeadRun, source, settings, saving, out, model, scaling, output, report)
+    _train(HeadRun, settings, training, report)
 
 
-def eagle(
-    *,
-    source: TextSource,
-    settings: EagleSettings,
-    saving: Saving,
-    out: Path = OUT,
-    model: TargetOptions,
-    scaling: RayOptions,
-    output: OutputOptions,
-) -> None:
+def eagle(*, settings: EagleSettings, training: TrainingOptions) -> None:
     """Train an EAGLE-3 head, which drafts from the target's hidden states (eagle).
 
     The target is frozen; a layer that reads its hidden states learns to draft
@@ -96,50 +75,46 @@ def eagle(
         each = ", ".join(f"{found[f'acceptance_{k}']:.3f}" for k in range(1, settings.unroll + 1))
         return "an EAGLE head", f"acceptance step by step {each}"
 
-    _train(EagleRun, source, settings, saving, out, model, scaling, output, report)
+    _train(EagleRun, settings, training, report)
 
 
 def _train(
     kind: type[ExitRun],
-    source: TextSource,
     settings: TrainSettings,
-    saving: Saving,
-    out: Path,
-    model: TargetOptions,
-    scaling: RayOptions,
-    output: OutputOptions,
+    training: TrainingOptions,
     report: Callable[[dict[str, Any]], tuple[str, str]],
 ) -> None:
     """Carry out a run with a bar, and a line for each measurement; `report` says what came out of it."""
     from draftwood.train.exit_layer import STATE
     from draftwood.train.runs import prepare
 
+    out = training.out
     if out.exists() and not out.is_dir():
         raise ConfigurationError(f"--out is {out}, which is a file; name a directory")
-    make = partial(prepare, kind, settings, out, source, model.target, model.device, model.dtype)
+    make = partial(prepare, kind, settings, out, training, training.target, training.device, training.dtype)
     document = None
     try:
         with (
-            progress(output.color, "training", settings.steps) as update,
-            scaling.trainer(model) as trained,
-            closing(trained(make, saving)) as steps,
+            progress(training.color, "training", settings.steps) as update,
+            training.trainer(training) as trained,
+            closing(trained(make, training)) as steps,
         ):
             for now in steps:
                 if (document := now.document) is None:
-                    _tell(now, update, output)
+                    _tell(now, update, training)
     except KeyboardInterrupt:
         if (out / STATE).exists():
-            output.say(f"what was trained is saved in {out}; the same command goes on from there", stderr=True)
+            training.say(f"what was trained is saved in {out}; the same command goes on from there", stderr=True)
         raise
     if document is None:  # another process than the first one of torchrun
         return
-    made, held = report(document)
+    made, figures = report(document)
     no_plot = "" if document["plot"] else "; no plot without matplotlib: pip install 'draftwood[plots]'"
-    output.give(
+    training.give(
         document,
         f"{out}: {made}, {document['parameters']:,} parameters, {document['steps']} steps, "
         f"{document['tokens']:,} tokens, {document['seconds']:.0f} s",
-        f"held out: {held}{no_plot}",
+        f"held out: {figures}{no_plot}",
     )
 
 

@@ -1,13 +1,11 @@
 """Depth controllers: how far a round drafts."""
 
-from draftwood.depth.adaptive import AdaptiveConfidence
 from draftwood.depth.auto import Auto
 from draftwood.depth.calibrated import CalibratedThompson
-from draftwood.depth.improvement import DraftCost, best_depth, improvement
-from draftwood.depth.load import ALONE, Load
-from draftwood.depth.rules import LOAD, NOTHING, Confidence, DepthController, DraftState, Entropy, Fixed, Learner
+from draftwood.depth.confidence import AdaptiveConfidence, Confidence, Entropy, OptimalStopping
+from draftwood.depth.load import ALONE, DraftCost, Load, best_depth, improvement
+from draftwood.depth.rules import LOAD, NOTHING, DepthController, DraftState, Fixed, Learner
 from draftwood.depth.settings import CONTROLLERS, depth_text, parse_depth
-from draftwood.depth.stopping import OptimalStopping
 from draftwood.depth.thompson import Acceptance, BetaThompson, SpeedupThompson
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Depth rules that learn nothing, and what every depth controller looks like.
+"""The protocol of depth controllers, what they see of a draft, and the simplest one.
 
 A controller only decides whether to draft one layer more: a token that was drafted stays
 in the forest, since dropping it would bias the output.
@@ -132,37 +132,3 @@ class Fixed(DepthController):
 
     def deeper(self, state: DraftState) -> bool:
         return state.depth < self.most
-
-
-@dataclass(slots=True)
-class Confidence(DepthController):
-    """Stop when the draft gave its last token less probability than `threshold` (Hugging Face's dynamic speculation).
-
-    Of trees and beams: when it did so for every node of the last layer that is not over.
-    """
-
-    most: int
-    threshold: float = 0.4
-    needs: frozenset[str] = LOGITS
-
-    def deeper(self, state: DraftState) -> bool:
-        if state.depth >= self.most:
-            return False
-        confidences = state.confidences()
-        return not confidences or max(confidences) >= self.threshold
-
-
-@dataclass(slots=True)
-class Entropy(DepthController):
-    """Stop when the draft's distribution of its last token, of all of them in trees and beams, had more nats than
-    `limit`."""
-
-    most: int
-    limit: float = 2.0
-    needs: frozenset[str] = LOGITS
-
-    def deeper(self, state: DraftState) -> bool:
-        if state.depth >= self.most:
-            return False
-        entropies = state.entropies()
-        return not entropies or min(entropies) <= self.limit

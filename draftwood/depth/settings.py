@@ -13,20 +13,18 @@ costs, which follow from the models' sizes.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from draftwood.depth.adaptive import AdaptiveConfidence
 from draftwood.depth.auto import Auto
 from draftwood.depth.calibrated import CalibratedThompson, load_calibration
+from draftwood.depth.confidence import AdaptiveConfidence, Confidence, Entropy, OptimalStopping
 from draftwood.depth.decision import Decide, load_decision
-from draftwood.depth.improvement import DraftCost
-from draftwood.depth.rules import Confidence, DepthController, Entropy, Fixed
-from draftwood.depth.stopping import OptimalStopping
+from draftwood.depth.load import DraftCost
+from draftwood.depth.rules import DepthController, Fixed
 from draftwood.depth.thompson import Acceptance, BetaThompson, SpeedupThompson
 from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.util import config
@@ -70,30 +68,28 @@ class DepthSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: ClassVar[str]
+    controller: ClassVar[Callable[..., DepthController]]  # by default what `build` makes of the settings
 
-    @abstractmethod
     def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
         """A controller for one request that drafts at most `most` layers; `draft` and `target` say which models."""
+        return type(self).controller(most, **dict(self))
 
 
 class FixedDepth(DepthSettings):
     name = "fixed"
-
-    def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
-        return Fixed(most)
+    controller = Fixed
 
 
 class ConfidenceDepth(DepthSettings):
     name = "confidence"
+    controller = Confidence
 
     threshold: Share = Field(default=0.4, description="least probability that the draft gave its last token")
-
-    def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
-        return Confidence(most, self.threshold)
 
 
 class AdaptiveDepth(DepthSettings):
     name = "adaptive-confidence"
+    controller = AdaptiveConfidence
 
     threshold: Share = Field(default=0.6, description="where it starts")
     target: Share = Field(default=0.9, description="share of drafts that are to be accepted")
@@ -101,19 +97,14 @@ class AdaptiveDepth(DepthSettings):
     rate_memory: Share = Field(default=0.5, description="what the rate so far counts for")
     memory: Share = Field(default=0.9, description="what the threshold so far counts for")
 
-    def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
-        return AdaptiveConfidence(most, self.threshold, self.target, self.step, self.rate_memory, self.memory)
-
 
 class EntropyDepth(DepthSettings):
     name = "entropy"
+    controller = Entropy
 
     limit: float = Field(
         default=2.0, ge=0, allow_inf_nan=False, description="most nats that the draft's distribution may have"
     )
-
-    def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
-        return Entropy(most, self.limit)
 
 
 class DecisionDepth(DepthSettings):
@@ -192,11 +183,9 @@ class StoppingDepth(DepthSettings):
 
 class AutoDepth(DepthSettings):
     name = "auto"
+    controller = Auto
 
     discount: Discount = 0.99
-
-    def build(self, most: int, draft: Draft | None = None, target: Draft | None = None) -> DepthController:
-        return Auto(most, discount=self.discount)
 
 
 CONTROLLERS: dict[str, type[DepthSettings]] = {

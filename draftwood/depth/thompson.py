@@ -13,8 +13,7 @@ from statistics import NormalDist
 from torch import Tensor
 
 from draftwood.core.records import Round
-from draftwood.depth.improvement import DraftCost, best_depth
-from draftwood.depth.load import ALONE, Load
+from draftwood.depth.load import ALONE, DraftCost, Load, best_depth
 from draftwood.depth.rules import LOAD, NOTHING, DepthController, DraftState
 from draftwood.sampling.distributions import Streams
 

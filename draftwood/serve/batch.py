@@ -27,6 +27,7 @@ from draftwood.serve.numbered_output import NumberedOutput, OutputFormat, pyarro
 from draftwood.serve.protocol import Body, Name
 from draftwood.serve.service import Service
 from draftwood.serve.settings import ServeSettings
+from draftwood.util import config
 from draftwood.util.jsonl import Journal, Record
 from draftwood.util.safe_parsing import parse_json, short_repr
 
@@ -94,9 +95,8 @@ def entry_of(given: Any, own: str, defaults: Mapping[str, Any]) -> BatchEntry:
     try:
         line_ = BatchLine.model_validate({**given, "custom_id": name})
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        return BatchEntry(name, error=f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}")
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        return BatchEntry(name, error=f"{where}: {config.reason(error)}")
     if line_.body.get("stream"):
         return BatchEntry(name, error="the answers of a batch are whole; leave out stream")
     return BatchEntry(name, line_.url, {**defaults, **line_.body})

@@ -12,6 +12,14 @@ from draftwood.errors import ConfigurationError, did_you_mean
 from draftwood.util.safe_parsing import parse_value, parse_yaml, read_text, short_repr
 
 Settings = TypeVar("Settings", bound=BaseModel)
+PLAINER = {
+    "Value error, ": "",
+    "Input should be": "must be",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "less than": "below",
+}
 
 
 def parse(kind: type[Settings], values: Mapping[str, Any], what: str, noun: str = "option") -> Settings:
@@ -24,16 +32,22 @@ def parse(kind: type[Settings], values: Mapping[str, Any], what: str, noun: str 
     try:
         return kind.model_validate(dict(values))
     except ValidationError as error:
-        first = error.errors()[0]
+        first, message = error.errors()[0], reason(error)
         key = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             has_no = f"{noun} {short_repr(key)}" if kind.model_fields else f"{noun}s"
             raise ConfigurationError(f"{what} has no {has_no}" + did_you_mean(key, kind.model_fields)) from None
-        message = first["msg"].removeprefix("Value error, ")
-        message = message[:1].lower() + message[1:]
         if not key:  # options that do not go together
             raise ConfigurationError(f"{what}: {message}") from None
         raise ConfigurationError(f"{what}: {noun} {key!r} is {short_repr(first['input'])}, but {message}") from None
+
+
+def reason(error: ValidationError) -> str:
+    """What is wrong with the first value that pydantic refuses, in plain words: 'must be at least 1'."""
+    message = error.errors()[0]["msg"]
+    for long, short in PLAINER.items():
+        message = message.replace(long, short)
+    return message[:1].lower() + message[1:]
 
 
 def assignments(flags: Iterable[str], option: str = "--set") -> dict[str, Any]:

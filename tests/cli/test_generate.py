@@ -32,7 +32,6 @@ def test_a_pipe_gets_exactly_the_text(command: Command, pair: list[str], engine:
     expected = engine.generate(PROMPT, seed=5, max_new_tokens=30)
     assert shown.code == 0
     assert shown.out == expected.text
-    assert command("generate", PROMPT, *pair, "--seed", 5, "--max-new-tokens", 30, "--no-stream").out == expected.text
 
 
 def test_the_summary_closes_on_stderr(command: Command, pair: list[str], engine: Engine) -> None:

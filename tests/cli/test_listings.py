@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -80,10 +81,9 @@ def test_env(command: Command) -> None:
     facts = command("env", "--json").document
     assert facts["draftwood"] == draftwood.__version__
     assert facts["python"] == platform.python_version()
-    assert facts["packages"]["torch"] == torch.__version__
-    assert facts["torch_threads"] == torch.get_num_threads()
-    assert facts["devices"][0]["device"] == "cpu" and "float32" in facts["devices"][0]["dtypes"]
-    assert set(facts["embedded"]) == {"target", "draft"}
+    assert facts["torch"] == torch.__version__
+    assert facts["threads"] == torch.get_num_threads()
+    assert facts["packages"]["rich"] == version("rich") and "device cpu" in facts["devices"]
     shown = command("env")
     assert shown.code == 0
-    assert all(word in shown.out for word in (torch.__version__, "embedded target", "cores"))
+    assert all(word in shown.out for word in (torch.__version__, facts["backend"][:6], "cores"))

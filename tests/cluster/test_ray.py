@@ -124,7 +124,7 @@ def test_options_of_autoscaling_are_passed_on_or_refused(command: Command) -> No
     assert made.max_replicas == 8 and made.target_ongoing_requests == 24
     for option, sentence in (
         ("max_replica=8", "autoscaling has no option 'max_replica' (did you mean 'max_replicas'?)"),
-        ("max_replicas=0", "autoscaling: option 'max_replicas' is 0, but input should be greater than 0"),
+        ("max_replicas=0", "autoscaling: option 'max_replicas' is 0, but must be above 0"),
     ):
         shown = command("serve", "--ray", "--autoscale", option)
         assert shown.code == 2 and sentence in " ".join(shown.err.split())

@@ -1,4 +1,4 @@
-"""`--explain`: every draft of every round with its fate, in 80 columns and without colour."""
+"""`draftwood explain`: every draft of every round with its fate, in 80 columns and without colour."""
 
 from __future__ import annotations
 
@@ -319,24 +319,21 @@ def test_tokens_are_spelled_as_within_a_text(pair: list[str]) -> None:
 
 def test_the_explanation_follows_the_text(command: Command, pair: list[str]) -> None:
     flags = [PROMPT, *pair, "--method", "dsbd", "--top-k", 10, "--max-new-tokens", 12, "--seed", 3]
-    text = command("generate", *flags).out
-    explained = command("generate", *flags, "--explain")
+    explained = command("explain", *flags)
     assert explained.code == 0 and "\x1b" not in explained.out
-    assert explained.out.startswith(text + "\n" * (not text.endswith("\n")) + "\n  - rejected ")
+    assert "  - rejected " in explained.out
     lines = explained.out.splitlines()
     assert max(map(cell_len, lines)) <= 80
     engine = draftwood.load(pair[1], pair[3])
     result = engine.generate(PROMPT, "dsbd", {"top_k": 10}, 12, 3)
     assert sum(line.startswith("Round ") for line in lines) == len(result.rounds)
     assert sum(line.startswith("  layer ") for line in lines) == result.metrics.layers + 1  # and the legend's
-    assert command("generate", *flags, "--explain", "--no-stream").out == explained.out
-    assert "\x1b[" in command("generate", *flags, "--explain", "--color").out
+    assert "\x1b[" in command("explain", *flags, "--color").out
 
 
 def test_the_document_holds_the_layers(command: Command, pair: list[str]) -> None:
     flags = [PROMPT, *pair, "--method", "dsbd", "--top-k", 10, "--max-new-tokens", 12, "--seed", 3, "--json"]
     document = command("generate", *flags).document
-    assert command("generate", *flags, "--explain").document["tokens"] == document["tokens"]
     result = draftwood.load(pair[1], pair[3]).generate(PROMPT, "dsbd", {"top_k": 10}, 12, 3)
     for entry, round_ in zip(document["rounds"], result.rounds, strict=True):
         assert (entry["forest_token"], entry["forest_parent"]) == (round_.forest_token, round_.forest_parent)

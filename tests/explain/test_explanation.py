@@ -149,7 +149,7 @@ def test_the_command(command: Command, pair: list[str], tmp_path: Path) -> None:
     out = tmp_path / "out.html"
     flags = ("Once upon a time", *pair, "--max-new-tokens", 8, "--method", "mcsd", "--set", "tree=3,2")
     done = command("explain", *flags, "--html", out)
-    answer = command("generate", *flags, "--no-stream").out
+    answer = command("generate", *flags).out
     assert done.code == 0 and done.out.rstrip("\n") == answer.rstrip("\n") and done.err == f"{out}\n"
     text = out.read_text("utf-8")
     assert "{{" not in text and not re.findall(r"""(?:src|href)=|@import|url\(""", text)
@@ -177,7 +177,7 @@ def test_a_page_that_cannot_be_written_loses_no_answer(
         refused = command("explain", "Once", "--target", tmp_path / "none", "--html", bad)
         assert refused.code == 2 and str(bad) in refused.err and refused.err.count("\n") == 1
     out = tmp_path / "new" / "x.html"
-    answer = command("generate", *flags, "--no-stream").out
+    answer = command("generate", *flags).out
 
     def full(path: Path, *given: Any, **more: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -165,9 +165,9 @@ def test_without_a_tree_the_heads_accuracy_makes_one(monkeypatch: pytest.MonkeyP
         ({"tree": [32, 40]}, "the tree has 1313 tokens, but at most 1024 are verified at once"),
         ({"tree": "two"}, "give whole numbers with commas between"),
         ({"tree": [2], "paths": "0"}, "tree and paths both name a tree"),
-        ({"nodes": 0}, "should be greater than or equal to 1"),
-        ({"epsilon": 0}, "should be greater than 0"),
-        ({"verify": "tpyical"}, "should be 'traversal', 'rejection', 'coupled', 'typical' or 'greedy'"),
+        ({"nodes": 0}, "must be at least 1"),
+        ({"epsilon": 0}, "must be above 0"),
+        ({"verify": "tpyical"}, "must be 'traversal', 'rejection', 'coupled', 'typical' or 'greedy'"),
         (
             {"heads": "nowhere"},
             "heads nowhere.heads.safetensors does not exist; make one with",

@@ -228,7 +228,7 @@ def test_defaults() -> None:
         ),
         ({"skip": "x.json", "mlp": [1]}, "leave out attention and mlp, or skip"),
         ({"attention": "one"}, "give whole numbers with commas between"),
-        ({"attention": [-1]}, "should be greater than or equal to 0"),
+        ({"attention": [-1]}, "must be at least 0"),
     ],
 )
 def test_sets_that_cannot_be(options: dict[str, object], message: str) -> None:
