@@ -36,8 +36,7 @@ from draftwood.engine.request import Options
 from draftwood.engine.results import GenerationResult
 from draftwood.methods import Method
 from draftwood.methods.beams import BeamSamplingMethod, DynamicWidth, PlainBeamSearch
-from draftwood.methods.eagle import Eagle
-from draftwood.methods.self_speculative import SelfSpeculative
+from draftwood.methods.self_drafting import Eagle, SelfSpeculative
 from draftwood.models.base import CausalModel
 from draftwood.models.tabular import TabularModel
 from draftwood.sampling.params import SamplingParams

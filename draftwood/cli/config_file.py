@@ -41,8 +41,14 @@ def read(paths: Iterable[Path], options: Options) -> Defaults:
     """All files, later ones above earlier ones; ConfigurationError names the file and a key that is not known."""
     found = Defaults()
     for path in paths:
-        entries = list(_entries(path, _toml(path), options))
-        for command, key, value in sorted(entries, key=lambda entry: bool(entry[0])):  # a command's own come later
+        # what is for one command comes after what is for all
+        for table, key, value in sorted(
+            _entries(_toml(path)), key=lambda entry: bool(entry[0])
+        ):
+            command = f"{table} method" if f"{table} method" in options else table  # [tune] is for `tune method`
+            if command and command not in options:
+                hint = did_you_mean(command, options)
+                raise ConfigurationError(f"{path} has a table for {command!r}, but there is no such command{hint}")
             name = key.replace("_", "-")
             owners = [owner for owner in ([command] if command else options) if name in options[owner]]
             if not owners or name in NEVER:
@@ -64,30 +70,13 @@ def read(paths: Iterable[Path], options: Options) -> Defaults:
     return found
 
 
-def _entries(path: Path, content: Mapping[str, Any], options: Options) -> Iterator[tuple[str, str, Any]]:
-    """(command or nothing, key, value) of everything in a file."""
-    groups = {command.split()[0] for command in options if " " in command}
+def _entries(content: Mapping[str, Any], table: str = "") -> Iterator[tuple[str, str, Any]]:
+    """(table or nothing, key, value) of everything in a file."""
     for key, value in content.items():
-        if not isinstance(value, dict):
-            yield "", key, value
-        elif key in options:
-            yield from ((key, *entry) for entry in value.items())
-        elif key in groups:
-            for name, inner in value.items():
-                if not isinstance(inner, dict):  # [tune] is for `draftwood tune`, which is `tune method`
-                    yield _command(path, f"{key} method", options), name, inner
-                else:
-                    yield from ((_command(path, f"{key} {name}", options), *entry) for entry in inner.items())
+        if isinstance(value, dict):
+            yield from _entries(value, f"{table} {key}".strip())
         else:
-            _command(path, key, [*options, *groups])
-
-
-def _command(path: Path, command: str, known: Iterable[str]) -> str:
-    if command not in known:
-        raise ConfigurationError(
-            f"{path} has a table for {command!r}, but there is no such command" + did_you_mean(command, known)
-        )
-    return command
+            yield table, key, value
 
 
 def _toml(path: Path) -> dict[str, Any]:

@@ -1,14 +1,17 @@
 """The server on Ray Serve: replicas, each with an engine behind the server's application, and a front for all of them.
 
-The front hands a request over as it is, so that keys, limits, errors and streams are the application's own. It adds
-what needs several replicas: the prompt's blocks for the router, another try where a replica died before anything was
-sent, the end of a stream that broke, metrics of all, and draining.
+The router prefers the replica that has computed the beginning of a prompt. The front hands a request over as it is, so
+that keys, limits, errors and streams are the application's own. It adds what needs several replicas: the prompt's
+blocks for the router, another try where a replica died before anything was sent, the end of a stream that broke,
+metrics of all, and draining.
 """
 
 # without `from __future__ import annotations`: Ray Serve hands FastAPI methods whose types must be no strings
 import asyncio
+import json
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -18,12 +21,12 @@ from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 from starlette.responses import Response
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
 
 from draftwood.cluster.metrics import CombinedMetrics
-from draftwood.cluster.relay import Call, FrontLoad, RelayedResponse
-from draftwood.cluster.routing import PrefixRouter
+from draftwood.cluster.prefix_routing import InFlight, PrefixLocations, blocks_of
 from draftwood.cluster.spec import ServeSpec
 from draftwood.serve.app import create_app
 from draftwood.serve.asgi import full_answer, messages, scope_of
@@ -41,6 +44,56 @@ BROADCAST_PATHS = {  # paths that concern all replicas -> paths that each is ask
     "/metrics/replicas": "/metrics",
     "/reset_prefix_cache": "/reset_prefix_cache",
 }
+
+
+MAX_ATTEMPTS = 3  # on different replicas, as long as the client was sent nothing
+REPLICA_ENDED = "the replica that computed this has ended; ask again"
+
+Call = tuple[str, str, bytes, list[tuple[bytes, bytes]]]  # method, path, query and headers of a request
+
+
+def _blocks(request: PendingRequest | None) -> Sequence[int]:
+    return () if request is None else request.kwargs.get("blocks") or ()
+
+
+class PrefixRouter(RequestRouter):
+    """Prefers replicas as `PrefixLocations` does, by the argument `blocks` of a call; calls without it go anywhere.
+
+    It counts requests from the moment it chooses a replica. The queue lengths that replicas report leave out requests
+    that have not arrived yet, so by them a burst of requests would be spread by chance.
+    """
+
+    def initialize_state(self, unbalanced: int = 8) -> None:
+        """Ray Serve hands over `request_router_kwargs`."""
+        self.prefixes = PrefixLocations(unbalanced)
+        self.in_flight = InFlight()
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """All replicas, in the order in which they are tried: those that are full are passed over."""
+        request = pending_request.metadata.internal_request_id if pending_request else ""
+        queues = self.in_flight.queues(request)
+        replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        ranked = self.prefixes.ranked(_blocks(pending_request), {name: queues[name] for name in replicas})
+        if pending_request and ranked:
+            pending_request.routing_context.should_backoff = True  # where all are full
+            self.in_flight.chosen(request, ranked[0], pending_request.future)
+        return [[replicas[name]] for name in ranked]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """A replica has taken a request."""
+        self.in_flight.taken(pending_request.metadata.internal_request_id, replica_id.unique_id)
+        self.prefixes.add(_blocks(pending_request), replica_id.unique_id)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """A request is over, or a replica did not take it."""
+        self.in_flight.over(internal_request_id)
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """Forget what the replica had computed."""
+        super().on_replica_actor_died(replica_id)
+        self.prefixes.forget(replica_id.unique_id)
 
 
 class Replica:
@@ -71,6 +124,68 @@ class Replica:
         """Ray Serve replaces a replica whose engine is broken."""
         if self.service.async_engine.broken:
             raise RuntimeError(f"the engine is broken: {self.service.async_engine.broken}")
+
+
+@dataclass(slots=True)
+class FrontLoad:
+    """The state of a front."""
+
+    draining: bool = False
+    busy: int = 0  # requests that are being worked on
+
+
+class RelayedResponse(Response):
+    """The answer of a replica, passed on as it comes."""
+
+    def __init__(self, replicas: DeploymentHandle, call: Call, body: bytes, load: FrontLoad) -> None:
+        super().__init__()
+        self.replicas, self.call, self.request_body, self.load = replicas, call, body, load
+        self.counted = call[0] == "POST"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.load.busy += self.counted
+        try:
+            await self._relay(send)
+        finally:
+            self.load.busy -= self.counted
+
+    async def _relay(self, send: Send) -> None:
+        blocks = blocks_of(self.request_body) if self.counted else []
+        head: Message | None = None  # what was sent of the answer
+        for _ in range(MAX_ATTEMPTS):
+            answer = self.replicas.options(method_name="stream", stream=True).remote(
+                self.call, self.request_body, blocks=blocks
+            )
+            start: Message = {}
+            try:
+                async for message in answer:
+                    if message["type"] == "http.response.start":
+                        start = message
+                        continue
+                    if head is None:
+                        await send(head := start)
+                    await send(message)
+                return
+            except (RayError, RayServeException) as error:
+                log.warning("a replica ended during %s: %s", self.call[1], error)
+                if head is not None:
+                    break
+            finally:
+                answer.cancel()
+        if head is None:
+            await error_response(ApiError(503, REPLICA_ENDED, headers=RETRY_AFTER))({}, None, send)  # type: ignore[arg-type]
+        elif (b"content-type", b"text/event-stream; charset=utf-8") in head["headers"]:
+            await send({"type": "http.response.body", "body": stream_error(self.call[1]), "more_body": False})
+        else:
+            raise ConnectionError(REPLICA_ENDED)  # the connection is cut, so that nobody takes a part for the whole
+
+
+def stream_error(path: str) -> bytes:
+    """The event that ends a stream whose replica died, in the form of its endpoint; [DONE] does not come."""
+    document = ApiError(503, REPLICA_ENDED, code="replica_ended").document
+    if path == "/v1/responses":
+        return f"event: error\ndata: {json.dumps({'type': 'error', **document['error']})}\n\n".encode()
+    return f"data: {json.dumps(document)}\n\n".encode()
 
 
 api = FastAPI(title="draftwood", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)

@@ -3,12 +3,10 @@
 from draftwood.draft.base import CertainDrafter, Drafter, NoDrafter, Proposer
 from draftwood.draft.beam import BeamDrafter
 from draftwood.draft.confident import ConfidentDrafter
-from draftwood.draft.eagle import EagleSession, EagleSource
-from draftwood.draft.early_exit import ExitSource
 from draftwood.draft.heads import HeadsDrafter
 from draftwood.draft.model import ModelDrafter
 from draftwood.draft.shared import SharedSession
-from draftwood.draft.states import StateDrafter
+from draftwood.draft.states import EagleSession, EagleSource, ExitSource, StateDrafter
 from draftwood.draft.suffix import EarlierAnswers, SuffixLookup
 
 __all__ = [

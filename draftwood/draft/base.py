@@ -19,6 +19,7 @@ from draftwood.sampling.grammar import Grammar
 from draftwood.sampling.params import SamplingParams
 from draftwood.verify.coupled import perturb
 
+Drafting: TypeAlias = Generator[Run, Answer, None]  # yields model runs, which are answered
 Counts: TypeAlias = Callable[[Sequence[int], Tensor], Sequence[int]]  # (nodes, q [n, V]) -> children of each node
 MOST_FORCED = 64  # certain tokens that are looked for in a round: each is a row of the target's forward
 
@@ -217,9 +218,7 @@ class Drafter(Protocol):
         """Layers of the target whose output it reads: `target.read` of `commit`."""
         return ()
 
-    def draft(
-        self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
-    ) -> Generator[Run, Answer, None]:
+    def draft(self, forest: Forest, depth: DepthController, limit: int, propose: Proposer) -> Drafting:
         """Draft at most `limit` layers; `depth` is asked before each."""
 
     def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest, target: Distributions) -> None:
@@ -245,9 +244,7 @@ class CertainDrafter(Drafter):
 
     needs: ClassVar[frozenset[str]] = NOTHING
 
-    def draft(
-        self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
-    ) -> Generator[Run, Answer, None]:
+    def draft(self, forest: Forest, depth: DepthController, limit: int, propose: Proposer) -> Drafting:
         propose.complete(forest)
         return
         yield  # a generator that yields nothing
@@ -259,8 +256,6 @@ class NoDrafter(Drafter):
 
     needs: ClassVar[frozenset[str]] = NOTHING
 
-    def draft(
-        self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
-    ) -> Generator[Run, Answer, None]:
+    def draft(self, forest: Forest, depth: DepthController, limit: int, propose: Proposer) -> Drafting:
         return
         yield  # a generator that yields nothing

@@ -6,7 +6,7 @@ How a joint is made and drawn from is known by verify/joint.py, which the target
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -16,8 +16,7 @@ from torch import Tensor
 from draftwood.core.forest import TRUNK, DraftedLayer, Forest
 from draftwood.core.topology import trunk_node
 from draftwood.depth import LOAD, NOTHING, DepthController, DraftState
-from draftwood.draft.base import MOST_FORCED, Drafter, Proposer, Source
-from draftwood.runtime.session import Answer, Run
+from draftwood.draft.base import MOST_FORCED, Drafter, Drafting, Proposer, Source
 from draftwood.sampling.distributions import Distributions
 from draftwood.verify.beam_search import BeamSearch
 from draftwood.verify.joint import Joint, Seeded
@@ -46,9 +45,7 @@ class BeamDrafter(Drafter):
 
     needs: ClassVar[frozenset[str]] = NOTHING
 
-    def draft(
-        self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
-    ) -> Generator[Run, Answer, None]:
+    def draft(self, forest: Forest, depth: DepthController, limit: int, propose: Proposer) -> Drafting:
         nodes: Sequence[int] = forest.roots
         layer, state = 0, DraftState(0)
         while True:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -11,8 +11,7 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest
 from draftwood.depth import LOAD, NOTHING, DepthController, DraftState
-from draftwood.draft.base import Drafter, Proposer, Source
-from draftwood.runtime.session import Answer, Run
+from draftwood.draft.base import Drafter, Drafting, Proposer, Source
 from draftwood.sampling.distributions import Distributions
 
 
@@ -34,9 +33,7 @@ class ConfidentDrafter(Drafter):
 
     needs: ClassVar[frozenset[str]] = NOTHING
 
-    def draft(
-        self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
-    ) -> Generator[Run, Answer, None]:
+    def draft(self, forest: Forest, depth: DepthController, limit: int, propose: Proposer) -> Drafting:
         if depth.rests:
             propose.complete(forest)
             return

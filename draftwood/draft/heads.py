@@ -6,7 +6,7 @@ nothing in between, so all nodes of a layer share one distribution; verification
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import product
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest
 from draftwood.depth import LOAD, DepthController, DraftState
-from draftwood.draft.base import Drafter, Proposer
-from draftwood.runtime.session import Answer, Run, Session
+from draftwood.draft.base import Drafter, Drafting, Proposer
+from draftwood.runtime.session import Run, Session
 from draftwood.sampling.distributions import Distributions
 
 Choices = Mapping[tuple[int, ...], int]  # path of ranks from the root, () for itself -> children there
@@ -84,15 +84,11 @@ class HeadsDrafter(Drafter):
 
     needs: ClassVar[frozenset[str]] = frozenset({"target"})
 
-    def draft(
-        self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
-    ) -> Generator[Run, Answer, None]:
+    def draft(self, forest: Forest, depth: DepthController, limit: int, propose: Proposer) -> Drafting:
         yield from self._draft(forest, depth, limit, propose)
         propose.complete(forest)
 
-    def _draft(
-        self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
-    ) -> Generator[Run, Answer, None]:
+    def _draft(self, forest: Forest, depth: DepthController, limit: int, propose: Proposer) -> Drafting:
         state = DraftState(0)
         if self._hidden is None or limit < 1 or not depth.deeper(state):
             return

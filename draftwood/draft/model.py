@@ -14,7 +14,7 @@ from torch import Tensor
 
 from draftwood.core.forest import Forest
 from draftwood.depth import LOAD, NOTHING, DepthController, DraftState
-from draftwood.draft.base import Drafter, Proposer, Source
+from draftwood.draft.base import Drafter, Drafting, Proposer, Source
 from draftwood.draft.suffix import EarlierAnswers, SuffixLookup
 from draftwood.runtime.session import Answer, Run
 from draftwood.sampling.distributions import Distributions, element
@@ -40,9 +40,7 @@ class ModelDrafter(Drafter):
 
     needs: ClassVar[frozenset[str]] = NOTHING
 
-    def draft(
-        self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
-    ) -> Generator[Run, Answer, None]:
+    def draft(self, forest: Forest, depth: DepthController, limit: int, propose: Proposer) -> Drafting:
         if depth.rests:
             propose.complete(forest)
             return

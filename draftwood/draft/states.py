@@ -1,6 +1,9 @@
 """Drafting from the target's states after some of its layers, which the target's own run of each round brings.
 
-A round without drafts costs what a plain one costs, prompts included; what drafting may read of it is kept.
+A round without drafts costs what a plain one costs, prompts included; what drafting may read of it is kept. An exit
+(EESD §3.1) shares the first layers with verification, which resumes above them: each is computed once for each token,
+when it is first asked for. An EAGLE head drafts a token from the target's state before it, or from its own; accepted
+drafts are read again with the target's, so its keys and values are always those of a run over verified tokens.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import ClassVar
 
 import torch
@@ -16,9 +20,10 @@ from torch import Tensor
 from draftwood.core.forest import TRUNK, Forest
 from draftwood.core.topology import trunk_node, trunk_position
 from draftwood.depth import DepthController
-from draftwood.draft.base import Drafter, Proposer, Source
+from draftwood.draft.base import Drafter, Drafting, Proposer, Source
 from draftwood.draft.suffix import EarlierAnswers
-from draftwood.runtime.session import EVICTED, Answer, LayerOutputs, Run, Session
+from draftwood.models.base import Segment
+from draftwood.runtime.session import EVICTED, Answer, Job, LayerOutputs, Row, Run, Session
 from draftwood.sampling.distributions import Distributions
 
 
@@ -51,7 +56,7 @@ class StateSource(Source):
         """The states that the reader reads at some nodes, and at all nodes before them that it has not seen."""
 
     @abstractmethod
-    def read(self, forest: Forest, nodes: Sequence[int]) -> Generator[Run, Answer, None]:
+    def read(self, forest: Forest, nodes: Sequence[int]) -> Drafting:
         """Have the target compute states that are needed for some nodes, as far as they are not known."""
 
     def ask(self, forest: Forest, nodes: Sequence[int], hidden: tuple[int, ...]) -> Generator[Run, Answer, Answer]:
@@ -113,6 +118,108 @@ class StateSource(Source):
 
 
 @dataclass(slots=True)
+class ExitSource(StateSource):
+    """Draft logits from an exit, `reader`, after the first N layers of the target, the only one of `reads`."""
+
+    def answer(self, forest: Forest, nodes: Sequence[int], hidden: bool = False) -> Generator[Run, Answer, Answer]:
+        """Logits [len(nodes), V] of the exit after each node: a run of the first layers, then one of the exit."""
+        return (yield from self.ask(forest, nodes, (self.reader.model.n_layers,) if hidden else ()))
+
+    def given(self, forest: Forest, nodes: Sequence[int]) -> Mapping[int, Tensor]:
+        return {**self._trunk, **self._nodes}
+
+    def lacks(self) -> int:
+        """Rows through all layers that take as long as the missing ones through the first layers."""
+        return -(-StateSource.lacks(self) * self.reads[0] // self.target.model.n_layers)
+
+    def read(self, forest: Forest, nodes: Sequence[int]) -> Drafting:
+        """Run the first layers over `nodes` and what lies before, as far as that was not done yet."""
+        paths = chain.from_iterable(forest.path(node) if node >= 0 else (node,) for node in nodes)
+        wanted = sorted({*self.missing(len(forest.trunk)), *paths} - self._trunk.keys() - self._nodes.keys())
+        if wanted:
+            (layer,) = self.reads
+            answer = yield Run(self.target, forest, wanted, upto=layer, logits=False)
+            for node, state in zip(wanted, answer.hidden[layer], strict=True):
+                self._keep(node, state)
+
+    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
+        """Follow `advance`. What joins the trunk waits there: the exit, which never saw the leaves, lags behind."""
+        self.reader.commit(trunk, kept, forest)
+
+
+@dataclass(slots=True, eq=False)
+class EagleSession(Session):
+    """A session of a head: no state comes before the first token of all, so that no other one sees it."""
+
+    def job(self, run: Run, rows: list[Row], start: int, stop: int) -> Job:
+        job = Session.job(self, run, rows, start, stop)
+        of = job.segment
+        seen = [max(0, count - 1) for count in of.seen]
+        paths = [path or (() if see else (slot,)) for slot, see, path in zip(of.slots, seen, of.paths, strict=True)]
+        job.segment = Segment(of.extent, of.slots, of.trunk[1:], seen, paths)
+        return job
+
+
+@dataclass(slots=True)
+class EagleSource(StateSource):
+    """Draft logits of a head, `reader`, over a target's states after several layers.
+
+    A node is drafted below when its own state is known, so what lies between a node and the root is read first, layer
+    by layer.
+    """
+
+    _own: dict[int, Tensor] = field(init=False, default_factory=dict)  # draft -> [W] what the head made of it
+
+    before: ClassVar[int] = 1
+
+    def answer(self, forest: Forest, nodes: Sequence[int], hidden: bool = False) -> Generator[Run, Answer, Answer]:
+        """Logits [len(nodes), V] after each node, layer by layer of the forest."""
+        todo = set(nodes)
+        for node in nodes:
+            while (node := forest.parent[node]) != TRUNK and node not in self._own:
+                todo.add(node)
+        norm = self.reader.model.n_layers
+        logits: dict[int, Tensor] = {}
+        seen: dict[int, Tensor] = {}
+        for depth in sorted({forest.depth[node] for node in todo}):
+            layer = sorted(node for node in todo if forest.depth[node] == depth)
+            answer = yield from self.ask(forest, layer, (norm - 1, norm) if hidden else (norm - 1,))
+            like = next(iter(self._trunk.values()))
+            own = answer.hidden[norm - 1].to(like.dtype)
+            padded = torch.nn.functional.pad(own, (0, len(like) - own.shape[-1]), value=torch.nan)
+            self._own.update(zip(layer, padded, strict=True))
+            logits.update(zip(layer, answer.logits, strict=True))
+            if hidden:
+                seen.update(zip(layer, answer.hidden[norm], strict=True))
+        rows = {norm: torch.stack([seen[node] for node in nodes])} if hidden else {}
+        return Answer(torch.stack([logits[node] for node in nodes]), rows)
+
+    def given(self, forest: Forest, nodes: Sequence[int]) -> Mapping[int, Tensor]:
+        """Verified tokens, and those behind them, get the target's state of the token before; others the head's."""
+        given = {trunk_node(trunk_position(node) + 1): state for node, state in self._trunk.items()}
+        last = self._trunk[trunk_node(len(forest.trunk) - 1)]
+        given[trunk_node(0)] = torch.zeros_like(last)
+        for node in nodes:
+            while node != TRUNK and node not in given:
+                parent = forest.parent[node]
+                given[node] = last if parent == TRUNK else self._own[parent]
+                node = parent
+        return given
+
+    def read(self, forest: Forest, nodes: Sequence[int]) -> Drafting:
+        """Have the target read verified tokens, whose states alone are needed."""
+        if cells := self.missing(len(forest.trunk)):
+            answer = yield Run(self.target, forest, cells, logits=False, hidden=self.reads)
+            states = torch.cat([answer.hidden[layer] for layer in self.reads], -1)
+            self._trunk.update(zip(cells, states, strict=True))
+
+    def commit(self, trunk: Sequence[int], kept: Sequence[int], forest: Forest) -> None:
+        """Follow `advance`: the root's row stays, those of accepted drafts go, since they were read with own states."""
+        self._own = {}
+        self.reader.commit(trunk[:1], (), forest)
+
+
+@dataclass(slots=True)
 class StateDrafter(Drafter):
     """Any drafter that drafts from states of the target."""
 
@@ -127,9 +234,7 @@ class StateDrafter(Drafter):
     def reads(self) -> tuple[int, ...]:
         return self.source.reads
 
-    def draft(
-        self, forest: Forest, depth: DepthController, limit: int, propose: Proposer
-    ) -> Generator[Run, Answer, None]:
+    def draft(self, forest: Forest, depth: DepthController, limit: int, propose: Proposer) -> Drafting:
         if len(forest.trunk) < self.source.before:  # there is nothing to read
             propose.complete(forest)
         else:

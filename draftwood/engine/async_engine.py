@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from threading import Lock
 from typing import Any, Self, Unpack
 from weakref import WeakKeyDictionary, ref
@@ -66,9 +66,15 @@ class AsyncEngine:
             one.close()
 
     @lists_options
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
-        """As `Engine.stream`, for `async for`; bad input is refused when the first event is awaited."""
-        return AsyncStream(_Request(self, prompt, **options))
+    async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncGenerator[StreamEvent, None]:
+        """As `Engine.stream`, for `async for`; bad input is refused when the first event is awaited.
+
+        Dropping it, or `aclose`, ends the request.
+        """
+        async with aclosing(AsyncBatch([_Request(self, prompt, **options)])) as batch:
+            async for events in batch:
+                for _, event in events:
+                    yield event
 
     def together(self, requests: Sequence[Mapping[str, Any]], prepare: Prepare | None = None) -> AsyncBatch:
         """Several streams as one: each request is {"prompt": ..., option: value}, as in `Engine.batch`.
@@ -188,16 +194,13 @@ class _Request:
         """Check and queue the request, which sets `awake`; `each`: for every round, not at the end only."""
         self.awake = awake
         # in a thread, because parts of the method may have to be read from a disk first
-        self.generation = await asyncio.to_thread(self._build)
+        self.generation = await asyncio.to_thread(prepare, self._engine.engine, self._prompt, **self._options)
         if self._prepare is not None:
             self._prepare(self.generation)
             self._prepare = None  # a request that runs must not keep alive whoever waits for it
         self.task = self._engine.engine.builder.task(self.generation, self._call)
         self._engine._submit(self.task, awake, each)
         self.begun = True
-
-    def _build(self) -> Generation:
-        return prepare(self._engine.engine, self._prompt, **self._options)
 
     async def end(self) -> None:
         """Wait until the request has ended; raises what ended it."""
@@ -277,24 +280,3 @@ class AsyncBatch(AsyncIterator[list[tuple[int, StreamEvent]]]):
     def __del__(self) -> None:
         for request in self._requests:
             request.close()
-
-
-class AsyncStream(AsyncIterator[StreamEvent]):
-    """The rounds of one request as they come. Dropping it, or `aclose`, ends the request."""
-
-    def __init__(self, request: _Request) -> None:
-        self._batch = AsyncBatch([request])
-        self._events: deque[StreamEvent] = deque()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> StreamEvent:
-        if not self._events:
-            self._events.extend(event for _, event in await anext(self._batch))
-        return self._events.popleft()
-
-    async def aclose(self) -> None:
-        """End the request unless it has ended."""
-        self._events.clear()
-        await self._batch.aclose()

@@ -14,9 +14,8 @@ from draftwood.engine.batching import BatchFailed, BatchInterrupted, completed, 
 from draftwood.engine.builder import GenerationBuilder
 from draftwood.engine.generation import Generation
 from draftwood.engine.request import MethodSpec, MoreOptions, Options, Prompt, lists_options
-from draftwood.engine.request_parser import RequestParser, check_int
+from draftwood.engine.request_parser import RequestParser, check_int, entry_options
 from draftwood.engine.results import GenerationResult
-from draftwood.engine.sampling_options import entry_options
 from draftwood.engine.scoring import PromptScores
 from draftwood.errors import ConfigurationError, RequestError
 from draftwood.methods import Method

@@ -10,7 +10,6 @@ from typing import Any, Unpack
 
 from draftwood.engine.builder import GenerationBuilder
 from draftwood.engine.request import DEFAULTS, MethodSpec, Options, Prompt, Request
-from draftwood.engine.sampling_options import sampling_params
 from draftwood.errors import ConfigurationError, RequestError, did_you_mean
 from draftwood.methods import Method
 from draftwood.models.text.tokenizer import Tokenizer, check_text
@@ -18,6 +17,8 @@ from draftwood.sampling.grammar import Grammar, Grammars
 from draftwood.sampling.params import SamplingParams, Structured
 from draftwood.util import config
 from draftwood.util.safe_parsing import short_repr
+
+NAMES = frozenset(SamplingParams.model_fields)
 
 
 class RequestParser:
@@ -191,6 +192,41 @@ class RequestParser:
             raise ConfigurationError("sampling: logit_bias forbids every token; leave at least one")
         if min_new_tokens and len(forbidden | ends) >= vocab:
             raise RequestError("min_new_tokens forbids every token that logit_bias leaves; leave at least one")
+
+
+def sampling_params(options: Mapping[str, Any]) -> SamplingParams:
+    """The parameters that a request's options ask for.
+
+    Raises ConfigurationError for a value that cannot be, RequestError where `sampling` and a keyword differ.
+    """
+    sampling = options.get("sampling")
+    if not isinstance(sampling, SamplingParams):
+        sampling = config.parse(SamplingParams, {} if sampling is None else sampling, "sampling")
+    given = {name: value for name, value in options.items() if name in NAMES and value is not None}
+    if not given:
+        return sampling
+    keywords = config.parse(SamplingParams, given, "sampling")
+    for name in sorted(sampling.model_fields_set & keywords.model_fields_set):
+        one, other = getattr(sampling, name), getattr(keywords, name)
+        if one != other:
+            raise RequestError(f"{name} is {short_repr(other)}, but sampling says {short_repr(one)}; give one of them")
+    return sampling.model_copy(update={name: getattr(keywords, name) for name in given})
+
+
+def entry_options(common: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of one entry of a batch: its own, and the common ones where it has none.
+
+    `sampling` of the entry replaces all common sampling options, a keyword of it the common value of this option alone.
+    """
+    if "sampling" in entry:
+        common = {name: value for name, value in common.items() if name not in NAMES}
+    elif (sampling := common.get("sampling")) is not None and entry.keys() & NAMES:
+        if isinstance(sampling, SamplingParams):
+            sampling = sampling.model_dump(exclude_unset=True)
+        if isinstance(sampling, Mapping):  # else it is refused when it is parsed
+            sampling = {name: value for name, value in sampling.items() if name not in entry}
+        common = {**common, "sampling": sampling}
+    return {**common, **entry}
 
 
 def check_int(name: str, value: object, minimum: int | None = None) -> int:

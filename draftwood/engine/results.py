@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from draftwood.core.records import Beam, Kind, Round, TopLogprobs
@@ -65,39 +65,19 @@ class GenerationResult:
 
     def as_dict(self) -> dict[str, Any]:
         """The result as plain data (rounds in short form), ready for JSON."""
-        return {
-            "text": self.text,
-            "tokens": self.tokens,
-            "finish_reason": self.finish_reason,
-            "logprobs": self.logprobs,
-            "warped_logprobs": self.warped_logprobs,
-            "top_logprobs": self.top_logprobs,
-            "warped_top_logprobs": self.warped_top_logprobs,
-            "kinds": self.kinds,
-            "prompt_tokens": self.prompt_tokens,
-            "seed": self.seed,
-            "method": self.method,
-            "sampling": self.sampling,
-            "lossless": self.lossless,
-            "structured": self.structured,
-            "beams": [{**asdict(beam), "perplexity": beam.perplexity} for beam in self.beams],
-            "metrics": {**self.metrics.as_dict(), "predicted_layers": self.predicted_layers},
-            "rounds": [
-                {
-                    "position": r.position,
-                    "tokens": r.tokens,
-                    "drafted": r.drafted,
-                    "draws": r.draws,
-                    "accepted": r.accepted,
-                    "forced": r.forced,
-                    "kinds": r.kinds,
-                    "seconds": r.seconds,
-                    "forest_token": r.forest_token,
-                    "forest_parent": r.forest_parent,
-                    "roots": r.roots,
-                    "root_parents": r.root_parents,
-                    "layers": [layer.as_dict() for layer in r.layers],
-                }
-                for r in self.rounds
-            ],
-        }
+        plain = {name: getattr(self, name) for name in PLAIN_FIELDS}
+        rounds = [
+            {name: getattr(r, name) for name in ROUND_FIELDS} | {"layers": [layer.as_dict() for layer in r.layers]}
+            for r in self.rounds
+        ]
+        beams = [{**asdict(beam), "perplexity": beam.perplexity} for beam in self.beams]
+        metrics = {**self.metrics.as_dict(), "predicted_layers": self.predicted_layers}
+        return {**plain, "beams": beams, "metrics": metrics, "rounds": rounds}
+
+
+# what `as_dict` has of a result and of its rounds as it is
+ROUND_FIELDS = (
+    *("position", "tokens", "drafted", "draws", "accepted", "forced", "kinds", "seconds"),
+    *("forest_token", "forest_parent", "roots", "root_parents"),
+)
+PLAIN_FIELDS = [one.name for one in fields(GenerationResult) if one.name not in ("metrics", "rounds", "beams")]

@@ -2,10 +2,7 @@
 
 from draftwood.methods.base import METHODS, Method, Parts
 from draftwood.methods.beams import DynamicWidth, PlainBeamSampling, PlainBeamSearch, SpeculativeBeamSearch
-from draftwood.methods.eagle import Eagle
-from draftwood.methods.early_exit import EarlyExit
-from draftwood.methods.medusa import Medusa
-from draftwood.methods.self_speculative import SelfSpeculative
+from draftwood.methods.self_drafting import Eagle, EarlyExit, Medusa, SelfSpeculative
 from draftwood.methods.sequences import (
     Autoregressive,
     Fork,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
@@ -52,31 +52,6 @@ Width = Annotated[int, Field(ge=1)]
 Widths = Annotated[
     tuple[Width, ...], BeforeValidator(listed), Field(min_length=1, description="children per node, layer by layer")
 ]
-
-
-def sized(values: object, *sizes: str, **default_sizes: int) -> object:
-    """A method's options: one that names none of `sizes` and no depth has depth=auto, others fixed.
-
-    `default_sizes` are those for controllers other than auto.
-    """
-    if not isinstance(values, Mapping):
-        return values
-    values = uncapped(values, *sizes) if "gamma" in default_sizes else values
-    assert isinstance(values, Mapping)
-    named = any(size in values for size in sizes)
-    found = {"depth": "fixed" if named else "auto"} | dict(values)
-    return found if named or str(found["depth"]).partition(":")[0] == "auto" else default_sizes | found
-
-
-def uncapped(values: object, *sizes: str) -> object:
-    """A method's options: Thompson sampling alone decides how deep a round goes where no size is named.
-
-    So it is in EESD's Algorithms 1 and 2, which have no greatest depth.
-    """
-    if not isinstance(values, Mapping) or any(size in values for size in sizes):
-        return values
-    thompson = str(values.get("depth", "")).partition(":")[0] in ("beta-ts", "cali-ts")
-    return {**values, "gamma": None} if thompson else values
 
 
 def check_ends(gamma: int | None, depth: str) -> None:

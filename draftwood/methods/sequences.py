@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -23,7 +23,6 @@ from draftwood.methods.options import (
     check_ends,
     check_rows,
     controller,
-    sized,
 )
 from draftwood.methods.sources import ExitDraftable
 from draftwood.runtime.session import Session
@@ -60,6 +59,18 @@ def of_target(verify: str, initial: int, replacement: bool) -> Verifier | None:
 
 class OneHypothesis(Method):
     """A method with one hypothesis; its reference is plain decoding."""
+
+    sizes: ClassVar[tuple[str, ...]] = ()  # options that say how much a round drafts
+
+    @model_validator(mode="before")
+    @classmethod
+    def _implied(cls, values: object) -> object:
+        return cls.with_implied(dict(values)) if isinstance(values, Mapping) and cls.sizes else values
+
+    @classmethod
+    def with_implied(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """Options with what follows from them: where a size is named depth=fixed, else auto."""
+        return {"depth": "fixed" if options.keys() & cls.sizes else "auto", **options}
 
     @field_validator("verify", mode="before", check_fields=False)
     @classmethod
@@ -102,6 +113,21 @@ class DrawnMethod(SequenceMethod):
 
     verify: Literal["traversal", "rejection", "coupled"] = Field(default="traversal", description=LOSSLESS)
 
+    sizes: ClassVar[tuple[str, ...]] = ("gamma",)
+
+    @classmethod
+    def with_implied(cls, options: dict[str, Any]) -> dict[str, Any]:
+        """Thompson sampling has no size, as in EESD's Algorithms 1 and 2; a chain with lookup is longer than others."""
+        named = bool(options.keys() & cls.sizes)
+        if not named and str(options.get("depth", "")).partition(":")[0] in ("beta-ts", "cali-ts"):
+            return {"gamma": None, **options}
+        if cls.model_fields["depth"].default != "auto":
+            return options
+        options = super().with_implied(options)
+        if not named and str(options["depth"]).partition(":")[0] != "auto":
+            options = {"gamma": 4, **options}
+        return {"gamma": DEEPEST, **options} if options.get("lookup") else options
+
 
 class Autoregressive(UndrawnMethod):
     """One token per target forward."""
@@ -143,12 +169,6 @@ class Speculative(DrawnMethod):
     lookup: Mixed = False
     depth: Depth = "auto"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _sized(cls, values: object) -> object:
-        options = sized(values, "gamma", gamma=4)
-        return {"gamma": DEEPEST, **options} if isinstance(options, Mapping) and options.get("lookup") else options
-
     def build(self, drafts: list[Session], target: Session) -> Parts:
         depth = controller(self.depth, self.gamma, drafts, target, lookup=self.lookup)
         return Parts(ModelDrafter(drafts, lookup=suffix_lookup(self.lookup)), self.verifier(), depth)
@@ -165,10 +185,7 @@ class SpecInfer(TreeMethod):
     lookup: Mixed = False
     depth: Depth = "auto"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _sized(cls, values: object) -> object:
-        return sized(values, "expansion")
+    sizes = ("expansion",)
 
     def build(self, drafts: list[Session], target: Session) -> Parts:
         depth = controller(
@@ -193,12 +210,12 @@ class MultiCandidate(ExitDraftable, InitialisedMethod):
     )
     depth: Depth = "auto"
 
-    @model_validator(mode="before")
+    sizes = ("tree",)
+
     @classmethod
-    def _sized(cls, values: object) -> object:
-        values = sized(values, "tree")
-        several = isinstance(values, Mapping) and str(values.get("initial", 1)) != "1"
-        return {"verify": "longest-root"} | dict(values) if several and isinstance(values, Mapping) else values
+    def with_implied(cls, options: dict[str, Any]) -> dict[str, Any]:
+        several = str(options.get("initial", 1)) != "1"
+        return ({"verify": "longest-root"} if several else {}) | super().with_implied(options)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -253,10 +270,7 @@ class Fork(OneHypothesis):
     replacement: bool = Field(default=False, description="draw candidates independently; false: distinct candidates")
     depth: Depth = "auto"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _sized(cls, values: object) -> object:
-        return sized(values, "width", "gamma")
+    sizes = ("width", "gamma")
 
     @model_validator(mode="after")
     def _few_rows(self) -> Self:
@@ -292,13 +306,11 @@ class Lookup(UndrawnMethod):
     shared: bool = Field(default=False, description="also search earlier answers of the engine, and add this one")
     depth: Depth = "auto"
 
-    @model_validator(mode="before")
+    sizes = ("gamma",)
+
     @classmethod
-    def _sized(cls, values: object) -> object:
-        options = sized(values, "gamma")
-        if isinstance(options, Mapping) and options.get("shared"):
-            return {"verify": "coupled", **options}
-        return options
+    def with_implied(cls, options: dict[str, Any]) -> dict[str, Any]:
+        return ({"verify": "coupled"} if options.get("shared") else {}) | super().with_implied(options)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -169,7 +169,7 @@ def test_clients_that_leave_end_their_requests(server: Server) -> None:
 def test_a_burst_is_shared_out_evenly_and_what_ends_is_not_counted() -> None:
     from ray.serve.request_router import PendingRequest
 
-    from draftwood.cluster.routing import PrefixRouter
+    from draftwood.cluster.serving import PrefixRouter
 
     async def asked() -> tuple[list[str], dict[str, str]]:
         router = PrefixRouter.__new__(PrefixRouter)

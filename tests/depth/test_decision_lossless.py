@@ -160,7 +160,7 @@ def test_what_is_refused_before_anything_is_decoded(tmp_path: Path) -> None:
         ("speculative-beam-search", f"decision:{hidden}", "hidden states, which beams do not give"),
         ("mcsd-fork", f"decision:{foreign}", f"trained for another draft .* {fingerprint(draft)}"),
         ("speculative", f"decision:{tmp_path / 'none'}", "does not exist"),
-        ("speculative", f"decision:{hidden},threshold=-1", "greater than or equal to 0"),
+        ("speculative", f"decision:{hidden},threshold=-1", "must be at least 0"),
     ]
     for name, depth, message in cases:
         with pytest.raises((ConfigurationError, ModelError), match=message) as caught:

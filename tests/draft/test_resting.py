@@ -16,7 +16,7 @@ from test_early_exit import Ledger
 from draftwood import Engine, GenerationResult
 from draftwood.core.records import Round
 from draftwood.depth import ALONE, LOAD, NOTHING, DepthController, DraftState, Load
-from draftwood.draft.early_exit import ExitSource
+from draftwood.draft import ExitSource
 from draftwood.engine.engine import prepare
 from draftwood.engine.generation import Generation
 from draftwood.runtime.executor import PartialRun
