@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from draftwood.methods import Method
     from draftwood.serve.batch import Answerer
 
-PANEL = "Requests"
+REQUESTS = "Requests"
 
 
 def batch(
@@ -25,9 +25,11 @@ def batch(
     source: Path = flag(..., "Requests, one per line, or a Parquet file.", "FILE", argument=True),
     out: Path = flag(..., "File of answers; the same command resumes.", "FILE", panel=OUTPUT),
     default: list[str] = flag(
-        [], "A field for requests that lack it, such as max_tokens=64 or seed=7. Repeatable.", "KEY=VALUE", panel=PANEL
+        [], "A field for requests that lack it, such as max_tokens=64. Repeatable.", "KEY=VALUE", panel=REQUESTS
     ),
-    concurrency: int | None = flag(None, "Requests at once.", panel=PANEL, usual="--max-running, of each engine", ge=1),
+    concurrency: int | None = flag(
+        None, "Requests at once.", panel=REQUESTS, usual="--max-running, of each engine", ge=1
+    ),
     parts: Literal["jsonl", "parquet"] | None = flag(
         None, "Make --out a directory of files of this kind with 1,000 answers each.", panel=OUTPUT
     ),

@@ -27,28 +27,12 @@ INTERRUPTED = 130
 def certify(
     *,
     decoding: MethodOptions,
-    every: bool = flag(
-        False,
-        "All methods, and other verification rules, on as many processes as threads.",
-        names=("--all",),
-        panel=METHOD,
-    ),
+    every: bool = flag(False, "All methods, on as many processes as threads.", names=("--all",), panel=METHOD),
     models: ModelOptions,
     pair: bool = flag(True, "Check the loaded models too, or only tabular models.", panel=CHECKS),
     checks: Budget,
-    prompts: Path | None = flag(
-        None,
-        "Prompts for the loaded models, one per line. Default: held-out documents of every domain.",
-        "FILE",
-        panel=CHECKS,
-    ),
-    temperature: float = flag(
-        1.0,
-        "Of the loaded models' sampled tokens; greedy text is checked too.",
-        panel=CHECKS,
-        gt=0,
-        allow_inf_nan=False,
-    ),
+    prompts: Path | None = flag(None, "Prompts, one per line. Default: held-out documents.", "FILE", panel=CHECKS),
+    temperature: float = flag(1.0, "Of sampled tokens of the loaded models.", panel=CHECKS, gt=0, allow_inf_nan=False),
     out: Path | None = flag(None, "Write the certificate as JSON.", "FILE", panel=OUTPUT),
     output: OutputOptions,
 ) -> None:
@@ -70,8 +54,7 @@ def certify(
     one = decoding.chosen(models.drafts) or default_method(models.drafts)[0]
     chosen = every_method() if every else [one]
     texts = corpus_prompts(2) if prompts is None else read_prompts(prompts)
-    if out is not None:
-        check_writable(out)
+    check_writable(out)
     engine = models.load(*([] if every else [one])) if pair else None
     if engine is not None and not every:
         engine.method(chosen[0])  # refused before anything runs

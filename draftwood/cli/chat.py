@@ -7,9 +7,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 from urllib import error, request
 from urllib.parse import urlsplit
+
+from pydantic import Field
 
 from draftwood.cli.groups import ColorOptions, LimitOptions, MethodOptions, ModelOptions, seed
 from draftwood.cli.options import flag
@@ -36,42 +38,30 @@ COMMANDS = ("help", "method", "set", "system", "stats", "reset", "quit")
 NO_TEMPLATE = "no chat template"  # of the error for models that know no conversations
 
 
+class ChatSettings(SamplingParams):
+    """The values that /set may change."""
+
+    seed: Annotated[int, Field(strict=True)] = 0
+    max_new_tokens: Annotated[int, Field(ge=1)] = 512
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams.model_validate(self.model_dump(include=set(SamplingParams.model_fields)))
+
+
 @dataclass(slots=True)
 class Conversation:
     """A conversation, and how replies to it are decoded."""
 
-    sampling: SamplingParams
+    settings: ChatSettings
     limits: LimitOptions
-    seed: int
     method: Method | None
     history: list[dict[str, str]] = field(default_factory=list)
-
-    def options(self) -> dict[str, Any]:
-        """The current values of what /set may change."""
-        return {**self.sampling.model_dump(), "seed": self.seed, "max_new_tokens": self.limits.max_new_tokens}
-
-    def set(self, values: dict[str, Any]) -> None:
-        """Change some of the options."""
-        from draftwood.util import config
-
-        known = self.options()
-        wrong = next((key for key in values if key not in known), None)
-        if wrong is not None:
-            raise ConfigurationError(f"/set has no option {wrong!r}" + did_you_mean(wrong, known))
-        changed = {**known, **values}
-        limits = config.parse(
-            LimitOptions, {**self.limits.model_dump(), "max_new_tokens": changed.pop("max_new_tokens")}, "/set"
-        )
-        number = changed.pop("seed")
-        if type(number) is not int:
-            raise ConfigurationError(f"/set: seed is {number}, but must be a whole number")
-        self.sampling = config.parse(SamplingParams, changed, "/set")
-        self.limits, self.seed = limits, number
 
     @property
     def turn(self) -> int:
         """The seed of the next reply: each has its own."""
-        return self.seed + len(self.history)
+        return self.settings.seed + len(self.history)
 
     @property
     def text(self) -> str:
@@ -108,10 +98,10 @@ class LocalPartner(ChatPartner):
         events = self.engine.stream(
             prompt,
             method=talk.method,
-            sampling=talk.sampling,
+            sampling=talk.settings.sampling,
             seed=talk.turn,
             cancelled=cancelled,
-            **talk.limits.model_dump(),
+            **{**talk.limits.model_dump(), "max_new_tokens": talk.settings.max_new_tokens},
         )
         for event in events:
             painter.show(event.text, event.tokens, event.kinds)
@@ -137,10 +127,10 @@ class ServerPartner(ChatPartner):
 
     def reply(self, talk: Conversation, cancelled: Callable[[], bool]) -> str:
         body: dict[str, Any] = {
-            **talk.sampling.model_dump(exclude_defaults=True),
-            "temperature": talk.sampling.temperature,
+            **talk.settings.sampling.model_dump(exclude_defaults=True),
+            "temperature": talk.settings.temperature,
             "seed": talk.turn,
-            "max_tokens": talk.limits.max_new_tokens,
+            "max_tokens": talk.settings.max_new_tokens,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
@@ -227,10 +217,9 @@ def chat(
     output holds only the replies.
     """
     hidden("--api-key")
-    method = decoding.chosen(models.drafts)
-    if method is not None:
-        method.check(sampling)
-    talk = Conversation(sampling, limits, seed, method)
+    method = decoding.chosen(models.drafts, sampling)
+    settings = ChatSettings(**sampling.model_dump(), seed=seed, max_new_tokens=limits.max_new_tokens)
+    talk = Conversation(settings, limits, method)
     partner: ChatPartner
     partner = LocalPartner(models.load(method), output.color) if url is None else ServerPartner(url, api_key)
     if method is not None:
@@ -301,14 +290,15 @@ def command(talk: Conversation, partner: ChatPartner, line: str) -> bool:
         print(HELP, file=out)
     elif name == "method" and words:
         method = Method.parse(words[0], config.assignments(words[1:]))
-        method.check(talk.sampling)
+        method.check(talk.settings)
         talk.method = partner.check(method)
     elif name == "method":
         print("the default" if talk.method is None else method_label(talk.method.as_dict()), file=out)
     elif name == "set" and words:
-        talk.set(config.assignments(words))
+        changed = {**talk.settings.model_dump(), **config.assignments(words)}
+        talk.settings = config.parse(ChatSettings, changed, "/set")
     elif name == "set":
-        print(" ".join(f"{key}={option_text(value)}" for key, value in talk.options().items()), file=out)
+        print(" ".join(f"{key}={option_text(value)}" for key, value in talk.settings.model_dump().items()), file=out)
     elif name == "stats":
         print(partner.stats(), file=out)
     elif name in ("reset", "system"):

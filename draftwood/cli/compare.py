@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-USUAL, USUAL_WITHOUT_DRAFT = "speculative,mcsd,lookup", "lookup"
+DEFAULT_METHODS, DEFAULT_WITHOUT_DRAFT = "speculative,mcsd,lookup", "lookup"
 
 
 def compare(
@@ -54,7 +54,7 @@ def compare(
         "letter begins the next method. autoregressive is always included.",
         "A,B,...",
         panel=METHOD,
-        usual=USUAL,
+        usual=DEFAULT_METHODS,
     ),
     settings: list[str] = flag([], OF_EVERY_METHOD, "KEY=VALUE", ("--set",), METHOD),
     repeat: int = flag(3, "Timed runs of each method; medians are shown.", panel=METHOD, ge=1),
@@ -70,7 +70,7 @@ def compare(
     method must give the same text.
     """
     text = prompt.text()
-    names = methods if methods is not None else USUAL if models.drafts else USUAL_WITHOUT_DRAFT
+    names = methods if methods is not None else DEFAULT_METHODS if models.drafts else DEFAULT_WITHOUT_DRAFT
     chosen = parse_methods(names, settings)
     for method in chosen:
         method.check(sampling)

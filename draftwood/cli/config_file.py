@@ -42,9 +42,7 @@ def read(paths: Iterable[Path], options: Options) -> Defaults:
     found = Defaults()
     for path in paths:
         # what is for one command comes after what is for all
-        for table, key, value in sorted(
-            _entries(_toml(path)), key=lambda entry: bool(entry[0])
-        ):
+        for table, key, value in sorted(_entries(_toml(path)), key=lambda entry: bool(entry[0])):
             command = f"{table} method" if f"{table} method" in options else table  # [tune] is for `tune method`
             if command and command not in options:
                 hint = did_you_mean(command, options)

@@ -1,4 +1,4 @@
-"""`draftwood eval`: quality, speed and energy of methods on tasks, into a directory that can be resumed."""
+"""`draftwood eval` and `draftwood report`: quality, speed and energy of methods on tasks, and pages about them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.groups import LIMITS, OF_EVERY_METHOD, OUTPUT, ModelOptions, OutputOptions, seed, warn_if_foreign
+from draftwood.cli.groups import (
+    LIMITS,
+    OF_EVERY_METHOD,
+    OUTPUT,
+    ColorOptions,
+    ModelOptions,
+    OutputOptions,
+    seed,
+    warn_if_foreign,
+)
 from draftwood.cli.options import flag
 from draftwood.cli.running import progress as bar
 from draftwood.cli.scaling import RayOptions
@@ -21,41 +30,34 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from draftwood.engine.engine import Engine
     from draftwood.eval.running import Job
     from draftwood.eval.tasks import Task
 
-USUAL, USUAL_WITHOUT_DRAFT = "speculative,mcsd", "lookup"
-USUAL_TASKS = "qa,sql,math,summaries"
-WHAT = "Methods and tasks"
+DEFAULT_METHODS, DEFAULT_WITHOUT_DRAFT = "speculative,mcsd", "lookup"
+DEFAULT_TASKS = "qa,sql,math,summaries"
+TASKS = "Methods and tasks"
 
 
 def evaluate(
     *,
     out: Path = flag(..., "Directory of results; the same command resumes.", "DIR", panel=OUTPUT),
     methods: str | None = flag(
-        None,
-        "As in `draftwood compare`; autoregressive, the baseline, is always included.",
-        "A,B,...",
-        panel=WHAT,
-        usual=USUAL,
+        None, "Methods, as in `draftwood compare`.", "A,B,...", panel=TASKS, usual=DEFAULT_METHODS
     ),
-    settings: list[str] = flag([], OF_EVERY_METHOD, "KEY=VALUE", ("--set",), WHAT),
+    settings: list[str] = flag([], OF_EVERY_METHOD, "KEY=VALUE", ("--set",), TASKS),
     tasks: str = flag(
-        USUAL_TASKS,
+        DEFAULT_TASKS,
         "Tasks, optionally with options: 'qa,squad:path=dev.json;shots=1'. `draftwood tasks` lists them.",
         "A,B,...",
-        panel=WHAT,
+        panel=TASKS,
     ),
-    limit: int = flag(20, "Items per task.", panel=WHAT, ge=1),
-    seeds: int = flag(1, "Runs per item, with consecutive seeds from --seed.", panel=WHAT, ge=1),
-    run_code: bool = flag(False, "Run programs that the model wrote, in a sandbox.", panel=WHAT),
-    warmup: int = flag(1, "Warm-up runs of each method.", panel=WHAT, ge=0),
+    limit: int = flag(20, "Items per task.", panel=TASKS, ge=1),
+    seeds: int = flag(1, "Runs per item, with consecutive seeds from --seed.", panel=TASKS, ge=1),
+    run_code: bool = flag(False, "Run programs that the model wrote, in a sandbox.", panel=TASKS),
+    warmup: int = flag(1, "Warm-up runs of each method.", panel=TASKS, ge=0),
     models: ModelOptions,
     scaling: RayOptions,
-    plain: bool = flag(
-        False, "Plain prompts for chat models too. Default: their chat template.", names=("--no-chat",), panel=LIMITS
-    ),
+    plain: bool = flag(False, "Plain prompts, no chat template.", names=("--no-chat",), panel=LIMITS),
     max_new_tokens: int | None = flag(None, "Most tokens of each answer.", panel=LIMITS, usual="the task's own", ge=1),
     seed: int = seed(),
     sampling: SamplingParams = SamplingParams(temperature=0.0),
@@ -73,7 +75,7 @@ def evaluate(
     from draftwood.eval.store import check_writable
     from draftwood.eval.tasks import parse_all
 
-    names = methods if methods is not None else USUAL if models.drafts else USUAL_WITHOUT_DRAFT
+    names = methods if methods is not None else DEFAULT_METHODS if models.drafts else DEFAULT_WITHOUT_DRAFT
     chosen = parse_methods(names, settings)
     wanted = [limited(task, max_new_tokens) for task in parse_all(tasks)]
     evaluation.check_code(wanted, run_code)
@@ -81,7 +83,7 @@ def evaluate(
         method.check(sampling)
     check_writable(out)
     engine = models.load(*chosen)
-    chat = not plain and talks(engine)
+    chat = not plain and engine.tokenizer is not None and bool(engine.tokenizer.templates)
     asked = [(task, task.instances(limit, chat)) for task in wanted]
     warn_if_foreign(engine, *(instances[0].turns[0] for _, instances in asked if instances))
     plan = Plan(chosen, asked, sampling, range(seed, seed + seeds), warmup)
@@ -99,16 +101,35 @@ def evaluate(
         sys.exit(130)
 
 
+def report(
+    *,
+    directory: Path = flag(..., "What `draftwood eval --out` wrote, or a directory of such.", "DIR", argument=True),
+    out: Path | None = flag(None, "Page and figures go here.", "DIR", panel=OUTPUT, usual="DIR itself"),
+    figures: str = flag("svg", "Format of the figures.", "svg|png|pdf", panel=OUTPUT),
+    output: ColorOptions,
+) -> None:
+    """Write a page of tables and figures about an evaluation.
+
+    One self-contained HTML file, which works offline, and its figures as separate
+    files. An unfinished evaluation is reported as far as it got.
+    """
+    from draftwood.eval.report import page
+    from draftwood.explain.terminal import console
+
+    err = console(output.color, stderr=True)
+    with err.status("reading") as status:
+        written, files = page.write(directory, out, status.update, figures)
+    folder = files[0].parent if files else None
+    print(written)
+    if folder is not None:
+        print(f"{len(files)} figures in {folder}")
+
+
 def limited(task: Task, most: int | None) -> Task:
     """A task whose answers end after so many tokens, if the flag says so and its own options do not."""
     if most is None or task.max_new_tokens is not None:
         return task
     return task.model_copy(update={"max_new_tokens": most})
-
-
-def talks(engine: Engine) -> bool:
-    """Whether the target has a chat template."""
-    return engine.tokenizer is not None and bool(engine.tokenizer.templates)
 
 
 def read_summary(out: Path) -> Any:
@@ -148,13 +169,9 @@ def shown(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     yield SEPARATOR.join(notes)
     yield "energy: " + (energy if isinstance(energy, str) else "see joules in summary.json")
     yield "in brackets: 95% bootstrap intervals over items; speed-up: paired with the baseline"
-    yield from (f"{times}× {error}" for error, times in errors(rows))
+    frequent = sum((Counter(row["errors"]) for row in rows), Counter[str]()).most_common(5)
+    yield from (f"{times}× {error}" for error, times in frequent)
     yield from origins(configuration["models"])
-
-
-def errors(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
-    """The most frequent errors."""
-    return sum((Counter(row["errors"]) for row in rows), Counter[str]()).most_common(5)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:

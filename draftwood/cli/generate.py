@@ -67,9 +67,7 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts,
     asked = prompt.conversation()
     if top_logprobs and not output.json_:
         raise ConfigurationError("--top-logprobs is shown in JSON only; give --json too")
-    method = decoding.chosen(models.drafts)
-    if method is not None:
-        method.check(sampling)
+    method = decoding.chosen(models.drafts, sampling)
     structured = structure.chosen()
     engine = models.load(method)
     warn_if_foreign(engine, asked)
@@ -134,12 +132,7 @@ def explain(
     decoding: MethodOptions,
     seed: int = seed(),
     sampling: SamplingParams,
-    html: Path | None = flag(
-        None,
-        "Print the answer and write an offline page that steps through its rounds. Default: draw them here.",
-        "FILE",
-        panel=OUTPUT,
-    ),
+    html: Path | None = flag(None, "Print the answer, and write an offline page of its rounds.", "FILE", panel=OUTPUT),
     output: ColorOptions,
 ) -> None:
     """Show every round of an answer: what was drafted, and what became of it.
@@ -148,12 +141,9 @@ def explain(
     its fate: accepted, rejected, discarded; after them what the target chose.
     """
     asked = prompt.conversation()
-    method = decoding.chosen(models.drafts)
-    if method is not None:
-        method.check(sampling)
+    method = decoding.chosen(models.drafts, sampling)
     structured = structure.chosen()
-    if html is not None:
-        check_writable(html, "--html")
+    check_writable(html, "--html")
     engine = models.load(method)
     warn_if_foreign(engine, asked)
     found = engine.explain(

@@ -15,7 +15,7 @@ from pydantic import ConfigDict
 
 from draftwood.cli.options import OptionGroup, flag
 from draftwood.errors import ConfigurationError, RequestError
-from draftwood.sampling.params import RuntimeParams, Structured
+from draftwood.sampling.params import RuntimeParams, SamplingParams, Structured
 from draftwood.util.safe_parsing import read_text
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 MODELS, METHOD, SAMPLING, LIMITS, OUTPUT = "Models", "Method", "Sampling", "Prompt and limits", "Output"
 STRUCTURED = "Structured output"
+DType = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 OF_EVERY_METHOD = "Set an option of every method that has it, or of one as METHOD.KEY=VALUE. Repeatable."
 
 
@@ -39,26 +40,18 @@ class _Models(OptionGroup):
     draft: list[str] = flag(
         [], "Draft model with the target's tokenizer, or an EAGLE or Medusa head. Repeatable (specinfer).", "MODEL"
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = flag(
-        "auto",
-        "Weights and arithmetic: float32, bfloat16, float16, float64, or auto: the checkpoint's own type.",
-        "TYPE",
+    dtype: DType = flag(
+        "auto", "Weights and arithmetic: float32, bfloat16, float16, float64, or auto, the checkpoint's type.", "TYPE"
     )
     device: str | None = flag(None, "cpu, cuda, cuda:1, ... Default: CUDA where there is one.", "DEVICE")
-    tensor_parallel: int = flag(
-        1, "Processes that the target is split across; under torchrun as many as it starts.", ge=1
-    )
+    tensor_parallel: int = flag(1, "Processes that share the target; under torchrun as many as it starts.", ge=1)
     draft_device: str | None = flag(None, "Device of the draft models. Default: the target's.", "DEVICE")
-    draft_dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] | None = flag(
-        None, "Type that the draft models are computed in. Default: as --dtype.", "TYPE"
-    )
+    draft_dtype: DType | None = flag(None, "Type of the draft models. Default: as --dtype.", "TYPE")
     backend: Literal["auto", "native", "pytorch"] = flag(
         "auto", "CPU kernels: native (package draftwood-native), pytorch, or auto: native where it is installed."
     )
     quantize: Literal["int8", "int4"] | None = flag(
-        None,
-        "int8: a quarter of float32's bytes, int4: a sixth. Faster on CPUs; answers change slightly.",
-        "KIND",
+        None, "int8: a quarter of float32's bytes, int4: a sixth. Faster on CPUs; answers change slightly.", "KIND"
     )
     kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = flag(
         "auto", "Keys and values: float32, bfloat16, int8 (half of bfloat16), or auto: no wider than the weights.", "TYPE"
@@ -133,19 +126,20 @@ class MethodOptions(OptionGroup):
         "Default: the best one available, which the summary names.",
         "NAME",
     )
-    settings: list[str] = flag(
-        [], "An option of the method, such as gamma=6 or tree=4,2,2,1. Repeatable.", "KEY=VALUE", ("--set",)
-    )
+    settings: list[str] = flag([], "An option of the method, such as gamma=6. Repeatable.", "KEY=VALUE", ("--set",))
 
-    def chosen(self, drafts: int) -> Method | None:
-        """The method; None where nothing is given and the engine chooses. Options alone mean a chain."""
+    def chosen(self, drafts: int, sampling: SamplingParams | None = None) -> Method | None:
+        """The method, checked with `sampling`; None where the engine chooses. Options alone mean a chain."""
         from draftwood.methods import Method
         from draftwood.util import config
 
         if self.method is None and not self.settings:
             return None
         name = self.method or ("speculative" if drafts else "lookup")
-        return Method.parse(name, config.assignments(self.settings))
+        method = Method.parse(name, config.assignments(self.settings))
+        if sampling is not None:
+            method.check(sampling)
+        return method
 
 
 class PromptOptions(OptionGroup):
@@ -154,9 +148,7 @@ class PromptOptions(OptionGroup):
     model_config = ConfigDict(title=LIMITS)
 
     prompt: str | None = flag(None, "The text to continue; - reads it from standard input.", "PROMPT", argument=True)
-    prompt_file: Path | None = flag(
-        None, "Read the prompt from a file. As with -, one line break at its end is dropped.", "FILE"
-    )
+    prompt_file: Path | None = flag(None, "Read the prompt from a file, without a line break at its end.", "FILE")
 
     def text(self) -> str:
         """The prompt from the argument, standard input or a file; never empty."""
@@ -301,9 +293,7 @@ class WorkloadOptions(OptionGroup):
     model_config = ConfigDict(title=LIMITS)
 
     prompts: Path | None = flag(
-        None,
-        "One prompt per line; in a .jsonl file strings, or objects with 'prompt'. Default: the embedded corpus's.",
-        "FILE",
+        None, "One prompt per line, or .jsonl of texts or objects with 'prompt'. Default: the embedded corpus.", "FILE"
     )
     documents: int = flag(8, "Without --prompts: prompts per domain.", ge=1)
     max_new_tokens: int = flag(64, "Most tokens to generate for each.", ge=2)

@@ -41,8 +41,7 @@ def plan(
     from draftwood.tune.planner import check, plan
 
     texts = work.texts()
-    if out is not None:
-        check_writable(out)
+    check_writable(out)
     check(models.target, models.drafts)
     engine = models.load()
     prompts = work.fitted(engine, texts)

@@ -143,8 +143,10 @@ def hidden(option: str) -> None:
     os.execve(sys.executable, [sys.executable, *kept], {**os.environ, variable(option): value})
 
 
-def check_writable(out: Path, flag: str = "--out") -> None:
-    """Raise ConfigurationError where the file could not be written; its folders are made."""
+def check_writable(out: Path | None, flag: str = "--out") -> None:
+    """Raise ConfigurationError where the file, if any, could not be written; its folders are made."""
+    if out is None:
+        return
     if out.is_dir():
         raise ConfigurationError(f"{flag} is {out}, which is a directory; name a file")
     trial = partial_path(out)

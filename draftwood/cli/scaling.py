@@ -20,19 +20,17 @@ if TYPE_CHECKING:
     from draftwood.methods import Method
     from draftwood.train.runs import Trainer
 
-PANEL = "Several engines"
+ENGINES = "Several engines"
 
 
 class RayOptions(OptionGroup):
     """Engines in processes of Ray's."""
 
-    model_config = ConfigDict(title=PANEL)
+    model_config = ConfigDict(title=ENGINES)
 
     replicas: int = flag(1, "Engines, or processes that share the work. More than 1 needs --ray.", ge=1)
     ray: bool = flag(False, "Run them on Ray, started on this machine (extra scale).")
-    ray_address: str | None = flag(
-        None, "Run them on a Ray cluster with the same paths: auto, HOST:PORT or ray://HOST:PORT.", "ADDRESS"
-    )
+    ray_address: str | None = flag(None, "Run them on a Ray cluster: auto, HOST:PORT or ray://HOST:PORT.", "ADDRESS")
     replica_cpus: float | None = flag(None, "CPUs for each.", usual="as many as --threads, or 1", ge=0)
     replica_gpus: float | None = flag(None, "GPUs for each.", usual="1 where --device is one", ge=0)
 
@@ -104,9 +102,7 @@ class ServingOptions(RayOptions):
     """Engines behind one server."""
 
     autoscale: list[str] = flag(
-        [],
-        "An option of Ray Serve's autoscaling, such as max_replicas=8 or target_ongoing_requests=16. Repeatable.",
-        "KEY=VALUE",
+        [], "An option of Ray Serve's autoscaling, such as max_replicas=8. Repeatable.", "KEY=VALUE"
     )
 
     @property

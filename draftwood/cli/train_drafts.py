@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 RECORDING, TRAINING = "Recording", "Training"
 SUFFIX = ".safetensors"
 KINDS = {"hidden": "the draft's last hidden state", "output": "its most probable tokens and its entropy"}
-FEWEST = 100  # examples
-THRESHOLD = 0.4  # the controller's default, MCSD's beta
+MIN_EXAMPLES = 100  # examples
+DEFAULT_THRESHOLD = 0.4  # the controller's default, MCSD's beta
 
 
 class RecordingOptions(OutputOptions, PairOptions, MethodOptions):
@@ -35,9 +35,7 @@ class RecordingOptions(OutputOptions, PairOptions, MethodOptions):
     limit: int = flag(280, "Most prompts.", ge=1)
     max_new_tokens: int = flag(96, "Tokens to decode for each prompt.", ge=1)
     temperature: list[float] = flag(
-        [],
-        "Sampling temperature; 0: greedy. Repeatable: decision decodes every prompt at each, calibration in turn.",
-        usual="1 for decision, 0 and 1 for calibration",
+        [], "Sampling temperature; 0: greedy. Repeatable.", usual="1 for decision, 0 and 1 for calibration"
     )
     epochs: int = flag(60, "Most epochs; the best one is kept.", panel=TRAINING, ge=1)
     seed: int = flag(0, "Seed of prompts, texts and training.", panel=TRAINING)
@@ -51,21 +49,11 @@ class RecordingOptions(OutputOptions, PairOptions, MethodOptions):
 
 def decision(
     *,
-    kind: Literal["hidden", "output"] = flag(
-        "output",
-        "hidden: reads the draft's last hidden state; output: its most probable tokens and its entropy.",
-        "KIND",
-        panel=TRAINING,
-    ),
+    kind: Literal["hidden", "output"] = flag("output", "What it reads: hidden states, or the output.", panel=TRAINING),
     top: int = flag(8, "With --kind output: how many probabilities it reads.", panel=TRAINING, ge=1),
     width: int = flag(64, "Hidden units of a layer.", panel=TRAINING, ge=1),
     options: RecordingOptions = RecordingOptions(method="mcsd-fork", max_new_tokens=64, epochs=30),
-    out: Path = flag(
-        ...,
-        "The .safetensors file to write, with a figure next to it. Use it as depth=decision:PATH.",
-        "PATH",
-        panel=OUTPUT,
-    ),
+    out: Path = flag(..., "The .safetensors file to write, a figure next to it.", "PATH", panel=OUTPUT),
 ) -> None:
     """Train a model that ends drafting where acceptance is unlikely (MCSD §3.3).
 
@@ -87,9 +75,9 @@ def decision(
         examples = record(
             engine, texts, kind, method, temperatures, limit, top, seed, lambda done, of: update(completed=done)
         )
-    if len(examples) < FEWEST:
+    if len(examples) < MIN_EXAMPLES:
         raise RequestError(
-            f"only {len(examples)} drafts were judged, but {FEWEST} are needed; give more prompts or --max-new-tokens"
+            f"only {len(examples)} drafts were judged, of {MIN_EXAMPLES} needed; give more prompts or --max-new-tokens"
         )
     model, judgement = train_decision(kind, *examples.tensors(), width=width, epochs=options.epochs, seed=seed)
     recorded = {
@@ -108,7 +96,7 @@ def decision(
     save_decision(out, model, examples.draft, judgement.as_dict(), recorded)
     if figure:
         title = f"Decision model of kind {kind} on held-out prompts"
-        draw_calibration(judgement, Path(figure), title, THRESHOLD)
+        draw_calibration(judgement, Path(figure), title, DEFAULT_THRESHOLD)
     if not options.json_:
         options.say("", f"{out}{f' and {figure}' if figure else ''} · use it with --set depth=decision:{out}")
         options.say(*([] if figure else ["no figure: it needs matplotlib, pip install 'draftwood[plots]'"]))

@@ -1,4 +1,4 @@
-"""`draftwood train eesd`, `train medusa` and `train eagle`: an exit layer, or heads, for a target."""
+"""`draftwood train corpus`, `eesd`, `medusa` and `eagle`: texts, and an exit layer or heads, of a target."""
 
 from __future__ import annotations
 
@@ -8,12 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftwood.cli.groups import OUTPUT, OutputOptions, TargetOptions
+from draftwood.cli.groups import OUTPUT, OutputOptions, QuantizedOptions, TargetOptions
 from draftwood.cli.options import OptionGroup, flag
-from draftwood.cli.running import progress
+from draftwood.cli.running import check_writable, progress
 from draftwood.cli.scaling import RayOptions
 from draftwood.errors import ConfigurationError
-from draftwood.train.settings import EagleSettings, ExitSettings, HeadSettings, Saving, TextSource, TrainSettings
+from draftwood.train.settings import (
+    EagleSettings,
+    ExitSettings,
+    HeadSettings,
+    Saving,
+    TextSource,
+    TrainSettings,
+    WritingSettings,
+)
 
 if TYPE_CHECKING:
     from draftwood.train.exit_layer import ExitRun
@@ -26,6 +34,36 @@ class _Out(OptionGroup):
 
 class TrainingOptions(OutputOptions, RayOptions, TargetOptions, _Out, Saving, TextSource):
     """The options of every training run besides its kind's own settings."""
+
+
+def corpus(
+    *,
+    writing: WritingSettings,
+    concurrency: int = flag(16, "Texts written at once.", panel="Writing", ge=1),
+    model: QuantizedOptions,
+    scaling: RayOptions,
+    out: Path = flag(..., "File of the texts, one per line.", "FILE.jsonl", panel=OUTPUT),
+    output: OutputOptions,
+) -> None:
+    """Have the target write text to train its exit layer on.
+
+    The first 3 to 5 tokens after each prompt are greedy, the rest are sampled. The
+    same command resumes where the file ends. With --replicas 4 --ray four engines
+    write the same file.
+    """
+    from draftwood.train.self_distillation import write_texts
+
+    check_writable(out)
+    engine = model.load()
+    counts = []
+    with progress(output.color, "writing", writing.count) as update, scaling.engines(model) as engines:
+        for written in write_texts(engine, writing, out, concurrency, engines):
+            counts.append(written)
+            update(completed=written)
+    lines = out.read_bytes().splitlines()
+    by_target = sum(b'"source": "target"' in line for line in lines)
+    document = {"out": str(out), "texts": len(lines), "by_target": by_target, "new": len(lines) - counts[0]}
+    output.give(document, f"{out}: {len(lines)} texts, {by_target} by the target, {document['new']} of them new")
 
 
 def eesd(*, settings: ExitSettings, training: TrainingOptions) -> None:

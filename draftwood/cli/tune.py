@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from draftwood.tune.tuning import Tuning
 
 
-SHOWN = 12  # rows of the table
+TABLE_ROWS = 12  # rows of the table
 PROMPTS_SEED = 11  # documents that no benchmark uses
 
 
@@ -34,13 +34,7 @@ def tune(
     models: ModelOptions,
     seed: int = seed(),
     sampling: SamplingParams,
-    out: Path | None = flag(
-        None,
-        "The method file. Next to it: all figures (.runs.json) and the heat map (.png).",
-        "FILE",
-        panel=OUTPUT,
-        usual="tuned-METHOD.json",
-    ),
+    out: Path | None = flag(None, "Method file, with figures beside.", "FILE", panel=OUTPUT, usual="tuned-METHOD.json"),
     output: OutputOptions,
 ) -> None:
     """Find the fastest options of a method on this machine.
@@ -105,7 +99,7 @@ def _table(found: Tuning) -> Table:
     numbers += [">tokens\n/round" if beams else ">tau"] + [">nats/token\nvs plain"] * found.lossy
     made = simple_table(*options, *numbers)
     plain = found.trials.plain_rate
-    for i, one in enumerate(found.ranked[:SHOWN]):
+    for i, one in enumerate(found.ranked[:TABLE_ROWS]):
         values = one.method.as_dict()
         predicted = one.trials[0].predicted
         made.add_row(
@@ -130,7 +124,7 @@ def _show(found: Tuning, maps: list[HeatMap], figures: Path, output: OutputOptio
     """Table, heat maps and what it comes to."""
     from draftwood.tune.heatmap import lines
 
-    slower = len(found.ranked) - SHOWN
+    slower = len(found.ranked) - TABLE_ROWS
     output.say(_table(found), *([f"and {slower} slower ones in {figures}"] if slower > 0 else []), "")
     for one in maps:
         for line in lines(one, min(terminal_width(), 80), colourful(sys.stdout, output.color)):

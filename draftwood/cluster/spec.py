@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -11,21 +11,17 @@ from draftwood.engine.loading import load
 from draftwood.errors import ConfigurationError
 from draftwood.serve.settings import ServeSettings
 
-Share = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
 
 class EngineSpec(BaseModel):
     """An engine that any process can make: paths must mean the same on every machine."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Engine")
 
-    models: Annotated[dict[str, Any], Field(description="Arguments of draftwood.load, as plain data.")] = Field(
-        default_factory=dict
-    )
-    method: Annotated[dict[str, Any] | str | None, Field(description="For requests that name none.")] = None
-    threads: Annotated[int, Field(ge=1, description="Threads of its forwards.")] = 1
-    cpus: Annotated[Share | None, Field(description="Of the cluster's CPUs; by default as many as its threads.")] = None
-    gpus: Annotated[Share, Field(description="Of the cluster's GPUs.")] = 0.0
+    models: dict[str, Any] = Field({}, description="Arguments of draftwood.load, as plain data.")
+    method: dict[str, Any] | str | None = Field(None, description="For requests that name none.")
+    threads: int = Field(1, ge=1, description="Threads of its forwards.")
+    cpus: float | None = Field(None, ge=0, allow_inf_nan=False, description="Of the cluster's CPUs; null: its threads.")
+    gpus: float = Field(0.0, ge=0, allow_inf_nan=False, description="Of the cluster's GPUs.")
 
     def engine(self) -> Engine:
         """The engine, in this process."""
@@ -49,11 +45,7 @@ class ServeSpec(EngineSpec):
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Serving")
 
-    replicas: Annotated[int, Field(ge=1, description="Engines, each in a process of its own.")] = 1
-    autoscaling: Annotated[
-        dict[str, Any], Field(description="Options of Ray Serve's autoscaling, such as max_replicas; none: `replicas`.")
-    ] = Field(default_factory=dict)
-    unbalanced: Annotated[
-        int, Field(ge=0, description="Requests by which the queue of a replica may be longer than the shortest one.")
-    ] = 8
+    replicas: int = Field(1, ge=1, description="Engines, each in a process of its own.")
+    autoscaling: dict[str, Any] = Field({}, description="Options of Ray Serve's autoscaling; none: `replicas` engines.")
+    unbalanced: int = Field(8, ge=0, description="Requests by which a replica's queue may exceed the shortest one.")
     server: ServeSettings = ServeSettings()

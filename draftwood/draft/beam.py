@@ -85,8 +85,10 @@ class BeamDrafter(Drafter):
             layer += 1
             state = DraftState(layer, nodes)
             if depth.needs - LOAD:
-                row_of = {node: row for row, node in enumerate(live)}
-                state = DraftState(layer, nodes, fit, _picked(forest, nodes, row_of))
+                row = {node: row for row, node in enumerate(live)}
+                drawn = [node for node in nodes if node not in forest.finished]
+                picked = [(row[forest.parent[node]], forest.token[node]) for node in drawn]
+                state = DraftState(layer, nodes, fit, picked)
 
     def _drawn(
         self, forest: Forest, nodes: Sequence[int], live: Sequence[int], log_q: Tensor, propose: Proposer
@@ -139,8 +141,3 @@ class BeamDrafter(Drafter):
         known = all(self._weight.get(root, -math.inf) > -math.inf for root in forest.roots)
         if self.root_weights == "target" or not known:
             self._weight = {root: forest.score[root] for root in forest.roots}
-
-
-def _picked(forest: Forest, nodes: Sequence[int], row_of: dict[int, int]) -> list[tuple[int, int]]:
-    """(row, token) of each node that is not over; a finished one that stays was not drawn from a row."""
-    return [(row_of[forest.parent[node]], forest.token[node]) for node in nodes if node not in forest.finished]

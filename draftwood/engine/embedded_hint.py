@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # Nats per token. Prompts of held-out documents of the corpus: below 2.1 in every domain but Python source ("library":
 # 3.0 on average, 5.1 at most); English, SQL and Python from elsewhere: 3.8 to 8.9, nine in ten above 4.5.
-FOREIGN = 4.4
-FEWEST, MOST = 3, 256  # tokens that are looked at
+FOREIGN_SURPRISE = 4.4
+MIN_TOKENS, MAX_TOKENS = 3, 256  # tokens that are looked at
 HINT = (
     "the embedded models know a small made-up corpus only, and this prompt does not look like it: expect gibberish. "
     "Try 'Story: In Corfe there lived a sailor', or name a model with --target"
@@ -46,10 +46,10 @@ def hint(engine: Engine, prompt: Prompt) -> str | None:
     if not is_embedded(engine.names.get("target")):
         return None
     try:
-        tokens = engine.tokens(prompt)[-MOST:]
+        tokens = engine.tokens(prompt)[-MAX_TOKENS:]
     except DraftwoodError:  # for the request to say
         return None
-    if len(tokens) < FEWEST or surprise(engine.target, tokens) < FOREIGN:
+    if len(tokens) < MIN_TOKENS or surprise(engine.target, tokens) < FOREIGN_SURPRISE:
         return None
     return HINT
 

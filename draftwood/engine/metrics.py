@@ -120,42 +120,20 @@ class Metrics:
             self.drafted_at[layer] += 1
 
     tau = Quotient("emitted", "rounds", "Tokens emitted per target forward.")
-
-    acceptance_rate = Quotient(
-        "accepted", "drafted", "accepted/drafted: tokens (v_d of EESD App. D); 0 when nothing was drafted."
-    )
-
-    alpha = Quotient(
-        "accepted_shares",
-        "drafting_rounds",
-        """MCSD's acceptance rate (§1): the longest accepted path over the greatest depth that is configured.
-
-        The mean over rounds that drafted, however early a draft ended; 0 when nothing was drafted.
-        """,
-    )
-
-    position_rate = Quotient(
-        "depth_accepted",
-        "attempted",
-        "Chance that a position with drafts has one accepted; 0 when nothing was drafted.",
-    )
+    acceptance_rate = Quotient("accepted", "drafted", "accepted/drafted: tokens (v_d of EESD App. D).")
+    alpha = Quotient("accepted_shares", "drafting_rounds", "MCSD's rate (§1): accepted depth over the configured one.")
+    position_rate = Quotient("depth_accepted", "attempted", "Chance that a position with drafts has one accepted.")
+    bounded_rate = Quotient("bounded_accepted", "bounded", "`position_rate` where there is an `acceptance_bound`.")
+    acceptance_bound = Quotient("bounds", "bounded", "Mean alpha*(n): no rule that judges node by node accepts more.")
+    draft_share = Quotient("accepted", "emitted", "Accepted drafts over emitted tokens (r_d of EESD App. D, Eq. 12).")
+    layers_per_round = Quotient("layers", "rounds", "Layers of beams per target forward; 0 without beams.")
+    mean_width = Quotient("widths", "layers", "Beams per layer, with multiplicity, as in beam sampling.")
+    mean_accepted_width = Quotient("widths_accepted", "attempted", "Accepted drafts per judged layer (DSBD App. C.1).")
 
     @property
     def acceptance_by_position(self) -> list[float]:
         """`position_rate`, separately for the first, second, ... drafted position."""
         return [a / n for a, n in zip(self.accepted_at, self.attempted_at, strict=True)]
-
-    bounded_rate = Quotient(
-        "bounded_accepted",
-        "bounded",
-        "`position_rate` of the positions that `acceptance_bound` is of; 0 where there are none.",
-    )
-
-    acceptance_bound = Quotient(
-        "bounds",
-        "bounded",
-        "The mean of alpha*(n) where draws were independent: no rule that judges node by node accepts more often.",
-    )
 
     @property
     def tokens_per_second(self) -> float:
@@ -168,12 +146,6 @@ class Metrics:
         if not self.draft_forwards or not self.verify_seconds:
             return 0.0
         return (self.draft_seconds / self.draft_forwards) / (self.verify_seconds / self.rounds)
-
-    draft_share = Quotient(
-        "accepted",
-        "emitted",
-        "Accepted drafts over emitted tokens (r_d of EESD App. D, Eq. 12); 0 when nothing was emitted.",
-    )
 
     @property
     def harmonic_mean(self) -> float:
@@ -210,24 +182,6 @@ class Metrics:
         seconds = {part: getattr(self, f"{part}_seconds") for part in PARTS}
         total = sum(seconds.values())
         return {name: value / total if total else 0.0 for name, value in seconds.items()}
-
-    layers_per_round = Quotient(
-        "layers",
-        "rounds",
-        "Layers of beams per target forward: accepted ones and the one that ends the round; 0 without beams.",
-    )
-
-    mean_width = Quotient(
-        "widths",
-        "layers",
-        "Beams per layer, completions and multiplicity counted: comparable with the width of beam sampling.",
-    )
-
-    mean_accepted_width = Quotient(
-        "widths_accepted",
-        "attempted",
-        "Accepted drafts per layer that was verified (DSBD App. C.1); 0 when no layer was drafted.",
-    )
 
     def predicted_layers(self, threshold: float = 1.0) -> float:
         """Theorem 3.2: layers per round are at least 1 + a + ... + a^gamma, gamma as each round drafted.

@@ -19,7 +19,7 @@ from draftwood.runtime.session import Answer, Run, Session
 from draftwood.sampling.distributions import Distributions, element, largest
 from draftwood.verify.bound import bounds
 
-SAMPLED = 16  # of so many rounds, by the place of its root, one is compared with what any rule could accept
+BOUNDED_ROUNDS = 16  # of so many rounds, by the place of its root, one is compared with what any rule could accept
 
 T = TypeVar("T")
 
@@ -161,7 +161,7 @@ class RoundRecorder:
             text=self.ending.new_text(),
             finish=self.ending.reason,
             forced=forced,
-            bounds=bounds(forest, path, target) if forest.position(forest.live[0]) % SAMPLED == 0 else (),
+            bounds=bounds(forest, path, target) if forest.position(forest.live[0]) % BOUNDED_ROUNDS == 0 else (),
         )
 
     def _judged(self, forest: Forest, verdict: Verdict, target: Distributions) -> list[EmittedToken | None]:

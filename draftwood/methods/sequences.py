@@ -38,6 +38,7 @@ RULES: dict[str, type[Verifier]] = {one.name: one for one in (Traversal, Rejecti
 LOSSLESS = (
     "lossless: traversal judges whole paths, rejection single tokens; coupled: the sampled text of plain decoding"
 )
+KSEQ = "; kseq: K-SEQ for a node's independent draws"
 LOSSY = (
     "; lossy, for rounds that begin with several tokens of the target: longest, MCSD's released rule (drafts judged "
     "alone, the longest of all paths), or longest-root, which loses less (the root below which rejection goes farthest)"
@@ -142,22 +143,6 @@ class Autoregressive(UndrawnMethod):
         return Parts(CertainDrafter(), self.verifier(), Fixed(0))
 
 
-class TreeMethod(SequenceMethod):
-    """One whose drafts are drawn, several below a node."""
-
-    verify: Literal["traversal", "rejection", "kseq", "coupled"] = Field(
-        default="traversal", description=LOSSLESS + "; kseq: K-SEQ for a node's independent draws"
-    )
-
-
-class InitialisedMethod(SequenceMethod):
-    """A tree method whose rounds may begin with several tokens of the target."""
-
-    verify: Literal["traversal", "rejection", "kseq", "coupled", "longest", "longest-root"] = Field(
-        default="traversal", description=LOSSLESS + "; kseq: K-SEQ for a node's independent draws" + LOSSY
-    )
-
-
 class Speculative(DrawnMethod):
     """Speculative decoding with a chain (Leviathan et al. 2023; Chen et al. 2023)."""
 
@@ -174,13 +159,16 @@ class Speculative(DrawnMethod):
         return Parts(ModelDrafter(drafts, lookup=suffix_lookup(self.lookup)), self.verifier(), depth)
 
 
-class SpecInfer(TreeMethod):
+class SpecInfer(SequenceMethod):
     """SpecInfer (Miao et al. 2024): a token tree from one or several draft models, multi-step speculative sampling."""
 
     name = "specinfer"
     summary = "a token tree, expanded as configured, from one or several draft models"
     draft_models = (1, 8)
 
+    verify: Literal["traversal", "rejection", "kseq", "coupled"] = Field(
+        default="traversal", description=LOSSLESS + KSEQ
+    )
     expansion: Widths = (1, 2, 2, 1)
     lookup: Mixed = False
     depth: Depth = "auto"
@@ -194,13 +182,16 @@ class SpecInfer(TreeMethod):
         return Parts(ModelDrafter(drafts, self.expansion, lookup=suffix_lookup(self.lookup)), self.verifier(), depth)
 
 
-class MultiCandidate(ExitDraftable, InitialisedMethod):
+class MultiCandidate(ExitDraftable, SequenceMethod):
     """MCSD (Yang et al. 2024): a k-configuration tree, children drawn with or without replacement."""
 
     name = "mcsd"
     summary = "a k-configuration tree of candidates, drawn with or without replacement"
     draft_models = (1, 1)
 
+    verify: Literal["traversal", "rejection", "kseq", "coupled", "longest", "longest-root"] = Field(
+        default="traversal", description=LOSSLESS + KSEQ + LOSSY
+    )
     tree: Widths = (4, 2, 2, 1)
     initial: Initial = 1
     replacement: bool = Field(default=False, description="draw siblings independently; false: distinct siblings")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from draftwood.core.records import TopLogprobs
 from draftwood.engine.results import GenerationResult
-from draftwood.engine.scoring import PromptScores
 from draftwood.models.text.tokenizer import Tokenizer, TokenStream
 
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length", "cancelled": "abort"}
@@ -177,28 +176,12 @@ def finite(value: float | None) -> float | None:
     return LOGPROB_OF_ZERO if value is not None and math.isinf(value) else value
 
 
-def prompt_piece(scores: PromptScores, text: str) -> Piece:
-    """The prompt as the beginning of a text."""
-    return Piece(text, scores.tokens, scores.logprobs, scores.top_logprobs)
-
-
 def joined(first: Piece, second: Piece) -> Piece:
     """The second text appended to the first."""
     tops = [*(first.top or [[]] * len(first.tokens)), *(second.top or [[]] * len(second.tokens))]
-    return Piece(
-        first.text + second.text,
-        [*first.tokens, *second.tokens],
-        [*first.logprobs, *second.logprobs],
-        tops,
-        second.finish,
-        second.more,
-        first.before,
-    )
-
-
-def token_count(result: GenerationResult) -> int:
-    """The number of generated tokens, over all beams."""
-    return sum(len(beam.tokens) for beam in result.beams) or len(result.tokens)
+    tokens, logprobs = [*first.tokens, *second.tokens], [*first.logprobs, *second.logprobs]
+    text = first.text + second.text
+    return replace(second, text=text, tokens=tokens, logprobs=logprobs, top=tops, before=first.before)
 
 
 def usage(prompt: int, generated: int, cached: int) -> dict[str, Any]:

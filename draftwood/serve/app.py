@@ -188,17 +188,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         )
 
     async def tokenized(body: TokenizeRequest) -> Response:
-        tokens, strings = await ids(body), None
-        if body.return_token_strs:
-            if len(tokens) > context:
-                raise ApiError(
-                    400,
-                    f"the text has {len(tokens):,} tokens, more than the context of {context:,}, for which there are "
-                    "strings; leave out return_token_strs",
-                    "return_token_strs",
-                )
-            strings = await service.texts.run(lambda: [service.spell([token]) for token in tokens])
-        document = {"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": strings}
+        tokens = await ids(body)
+        document = {"count": len(tokens), "max_model_len": context, "tokens": tokens}
         return await service.answers.answer(lambda: document, len(tokens))
 
     @app.post("/tokenize")
@@ -207,7 +198,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         check_model(service, body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give prompt, a text, or messages, a conversation", "prompt")
-        return await unless_gone(request, tokenized(body))
+        return await unless_gone(request.receive, tokenized(body))
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
@@ -218,7 +209,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             raise ApiError(400, many, "tokens")
         if (last := max(body.tokens, default=0)) >= vocab:
             raise ApiError(400, f"there is no token {last}; ids go from 0 to {vocab - 1}", "tokens")
-        return JSONResponse({"prompt": await unless_gone(request, service.texts.run(service.text, body.tokens))})
+        text = await unless_gone(request.receive, service.texts.run(service.tokenizer.decode, body.tokens))
+        return JSONResponse({"prompt": text})
 
 
 def _add_metrics(app: FastAPI, service: Service) -> None:

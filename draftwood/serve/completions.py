@@ -36,12 +36,15 @@ def add_completions(app: FastAPI, service: Service) -> None:
             raise ApiError(400, "max_tokens is 0, which is for echo, not streamed; ask for a token", "max_tokens")
         plan = plan_request(service, body, body.prompts)
         if body.echo:
-            scores = await unless_gone(request, service.scores(body.prompts, body.logprobs))
+            scores = await unless_gone(request.receive, service.scores(body.prompts, body.logprobs))
             texts = [
                 prompt if isinstance(prompt, str) else await service.prompts.run(service.echo, prompt)
                 for prompt in body.prompts
             ]
-            echoed = [answers.prompt_piece(*pair) for pair in zip(scores, texts, strict=True)]
+            echoed = [
+                Piece(text, score.tokens, score.logprobs, score.top_logprobs)
+                for text, score in zip(texts, scores, strict=True)
+            ]
         if body.max_tokens == 0:
             head, size = _head(form.prefix, request, service), body.choices * sum(piece.size for piece in echoed)
             return await service.answers.answer(lambda: _prompts_alone(head, form, body, echoed), size)
@@ -76,7 +79,7 @@ async def _answer(
     if body.stream:
         await run.start_for(request)
         return EventStream(_chunks(run, form, head, body.stream_options, echoed), run)
-    return await unless_gone(request, _whole_answer(run, form, head, echoed))
+    return await unless_gone(request.receive, _whole_answer(run, form, head, echoed))
 
 
 def _prompts_alone(

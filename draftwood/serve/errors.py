@@ -19,6 +19,7 @@ from draftwood.errors import (
     RequestError,
     did_you_mean,
 )
+from draftwood.util import config
 
 RETRY_AFTER = {"retry-after": "1"}
 ERROR_TYPES = {
@@ -130,6 +131,5 @@ def validation_error(error: RequestValidationError, kind: Any) -> ApiError:
         return ApiError(400, f"the field {'.'.join(where[1:])!r} is missing", param, "missing_field")
     wrong = [one for one in error.errors() if one["loc"][:2] == first["loc"][:2]]
     inner = max(wrong, key=lambda one: len(one["loc"]))  # of what may be one of several types
-    ways = [one["msg"] for one in wrong if one["input"] is inner["input"]]
-    reasons = ", or ".join(message[:1].lower() + message[1:] for message in dict.fromkeys(ways))
-    return ApiError(400, f"{param}: {reasons}", param, "invalid_value")
+    ways = dict.fromkeys(config.plain(one["msg"]) for one in wrong if one["input"] is inner["input"])
+    return ApiError(400, f"{param}: {', or '.join(ways)}", param, "invalid_value")

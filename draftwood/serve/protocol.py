@@ -79,7 +79,7 @@ Schema = Annotated[dict[str, Any], AfterValidator(_writable)]
 class JsonSchema(Body):
     name: Name | None = None
     description: Text | None = None
-    schema_: Annotated[Schema, Field(alias="schema")]
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
     strict: bool | None = None
 
 
@@ -100,19 +100,26 @@ class StructuredOutputs(Body):
     grammar: Text | None = None
 
 
-class GenerationRequest(Body):
+class TextRequest(Body):
     """The fields of every request for text."""
 
     model: Name | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    speculation: Name | dict[str, Any] | None = None
+    user: Text | None = None
+
+
+class GenerationRequest(TextRequest):
+    """The fields of requests for completions, of texts and conversations."""
+
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stream_options: StreamOptions | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = None
     stop_token_ids: Annotated[Tokens, Field(max_length=256)] | None = None
     ignore_eos: bool | None = None
@@ -124,14 +131,12 @@ class GenerationRequest(Body):
     use_beam_search: bool | None = None
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     early_stopping: bool | Literal["never"] | None = None
-    speculation: Name | dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | None = None  # these as older versions of vLLM
     guided_regex: Text | None = None
     guided_choice: Every[Text] | None = None
     guided_grammar: Text | None = None
-    user: Text | None = None
 
     @property
     def structured(self) -> list[dict[str, Any]]:
@@ -267,38 +272,27 @@ class ChatRequest(GenerationRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-class TextFormat(Body):
+class TextFormat(JsonSchema):
     """The `ResponseFormat` of /v1/responses."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: Name | None = None
-    description: Text | None = None
-    schema_: Annotated[Schema | None, Field(alias="schema")] = None
-    strict: bool | None = None
 
 
 class TextSettings(Body):
     format: TextFormat | None = None
 
 
-class ResponseRequest(Body):
+class ResponseRequest(TextRequest):
     """The part of OpenAI's /v1/responses that text generation needs; nothing is stored."""
 
-    model: Name | None = None
     input: Text | Messages
     instructions: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1, lt=1 << 31)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
-    stream: bool | None = None
     text: TextSettings | None = None
     include: Annotated[list[Literal["message.output_text.logprobs"]], Field(max_length=16)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     store: Literal[False] | None = None
     metadata: Annotated[dict[Text, Text], _max_entries(64)] | None = None
-    speculation: Name | dict[str, Any] | None = None
-    user: Text | None = None
 
 
 class TokenizeRequest(Body):
@@ -309,7 +303,6 @@ class TokenizeRequest(Body):
     messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
-    return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(Body):

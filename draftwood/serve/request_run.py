@@ -28,18 +28,14 @@ T = TypeVar("T")
 STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}  # for the API's schema
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine, which is cancelled with ClientGone when the client goes away, as `receive` says."""
 
+    async def disconnected() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine, which is cancelled with ClientGone when the client goes away."""
-    return await _unless_disconnected(work, request.receive)
-
-
-async def _unless_disconnected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
-    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
     try:
         await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
         if not doing.done() or doing.cancelled():  # by a time limit, while the client was waited for
@@ -93,7 +89,7 @@ class RequestRun:
     async def start_for(self, request: Request) -> None:
         """Start; all is closed where that fails or the client goes away meanwhile."""
         try:
-            await unless_gone(request, self.start())
+            await unless_gone(request.receive, self.start())
         except BaseException:
             await self.aclose()
             raise
@@ -117,7 +113,8 @@ class RequestRun:
             self.token_counts[index] += len(event.tokens)
             if event.result is not None:
                 self.results[index] = event.result
-                self.token_counts[index] = answers.token_count(event.result)
+                beams = event.result.beams  # of which all tokens count
+                self.token_counts[index] = sum(len(beam.tokens) for beam in beams) or len(event.result.tokens)
                 metrics.finished(event.result, now - self.start_time)
             yield index, event
 
@@ -203,7 +200,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with suppress(ClientGone):
-                await _unless_disconnected(self._send(send), receive)
+                await unless_gone(receive, self._send(send))
         finally:
             if self._run is not None:
                 await self._run.aclose()

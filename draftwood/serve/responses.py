@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from draftwood.engine.request import Prompt
 from draftwood.serve.answers import ChatForm, Piece, pieces
-from draftwood.serve.protocol import ChatMessage, ChatRequest, ResponseRequest
+from draftwood.serve.protocol import ChatMessage, ChatRequest, ResponseRequest, TextRequest
 from draftwood.serve.request_mapping import plan_request
 from draftwood.serve.request_run import STREAMED, EventStream, RequestRun, unless_gone
 from draftwood.serve.service import Service, check_model
@@ -30,12 +30,9 @@ def add_responses(app: FastAPI, service: Service) -> None:
         check_model(service, body.model)
         prompt = prompt_of(service, body)
         equivalent = ChatRequest.model_construct(
+            **{name: getattr(body, name) for name in TextRequest.model_fields},
             messages=[],
             max_completion_tokens=body.max_output_tokens,
-            temperature=body.temperature,
-            top_p=body.top_p,
-            seed=body.seed,
-            speculation=body.speculation,
             guided_json=_schema(body),
             logprobs=bool(body.include),
             top_logprobs=body.top_logprobs,
@@ -45,7 +42,7 @@ def add_responses(app: FastAPI, service: Service) -> None:
         await run.start_for(request)
         if body.stream:
             return EventStream(response.events(), run)
-        return await unless_gone(request, response.whole())
+        return await unless_gone(request.receive, response.whole())
 
 
 def _schema(body: ResponseRequest) -> dict[str, Any] | None:

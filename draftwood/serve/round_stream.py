@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -22,8 +22,6 @@ from draftwood.serve.protocol import CompletionRequest
 from draftwood.serve.request_mapping import plan_request
 from draftwood.serve.request_run import EventStream, RequestRun
 from draftwood.serve.service import Service, check_model
-
-RoundEvent = tuple[str, dict[str, Any]]  # name and data of a server-sent event
 
 
 def add_rounds(app: FastAPI, service: Service) -> None:
@@ -48,9 +46,9 @@ def add_rounds(app: FastAPI, service: Service) -> None:
 
 
 class RoundStream:
-    """The generations of a request as events: ('start', ...), a ('round', ...) for each round and ('end', ...).
+    """The generations of a request as events: `start`, a `round` for each round and `end`, with data of `explain.page`.
 
-    Their data are those of `explain.page`. RecordedGeneration a generation changes no text.
+    Recording a generation changes no text.
     """
 
     def __init__(self, service: Service) -> None:
@@ -61,35 +59,29 @@ class RoundStream:
         """Have the next generation recorded, before it is queued."""
         self._recorded.append(_RecordedGeneration(self.service, generation))
 
-    def starts(self) -> Iterator[RoundEvent]:
-        """The events before the first round."""
-        for index, one in enumerate(self._recorded):
-            yield "start", {"generation": index, **one.start()}
-
-    def events(self, index: int, event: StreamEvent) -> Iterator[RoundEvent]:
-        """The events that one event of a generation becomes."""
-        yield "round", {"generation": index, **self._recorded[index].round(event)}
-        if event.result is not None:
-            yield "end", {"generation": index, **page.end(event.result)}
-
     async def text(self, run: RequestRun) -> AsyncIterator[str]:
         """Server-sent events of a request that was started; an `error`, in OpenAI's form, is the last one."""
         pool = self.service.answers
 
+        def starts() -> str:
+            return "".join(_event("start", index, one.start()) for index, one in enumerate(self._recorded))
+
         def round_text(index: int, event: StreamEvent) -> str:
-            events = list(self.events(index, event))
+            text = _event("round", index, self._recorded[index].round(event))
             if event.result is not None:
-                events[-1][1]["joules"] = run.summary["metrics"].get("joules")
-            return "".join(map(_written, events))
+                joules = run.summary["metrics"].get("joules")
+                text += _event("end", index, {**page.end(event.result), "joules": joules})
+            return text
 
         try:
-            yield await pool.run(lambda: "".join(map(_written, self.starts())))
+            yield await pool.run(starts)
             async with asyncio.timeout(self.service.settings.request_seconds), aclosing(run.events()) as batches:
                 async for batch in batches:
                     for index, event in batch:
                         yield await pool.run(round_text, index, event)
         except Exception as error:
-            yield _written(("error", self.service.logged_error(error, "while its rounds were told").document))
+            shown = self.service.logged_error(error, "while its rounds were told").document
+            yield f"event: error\ndata: {json.dumps(shown, ensure_ascii=False)}\n\n"
 
 
 class _RecordedGeneration:
@@ -115,6 +107,6 @@ class _RecordedGeneration:
         return document
 
 
-def _written(event: RoundEvent) -> str:
-    name, data = event
-    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n"
+def _event(name: str, index: int, data: dict[str, Any]) -> str:
+    """A server-sent event of the generation of an index."""
+    return f"event: {name}\ndata: {json.dumps({'generation': index, **data}, ensure_ascii=False)}\n\n"

@@ -128,19 +128,18 @@ class Service:
             log.error("a request failed %s", when, exc_info=error)
         return shown
 
-    def text(self, tokens: Sequence[int]) -> str:
-        """The text of ids."""
-        return self.tokenizer.decode(tokens)
-
     def echo(self, prompt: Sequence[int]) -> str:
         """The text of a prompt as far as it is certain: an answer completes a character that ends inside."""
         return "".join(map(self.tokenizer.stream().step, prompt))
 
-    async def read(self, prompt: Prompt, most: int | None = None) -> list[int]:
+    async def read(self, prompt: Prompt, max_tokens: int | None = None) -> list[int]:
         """Token ids of a prompt, as `Engine.tokens`; RequestError where it is longer than this server takes."""
         chat = not isinstance(prompt, str) and bool(prompt) and not isinstance(prompt[0], int)
-        tokens = await (self.conversations if chat else self.prompts).run(self.engine.tokens, prompt, most)
-        self.check_length(tokens)
+        tokens = await (self.conversations if chat else self.prompts).run(self.engine.tokens, prompt, max_tokens)
+        if (limit := self.settings.max_prompt_tokens) is not None and len(tokens) > limit:
+            raise RequestError(
+                f"the prompt has {len(tokens)} tokens, but this server takes {limit} at most; shorten it"
+            )
         return tokens
 
     async def compile(self, options: Mapping[str, Any]) -> None:
@@ -168,12 +167,6 @@ class Service:
             if top is None:
                 return [PromptScores(one, [None] * len(one), [[]] * len(one)) for one in tokens]
             return [await self.async_engine.score(one, top) for one in tokens]
-
-    def check_length(self, prompt: Sequence[int]) -> None:
-        """Raise RequestError where a prompt has more tokens than this server takes."""
-        most = self.settings.max_prompt_tokens
-        if most is not None and len(prompt) > most:
-            raise RequestError(f"the prompt has {len(prompt)} tokens, but this server takes {most} at most; shorten it")
 
 
 def check_model(service: Service, name: str | None) -> None:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from draftwood.errors import ConfigurationError
 from draftwood.util.safe_parsing import read_text
 
-Seconds = Annotated[float, Field(gt=0, le=1e6)]
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+
+def _option(default: Any, description: str, **limits: Any) -> Any:
+    return Field(default, description=description, **limits)
+
+
+def _seconds(default: float, description: str) -> Any:
+    return Field(default, description=f"Most seconds for {description}.", gt=0, le=1e6)
 
 
 class ServeSettings(BaseModel):
@@ -20,34 +27,23 @@ class ServeSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", title="Server")
 
-    host: Annotated[str, Field(description="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on; 0: any free port.")] = 8000
-    served_model_name: Annotated[str | None, Field(description="Name of the model for clients.")] = None
-    api_key: Annotated[
-        str | None, Field(description="Key that clients must send; better in a file or in DRAFTWOOD_API_KEY.")
-    ] = None
-    api_key_file: Annotated[Path | None, Field(description="File of keys, one per line.")] = None
-    allowed_host: Annotated[
-        list[str], Field(description="Accepted Host header. Repeatable. Default on loopback: localhost.")
-    ] = Field(default_factory=list)
-    allowed_origin: Annotated[
-        list[str],
-        Field(description="Web origin whose pages may send requests (CORS), such as https://a.org. Repeatable."),
-    ] = Field(default_factory=list)
-    max_body: Annotated[int, Field(ge=1024, description="Most bytes of a request's body.")] = 4 << 20
-    max_prompt_tokens: Annotated[int | None, Field(ge=1, description="Most tokens of a prompt.")] = None
-    max_tokens: Annotated[int | None, Field(ge=1, description="Most tokens that a request may generate.")] = None
-    max_sequences: Annotated[
-        int, Field(ge=1, description="Most texts (n, best_of) or beams (width) of a prompt in a request.")
-    ] = 16
-    max_connections: Annotated[int, Field(ge=1, description="Most connections at once.")] = 1024
-    request_seconds: Annotated[Seconds, Field(description="Most seconds for a request.")] = 600.0
-    client_seconds: Annotated[
-        Seconds, Field(description="Most seconds for a client to send a request's head or body, or to read on.")
-    ] = 30.0
-    drain_seconds: Annotated[Seconds, Field(description="Most seconds for running requests at shutdown.")] = 30.0
-    log_json: Annotated[bool, Field(description="Log every request as a line of JSON.")] = False
-    log_prompts: Annotated[bool, Field(description="Log prompts too.")] = False
+    host: str = _option("127.0.0.1", "Address to listen on.")
+    port: int = _option(8000, "Port to listen on; 0: any free port.", ge=0, le=65535)
+    served_model_name: str | None = _option(None, "Name of the model for clients.")
+    api_key: str | None = _option(None, "Key that clients must send; better in a file or in DRAFTWOOD_API_KEY.")
+    api_key_file: Path | None = _option(None, "File of keys, one per line.")
+    allowed_host: list[str] = _option([], "Accepted Host header. Repeatable. Default on loopback: localhost.")
+    allowed_origin: list[str] = _option([], "Web origin, such as https://a.org, that may send requests. Repeatable.")
+    max_body: int = _option(4 << 20, "Most bytes of a request's body.", ge=1024)
+    max_prompt_tokens: int | None = _option(None, "Most tokens of a prompt.", ge=1)
+    max_tokens: int | None = _option(None, "Most tokens that a request may generate.", ge=1)
+    max_sequences: int = _option(16, "Most texts (n, best_of) or beams (width) of a prompt in a request.", ge=1)
+    max_connections: int = _option(1024, "Most connections at once.", ge=1)
+    request_seconds: float = _seconds(600.0, "a request")
+    client_seconds: float = _seconds(30.0, "a client to send a request's head or body, or to read on")
+    drain_seconds: float = _seconds(30.0, "running requests at shutdown")
+    log_json: bool = _option(False, "Log every request as a line of JSON.")
+    log_prompts: bool = _option(False, "Log prompts too.")
 
     @property
     def loopback(self) -> bool:

@@ -44,7 +44,11 @@ def parse(kind: type[Settings], values: Mapping[str, Any], what: str, noun: str 
 
 def reason(error: ValidationError) -> str:
     """What is wrong with the first value that pydantic refuses, in plain words: 'must be at least 1'."""
-    message = error.errors()[0]["msg"]
+    return plain(error.errors()[0]["msg"])
+
+
+def plain(message: str) -> str:
+    """A message of pydantic in plain words."""
     for long, short in PLAINER.items():
         message = message.replace(long, short)
     return message[:1].lower() + message[1:]

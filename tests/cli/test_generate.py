@@ -84,7 +84,7 @@ def test_beams_that_became_equal(command: Command, pair: list[str]) -> None:
 
 
 def test_what_compiling_took(command: Command, pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """EmittedToken after every run of compiled models; without them there is no such thing in the document."""
+    """Told after every run of compiled models; without them there is no such thing in the document."""
     assert "compile_seconds" not in command("generate", PROMPT, *pair, "--max-new-tokens", 2, "--json").document
     load = draftwood.engine.loading.load
 

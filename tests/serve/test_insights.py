@@ -31,7 +31,7 @@ def scraped(served: Running) -> dict[str, float]:
 
 
 def test_metrics(target: Any, draft: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftwood.engine.recording.SAMPLED", 1)
+    monkeypatch.setattr("draftwood.engine.recording.BOUNDED_ROUNDS", 1)
     with running(load(target, draft)) as served:
         assert scraped(served)["vllm:generation_tokens_total"] == 0
         wide = {"name": "dsbd", "width": 2, "draft_width": 2}

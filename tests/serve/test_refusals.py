@@ -31,7 +31,7 @@ COMPLETIONS, CHAT, FOREST = "/v1/completions", "/v1/chat/completions", "/v1/fore
         ({"prompt": "a", "stop": [""]}, 400, "stop", "at least 1 item"),
         ({"prompt": "a", "max_tokens": "5"}, 400, "max_tokens", "integer"),
         ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens", "echo"),
-        ({"prompt": "a", "temperature": -1}, 400, "temperature", "greater than or equal to 0"),
+        ({"prompt": "a", "temperature": -1}, 400, "temperature", "must be at least 0"),
         ({"prompt": "a", "n": 1000}, 400, "n", "128"),
         ({"prompt": ["a"] * 100, "n": 2}, 400, "n", "more than 128"),
         ({"prompt": "a", "n": 17}, 400, "n", "17 texts are asked for, but this server takes 16 (--max-sequences)"),
@@ -85,7 +85,7 @@ COMPLETIONS, CHAT, FOREST = "/v1/completions", "/v1/chat/completions", "/v1/fore
         ({"prompt": "a", "use_beam_search": True, "speculation": "mcsd"}, 400, "speculation", "has no beams"),
         (
             {"prompt": "a", "speculation": {"name": "dsbd", "length_penalty": 1000}},
-            *(400, "speculation", "less than or equal to 10"),
+            *(400, "speculation", "must be at most 10"),
         ),
         ({"prompt": "a", "repetition_penalty": 1e-300}, 400, "repetition_penalty", "0.01"),
         ({"prompt": "a", "length_penalty": 1.0}, 400, "length_penalty", "use_beam_search"),

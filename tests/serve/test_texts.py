@@ -308,8 +308,8 @@ def test_log_probabilities_of_responses(served: Running, method: Any) -> None:
 
 
 def test_tokens(served: Running) -> None:
-    found = served.post("/tokenize", prompt="a fox", return_token_strs=True)
-    assert found["count"] == len(found["tokens"]) == 5 and found["token_strs"] == list("a fox")
+    found = served.post("/tokenize", prompt="a fox")
+    assert found["count"] == len(found["tokens"]) == 5
     assert found["max_model_len"] == served.engine.target.context
     assert served.post("/detokenize", tokens=found["tokens"]) == {"prompt": "a fox"}
     chat = served.post("/tokenize", messages=[{"role": "user", "content": "x"}])
