@@ -5,11 +5,11 @@ All randomness is the stream 'depth', which drafting and acceptance do not touch
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 
+from numpy.random import default_rng
 from torch import Tensor
 
 from draftwood.core.records import Round
@@ -27,24 +27,9 @@ def draw_normal(uniform: Uniform) -> float:
     return _STANDARD.inv_cdf(uniform() + _TINY)
 
 
-def draw_gamma(shape: float, uniform: Uniform) -> float:
-    """A Gamma(shape, 1) number by the method of Marsaglia and Tsang (2000)."""
-    if shape < 1:
-        boost: float = (uniform() + _TINY) ** (1 / shape)
-        return draw_gamma(shape + 1, uniform) * boost
-    d = shape - 1 / 3
-    c = 1 / math.sqrt(9 * d)
-    while True:
-        x = draw_normal(uniform)
-        v = (1 + c * x) ** 3
-        if v > 0 and math.log(uniform() + _TINY) < x * x / 2 + d - d * v + d * math.log(v):
-            return d * v
-
-
 def draw_beta(a: float, b: float, uniform: Uniform) -> float:
-    """A Beta(a, b) number."""
-    x, y = draw_gamma(a, uniform), draw_gamma(b, uniform)
-    return x / (x + y) if x + y > 0 else a / (a + b)
+    """A Beta(a, b) number, by numpy's generator, which one number in [0, 1) seeds."""
+    return float(default_rng(int(uniform() * 2**48)).beta(a, b))
 
 
 @dataclass(slots=True)
