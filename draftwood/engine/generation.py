@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 from draftwood.core.forest import Forest, StopCheck
 from draftwood.core.records import Ranking, Round
@@ -104,14 +105,13 @@ class Generation:
             one.feed(beam.tokens)
             cut = ending.reason if beam is beams[0] else None  # of the best only: others need not end as it does
             beam.text, beam.finish_reason = one.text, one.reason or cut or "cancelled"
+        joined: dict[str, Any] = {
+            name: [value for round_ in rounds for value in getattr(round_, name)]
+            for name in ("tokens", "logprobs", "warped_logprobs", "top_logprobs", "warped_top_logprobs", "kinds")
+        }
         return GenerationResult(
+            **joined,
             text=ending.text,
-            tokens=[token for r in rounds for token in r.tokens],
-            logprobs=[value for r in rounds for value in r.logprobs],
-            warped_logprobs=[value for r in rounds for value in r.warped_logprobs],
-            top_logprobs=[value for r in rounds for value in r.top_logprobs],
-            warped_top_logprobs=[value for r in rounds for value in r.warped_top_logprobs],
-            kinds=[kind for r in rounds for kind in r.kinds],
             finish_reason=ending.reason or "cancelled",
             metrics=metrics,
             rounds=rounds,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from draftwood.core.records import TopLogprobs
 from draftwood.engine.results import GenerationResult
@@ -58,18 +58,6 @@ def pieces(result: GenerationResult) -> list[Piece]:
         )
         for beam in result.beams
     ]
-
-
-class Form(Protocol):
-    """One endpoint's way to write choices."""
-
-    prefix: str
-    object: str
-    chunk: str
-
-    def choice(self, index: int, piece: Piece) -> dict[str, Any]: ...
-
-    def delta(self, index: int, piece: Piece, first: bool) -> dict[str, Any]: ...
 
 
 @dataclass(slots=True)
@@ -169,6 +157,9 @@ class ChatForm:
         spelled = self.tokenizer.bytes_of(token)
         known = self.unknown if spelled is None else list(spelled)
         return {"token": self.spell([token]), "logprob": finite(logprob), "bytes": known}
+
+
+Form: TypeAlias = CompletionForm | ChatForm  # an endpoint's way to write choices
 
 
 def finite(value: float | None) -> float | None:
