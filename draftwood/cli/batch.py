@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from draftwood.cli.groups import OUTPUT, MethodOptions, ModelOptions, OutputOptions
 from draftwood.cli.options import flag
 from draftwood.cli.running import check_writable, progress
-from draftwood.cli.scaling import RayOptions, missing
+from draftwood.cli.scaling import RayOptions, needed
 
 if TYPE_CHECKING:
     from draftwood.methods import Method
@@ -48,10 +48,8 @@ def batch(
     """
     from draftwood.util import config
 
-    try:
+    with needed("batches need", "serve"):
         from draftwood.serve.batch import BatchProgress, by_engine, complete
-    except ModuleNotFoundError as error:
-        raise missing(error, "batches need", "serve") from None
     fields = config.assignments(default, "--default")
     if parts is None:
         check_writable(out)
@@ -85,10 +83,8 @@ def batch(
 def _on_ray(models: ModelOptions, method: Method | None, scaling: RayOptions, concurrency: int | None) -> Answerer:
     from draftwood.util import config
 
-    try:
+    with needed("batches on Ray need", "scale"):
         from draftwood.cluster.batch import by_ray
         from draftwood.cluster.spec import EngineSpec
-    except ModuleNotFoundError as error:
-        raise missing(error, "batches on Ray need", "scale") from None
     spec = config.parse(EngineSpec, scaling.engine(models, method), "batch")
     return by_ray(spec, scaling.replicas, concurrency, scaling.ray_address)

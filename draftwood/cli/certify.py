@@ -58,7 +58,7 @@ def certify(
     engine = models.load(*([] if every else [one])) if pair else None
     if engine is not None and not every:
         engine.method(chosen[0])  # refused before anything runs
-    asked = [] if engine is None else fitted(engine, texts, checks.max_new_tokens)
+    fitted_prompts = [] if engine is None else fitted(engine, texts, checks.max_new_tokens)
     params = SamplingParams(temperature=temperature)
     with interruptible() as wanted, progress(output.color) as update:
 
@@ -67,7 +67,7 @@ def certify(
             return not wanted()
 
         processes = min(len(chosen), torch.get_num_threads()) if every else 0
-        report = certify_each(chosen, engine, asked, checks, params, watch, processes)
+        report = certify_each(chosen, engine, fitted_prompts, checks, params, watch, processes)
     document = report.as_dict()
     partial = "" if report.complete else f"; interrupted, {len(report.certificates)} of {len(chosen)} methods begun"
     written = f"; written to {out}" if out is not None else ""
@@ -87,13 +87,13 @@ def certify(
         sys.exit(1)
 
 
-def table(found: Sequence[Certificate]) -> Table:
+def table(certificates: Sequence[Certificate]) -> Table:
     """One line of reason per check, within 80 columns."""
     from rich.text import Text
 
     made = simple_table("method", "verdict", "check", first=12)
     made.columns[0].max_width, made.columns[1].no_wrap = 20, True
-    for certificate in found:
+    for certificate in certificates:
         label = Text(method_label(certificate.method))
         whole = "overall" if certificate.complete else "overall, of the checks that were done"
         made.add_row(label, Text(certificate.verdict, STYLES[certificate.verdict]), Text(whole, "bold"))
@@ -103,9 +103,9 @@ def table(found: Sequence[Certificate]) -> Table:
     return made
 
 
-def exercised(found: Sequence[Certificate]) -> list[Table | str]:
+def exercised(certificates: Sequence[Certificate]) -> list[Table | str]:
     """Tables of how often each rule occurred in the exact checks; rules that never did are listed too."""
-    figures = [check.figures for one in found for check in one.checks if "rules" in check.figures]
+    figures = [check.figures for one in certificates for check in one.checks if "rules" in check.figures]
     if not figures:
         return []
     never = dict.fromkeys(figures[0]["rules_not_exercised"], 0)

@@ -50,7 +50,7 @@ class ChatSettings(SamplingParams):
 
 
 @dataclass(slots=True)
-class Conversation:
+class Chat:
     """A conversation, and how replies to it are decoded."""
 
     settings: ChatSettings
@@ -72,7 +72,7 @@ class Conversation:
 class ChatPartner(Protocol):
     """The engine or server that replies."""
 
-    def reply(self, talk: Conversation, cancelled: Callable[[], bool]) -> str:
+    def reply(self, talk: Chat, cancelled: Callable[[], bool]) -> str:
         """Write the reply to the last message as it comes; returns its text."""
 
     def check(self, method: Method) -> Method:
@@ -90,7 +90,7 @@ class LocalPartner(ChatPartner):
     color: bool | None
     last: GenerationResult | None = None
 
-    def reply(self, talk: Conversation, cancelled: Callable[[], bool]) -> str:
+    def reply(self, talk: Chat, cancelled: Callable[[], bool]) -> str:
         words = self.engine.tokenizer
         assert words is not None  # every checkpoint directory has one
         prompt = self.engine.tokens(talk.history if words.templates else talk.text)
@@ -125,7 +125,7 @@ class ServerPartner(ChatPartner):
     chats: bool = True  # whether its model knows conversations
     last: dict[str, Any] = field(default_factory=dict)
 
-    def reply(self, talk: Conversation, cancelled: Callable[[], bool]) -> str:
+    def reply(self, talk: Chat, cancelled: Callable[[], bool]) -> str:
         body: dict[str, Any] = {
             **talk.settings.sampling.model_dump(exclude_defaults=True),
             "temperature": talk.settings.temperature,
@@ -145,7 +145,7 @@ class ServerPartner(ChatPartner):
             self.chats = False
             return self._streamed(talk, body, cancelled)
 
-    def _streamed(self, talk: Conversation, body: dict[str, Any], cancelled: Callable[[], bool]) -> str:
+    def _streamed(self, talk: Chat, body: dict[str, Any], cancelled: Callable[[], bool]) -> str:
         about: dict[str, Any] = {"messages": talk.history} if self.chats else {"prompt": talk.text}
         text, self.last = "", {}
         with self._posted("/v1/chat/completions" if self.chats else "/v1/completions", {**about, **body}) as answer:
@@ -167,10 +167,10 @@ class ServerPartner(ChatPartner):
         try:
             return opener.open(request.Request(place, json.dumps(body).encode(), headers), timeout=600)
         except error.HTTPError as refused:
-            told = f"{place} answers with {refused.code} {refused.reason}"
+            reason = f"{place} answers with {refused.code} {refused.reason}"
             with suppress(ValueError, LookupError, TypeError):
-                told = str(parse_json(refused.read(1 << 20))["error"]["message"])
-            raise RequestError(told) from None
+                reason = str(parse_json(refused.read(1 << 20))["error"]["message"])
+            raise RequestError(reason) from None
         except (OSError, ValueError) as failed:
             raise RequestError(f"{place} cannot be reached ({getattr(failed, 'reason', failed)})") from None
 
@@ -188,14 +188,14 @@ def _events(answer: Any) -> Iterator[dict[str, Any]]:
         if kind != "data" or data.strip() == "[DONE]":
             continue
         try:
-            found = parse_json(data)
+            event = parse_json(data)
         except ValueError as failed:
             raise RequestError(f"the server sent what is no JSON ({failed})") from None
-        if not isinstance(found, dict):
+        if not isinstance(event, dict):
             raise RequestError("the server sent what is no answer")
-        if isinstance(found.get("error"), dict):
-            raise RequestError(str(found["error"].get("message")))
-        yield found
+        if isinstance(event.get("error"), dict):
+            raise RequestError(str(event["error"].get("message")))
+        yield event
 
 
 def chat(
@@ -219,7 +219,7 @@ def chat(
     hidden("--api-key")
     method = decoding.chosen(models.drafts, sampling)
     settings = ChatSettings(**sampling.model_dump(), seed=seed, max_new_tokens=limits.max_new_tokens)
-    talk = Conversation(settings, limits, method)
+    talk = Chat(settings, limits, method)
     partner: ChatPartner
     partner = LocalPartner(models.load(method), output.color) if url is None else ServerPartner(url, api_key)
     if method is not None:
@@ -257,12 +257,12 @@ def lines(asks: bool) -> Iterator[str]:
                 print()
 
 
-def begin(talk: Conversation, system: str | None) -> None:
+def begin(talk: Chat, system: str | None) -> None:
     """Start the conversation over."""
     talk.history = [] if not system else [{"role": "system", "content": system}]
 
 
-def answer(talk: Conversation, partner: ChatPartner, text: str) -> None:
+def answer(talk: Chat, partner: ChatPartner, text: str) -> None:
     """Send a message and print the reply; a message that failed is not kept."""
     before = list(talk.history)
     talk.history.append({"role": "user", "content": text})
@@ -277,7 +277,7 @@ def answer(talk: Conversation, partner: ChatPartner, text: str) -> None:
     talk.history.append({"role": "assistant", "content": reply})
 
 
-def command(talk: Conversation, partner: ChatPartner, line: str) -> bool:
+def command(talk: Chat, partner: ChatPartner, line: str) -> bool:
     """Carry out a line that begins with a slash; whether it ends the conversation."""
     from draftwood.methods import Method
     from draftwood.util import config

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from draftwood import __version__
 from draftwood.cli.groups import (
     METHOD,
     OF_EVERY_METHOD,
@@ -16,6 +15,7 @@ from draftwood.cli.groups import (
     OutputOptions,
     PromptOptions,
     StructuredOptions,
+    about,
     seed,
     warn_if_foreign,
 )
@@ -79,7 +79,7 @@ def compare(
     warn_if_foreign(engine, text)
     with progress(output.color, total=len(chosen) * (warmup + repeat), live=False) as update:
         runs = count()
-        found = run(
+        comparison = run(
             engine,
             text,
             chosen,
@@ -92,18 +92,14 @@ def compare(
             structured=structured,
             **limits.model_dump(),
         )
-    seconds = engine.compile_seconds
-    models_used = {**engine.names, "device": str(engine.target.device)}
-    about: dict[str, Any] = {"draftwood": __version__, "models": models_used}
-    about |= {"compile_seconds": seconds} if engine.names.get("compiled") else {}
-    document = {**about, "max_new_tokens": limits.max_new_tokens, **found.as_dict()}
+    document = {**about(engine), "max_new_tokens": limits.max_new_tokens, **comparison.as_dict()}
     if not output.json_:
         out = console(output.color)
-        shown = visible(found.baseline.first.text) if out.is_terminal else found.baseline.first.text
+        shown = visible(comparison.baseline.first.text) if out.is_terminal else comparison.baseline.first.text
         out.print(shown, style="dim", markup=False, soft_wrap=not out.is_terminal)
-    notes = _footnotes(found.entries, seconds)
-    output.give(document, "", table(found.entries, console().width), "", *notes, *origins(engine.names), wrap=True)
-    if found.interrupted:
+    notes = _footnotes(comparison.entries, engine.compile_seconds)
+    output.give(document, "", table(comparison.entries, console().width), "", *notes, *origins(engine.names), wrap=True)
+    if comparison.interrupted:
         sys.exit(130)
 
 

@@ -39,7 +39,7 @@ class Defaults:
 
 def read(paths: Iterable[Path], options: Options) -> Defaults:
     """All files, later ones above earlier ones; ConfigurationError names the file and a key that is not known."""
-    found = Defaults()
+    defaults = Defaults()
     for path in paths:
         # what is for one command comes after what is for all
         for table, key, value in sorted(_entries(_toml(path)), key=lambda entry: bool(entry[0])):
@@ -59,13 +59,13 @@ def read(paths: Iterable[Path], options: Options) -> Defaults:
                 )
             for owner in owners:
                 parameter = options[owner][name]
-                place = found.values
+                table_values = defaults.values
                 for part in owner.split():
-                    place = place.setdefault(part, {})
+                    table_values = table_values.setdefault(part, {})
                 many = parameter.multiple and not isinstance(value, list)
-                place[parameter.name] = [value] if many else value
-                found.homes[owner, parameter.name] = path
-    return found
+                table_values[parameter.name] = [value] if many else value
+                defaults.homes[owner, parameter.name] = path
+    return defaults
 
 
 def _entries(content: Mapping[str, Any], table: str = "") -> Iterator[tuple[str, str, Any]]:

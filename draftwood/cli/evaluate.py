@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from draftwood.cli.groups import (
     warn_if_foreign,
 )
 from draftwood.cli.options import flag
-from draftwood.cli.running import progress as bar
+from draftwood.cli.running import progress
 from draftwood.cli.scaling import RayOptions
 from draftwood.eval.interleaved import parse_methods
 from draftwood.explain.terminal import SEPARATOR, method_label, origins, simple_table
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from draftwood.eval.running import Job
     from draftwood.eval.tasks import Task
 
 DEFAULT_METHODS, DEFAULT_WITHOUT_DRAFT = "speculative,mcsd", "lookup"
@@ -89,8 +87,15 @@ def evaluate(
     plan = Plan(chosen, asked, sampling, range(seed, seed + seeds), warmup)
     interrupted = False
     try:
-        with progress(output.color) as (begun, told), scaling.engines(models) as engines:
-            document = evaluation.evaluate(engine, plan, out, begun, told, engines)
+        with progress(output.color, live=False) as update, scaling.engines(models) as engines:
+            document = evaluation.evaluate(
+                engine,
+                plan,
+                out,
+                lambda done, expected: update(completed=done, total=expected),
+                lambda job: update(advance=1, description=f"{job.task.name}: {job.method.name}"),
+                engines,
+            )
     except KeyboardInterrupt:  # what has been measured is shown
         interrupted = True
         document = read_summary(out)
@@ -141,16 +146,6 @@ def read_summary(out: Path) -> Any:
     if not path.is_file():
         raise KeyboardInterrupt
     return parse_json(read_text(path))
-
-
-@contextmanager
-def progress(color: bool | None) -> Iterator[tuple[Callable[[int, int], None], Callable[[Job], None]]]:
-    """A bar in runs: yields a function for (done, expected), and one that takes each run before it begins."""
-    with bar(color, live=False) as update:
-        yield (
-            lambda there, expected: update(completed=there, total=expected),
-            lambda job: update(advance=1, description=f"{job.task.name}: {job.method.name}"),
-        )
 
 
 def shown(document: Mapping[str, Any]) -> Iterator[RenderableType]:

@@ -16,6 +16,7 @@ from draftwood.cli.groups import (
     ModelOptions,
     OutputOptions,
     StructuredOptions,
+    about,
     seed,
     warn_if_foreign,
 )
@@ -64,16 +65,16 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts,
     In a pipe, standard output holds exactly the text. The summary and further beams
     (n_best) go to standard error. Ctrl-C keeps what was generated so far.
     """
-    asked = prompt.conversation()
+    conversation = prompt.conversation()
     if top_logprobs and not output.json_:
         raise ConfigurationError("--top-logprobs is shown in JSON only; give --json too")
     method = decoding.chosen(models.drafts, sampling)
     structured = structure.chosen()
     engine = models.load(method)
-    warn_if_foreign(engine, asked)
+    warn_if_foreign(engine, conversation)
     with interruptible() as wanted:
         events = engine.stream(
-            asked,
+            conversation,
             method=method,
             sampling=sampling,
             seed=seed,
@@ -85,19 +86,11 @@ a [bold cyan]bonus[/bold cyan] after accepted drafts,
         if output.json_:
             result = [event.result for event in events][-1]
             assert result is not None  # the last event carries it
-            print(as_json(_document(engine, result)))
+            print(as_json({**about(engine), **result.as_dict()}))
         else:
-            result = _show(engine, engine.tokens(asked), events, output.color)
+            result = _show(engine, engine.tokens(conversation), events, output.color)
     if result.finish_reason == "cancelled":
         sys.exit(130)
-
-
-def _document(engine: Engine, result: GenerationResult) -> dict[str, object]:
-    from draftwood import __version__
-
-    models = {**engine.names, "device": str(engine.target.device)}
-    compiled = {"compile_seconds": engine.compile_seconds} if engine.names.get("compiled") else {}
-    return {"draftwood": __version__, "models": models, **compiled, **result.as_dict()}
 
 
 def _show(engine: Engine, prompt: list[int], events: Iterator[StreamEvent], color: bool | None) -> GenerationResult:
@@ -140,20 +133,20 @@ def explain(
     Each draft comes with p and q, the target's and the draft's probability, and
     its fate: accepted, rejected, discarded; after them what the target chose.
     """
-    asked = prompt.conversation()
+    conversation = prompt.conversation()
     method = decoding.chosen(models.drafts, sampling)
     structured = structure.chosen()
     check_writable(html, "--html")
     engine = models.load(method)
-    warn_if_foreign(engine, asked)
-    found = engine.explain(
-        asked, method=method, sampling=sampling, seed=seed, structured=structured, **limits.model_dump()
+    warn_if_foreign(engine, conversation)
+    explanation = engine.explain(
+        conversation, method=method, sampling=sampling, seed=seed, structured=structured, **limits.model_dump()
     )
     if html is None:
-        for line in found.lines(terminal_width(), colourful(sys.stdout, output.color)):
+        for line in explanation.lines(terminal_width(), colourful(sys.stdout, output.color)):
             print(line)
         return
-    text = found.result.text  # printed first: a full disk loses the page, not the answer
+    text = explanation.result.text  # printed first: a full disk loses the page, not the answer
     print(visible(text) if sys.stdout.isatty() else text, flush=True)
-    write_text(html, found.html, "--html")
+    write_text(html, explanation.html, "--html")
     print(html, file=sys.stderr)

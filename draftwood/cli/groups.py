@@ -191,6 +191,14 @@ class ChatOptions(PromptOptions):
         return [*first, {"role": "user", "content": text}]
 
 
+def about(engine: Engine) -> dict[str, Any]:
+    """What computed an answer, as JSON documents begin."""
+    from draftwood import __version__
+
+    compiled = {"compile_seconds": engine.compile_seconds} if engine.names.get("compiled") else {}
+    return {"draftwood": __version__, "models": {**engine.names, "device": str(engine.target.device)}, **compiled}
+
+
 def warn_if_foreign(engine: Engine, *prompts: Prompt) -> None:
     """Say once on standard error what the embedded pair is for, where a prompt does not look like it."""
     from draftwood.engine.embedded_hint import hint

@@ -21,16 +21,16 @@ def methods(
     """List the decoding methods, or one method's options."""
     from draftwood.methods import METHODS
 
-    found = _found("method", METHODS, name)
+    entries = _entries("method", METHODS, name)
     if name is None:
         rows = [
             (one["name"], one["summary"], "yes" if one["lossless"] else "no", _drafts(*one["draft_models"]))
-            for one in found
+            for one in entries
         ]
         table = _table("method", "what it does", "loss-\nless", "draft\nmodels", rows=rows)
-        output.give(found, table, "", "draftwood methods NAME shows a method's options.")
+        output.give(entries, table, "", "draftwood methods NAME shows a method's options.")
         return
-    (one,) = found
+    (one,) = entries
     first = next((option for option in one["options"] if option["default"] is not None), one["options"][0])
     facts = ["lossless" if one["lossless"] else "lossy", f"draft models: {_drafts(*one['draft_models'])}"]
     usage = f"draftwood generate PROMPT --method {name} --set {first['name']}={option_text(first['default'])}"
@@ -43,17 +43,17 @@ def tasks(
     """List the tasks of `draftwood eval`, or one task's options."""
     from draftwood.eval.tasks import TASKS
 
-    found = _found("task", TASKS, name)
+    entries = _entries("task", TASKS, name)
     if name is None:
-        rows = [(one["name"], one["summary"], one["metric"]) for one in found]
+        rows = [(one["name"], one["summary"], one["metric"]) for one in entries]
         table = _table("task", "what it asks", "score", rows=rows)
-        output.give(found, table, "", "draftwood tasks NAME shows a task's options.")
+        output.give(entries, table, "", "draftwood tasks NAME shows a task's options.")
         return
-    code = ["runs programs that the model wrote: needs --run-code"] if found[0]["runs_code"] else []
-    output.give(found[0], *_details(found[0], *code), wrap=True)
+    code = ["runs programs that the model wrote: needs --run-code"] if entries[0]["runs_code"] else []
+    output.give(entries[0], *_details(entries[0], *code), wrap=True)
 
 
-def _found(what: str, registry: Mapping[str, type[Any]], name: str | None) -> list[dict[str, Any]]:
+def _entries(what: str, registry: Mapping[str, type[Any]], name: str | None) -> list[dict[str, Any]]:
     """One entry of a registry, or all of them."""
     if name is not None and name not in registry:
         raise ConfigurationError(f"there is no {what} {name!r}" + did_you_mean(name, registry))

@@ -46,7 +46,7 @@ def plan(
     engine = models.load()
     prompts = work.fitted(engine, texts)
     with progress(output.color, "costs", 1.0, percent=True, live=False) as update:
-        found = plan(
+        result = plan(
             engine,
             prompts,
             sampling,
@@ -57,26 +57,26 @@ def plan(
         )
     about = {"environment": session(engine.target.device, engine.names.get("backend")), "models": engine.names}
     about["sampling"] = sampling.model_dump(mode="json")
-    notes = [*_footnotes(found), *found.notes, *origins(engine.names)]
-    output.give({**about, **found.as_dict()}, _table(found, console().width), "", *notes, wrap=True)
+    notes = [*_footnotes(result), *result.notes, *origins(engine.names)]
+    output.give({**about, **result.as_dict()}, _table(result, console().width), "", *notes, wrap=True)
     if out is not None:
-        method = {"name": "autoregressive"} if found.best is None else found.best.method.as_dict()
+        method = {"name": "autoregressive"} if result.best is None else result.best.method.as_dict()
         write_text(out, as_json(method) + "\n")
         if not output.json_:
             print(f"written to {out}; use it with --method file:{out}")
-    if found.interrupted:
+    if result.interrupted:
         sys.exit(130)
 
 
-def _table(found: MethodPlan, width: int) -> Table:
+def _table(result: MethodPlan, width: int) -> Table:
     """A table of predictions and measurements; below 80 columns without those that follow from the others."""
     from rich.text import Text
 
     wide = width >= 80
     numbers = [">per round"] * wide + [">predicted", ">measured"] + [">off by"] * wide
     made = simple_table("method", "against", *numbers, first=14)
-    best = found.best
-    for one in found.choices:
+    best = result.best
+    for one in result.choices:
         error = one.error
         made.add_row(
             Text(method_label(one.method.as_dict()), "bold green" if one is best else ""),
@@ -93,19 +93,19 @@ def _with_interval(value: float, between: tuple[float, float] | None) -> str:
     return f"{value:.2f}×" + ("" if between is None else f"\n{between[0]:.2f}-{between[1]:.2f}")
 
 
-def _footnotes(found: MethodPlan) -> Iterator[str]:
+def _footnotes(result: MethodPlan) -> Iterator[str]:
     rows = ", ".join(
-        f"{count}: {seconds / found.target_seconds_by_rows[1]:.2f}"
-        for count, seconds in found.target_seconds_by_rows.items()
+        f"{count}: {seconds / result.target_seconds_by_rows[1]:.2f}"
+        for count, seconds in result.target_seconds_by_rows.items()
         if count in (4, 8, 16, 32)
     )
-    c = "" if found.c is None else f", c {found.c:.2f}"
-    depths = " ".join(f"{a:.2f}" for a in found.acceptance_by_depth)
-    yield f"plain decoding {found.plain_tokens_per_second:.1f} tokens/s{c}, acceptance by depth {depths}"
+    c = "" if result.c is None else f", c {result.c:.2f}"
+    depths = " ".join(f"{a:.2f}" for a in result.acceptance_by_depth)
+    yield f"plain decoding {result.plain_tokens_per_second:.1f} tokens/s{c}, acceptance by depth {depths}"
     yield f"cost of K tokens at once, in forwards of one: {rows}"
     yield (
-        f"{found.prompts} prompts in pilots, {found.checked_prompts} in the check, {found.seconds:.0f} s; "
+        f"{result.prompts} prompts in pilots, {result.checked_prompts} in the check, {result.seconds:.0f} s; "
         "per round: tokens, of beams layers"
     )
-    best = found.best
+    best = result.best
     yield f"recommended: {'do not speculate' if best is None else method_label(best.method.as_dict())}"

@@ -48,13 +48,13 @@ class RayOptions(OptionGroup):
         """The fields of an `EngineSpec`."""
         import torch
 
-        found = models.arguments  # paths are made absolute: processes of Ray's may work in another directory
-        found["target"] = found["target"] and _absolute(found["target"])
-        found["draft"] = found["draft"] and [_absolute(name) for name in found["draft"]]
+        arguments = models.arguments  # paths are made absolute: processes of Ray's may work in another directory
+        arguments["target"] = arguments["target"] and _absolute(arguments["target"])
+        arguments["draft"] = arguments["draft"] and [_absolute(name) for name in arguments["draft"]]
         cuda = models.device.startswith("cuda") if models.device else torch.cuda.is_available()
         gpus = float(cuda) * models.tensor_parallel
         return {
-            "models": found,
+            "models": arguments,
             "method": None if method is None else method.as_dict(),
             "threads": models.threads or 1,
             "cpus": self.replica_cpus,
@@ -88,11 +88,9 @@ class RayOptions(OptionGroup):
     @contextmanager
     def _started(self, fields: dict[str, Any]) -> Iterator[EngineSpec]:
         """Ray with room for the replicas that the fields describe."""
-        try:
+        with needed("work on Ray needs", "scale"):
             from draftwood.cluster.spec import EngineSpec
             from draftwood.cluster.starting import started
-        except ModuleNotFoundError as error:
-            raise missing(error, "work on Ray needs", "scale") from None
         spec = config.parse(EngineSpec, fields, "engines")
         with started(self.ray_address, self.replicas * spec.resources["num_cpus"], self.replicas * spec.gpus):
             yield spec
@@ -116,6 +114,11 @@ def _absolute(name: str) -> str:
     return str(path.resolve()) if path.exists() else name
 
 
-def missing(error: ModuleNotFoundError, what: str, extra: str) -> ConfigurationError:
-    """The error of an extra that is not installed."""
-    return ConfigurationError(f"{what} {error.name}, which is missing; pip install 'draftwood[{extra}]'")
+@contextmanager
+def needed(what: str, extra: str) -> Iterator[None]:
+    """Imports of an extra: ConfigurationError says what needs it where it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        fix = f"pip install 'draftwood[{extra}]'"
+        raise ConfigurationError(f"{what} {error.name}, which is missing; {fix}") from None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from draftwood.cli.groups import MethodOptions, ModelOptions
 from draftwood.cli.options import OptionGroup
 from draftwood.cli.running import hidden
-from draftwood.cli.scaling import ServingOptions, missing
+from draftwood.cli.scaling import ServingOptions, needed
 from draftwood.serve.settings import ServeSettings
 from draftwood.util import config
 
@@ -57,10 +57,8 @@ def serve(
     hidden("--api-key")
     streams: Any = sys
     streams.stdout, streams.stderr = Forgiving(sys.stdout), Forgiving(sys.stderr)
-    try:
+    with needed("the server needs", "serve"):
         from draftwood.serve.run import listen, run
-    except ModuleNotFoundError as error:
-        raise missing(error, "the server needs", "serve") from None
     server.keys()
     method = decoding.chosen(models.drafts)
     if scaling.wanted:
@@ -78,11 +76,9 @@ def serve(
 
 
 def _on_ray(server: ServerOptions, models: ModelOptions, method: Method | None, scaling: ServingOptions) -> None:
-    try:
+    with needed("serving on Ray needs", "scale"):
         from draftwood.cluster import running
         from draftwood.cluster.spec import ServeSpec
-    except ModuleNotFoundError as error:
-        raise missing(error, "serving on Ray needs", "scale") from None
     fields = {"replicas": scaling.replicas, "autoscaling": scaling.autoscaling, "server": server.model_dump()}
     running.run(config.parse(ServeSpec, {**scaling.engine(models, method), **fields}, "serve"), scaling.ray_address)
 

@@ -75,9 +75,9 @@ def eesd(*, settings: ExitSettings, training: TrainingOptions) -> None:
     """
     from draftwood.train.exit_layer import ExitRun
 
-    def report(found: dict[str, Any]) -> tuple[str, str]:
-        return f"an exit after layer {found['layers']} of {found['target_layers']}", (
-            f"acceptance {found['acceptance']:.3f}, same best token {found['agreement']:.3f}, loss {found['loss']:.3f}"
+    def report(made: dict[str, Any]) -> tuple[str, str]:
+        return f"an exit after layer {made['layers']} of {made['target_layers']}", (
+            f"acceptance {made['acceptance']:.3f}, same best token {made['agreement']:.3f}, loss {made['loss']:.3f}"
         )
 
     _train(ExitRun, settings, training, report)
@@ -92,8 +92,8 @@ def medusa(*, settings: HeadSettings, training: TrainingOptions) -> None:
     """
     from draftwood.train.heads import HeadRun
 
-    def report(found: dict[str, Any]) -> tuple[str, str]:
-        each = ", ".join(f"{found[f'acceptance_{k}']:.3f}" for k in range(1, settings.heads + 1))
+    def report(made: dict[str, Any]) -> tuple[str, str]:
+        each = ", ".join(f"{made[f'acceptance_{k}']:.3f}" for k in range(1, settings.heads + 1))
         return f"{settings.heads} heads", f"acceptance head by head {each}"
 
     _train(HeadRun, settings, training, report)
@@ -109,8 +109,8 @@ def eagle(*, settings: EagleSettings, training: TrainingOptions) -> None:
     """
     from draftwood.train.eagle import EagleRun
 
-    def report(found: dict[str, Any]) -> tuple[str, str]:
-        each = ", ".join(f"{found[f'acceptance_{k}']:.3f}" for k in range(1, settings.unroll + 1))
+    def report(made: dict[str, Any]) -> tuple[str, str]:
+        each = ", ".join(f"{made[f'acceptance_{k}']:.3f}" for k in range(1, settings.unroll + 1))
         return "an EAGLE head", f"acceptance step by step {each}"
 
     _train(EagleRun, settings, training, report)
@@ -162,5 +162,5 @@ def _tell(now: StepReport, update: Callable[..., None], output: OutputOptions) -
     shown = f"loss {figures['loss']:.3f}, held-out acceptance {last['acceptance']:.3f}"
     update(completed=now.step, description=shown)
     if "held_out/loss" in figures:
-        held = f"held out: acceptance {last['acceptance']:.4f}, same best token {last['agreement']:.4f}"
-        output.say(f"step {now.step}: loss {figures['loss']:.4f}, {held}, loss {last['loss']:.4f}", stderr=True)
+        held_out = f"held out: acceptance {last['acceptance']:.4f}, same best token {last['agreement']:.4f}"
+        output.say(f"step {now.step}: loss {figures['loss']:.4f}, {held_out}, loss {last['loss']:.4f}", stderr=True)

@@ -52,8 +52,8 @@ def tune(
     from draftwood.tune.measuring import Workload
     from draftwood.tune.tuning import Tuning
 
-    found = Tuning(search)
-    found.plain.check(sampling)
+    tuning = Tuning(search)
+    tuning.plain.check(sampling)
     texts = work.texts(PROMPTS_SEED)
     place = out or Path(f"tuned-{search.method}.json")
     if place.suffix != ".json":
@@ -65,51 +65,51 @@ def tune(
             "the text no longer follows its distribution",
             file=sys.stderr,
         )
-    engine = models.load(found.usual)
+    engine = models.load(tuning.usual)
     workload = Workload(work.fitted(engine, texts), sampling, work.max_new_tokens, seed)
     with progress(output.color, "costs of forwards", search.budget, live=False) as update:
 
         def report(run: int, method: Method) -> None:
             update(completed=run, description=method_label(method.as_dict()))
 
-        found.run(engine, workload, report)
-    maps = found.heat_maps()
+        tuning.run(engine, workload, report)
+    maps = tuning.heat_maps()
     figures, drawn = place.with_suffix(".runs.json"), place.with_suffix(".png")
     if output.json_:
-        print(as_json({**found.as_dict(), "files": [str(place), str(figures)]}), flush=True)
+        print(as_json({**tuning.as_dict(), "files": [str(place), str(figures)]}), flush=True)
     else:
-        _show(found, maps, figures, output)
-    write_text(place, as_json(found.best.method.as_dict()) + "\n")
-    write_text(figures, as_json(found.as_dict()) + "\n")
+        _show(tuning, maps, figures, output)
+    write_text(place, as_json(tuning.best.method.as_dict()) + "\n")
+    write_text(figures, as_json(tuning.as_dict()) + "\n")
     saved = [place, figures, *([drawn] if picture(maps, drawn) else [])]
     if not output.json_:
         print("saved: " + ", ".join(map(str, saved)))
         print(f"draftwood generate PROMPT --method file:{place}")
-    if found.interrupted:
+    if tuning.interrupted:
         sys.exit(130)
 
 
-def _table(found: Tuning) -> Table:
+def _table(tuning: Tuning) -> Table:
     """The best methods, within 80 columns."""
     from rich.text import Text
 
-    beams = found.settings.method in ("dsbd", "speculative-beam-search")
-    options = [_heading(option) if found.trees else f">{_heading(option)}" for option in found.options]
-    numbers = [">runs", ">tokens\n/s", ">speed\n-up"] + [">pre-\ndicted"] * found.trees
-    numbers += [">tokens\n/round" if beams else ">tau"] + [">nats/token\nvs plain"] * found.lossy
+    beams = tuning.settings.method in ("dsbd", "speculative-beam-search")
+    options = [_heading(option) if tuning.trees else f">{_heading(option)}" for option in tuning.options]
+    numbers = [">runs", ">tokens\n/s", ">speed\n-up"] + [">pre-\ndicted"] * tuning.trees
+    numbers += [">tokens\n/round" if beams else ">tau"] + [">nats/token\nvs plain"] * tuning.lossy
     made = simple_table(*options, *numbers)
-    plain = found.trials.plain_rate
-    for i, one in enumerate(found.ranked[:TABLE_ROWS]):
+    plain = tuning.trials.plain_rate
+    for i, one in enumerate(tuning.ranked[:TABLE_ROWS]):
         values = one.method.as_dict()
         predicted = one.trials[0].predicted
         made.add_row(
-            *(option_text(values[option]) for option in found.options),
+            *(option_text(values[option]) for option in tuning.options),
             str(len(one.trials)),
             f"{one.speed_up * plain:.1f}",
             Text(f"{one.speed_up:.2f}×", "bold green" if i == 0 else ""),
-            *(["-" if predicted is None else f"{predicted:.2f}×"] if found.trees else []),
+            *(["-" if predicted is None else f"{predicted:.2f}×"] if tuning.trees else []),
             f"{one.tau:.2f}",
-            *([f"{one.gain:+.2f}±{one.gain_error:.2f}"] if found.lossy else []),
+            *([f"{one.gain:+.2f}±{one.gain_error:.2f}"] if tuning.lossy else []),
         )
     return made
 
@@ -120,31 +120,31 @@ def _heading(option: str) -> str:
     return "\n".join(part if len(part) <= 7 else f"{part[:5]}-\n{part[5:]}" for part in parts)
 
 
-def _show(found: Tuning, maps: list[HeatMap], figures: Path, output: OutputOptions) -> None:
+def _show(tuning: Tuning, maps: list[HeatMap], figures: Path, output: OutputOptions) -> None:
     """Table, heat maps and what it comes to."""
     from draftwood.tune.heatmap import lines
 
-    slower = len(found.ranked) - TABLE_ROWS
-    output.say(_table(found), *([f"and {slower} slower ones in {figures}"] if slower > 0 else []), "")
+    slower = len(tuning.ranked) - TABLE_ROWS
+    output.say(_table(tuning), *([f"and {slower} slower ones in {figures}"] if slower > 0 else []), "")
     for one in maps:
         for line in lines(one, min(terminal_width(), 80), colourful(sys.stdout, output.color)):
             print(line)
         print()
-    best, work = found.best, found.trials.workload
-    reference = method_label(found.plain.as_dict())
+    best, work = tuning.best, tuning.trials.workload
+    reference = method_label(tuning.plain.as_dict())
     if any(not cell.measured for one in maps for cell in one.cells.values()):
         output.say("[..]: the best; ~: predicted, not measured")
     notes = [
-        f"{len(found.trials.trials)} runs",
+        f"{len(tuning.trials.trials)} runs",
         f"{len(work.prompts)} prompts of at most {work.max_new_tokens} tokens",
         f"temperature {work.sampling.temperature:g}",
-        f"{reference} {found.trials.plain_rate:.1f} tokens/s",
+        f"{reference} {tuning.trials.plain_rate:.1f} tokens/s",
     ]
     print(flow(notes, sys.stdout))
     warnings = []
-    if -best.gain > found.tolerance:
+    if -best.gain > tuning.tolerance:
         warnings.append(
-            f"No setting loses at most {found.tolerance:g} nats per token against {reference}; this one loses least. "
+            f"No setting loses at most {tuning.tolerance:g} nats per token against {reference}; this one loses least. "
             "Widen the beams (--set min_width=...), allow more (--tolerance), or measure longer (--documents)."
         )
     if best.speed_up < 1:
@@ -191,17 +191,17 @@ def skip(
         def show(best: SkipPrediction) -> None:
             update(advance=1, description=f"best {best.speed_up:.2f}x, acceptance {best.acceptance:.2f}")
 
-        found = search_skip_sets(engine, prompts, sampling, work.max_new_tokens, budget, gamma, seed, search_seed, show)
-    best, usual, layers = found.best, found.usual, found.target.n_layers
+        sets = search_skip_sets(engine, prompts, sampling, work.max_new_tokens, budget, gamma, seed, search_seed, show)
+    best, usual, layers = sets.best, sets.usual, sets.target.n_layers
     chosen = {"attention": list(best.skipped.attention), "mlp": list(best.skipped.mlp)}
     attention, mlp = (",".join(map(str, each)) or "of none" for each in chosen.values())
     output.give(
-        {**found.as_dict(), **chosen, "layers": layers, "out": str(out)},
+        {**sets.as_dict(), **chosen, "layers": layers, "out": str(out)},
         f"{out}: of {layers} layers skip attention {attention} and MLP {mlp}",
         f"predicted: {best.speed_up:.2f}x plain decoding with gamma {best.gamma} ({best.tau:.2f} tokens per round, "
         f"acceptance {best.acceptance:.3f}, c = {best.cost:.2f}); every other layer: {usual.speed_up:.2f}x "
         f"(acceptance {usual.acceptance:.3f}, c = {usual.cost:.2f})",
-        f"{len(found.ranked)} sets judged on {found.about['texts']} texts; use it with --method self-spec "
+        f"{len(sets.ranked)} sets judged on {sets.about['texts']} texts; use it with --method self-spec "
         f"--set skip={out}",
     )
-    found.save(out)
+    sets.save(out)

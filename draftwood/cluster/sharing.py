@@ -26,8 +26,8 @@ class MappingActor:
 
     def work(self, item: Any) -> Any:
         """The result of an item."""
-        found = self.work_on(item)
-        return list(found) if isinstance(found, Iterator) else found
+        result = self.work_on(item)
+        return list(result) if isinstance(result, Iterator) else result
 
 
 def map_in_actors(

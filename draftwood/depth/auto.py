@@ -1,7 +1,7 @@
 """Depth and width by what drafts are worth at the present load: the default of chains and trees.
 
 - Known: what passes cost at the load (`Load`).
-- Estimated: how often drafts are accepted (`Evidence`), and from both the fastest way to draft (`DraftPlan`).
+- Estimated: how often drafts are accepted (`DraftEvidence`), and from both the fastest way to draft (`DraftPlan`).
 - Decided: whether a round drafts, with a model or with lookup, and after each layer whether to draft another one.
 """
 
@@ -39,7 +39,7 @@ MIN_LOOKUPS = 8.0  # discounted searches before their worth is judged
 
 
 @dataclass(slots=True)
-class Evidence:
+class DraftEvidence:
     """The outcomes of rounds so far: those of a request while it runs alone, or of all requests that run at once."""
 
     siblings: SiblingAcceptance = field(default_factory=SiblingAcceptance)
@@ -80,12 +80,12 @@ class Auto(DepthController):
     model: bool = True  # whether a model drafts
     discount: float = 0.99
     shared: bool = True  # whether requests learn together and follow the load
-    shared_evidence: Evidence = field(default_factory=Evidence)
+    shared_evidence: DraftEvidence = field(default_factory=DraftEvidence)
     needs: frozenset[str] = LOGITS | LOAD
     guesses: Sequence[float] = tuple(GREEDY_RATES)  # chances of layers by their confidence before any was seen
-    own_evidence: Evidence = field(init=False, default_factory=Evidence)
+    own_evidence: DraftEvidence = field(init=False, default_factory=DraftEvidence)
     rests: bool = field(init=False, default=False)
-    _evidence: Evidence = field(init=False, default_factory=Evidence)  # the one of both that the round goes by
+    _evidence: DraftEvidence = field(init=False, default_factory=DraftEvidence)  # which the round goes by
     _path: RoundPath = field(init=False, default_factory=RoundPath)
     _plan: DraftPlan = field(init=False, repr=False, compare=False)
     _load: Load = field(init=False, repr=False, compare=False)

@@ -27,7 +27,7 @@ class PromptScores:
 
 def scored(session: Session, tokens: list[int], top: int, first: int = 1) -> Decoding[PromptScores]:
     """Score tokens[first:] with a session on the target, yielding `Run` for each piece and the scores at the end."""
-    found = PromptScores(tokens, [None] * first, [[]] * first)
+    scores = PromptScores(tokens, [None] * first, [[]] * first)
     for start in range(first - 1, len(tokens) - 1, PIECE):
         end = min(start + PIECE, len(tokens) - 1)
         forest = Forest.from_prompt(tokens[: end + 1])
@@ -36,6 +36,6 @@ def scored(session: Session, tokens: list[int], top: int, first: int = 1) -> Dec
         for place in range(start, end, ROWS):
             raw = torch.log_softmax(answer.logits[place - start :][:ROWS], -1)
             following = torch.tensor(tokens[place + 1 : place + 1 + len(raw)], device=raw.device)
-            found.logprobs += raw.gather(1, following[:, None])[:, 0].tolist()
-            found.top_logprobs += likeliest(raw, top) if top else [[]] * len(raw)
-    yield found
+            scores.logprobs += raw.gather(1, following[:, None])[:, 0].tolist()
+            scores.top_logprobs += likeliest(raw, top) if top else [[]] * len(raw)
+    yield scores

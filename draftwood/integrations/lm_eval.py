@@ -99,9 +99,9 @@ class Draftwood(LM):  # type: ignore[misc]
 
         A context that is too long loses its beginning. Sampling needs do_sample, as elsewhere in the harness.
         """
-        asked = [self._request(context, dict(options)) for context, options in map(_arguments, requests)]
+        requested = [self._request(context, dict(options)) for context, options in map(_arguments, requests)]
         texts: list[str] = []
-        for some in _parts(asked, self.batch_size):
+        for some in _parts(requested, self.batch_size):
             results = self.engine.batch(some, self.batch_size, method=self.method, seed=self.seed)
             texts += [result.text for result in results]
         for request, text in zip(requests, texts, strict=True):
@@ -173,18 +173,18 @@ class Draftwood(LM):  # type: ignore[misc]
     def _tokens(self, text: str, special: bool = True) -> list[int]:
         assert self.engine.tokenizer is not None
         bare = self.engine.tokenizer.encode(text, add_special=False)
-        whole = self.engine.tokenizer.encode(text) if special else bare
-        return bare if bare[:1] == whole[:1] else whole  # a chat template may have written the first token already
+        full = self.engine.tokenizer.encode(text) if special else bare
+        return bare if bare[:1] == full[:1] else full  # a chat template may have written the first token already
 
-    def _scored(self, asked: Sequence[tuple[list[int], int]]) -> list[Scored]:
+    def _scored(self, requested: Sequence[tuple[list[int], int]]) -> list[Scored]:
         """(tokens, how many of the last ones are scored); tokens that do not fit are lost at the beginning."""
-        cut = [(tokens[-(self.max_length + 1) :], count) for tokens, count in asked]
+        cut = [(tokens[-(self.max_length + 1) :], count) for tokens, count in requested]
         return [score for some in _parts(cut, self.batch_size) for score in self._together(some)]
 
-    def _together(self, asked: Sequence[tuple[list[int], int]]) -> Iterator[Scored]:
-        firsts = [max(1, len(tokens) - count) for tokens, count in asked]
+    def _together(self, requested: Sequence[tuple[list[int], int]]) -> Iterator[Scored]:
+        firsts = [max(1, len(tokens) - count) for tokens, count in requested]
         read, build = self.engine.requests.scoring, self.engine.builder.scoring_task
-        tasks = [build(*read(tokens, 1, first)) for (tokens, _), first in zip(asked, firsts, strict=True)]
+        tasks = [build(*read(tokens, 1, first)) for (tokens, _), first in zip(requested, firsts, strict=True)]
         for first, scores in zip(firsts, self.engine.driver.outcomes(tasks), strict=True):
             best = [top[0][0] for top in scores.top_logprobs[first:]]
             yield math.fsum(score or 0.0 for score in scores.logprobs[first:]), best == scores.tokens[first:]

@@ -145,8 +145,8 @@ def answer_of(entry: BatchEntry, status: int, request_id: str, body: Any) -> Rec
     """The line of an answer; what was refused has an error, too."""
     error = None
     if status != 200:
-        told = body.get("error", {})
-        error = {"code": told.get("code") or told.get("type") or str(status), "message": told.get("message")}
+        refusal = body.get("error", {})
+        error = {"code": refusal.get("code") or refusal.get("type") or str(status), "message": refusal.get("message")}
     response = {"status_code": status, "request_id": request_id, "body": body}
     return {"id": f"batch_req_{request_id}", "custom_id": entry.id, "response": response, "error": error}
 
@@ -155,8 +155,8 @@ async def answer(app: FastAPI, entry: BatchEntry) -> Record:
     """The line that answers a request. Raises DraftwoodError where the engine is broken: then nothing is answered."""
     request_id = uuid.uuid4().hex
     if entry.error is not None:
-        told = {"message": entry.error, "type": "invalid_request_error", "param": None, "code": "invalid_line"}
-        return answer_of(entry, 400, request_id, {"error": told})
+        refusal = {"message": entry.error, "type": "invalid_request_error", "param": None, "code": "invalid_line"}
+        return answer_of(entry, 400, request_id, {"error": refusal})
     service: Service = app.state.service
     body = json.dumps(entry.body).encode()
     while True:

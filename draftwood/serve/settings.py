@@ -62,14 +62,14 @@ class ServeSettings(BaseModel):
 
     def keys(self) -> list[str]:
         """The keys that clients may send; none: everybody may ask."""
-        found = [] if self.api_key is None else [self.api_key]
+        keys = [] if self.api_key is None else [self.api_key]
         if self.api_key_file is not None:
             try:
-                found += [line.strip() for line in read_text(self.api_key_file, 1 << 20).splitlines() if line.strip()]
+                keys += [line.strip() for line in read_text(self.api_key_file, 1 << 20).splitlines() if line.strip()]
             except (OSError, ValueError) as error:
                 raise ConfigurationError(f"the key file {self.api_key_file} cannot be read: {error}") from None
-            if not found:
+            if not keys:
                 raise ConfigurationError(f"the key file {self.api_key_file} holds no key; write one a line")
-        if any(not key or not key.isascii() or not key.isprintable() for key in found):
+        if any(not key or not key.isascii() or not key.isprintable() for key in keys):
             raise ConfigurationError("an API key is empty or has characters that a header cannot carry; use ASCII")
-        return found
+        return keys

@@ -14,7 +14,7 @@ from conftest import Command, Outcome
 from servers import Running, running
 
 from draftwood import load
-from draftwood.cli.chat import ChatSettings, Conversation, ServerPartner
+from draftwood.cli.chat import ChatSettings, Chat, ServerPartner
 from draftwood.cli.groups import LimitOptions
 from draftwood.serve.settings import ServeSettings
 
@@ -111,6 +111,6 @@ def test_a_server_cannot_steer_the_terminal(
         reply = io.BytesIO(rb'data: {"choices": [{"text": "\u001b[2Jhi\n"}]}' + b"\n\ndata: [DONE]\n\n")
         monkeypatch.setattr(ServerPartner, "_posted", lambda *arguments, reply=reply: reply)
         monkeypatch.setattr("sys.stdout.isatty", lambda terminal=terminal: terminal)
-        talk = Conversation(ChatSettings(), LimitOptions(), None)
+        talk = Chat(ChatSettings(), LimitOptions(), None)
         assert ServerPartner("http://localhost", None).reply(talk, lambda: False) == "\x1b[2Jhi\n"
         assert capsys.readouterr().out == shown
