@@ -54,7 +54,7 @@ class _Models(OptionGroup):
         None, "int8: a quarter of float32's bytes, int4: a sixth. Faster on CPUs; answers change slightly.", "KIND"
     )
     kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = flag(
-        "auto", "Keys and values: float32, bfloat16, int8 (half of bfloat16), or auto: no wider than the weights.", "TYPE"
+        "auto", "Keys and values: float32, bfloat16, int8 (half of bfloat16), or auto, as the weights.", "TYPE"
     )
     compile: bool = flag(False, "torch.compile, for small models; slow to start, needs a C++ compiler.")
     threads: int | None = flag(None, "CPU threads. Default: as many as PyTorch chooses.", ge=1)

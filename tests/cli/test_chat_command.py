@@ -14,7 +14,7 @@ from conftest import Command, Outcome
 from servers import Running, running
 
 from draftwood import load
-from draftwood.cli.chat import ChatSettings, Chat, ServerPartner
+from draftwood.cli.chat import Chat, ChatSettings, ServerPartner
 from draftwood.cli.groups import LimitOptions
 from draftwood.serve.settings import ServeSettings
 

@@ -84,7 +84,7 @@ MISTAKES = [  # (flags, what the sentence must say)
     (["--method", "dsbd"], "decision models are not recorded with method dsbd"),
     (["--method", "mcsd-fork", "--set", "verify=longest"], "is lossy as it is set"),
     (["--temperature", "-1"], "sampling: option 'temperature' is -1.0"),
-    (["--limit", "2", "--max-new-tokens", "4"], "drafts were judged, but 100 are needed"),
+    (["--limit", "2", "--max-new-tokens", "4"], "drafts were judged, of 100 needed"),
     (["--max-new-tokens", "60"], "prompts cannot be split with held_out 0.2; record more"),
 ]
 

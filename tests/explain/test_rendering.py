@@ -144,7 +144,7 @@ def test_a_method_with_default_options_is_its_name(name: str) -> None:
 
 def test_options_that_differ_are_named_as_set_takes_them() -> None:
     method = Method.parse({"name": "mcsd", "tree": "3,1", "verify": "coupled", "replacement": True})
-    assert rendering.method_label(method.as_dict()) == "mcsd tree=3,1 replacement=true verify=coupled"
+    assert rendering.method_label(method.as_dict()) == "mcsd verify=coupled tree=3,1 replacement=true"
     free = Method.parse({"name": "speculative", "depth": "beta-ts"})
     assert rendering.method_label(free.as_dict()) == "speculative depth=beta-ts"
 
