@@ -159,7 +159,7 @@ def _made(kind: type[BaseModel], values: Mapping[str, Any], context: Any) -> Bas
     for name, field in kind.model_fields.items():
         value = values.get(name)
         if get_origin(field.annotation) is dict:
-            value = _mapping(name, field, value or ())
+            value = config.assignments(value or (), _option(name, field))
         if value is not None or field.is_required():
             given[name] = value
     try:
@@ -176,23 +176,6 @@ def _option(name: str, field: FieldInfo) -> str:
     """--top-k of top_k; a mapping of options is given as --set KEY=VALUE."""
     options = get_origin(field.annotation) is dict and get_args(field.annotation)[0] is str
     return "--set" if options else f"--{name.replace('_', '-')}"
-
-
-def _mapping(name: str, field: FieldInfo, given: Any) -> dict[Any, Any]:
-    """KEY=VALUE options of a method, or ID=X options of tokens, as a mapping."""
-    option = _option(name, field)
-    if option == "--set":
-        return config.assignments(given)
-    found: dict[int, float] = {}
-    for text in given:
-        key, sign, value = text.partition("=")
-        try:
-            if not sign:
-                raise ValueError
-            found[int(key)] = float(value)
-        except ValueError:
-            raise ConfigurationError(f"{option} takes ID=X, such as 42=-5, not {text!r}") from None
-    return found
 
 
 def variable(option: str) -> str:

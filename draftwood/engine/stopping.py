@@ -61,11 +61,6 @@ class Ending:
     _streamed: int = field(init=False, default=0)
     _first: int = field(init=False, default=0)  # where a stop string may begin
 
-    @property
-    def remaining(self) -> int:
-        """Tokens that may still be emitted."""
-        return self.max_new_tokens - self.count
-
     def feed(self, tokens: Sequence[int]) -> int:
         """Take a round's tokens; how many of them belong to the output. `reason` is set when the text has ended."""
         for kept, token in enumerate(tokens, 1):

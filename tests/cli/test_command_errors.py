@@ -69,7 +69,7 @@ FLAGS = [  # (flags, what the sentence must say)
     (["--temperature", "-1"], "--temperature is -1.0, but must be at least 0"),
     (["--temperature", "nan"], "--temperature is nan, but must be a finite number"),
     (["--top-p", "0"], "--top-p is 0.0, but must be above 0"),
-    (["--logit-bias", "7"], "--logit-bias takes ID=X, such as 42=-5, not '7'"),
+    (["--logit-bias", "7"], "--logit-bias takes key=value, not '7'"),
     (["--logit-bias", "999=1"], "logit_bias names token 999"),
     (["--max-new-tokens", "0"], "--max-new-tokens is 0, but must be at least 1"),
     (["--top-logprobs", "3"], "--top-logprobs is shown in JSON only; give --json too"),
