@@ -205,17 +205,17 @@ class _Coin:
 
 
 class EnumeratedRandomness:
-    """Puts `Choices` in the place of the random streams, for the code as it runs.
+    """Puts `Choices` in the place of the random streams of some purposes, for the code as it runs.
 
     `replace(owner, name, value)` sets an attribute and whoever gave it sets it back; `enumerated()` does both.
     """
 
-    def __init__(self, replace: Replace) -> None:
+    def __init__(self, replace: Replace, purposes: Sequence[str] = ENUMERATED) -> None:
         self.choices = Choices([])
         uniform, draw = Streams.uniform, distributions.draw
 
         def scripted_uniform(streams: Streams, purpose: str) -> Any:
-            return _Coin(self.choices, purpose) if purpose in ENUMERATED else uniform(streams, purpose)
+            return _Coin(self.choices, purpose) if purpose in purposes else uniform(streams, purpose)
 
         def scripted_draw(probs: Tensor, u: Any) -> int:
             return u.draw(probs.tolist()) if isinstance(u, _Coin) else draw(probs, u)
