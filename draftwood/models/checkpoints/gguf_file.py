@@ -29,7 +29,6 @@ SCALE_PLACES = {  # quantised types, and the places of the float16 scales and mi
     **{"IQ4_NL": (0,), "IQ4_XS": (0,), "MXFP4": ()},  # the last has an exponent of 8 bits as its first byte
 }
 QUANTISED_TYPES = tuple(SCALE_PLACES)
-FLOAT16_NOT_FINITE = 0x7C00  # bits of the exponent that infinities and NaN have
 E8M0_NAN = 0xFF
 SCALAR_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING_TYPE, ARRAY_TYPE = 8, 9  # types of metadata, as the above
@@ -244,12 +243,12 @@ def broken_row(rows: Bytes, kind: str) -> int | None:
     """The first of quantised rows [N, bytes of a row] that has a block whose scale is infinite or NaN, or None."""
     _, size = library().GGML_QUANT_SIZES[library().GGMLQuantizationType[kind]]
     blocks = rows.reshape(len(rows), -1, size)
+    finite = [np.isfinite(blocks[..., at : at + 2].view(np.float16)[..., 0]) for at in SCALE_PLACES[kind]]
     if kind == "MXFP4":
-        broken = blocks[..., 0] == E8M0_NAN
-    else:
-        bits = (blocks[..., place : place + 2].view("<u2")[..., 0] for place in SCALE_PLACES[kind])
-        broken = np.logical_or.reduce([part & FLOAT16_NOT_FINITE == FLOAT16_NOT_FINITE for part in bits])
-    return int(np.nonzero(broken)[0][0]) if broken.any() else None
+        finite = [blocks[..., 0] != E8M0_NAN]
+    if all(part.all() for part in finite):
+        return None
+    return int(np.argmin(np.logical_and.reduce(finite).all(1)))
 
 
 def groups(rows: Bytes, kind: str) -> tuple[Tensor, Tensor, Tensor]:
