@@ -102,9 +102,7 @@ class EntropyDepth(DepthSettings):
     name = "entropy"
     controller = Entropy
 
-    limit: float = Field(
-        default=2.0, ge=0, allow_inf_nan=False, description="most nats that the draft's distribution may have"
-    )
+    limit: float = Field(default=2.0, ge=0, allow_inf_nan=False, description="most nats of the draft's distribution")
 
 
 class DecisionDepth(DepthSettings):

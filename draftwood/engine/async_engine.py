@@ -57,8 +57,8 @@ class AsyncEngine:
             self, prompt, method=method, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, **options
         )
         try:
-            await one.begin(each=False, awake=asyncio.Event())
-            await one.end()
+            await one.begin(False, awake := asyncio.Event())
+            await _ended(one.task, awake)
             for round_ in one.task.events:
                 one.generation.note(round_)
             return one.generation.result()
@@ -186,13 +186,11 @@ class _Request:
         self._engine, self._prepare, self._call = engine, prepare, call
         self._prompt, self._options = prompt, options
         self.begun = False
-        self.awake: asyncio.Event
         self.generation: Generation
         self.task: Task[Round]
 
     async def begin(self, each: bool, awake: asyncio.Event) -> None:
         """Check and queue the request, which sets `awake`; `each`: for every round, not at the end only."""
-        self.awake = awake
         # in a thread, because parts of the method may have to be read from a disk first
         self.generation = await asyncio.to_thread(prepare, self._engine.engine, self._prompt, **self._options)
         if self._prepare is not None:
@@ -201,10 +199,6 @@ class _Request:
         self.task = self._engine.engine.builder.task(self.generation, self._call)
         self._engine._submit(self.task, awake, each)
         self.begun = True
-
-    async def end(self) -> None:
-        """Wait until the request has ended; raises what ended it."""
-        await _ended(self.task, self.awake)
 
     def close(self) -> None:
         """End the request unless it has ended."""

@@ -27,10 +27,7 @@ class BeamMethod(Method):
 
     n_best: int = Field(default=1, ge=1, description="beams in the result, best first")
     length_penalty: float = Field(
-        default=1.0,
-        ge=-10,
-        le=10,
-        description="ranks by log-likelihood / length^this; 1: perplexity, 0: likelihood",
+        default=1.0, ge=-10, le=10, description="ranks by log-likelihood / length^this; 1: perplexity, 0: likelihood"
     )
 
     @property
@@ -97,12 +94,8 @@ class DynamicWidth(ExitDraftable, BeamSamplingMethod):
         description="draws that the dynamic width counts on (Eq. 7): those whose parents were accepted, or all W_S; "
         "null: surviving with replacement, drafted without",
     )
-    root_weights: Literal["draft", "target"] = Field(
-        default="draft", description="whose joint weights the beams that a round begins with"
-    )
-    one_cache: bool = Field(
-        default=False, description="continue from the output beam of lowest perplexity only; lossy by design"
-    )
+    root_weights: Literal["draft", "target"] = Field(default="draft", description="whose joint weighs a round's beams")
+    one_cache: bool = Field(default=False, description="go on from the best output beam only; lossy by design")
     depth: Depth = "fixed"
 
     @model_validator(mode="after")
@@ -181,9 +174,7 @@ class SpeculativeBeamSearch(PlainBeamSearch):
     summary = "beam search with drafted layers of beams; the same output"
     draft_models = (1, 1)
 
-    draft_width: int | None = Field(
-        default=None, ge=1, le=256, description="beams per drafted layer; null: as many as width"
-    )
+    draft_width: int | None = Field(default=None, ge=1, le=256, description="beams per drafted layer; null: width")
     gamma: int = Field(default=2, ge=0, le=64, description="layers drafted per round")
     depth: Depth = "fixed"
 

@@ -39,9 +39,7 @@ class EarlyExit(DrawnMethod):
     summary = "a chain or tree from an early exit of the target; needs no draft model"
 
     gamma: Chain = 4
-    tree: Widths | None = Field(
-        default=None, description="children per node, layer by layer, in place of a chain of gamma tokens"
-    )
+    tree: Widths | None = Field(default=None, description="children per node by layer, in place of a chain of gamma")
     replacement: bool = Field(default=False, description="draw siblings independently; false: distinct siblings")
     lookup: Mixed = False
     depth: Depth = "fixed"
@@ -95,7 +93,7 @@ class SelfSpeculative(DrawnMethod):
 
     skip: Annotated[str | None, FILE] = Field(
         default=None,
-        description="file of `draftwood tune skip`; null: the one next to the weights, else every other layer",
+        description="file of `draftwood tune skip`; null: that next to the weights, else every other layer",
     )
     attention: Layers = Field(default=None, description="layers whose attention is skipped, from 0, such as 3,5,7")
     mlp: Layers = Field(default=None, description="layers whose MLP is skipped")
@@ -152,9 +150,7 @@ class Medusa(OneHypothesis):
         min_length=1,
         description="directory of the target's heads; null: those given as a draft, else those next to its weights",
     )
-    tree: Widths | None = Field(
-        default=None, description="children per node, layer by layer; layer k draws from head k"
-    )
+    tree: Widths | None = Field(default=None, description="children per node by layer; layer k draws from head k")
     paths: Annotated[
         tuple[tuple[int, ...], ...] | None,
         BeforeValidator(_paths),

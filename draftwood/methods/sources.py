@@ -30,9 +30,7 @@ def from_exit(make: Callable[[Source], Drafter], drafts: Sequence[Session], targ
 class ExitDraftable(Method):
     """A method of one draft model, which an exit of the target may stand for."""
 
-    drafter: Literal["model", "exit"] = Field(
-        default="model", description="who drafts: a draft model, or an exit of the target (EESD)"
-    )
+    drafter: Literal["model", "exit"] = Field(default="model", description="a draft model, or an exit of the target")
     exit: Exit = None
 
     @model_validator(mode="after")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from draftwood.errors import ConfigurationError
@@ -44,10 +43,8 @@ class NumberedOutput:
         self._journal.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._journal.__exit__(kind, error, trace)
+    def __exit__(self, *error: object) -> None:
+        self._journal.__exit__(*error)
 
     def recovered(self) -> Iterator[Record]:
         """The answers that are there; of those in files only the ids and errors. To be exhausted before `add`."""

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 from draftwood.errors import ConfigurationError
@@ -44,9 +43,7 @@ class Journal:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._file is not None:
             self._file.close()
 
