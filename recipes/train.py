@@ -23,8 +23,7 @@ from torch import Tensor
 from draftwood.models.checkpoints.saving import save
 from draftwood.models.decoder import Decoder
 from draftwood.models.decoder_config import DecoderConfig
-from draftwood.train.optim import Schedule
-from draftwood.train.resumable import TrainingRun
+from draftwood.train.resumable import Schedule, TrainingRun
 from recipes.monitor import Monitor
 from recipes.rows import CLOSING_SHARES, OPENING_SHARES, end_token, packed_rows
 from recipes.tokenizer import save_tokenizer, train_tokenizer

@@ -17,8 +17,7 @@ from draftwood.corpus.functions import functions
 from draftwood.corpus.library import library
 from draftwood.corpus.questions import questions
 from draftwood.corpus.retellings import retellings
-from draftwood.corpus.stories import stories
-from draftwood.corpus.summaries import summaries
+from draftwood.corpus.stories import stories, summaries
 from draftwood.corpus.tables import tables
 
 __all__ = ["DOMAINS", "SPLITS", "Document", "Split", "documents", "mixed"]

@@ -6,35 +6,25 @@ import random
 from collections.abc import Iterator
 
 from draftwood.corpus.document import Document, Split, lead, others, stream
-from draftwood.corpus.names import GOODS, PEOPLE, PLACES
+from draftwood.corpus.names import GOODS, PEOPLE, WORDS
+from draftwood.corpus.templates import written
+
+_SIGNS = {"gain": "+", "loss": "-", "times": "*"}
 
 
-def _gain(rng: random.Random, who: str, goods: str, have: int) -> tuple[str, str, int]:
-    more = rng.randint(2, 9)
-    friend = others(rng, PEOPLE, 1, who)[0]
-    said = rng.choice(
-        (
-            f"{who} buys {more} more.",
-            f"{friend} gives {who} {more} more.",
-            f"Then {who} finds {more} {goods} in {rng.choice(PLACES)}.",
-        )
-    )
-    return said, f"{have} + {more} = {have + more}", have + more
-
-
-def _loss(rng: random.Random, who: str, goods: str, have: int) -> tuple[str, str, int]:
-    less = rng.randint(1, min(9, have - 1))
-    friend = others(rng, PEOPLE, 1, who)[0]
-    said = rng.choice(
-        (f"{who} loses {less} of them.", f"{who} gives {less} to {friend}.", f"{friend} takes {less} {goods}.")
-    )
-    return said, f"{have} - {less} = {have - less}", have - less
-
-
-def _times(rng: random.Random, who: str, goods: str, have: int) -> tuple[str, str, int]:
-    factor = rng.choice((2, 3))
-    said = f"Then the number of {goods} becomes {factor} times as large."
-    return said, f"{have} * {factor} = {have * factor}", have * factor
+def _change(rng: random.Random, kind: str, who: str, goods: str, have: int) -> tuple[str, str, int]:
+    """A sentence about a change of what somebody has, the step of the solution, and what is left."""
+    if kind == "times":
+        number, friend = rng.choice((2, 3)), ""
+        result = have * number
+    else:
+        number = rng.randint(2, 9) if kind == "gain" else rng.randint(1, min(9, have - 1))
+        friend = others(rng, PEOPLE, 1, who)[0]
+        result = have + number if kind == "gain" else have - number
+    templates = WORDS["arithmetic"][kind]
+    words = {"who": who, "goods": goods, "friend": friend, "number": number}
+    said = written(rng, templates, **words) if len(templates) > 1 else templates[0].format(**words)
+    return said, f"{have} {_SIGNS[kind]} {number} = {result}", result
 
 
 def arithmetic(split: Split, seed: int) -> Iterator[Document]:
@@ -43,20 +33,15 @@ def arithmetic(split: Split, seed: int) -> Iterator[Document]:
     while True:
         who, goods = lead(rng, split, PEOPLE, GOODS)
         have = rng.randint(3, 30)
-        said = [rng.choice((f"{who} has {have} {goods}.", f"{who} starts with {have} {goods}."))]
+        said = [written(rng, WORDS["arithmetic"]["begin"], who=who, have=have, goods=goods)]
         steps: list[str] = []
         for _ in range(rng.choice((1, 2, 2, 3))):
-            kinds = [_gain, _loss] if have > 1 else [_gain]
-            if have < 20:
-                kinds.append(_times)
-            line, step, have = rng.choice(kinds)(rng, who, goods, have)
+            kinds = ["gain", "loss"] if have > 1 else ["gain"]
+            kinds += ["times"] if have < 20 else []
+            line, step, have = _change(rng, rng.choice(kinds), who, goods, have)
             said.append(line)
             steps.append(step)
-        ask = rng.choice((f"How many {goods} does {who} have now?", f"How many {goods} are left with {who}?"))
-        joiner = rng.choice(("; ", ", then "))
-        yield Document(
-            "math",
-            f"Problem: {' '.join(said)} {ask}\nSteps:",
-            f" {joiner.join(steps)}\nAnswer: {have}",
-            {"number": have},
-        )
+        ask = written(rng, WORDS["arithmetic"]["ask"], who=who, goods=goods)
+        solution = rng.choice(("; ", ", then ")).join(steps)
+        prompt = f"Problem: {' '.join(said)} {ask}\nSteps:"
+        yield Document("math", prompt, f" {solution}\nAnswer: {have}", {"number": have})

@@ -24,8 +24,7 @@ from draftwood.models.checkpoints.artifact import fingerprint
 from draftwood.models.decoder import Decoder
 from draftwood.models.heads.exit import ExitLayer, check_depth, save, share
 from draftwood.models.heads.medusa import RECORDED_RANKS
-from draftwood.train.optim import Schedule
-from draftwood.train.resumable import TrainingRun
+from draftwood.train.resumable import Schedule, TrainingRun
 from draftwood.train.settings import TrainSettings
 from draftwood.train.texts import Texts, Tokens
 from draftwood.util import plots

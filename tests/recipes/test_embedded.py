@@ -24,8 +24,8 @@ from draftwood.corpus.tables import SCHEMAS
 from draftwood.models.checkpoints import artifact
 from draftwood.models.checkpoints.checkpoint import load
 from draftwood.models.decoder import Decoder
-from draftwood.train.optim import Schedule
 from draftwood.train.packing import SHARES
+from draftwood.train.resumable import Schedule
 from recipes import pair, train
 from recipes.evaluate import generated
 from recipes.exercises import EXERCISES

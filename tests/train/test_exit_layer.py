@@ -31,7 +31,7 @@ from draftwood.models.text.tokenizer import Tokenizer
 from draftwood.train.eagle import EagleRun
 from draftwood.train.exit_layer import ExitRun, Rank
 from draftwood.train.heads import HeadRun
-from draftwood.train.optim import Schedule
+from draftwood.train.resumable import Schedule
 from draftwood.train.settings import EagleSettings, ExitSettings, HeadSettings
 from draftwood.train.texts import Texts, read_texts
 
