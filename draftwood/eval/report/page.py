@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from draftwood.errors import ConfigurationError
-from draftwood.eval.report.figures import Interval, energies, figures, file_name, known
+from draftwood.eval.report.figures import Figure, Interval, energies, figures, file_name, known
 from draftwood.eval.store import CONFIGURATION
 from draftwood.eval.summary import Row, summary_of, understood
 from draftwood.explain.terminal import method_label, origins
@@ -39,21 +41,46 @@ def write(
     if kind not in FILES:
         raise ConfigurationError(f"figures cannot be written as {kind!r}; choose one of {', '.join(FILES)}")
     out = place if out is None else out
-    folder, written = out / FIGURES, list[Path]()
     with understood(place):
         places, sections = directories(place), []
-        folder.mkdir(parents=True, exist_ok=True)
+        writer = FigureWriter(out / FIGURES, kind, on_figure)
         for number, directory in enumerate(places, 1):
             name, summary = directory.resolve().name, summary_of(directory)
             prefix = (name,) if len(places) > 1 else ()
-            sections.append(_section(f"e{number}", name, summary, prefix, folder, written, on_figure, kind))
+            sections.append(_section(f"e{number}", name, summary, partial(writer.write, prefix)))
         environment = Environment(
             loader=PackageLoader("draftwood.eval.report", "."), autoescape=True, undefined=StrictUndefined
         )
         text = environment.get_template("page.html").render(sections=sections, plot_style=Markup(plots.STYLE))
     page = out / PAGE
     page.write_text(text, "utf-8", errors="replace")
-    return page, written
+    return page, writer.files
+
+
+@dataclass(slots=True)
+class FigureWriter:
+    """Writes figures into a folder as files of a kind."""
+
+    folder: Path
+    kind: str
+    on_figure: Callable[[str], None]
+    files: list[Path] = field(default_factory=list)
+
+    def write(self, prefix: Sequence[str], figure: Figure) -> dict[str, Any]:
+        """Write a figure, the file's name behind a prefix; the figure as the template shows it."""
+        chart, _, counter = figure.kind.partition("energy-")
+        texts = TEXTS["figures"][chart or "energy"]
+        title = texts["title"] + f", {counter}" * bool(counter)
+        self.on_figure(title)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        image, file = figure.drawn(), self.folder / f"{file_name(*prefix, figure.name)}.{self.kind}"
+        svg = plots.svg(image, title)
+        if self.kind == "svg":
+            file.write_text(plots.document(svg), "utf-8")
+        else:
+            plots.save(image, file)
+        self.files.append(file)
+        return {"title": title, "about": texts["about"], "svg": Markup(svg)}
 
 
 def directories(place: Path) -> list[Path]:
@@ -72,14 +99,7 @@ def directories(place: Path) -> list[Path]:
 
 
 def _section(
-    id: str,
-    name: str,
-    summary: Mapping[str, Any],
-    prefix: tuple[str, ...],
-    folder: Path,
-    written: list[Path],
-    on_figure: Callable[[str], None],
-    kind: str,
+    id: str, name: str, summary: Mapping[str, Any], write_figure: Callable[[Figure], dict[str, Any]]
 ) -> dict[str, Any]:
     """An evaluation as the template shows it; its figures are written on the way."""
     configuration = summary["configuration"]
@@ -89,20 +109,6 @@ def _section(
     tasks, speed_ups = [], dict[str, list[Interval | None]]()
     for task in configuration["tasks"]:
         rows = [row for row in summary["rows"] if row["task"] == task["name"]]
-        drawn = []
-        for figure in figures(task["name"], rows, labels):
-            known_kind, _, counter = figure.kind.partition("energy-")
-            texts = TEXTS["figures"][known_kind or "energy"]
-            title = texts["title"] + f", {counter}" * bool(counter)
-            on_figure(title)
-            image, file = figure.drawn(), folder / f"{file_name(*prefix, figure.name)}.{kind}"
-            svg = plots.svg(image, title)
-            if kind == "svg":
-                file.write_text(plots.document(svg), "utf-8")
-            else:
-                plots.save(image, file)
-            written.append(file)
-            drawn.append({"title": title, "about": texts["about"], "svg": Markup(svg)})
         for label, row in zip(labels, rows, strict=True):
             if row["paired"]:
                 speed_ups.setdefault(label, []).append(row["paired"]["speed_up"])
@@ -114,7 +120,7 @@ def _section(
                 "conclusion": conclusion(rows, labels),
                 "table": table(rows, labels),
                 "errors": [(label, row["errors"]) for label, row in zip(labels, rows, strict=True) if row["errors"]],
-                "figures": drawn,
+                "figures": [write_figure(figure) for figure in figures(task["name"], rows, labels)],
                 "rows": [
                     (label, json.dumps({"method": row["method"], **row["configuration"]}, indent=1))
                     for label, row in zip(labels, rows, strict=True)
