@@ -103,12 +103,12 @@ class StateSource(Source):
     def _sort(self) -> None:
         """Put what was brought where it is found by name."""
         for names, read in self._brought:
-            found: dict[int, dict[int, Tensor]] = {}
+            by_name: dict[int, dict[int, Tensor]] = {}
             for layer, nodes, output in read:
                 for node, state in zip(nodes, output.unbind(), strict=True):
                     if node < TRUNK or node in names:
-                        found.setdefault(names.get(node, node), {})[layer] = state
-            for name, states in found.items():
+                        by_name.setdefault(names.get(node, node), {})[layer] = state
+            for name, states in by_name.items():
                 if states.keys() >= set(self.reads):
                     self._keep(name, torch.cat([states[layer] for layer in self.reads]))
         self._brought.clear()

@@ -82,21 +82,21 @@ class SuffixAutomaton:
         self.total[state] += 1
         if times >= counts[state].get(self.best[state], 1):
             self.best[state] = token
-        found = following[state][token]
-        if length[found] > length[state] + 1:  # its shorter strings now end at a place more than the others
+        next_state = following[state][token]
+        if length[next_state] > length[state] + 1:  # its shorter strings now end at a place more than the others
             short = self._state(
-                dict(following[found]),
-                dict(counts[found]),
-                self.total[found],
-                self.best[found],
-                shorter[found],
+                dict(following[next_state]),
+                dict(counts[next_state]),
+                self.total[next_state],
+                self.best[next_state],
+                shorter[next_state],
                 length[state] + 1,
             )
-            while state != -1 and following[state].get(token) == found:
+            while state != -1 and following[state].get(token) == next_state:
                 following[state][token] = short
                 state = shorter[state]
-            shorter[found] = found = short
-        shorter[new] = found
+            shorter[next_state] = next_state = short
+        shorter[new] = next_state
 
     def _state(
         self, following: dict[int, int], counts: dict[int, int], total: int, best: int, shorter: int, length: int
@@ -124,8 +124,8 @@ class Match:
         while state and token not in texts.following[state]:
             state = texts.shorter[state]
             self.length = texts.length[state]
-        found = texts.following[state].get(token)
-        self.state, self.length = (0, 0) if found is None else (found, self.length + 1)
+        next_state = texts.following[state].get(token)
+        self.state, self.length = (0, 0) if next_state is None else (next_state, self.length + 1)
 
     def settle(self) -> None:
         """Follow an automaton that has grown: the strings of a state may have got a state of their own."""
@@ -188,19 +188,19 @@ class SuffixLookup:
             if node not in forest.roots:
                 for match in matches:
                     match.step(forest.token[node])
-        found: list[tuple[int, float]] = []
+        copied: list[tuple[int, float]] = []
         reach, tried, right = 1.0, self._right.tried, self._right.accepted
-        while len(found) < most:
+        while len(copied) < most:
             guess, token = self._guess(matches)
             bin_ = bin_of(guess)
             chance = (right[bin_] + PRIOR_TRIALS * guess) / (tried[bin_] + PRIOR_TRIALS)
             reach *= chance
             if reach < FAINT or token < 0:
                 break
-            found.append((token, chance))
+            copied.append((token, chance))
             for match in matches:
                 match.step(token)
-        return found
+        return copied
 
     def _guess(self, matches: Sequence[Match]) -> tuple[float, int]:
         """The likeliest (chance, token) of what follows; the token is -1 where there is none."""

@@ -98,14 +98,14 @@ class Ending:
 
     def _cut(self, before: int) -> bool:
         """Cut the text at the first stop string that ends after place `before`; whether there was one."""
-        found = []
+        places = []
         for stop in self.stop:
             place = self.text.find(stop, max(self._first, before - len(stop) + 1))
             if place >= 0:
-                found.append(place)
-        if found:
-            self.text = self.text[: min(found)]
-        return bool(found)
+                places.append(place)
+        if places:
+            self.text = self.text[: min(places)]
+        return bool(places)
 
     def _held_back(self) -> int:
         """Length of the longest tail that is a proper beginning of a stop string."""
@@ -134,12 +134,12 @@ class Pieces:
         for token, kind in zip(tokens, kinds, strict=True):
             if piece := self.decoder.step(token):
                 self._waiting.append((piece, kind))
-        found: list[tuple[str, Kind]] = []
+        pieces: list[tuple[str, Kind]] = []
         while text:
             piece, kind = self._waiting.pop(0) if self._waiting else (text, "plain")
             if len(piece) > len(text):
                 self._waiting.insert(0, (piece[len(text) :], kind))
                 piece = piece[: len(text)]
-            found.append((piece, kind))
+            pieces.append((piece, kind))
             text = text[len(piece) :]
-        return found
+        return pieces

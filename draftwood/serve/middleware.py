@@ -206,8 +206,8 @@ class RequestMiddleware:
         """Compare a header with all keys, in a time that does not depend on which of them it carries."""
         scheme, _, key = authorization.partition(" ")
         digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
-        found = [hmac.compare_digest(digest, known) for known in self._keys]
-        return scheme.lower() == "bearer" and any(found)
+        matches = [hmac.compare_digest(digest, known) for known in self._keys]
+        return scheme.lower() == "bearer" and any(matches)
 
     def _log(self, facts: dict[str, Any]) -> None:
         if self.service.settings.log_json:

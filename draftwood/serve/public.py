@@ -26,12 +26,12 @@ class PublicView:
     def __init__(self, engine: Engine, name: str, method: Method) -> None:
         tokenizer = engine.tokenizer
         targets = [str(engine.names.get("target", "")), "" if tokenizer is None else tokenizer.name]
-        found = {path: name for path in targets}
+        names = {path: name for path in targets}
         for template in () if tokenizer is None else tokenizer.templates.values():
-            found.setdefault(str(Path(template.origin).parent), name)
+            names.setdefault(str(Path(template.origin).parent), name)
         for path in (*engine.names.get("draft", ()), *method.files):
-            found.setdefault(str(path), Path(path).name)
-        places = {path: called for path, called in found.items() if os.sep in path and Path(path).exists()}
+            names.setdefault(str(path), Path(path).name)
+        places = {path: called for path, called in names.items() if os.sep in path and Path(path).exists()}
         places |= {str(Path(path).resolve()): called for path, called in places.items()}
         self._names = {path: places[path] for path in sorted(places, key=len, reverse=True)}
 

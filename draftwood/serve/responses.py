@@ -161,9 +161,11 @@ class ResponseDocument:
             async with limit, aclosing(self.run.events()) as batches:
                 async for events in batches:
                     for index, piece in chain.from_iterable(starmap(self.run.deltas, events)):
-                        found = self._logprobs(piece)
-                        if index == 0 and (piece.text or found):
-                            yield self._event("response.output_text.delta", **place, delta=piece.text, logprobs=found)
+                        logprobs = self._logprobs(piece)
+                        if index == 0 and (piece.text or logprobs):
+                            yield self._event(
+                                "response.output_text.delta", **place, delta=piece.text, logprobs=logprobs
+                            )
             yield await self.run.service.answers.write(lambda: "".join(self._ends(place)), self._size())
         except Exception as error:
             shown = self.run.service.logged_error(error, "while it was streamed")

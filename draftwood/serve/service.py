@@ -114,12 +114,12 @@ class Service:
 
     def client_error(self, error: BaseException) -> ApiError:
         """An error as a client may read it: without paths of this machine or advice that only its owner can follow."""
-        found, text = api_error(error), self.public.sentence(str(error))
-        if found is not error and str(found) != str(error):
-            text = str(found)
+        raw, text = api_error(error), self.public.sentence(str(error))
+        if raw is not error and str(raw) != str(error):
+            text = str(raw)
         elif isinstance(error, ModelError):
             text = text.partition("; ")[0] + "; only who runs this server can mend that"
-        return ApiError(found.status, text, found.param, found.code, found.headers)
+        return ApiError(raw.status, text, raw.param, raw.code, raw.headers)
 
     def logged_error(self, error: Exception, when: str) -> ApiError:
         """As `client_error`; what is the server's own fault is logged with its traceback."""

@@ -96,17 +96,17 @@ def svg(drawn: Any, name: str) -> str:
         r"(?s)^.*?<svg[^>]*viewBox=\"([^\"]*)\"[^>]*>|<metadata>.*?</metadata>|<style.*?</style>", _head, out.getvalue()
     )
     text = re.sub(r'<g id="[^"]*">', "<g>", text)
-    text = re.sub("|".join(DARK), lambda found: f"var(--plot-{found[0][1:]},{found[0]})", text)
+    text = re.sub("|".join(DARK), lambda match: f"var(--plot-{match[0][1:]},{match[0]})", text)
     text = re.sub(r"'DejaVu Sans'[^;\"]*sans-serif", FONTS, text)
     return text.replace("<svg", f'<svg aria-label="{escape(name)}"', 1).strip()
 
 
-def _head(found: re.Match[str]) -> str:
-    if found[1] is None:
+def _head(match: re.Match[str]) -> str:
+    if match[1] is None:
         return ""
-    _, _, width, height = found[1].split()
+    _, _, width, height = match[1].split()
     spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    size = f'viewBox="{found[1]}" width="{width}" height="{height}"'
+    size = f'viewBox="{match[1]}" width="{width}" height="{height}"'
     return f'<svg role="img" {spaces} {size} style="stroke-linejoin:round">'
 
 

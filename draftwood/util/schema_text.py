@@ -46,13 +46,13 @@ def limits(entry: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str
     """The limits in a JSON schema that an input form needs: `choices`, or `minimum` and `maximum`."""
     if "$ref" in entry:
         return limits(definitions.get(entry["$ref"].rpartition("/")[2], {}), definitions)
-    found = {key: entry[key] for key in ("minimum", "maximum") if key in entry}
+    bounds = {key: entry[key] for key in ("minimum", "maximum") if key in entry}
     choices = [*entry.get("enum", ()), *([entry["const"]] if "const" in entry else ())]
     for part in (*entry.get("anyOf", ()), *entry.get("oneOf", ())):
         more = limits(part, definitions)
         choices += more.pop("choices", ())
-        found |= more
-    return found | ({"choices": choices} if choices else {})
+        bounds |= more
+    return bounds | ({"choices": choices} if choices else {})
 
 
 def kind(entry: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
