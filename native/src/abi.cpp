@@ -1,7 +1,10 @@
 #include "abi.h"
 
+#include <algorithm>
 #include <exception>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "matrix.h"
 #include "model.h"
@@ -40,6 +43,26 @@ void* dw_matrix(int type, int64_t n, int64_t k, const void* weight, int half, co
 void* dw_matrix_grouped(int type, int64_t n, int64_t k, const uint8_t* numbers, const uint16_t* scale, const uint16_t* shift,
                         const float* bias, int threads) {
   return guarded<void*>(nullptr, [&] { return pack_grouped(static_cast<Type>(type), n, k, numbers, scale, shift, bias, threads); });
+}
+void* dw_matrix_stored(const dw_stored* part, int parts, int64_t k, const float* bias, int threads) {
+  return guarded<void*>(nullptr, [&] {
+    std::vector<Stored> stored;
+    for (int i = 0; i < parts; i++)
+      stored.push_back({static_cast<int32_t>(part[i].format), part[i].rows, part[i].stride, static_cast<const uint8_t*>(part[i].data), part[i].order});
+    return pack_stored(stored.data(), parts, k, bias, threads);
+  });
+}
+int dw_matrix_rows(const void* matrix, int64_t count, const int64_t* row, float* out, int threads) {
+  return guarded(1, [&] {
+    const Matrix& m = *static_cast<const Matrix*>(matrix);
+    for (int64_t i = 0; i < count; i++)
+      if (row[i] < 0 || row[i] >= m.n) throw std::out_of_range("a row is asked for that the matrix does not have");
+    together(count < 8 ? 1 : threads, [&](Crew& crew) {
+      for (int64_t i; (i = crew.claim(count, 4)) >= 0;)
+        for (int64_t j = i; j < std::min(count, i + 4); j++) unpack(m, row[j], out + j * m.k);
+    });
+    return 0;
+  });
 }
 size_t dw_matrix_bytes(const void* m) { return static_cast<const Matrix*>(m)->bytes; }
 void dw_matrix_free(void* m) { release(static_cast<Matrix*>(m)); }

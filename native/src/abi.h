@@ -18,12 +18,23 @@ DW_API const char* dw_kernels(void);
 DW_API const char* dw_runnable(void);
 
 /* A weight [n][k] packed for the kernels, from floats or (half) bfloat16; bias [n] or null. Types: 0 float32,
-   1 bfloat16, 3 int4 and 4 int8 with scales for groups of 32 inputs. */
+   1 bfloat16, 2 float16, 3 int4 and 4 int8 with scales for groups of 32 inputs. */
 DW_API void* dw_matrix(int type, int64_t n, int64_t k, const void* weight, int half, const float* bias, int threads);
 /* int4 or int8 of whole numbers [n][k] (0..15, or int8) with float16 scales and shifts [n][ceil(k / 32)]:
    weight = scale * number + shift. shift: null for int8. */
 DW_API void* dw_matrix_grouped(int type, int64_t n, int64_t k, const uint8_t* numbers, const uint16_t* scale,
                                const uint16_t* shift, const float* bias, int threads);
+/* Outputs that lie in memory as a GGUF file has them. */
+typedef struct {
+  int64_t format /* GGUF's number for its type */, rows, stride /* bytes from one output to the next */;
+  const void* data;
+  const int64_t* order; /* [rows] which row of `data` each output is, or null: as they lie */
+} dw_stored;
+/* A weight of k inputs whose outputs are those of the parts, one after the other, in their own bits. Parts of other types
+   must begin at a multiple of 16 outputs. */
+DW_API void* dw_matrix_stored(const dw_stored* part, int parts, int64_t k, const float* bias, int threads);
+/* out [count][k]: the weights of some outputs, as floats */
+DW_API int dw_matrix_rows(const void* matrix, int64_t count, const int64_t* row, float* out, int threads);
 DW_API size_t dw_matrix_bytes(const void* matrix);
 DW_API void dw_matrix_free(void* matrix);
 /* out [rows][n] = x [rows][k] W^T + bias */
@@ -32,9 +43,9 @@ DW_API int dw_matrix_apply(const void* matrix, int64_t rows, const float* x, flo
 /* What all layers of a model share. Pointers stay the caller's and must outlive the model. */
 typedef struct {
   int32_t width, heads, kv_heads, head_dim, rotary_dim /* 0: positions are not rotated */;
-  int32_t vocabulary, layer_norm, activation, gated, half_embeddings, position_offset;
+  int32_t vocabulary, layer_norm, activation, gated, half_positions, position_offset;
   float eps, scale, softcap, logit_softcap /* 0: none */, embedding_scale;
-  const void *embeddings /* [vocabulary][width], or null: the model reads hidden states */, *positions /* [..][width], or null */;
+  const void *embeddings /* a matrix of [vocabulary] outputs, or null: the model reads hidden states */, *positions /* [..][width], or null */;
   const float *norm, *norm_bias;
   const void* head;
 } dw_shape;

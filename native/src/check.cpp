@@ -9,7 +9,7 @@ namespace dw {
 bool exact(const Kernels& set, int64_t n, int64_t k, int64_t rows) {
   uint32_t state = 1;
   const auto next = [&] { return static_cast<int>((state = state * 1664525 + 1013904223) >> 16 & 0xff); };
-  for (const Type type : {F32, BF16, INT4, INT8}) {
+  for (const Type type : {F32, BF16, F16, INT4, INT8}) {
     // the extremes of each group are there, so that its scale is 1
     const int low = type == INT4 ? 0 : -127, high = type == INT4 ? 15 : 127;
     std::vector<float> weight(n * k), x(rows * k), bias(n);

@@ -25,23 +25,78 @@ inline bf16 rounded(float f) {  // to nearest even; a NaN stays one
 
 inline size_t up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
-enum Type : int { F32 = 0, BF16 = 1, INT4 = 3, INT8 = 4 };
+// Types of weights. Whole numbers have the names of the GGUF types that they hold; INT4 is also Q4_1, INT8 also Q8_0.
+enum Type : int {
+  F32, BF16, F16, INT4, INT8, Q4_0, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4, TYPES
+};
 
 constexpr int PANEL = 16;   // outputs that lie together
-constexpr int GROUP = 32;   // inputs that share a scale, in INT4 and INT8
+constexpr int GROUP = 32;   // inputs whose codes lie together, and inputs of a row that share a factor
 
-// Bytes of two groups of a panel: float16 scales [2][16], for INT4 shifts [2][16], then the weights.
-constexpr int64_t pair_bytes(Type type) { return type == INT4 ? PANEL * (8 + GROUP) : PANEL * (4 + 2 * GROUP); }
+// weight = scale * (code - zero) + shift, with one scale and shift for every `group` inputs. Of a panel `inputs` lie
+// together: first the scales, then codes. Scales: float16 (or bfloat16) [inputs / 32][16] and such shifts; or as products:
+// float16 [16] (of scales), float16 [16] (of minus shifts), bytes [inputs / group][16] of scales, such bytes of shifts.
+struct Layout {
+  int low = 0, high = 0;   // bits of a code: its lower ones, and those that lie apart
+  int group = GROUP, zero = 0;
+  enum Scales { HALVES, BFLOATS, PRODUCTS } scales = HALVES;
+  bool shifts = false, negative = false /* bytes of scales have signs */;
+  const int8_t* table = nullptr;  // what a code stands for; plus 128 it is what a kernel computes with, and `zero` is 128
+
+  constexpr bool products() const { return scales == PRODUCTS; }
+  constexpr int inputs() const { return products() ? 256 : 64; }
+  constexpr int head() const { return products() ? 64 + PANEL * (256 / group) * (1 + shifts) : 64 * (1 + shifts); }
+  constexpr int codes() const { return PANEL * GROUP * (low + high) / 8; }  // bytes of 32 inputs
+  constexpr int bytes() const { return head() + inputs() / GROUP * codes(); }
+};
+
+constexpr int8_t NL_TABLE[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t FP4_TABLE[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};  // twice what is meant
+
+constexpr Layout layout(Type type) {
+  switch (type) {
+    case INT4: return {4, 0, 32, 0, Layout::HALVES, true};
+    case INT8: return {8, 0, 32, 128};
+    case Q4_0: return {4, 0, 32, 8};
+    case Q5_0: return {4, 1, 32, 16};
+    case Q5_1: return {4, 1, 32, 0, Layout::HALVES, true};
+    case Q2_K: return {2, 0, 16, 0, Layout::PRODUCTS, true};
+    case Q3_K: return {2, 1, 16, 4, Layout::PRODUCTS, false, true};
+    case Q4_K: return {4, 0, 32, 0, Layout::PRODUCTS, true};
+    case Q5_K: return {4, 1, 32, 0, Layout::PRODUCTS, true};
+    case Q6_K: return {4, 2, 16, 32, Layout::PRODUCTS, false, true};
+    case IQ4_NL: return {4, 0, 32, 128, Layout::HALVES, false, false, NL_TABLE};
+    case IQ4_XS: return {4, 0, 32, 128, Layout::PRODUCTS, false, true, NL_TABLE};
+    case MXFP4: return {4, 0, 32, 128, Layout::BFLOATS, false, false, FP4_TABLE};
+    default: return {};
+  }
+}
+constexpr bool whole(Type type) { return type > F16; }
+
+// Panels of a matrix that have one type.
+struct Section {
+  Type type;
+  int64_t panel, panels;  // the first of them, and how many
+  uint8_t* data;          // 64-byte aligned
+};
+
+constexpr int SECTIONS = 4;
 
 // A weight W [n][k], repacked into panels of 16 outputs (matrix.cpp says how).
 struct Matrix {
-  Type type;
   int64_t n, k;
   int64_t panels;   // ceil(n / PANEL)
-  int64_t kp;       // k rounded up to what the type packs together; the rest is zero
-  uint8_t* data;    // 64-byte aligned
+  int64_t kp;       // k rounded up to what its types pack together; the rest is zero
+  int sections;
+  Section section[SECTIONS];
   float* bias;      // [panels * PANEL], or null
   size_t bytes;     // of all of these
+
+  bool has(bool (*is)(Type)) const {
+    for (int i = 0; i < sections; i++)
+      if (is(section[i].type)) return true;
+    return false;
+  }
 };
 
 // One head of one row: what it asks for [dim], the slots that it sees in order of position, and room for up(n, PANEL)

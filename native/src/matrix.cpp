@@ -5,35 +5,18 @@
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
+#include <vector>
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
+#include "formats.h"
 #include "team.h"
 
 namespace dw {
 
 static inline float value(float w) { return w; }
 static inline float value(bf16 w) { return widened(w); }
-
-// to nearest even; beyond the largest: infinity
-static uint16_t to_half(float f) {
-  uint32_t u;
-  std::memcpy(&u, &f, 4);
-  const uint16_t sign = u >> 16 & 0x8000;
-  const float size = std::fabs(f);
-  if (!(size < 65520)) return sign | (size == size ? 0x7c00 : 0x7e00);
-  if (size < 0x1p-14f) return sign | static_cast<uint16_t>(std::lrintf(size * 0x1p24f));
-  u &= 0x7fffffff;
-  return sign | static_cast<uint16_t>((u + 0xfff + (u >> 13 & 1) - (112u << 23)) >> 13);
-}
-
-static float from_half(uint16_t h) {
-  const float size = (h & 0x7c00) == 0x7c00 ? (h & 0x3ff ? NAN : INFINITY)
-                     : h & 0x7c00           ? std::ldexp(1024.f + (h & 0x3ff), (h >> 10 & 31) - 25)
-                                            : (h & 0x3ff) * 0x1p-24f;
-  return h & 0x8000 ? -size : size;
-}
 
 static void* room(Matrix& m, size_t bytes) {
   const size_t page = bytes >= (4u << 20) ? 2u << 20 : 64;
@@ -46,13 +29,29 @@ static void* room(Matrix& m, size_t bytes) {
   return p;
 }
 
-static Matrix* made(Type type, int64_t n, int64_t k, const float* bias) {
+// What k is rounded up to, and the bytes of a panel of kp inputs.
+static int64_t together(Type type) { return whole(type) ? layout(type).inputs() : type == F32 ? 1 : type == F16 ? 2 : 32; }
+static int64_t panel_bytes(Type type, int64_t kp) {
+  return whole(type) ? kp / layout(type).inputs() * layout(type).bytes() : kp * PANEL * (type == F32 ? 4 : 2);
+}
+
+// The bytes of the panel's part that begins with input k, which is the first of those that lie together.
+static uint8_t* place(const Matrix& m, const Section& section, int64_t panel, int64_t k) {
+  return section.data + panel * panel_bytes(section.type, m.kp) + panel_bytes(section.type, k);
+}
+
+static Matrix* made(int64_t n, int64_t k, const float* bias, const std::vector<std::pair<Type, int64_t>>& types) {
   if (n < 1 || k < 1 || k > 1 << 17) throw std::invalid_argument("a weight must have 1 to 131072 inputs and at least one output");
-  const int64_t together = type == F32 ? 1 : type == BF16 ? 32 : 64;
-  Matrix* m = new Matrix{type, n, k, (n + PANEL - 1) / PANEL, static_cast<int64_t>(up(k, together)), nullptr, nullptr, 0};
+  if (types.size() > SECTIONS) throw std::invalid_argument("a weight has outputs of too many types");
+  Matrix* m = new Matrix{n, k, (n + PANEL - 1) / PANEL, k, 0, {}, nullptr, 0};
   try {
-    const bool floats = type == F32 || type == BF16;
-    m->data = static_cast<uint8_t*>(room(*m, m->panels * (floats ? m->kp * PANEL * (type == F32 ? 4 : 2) : m->kp / 64 * pair_bytes(type))));
+    for (const auto& [type, panels] : types) m->kp = std::max<int64_t>(m->kp, up(k, together(type)));
+    int64_t first = 0;
+    for (const auto& [type, panels] : types) {
+      if (m->kp % together(type)) throw std::invalid_argument("a weight has outputs of types that do not go together");
+      m->section[m->sections++] = {type, first, panels, static_cast<uint8_t*>(room(*m, panels * panel_bytes(type, m->kp)))};
+      first += panels;
+    }
     if (bias) {
       m->bias = static_cast<float*>(room(*m, 4 * m->panels * PANEL));
       for (int64_t i = 0; i < m->panels * PANEL; i++) m->bias[i] = i < n ? bias[i] : 0;
@@ -64,27 +63,63 @@ static Matrix* made(Type type, int64_t n, int64_t k, const float* bias) {
   return m;
 }
 
-template <class F> static Matrix* filled(Matrix* m, int threads, F panel) {
-  together(m->n * m->k < 1 << 18 ? 1 : std::max(threads, 1), [&](Crew& crew) {
-    for (int64_t p; (p = crew.claim(m->panels, 1)) >= 0;) panel(p, std::min<int64_t>(PANEL, m->n - p * PANEL));
+// fill(section, panel of it, output of the panel, output) for all outputs; outputs beyond the last are n or more.
+template <class F> static Matrix* filled(Matrix* m, int threads, F fill) {
+  dw::together(m->n * m->k < 1 << 18 ? 1 : std::max(threads, 1), [&](Crew& crew) {
+    for (int64_t p; (p = crew.claim(m->panels, 1)) >= 0;)
+      for (int s = 0; s < m->sections; s++) {
+        const Section& section = m->section[s];
+        if (p < section.panel || p >= section.panel + section.panels) continue;
+        std::memset(place(*m, section, p - section.panel, 0), 0, panel_bytes(section.type, m->kp));
+        for (int i = 0; i < PANEL; i++)
+          if (p * PANEL + i < m->n) fill(section, p - section.panel, i, p * PANEL + i);
+      }
   });
   return m;
 }
 
-// Put group `group` of output i of a panel: `count` numbers, the rest of it is zero.
-static void put_group(const Matrix& m, int64_t panel, int64_t group, int i, const uint8_t* number, int64_t count, uint16_t scale,
-                      uint16_t shift) {
-  uint8_t* pair = m.data + (panel * (m.kp / 64) + group / 2) * pair_bytes(m.type);
-  uint16_t* head = reinterpret_cast<uint16_t*>(pair) + group % 2 * PANEL + i;
-  head[0] = scale;
-  if (m.type == INT4) head[2 * PANEL] = shift;
-  uint8_t* at = pair + PANEL * (m.type == INT4 ? 8 : 4) + group % 2 * PANEL * GROUP / (m.type == INT4 ? 2 : 1) + i * 4;
+static void put_float(const Matrix& m, const Section& section, int64_t panel, int i, int64_t k, float v) {
+  uint8_t* at = section.data + panel * panel_bytes(section.type, m.kp);
+  if (section.type == F32) reinterpret_cast<float*>(at)[k * PANEL + i] = v;
+  else if (section.type == F16) reinterpret_cast<uint16_t*>(at)[k * PANEL + i] = to_half(v);
+  else reinterpret_cast<bf16*>(at)[(k / 2 * PANEL + i) * 2 + k % 2] = rounded(v);
+}
+
+// Put 32 codes of output i of a panel; the place is zero.
+static void put_codes(const Layout& l, uint8_t* at, int i, const uint8_t* code) {
   for (int j = 0; j < GROUP; j++) {
-    const uint8_t v = j < count ? number[j] : 0;
-    if (m.type == INT8) at[j / 4 * 4 * PANEL + j % 4] = v;
-    else if (j % 8 < 4) at[j / 8 * 4 * PANEL + j % 4] = v & 15;
-    else at[j / 8 * 4 * PANEL + j % 4] |= v << 4;
+    const int step = j / 4, byte = i * 4 + j % 4;
+    at[step * l.low / 8 * 64 + byte] |= static_cast<uint8_t>((code[j] & ((1 << l.low) - 1)) << step * l.low % 8);
+    if (l.high) at[(l.low + step * l.high / 8) * 64 + byte] |= static_cast<uint8_t>(code[j] >> l.low << step * l.high % 8);
   }
+}
+
+static uint8_t code_at(const Layout& l, const uint8_t* at, int i, int j) {
+  const int step = j / 4, byte = i * 4 + j % 4;
+  int code = at[step * l.low / 8 * 64 + byte] >> step * l.low % 8 & ((1 << l.low) - 1);
+  if (l.high) code |= (at[(l.low + step * l.high / 8) * 64 + byte] >> step * l.high % 8 & ((1 << l.high) - 1)) << l.low;
+  return static_cast<uint8_t>(code);
+}
+
+// Put a block that begins with input k: a group, or all that lie together.
+static void put_block(const Matrix& m, const Section& section, int64_t panel, int i, int64_t k, const Block& block) {
+  const Layout l = layout(section.type);
+  uint8_t* at = place(m, section, panel, k / l.inputs() * l.inputs());
+  uint16_t* halves = reinterpret_cast<uint16_t*>(at);
+  if (!l.products()) {
+    const int group = k % l.inputs() / GROUP;
+    halves[group * PANEL + i] = block.scale;
+    if (l.shifts) halves[(l.inputs() / GROUP + group) * PANEL + i] = block.shift;
+    return put_codes(l, at + l.head() + group * l.codes(), i, block.code);
+  }
+  const int groups = l.inputs() / l.group;
+  halves[i] = block.scale;
+  if (l.shifts) halves[PANEL + i] = block.shift;
+  for (int g = 0; g < groups; g++) {
+    at[64 + g * PANEL + i] = block.scales[g];
+    if (l.shifts) at[64 + (groups + g) * PANEL + i] = block.shifts[g];
+  }
+  for (int c = 0; c < l.inputs() / GROUP; c++) put_codes(l, at + l.head() + c * l.codes(), i, block.code + c * GROUP);
 }
 
 // Largest size of `count` weights; a NaN among them is found.
@@ -101,70 +136,135 @@ template <class Weight> static float most(const Weight* w, int64_t count) {
   return size;
 }
 
-static inline uint8_t nearest(float v) { return static_cast<uint8_t>(static_cast<int8_t>(std::lrintf(v))); }
+// `count` weights as a group of INT4 or INT8.
+template <class Weight> static Block rounded_group(Type type, const Weight* w, int64_t count) {
+  const float size = most(w, count);
+  float low = 0, high = size;
+  if (type == INT4 && std::isfinite(size)) {
+    low = high = value(w[0]);
+    for (int64_t j = 1; j < count; j++) low = std::min(low, value(w[j])), high = std::max(high, value(w[j]));
+  }
+  Block block{};
+  block.shift = to_half(low), block.scale = to_half(type == INT4 ? (high - from_half(block.shift)) / 15 : size / 127);
+  const float base = type == INT4 ? from_half(block.shift) : 0, step = from_half(block.scale), least = type == INT4 ? 0 : -127, top = type == INT4 ? 15 : 127;
+  for (int64_t j = 0; j < GROUP; j++) {
+    const float v = j < count && step > 0 && std::isfinite(step) ? (value(w[j]) - base) / step : 0;
+    block.code[j] = static_cast<uint8_t>(std::lrintf(std::min(std::max(v, least), top)) + (type == INT4 ? 0 : 128));
+  }
+  return block;
+}
 
 template <class Weight> static Matrix* packed(Matrix* m, const Weight* weight, int threads) {
-  return filled(m, threads, [=](int64_t panel, int64_t outputs) {
-    const int64_t k = m->k, kp = m->kp;
-    if (m->type == F32 || m->type == BF16) {
-      const int pair = m->type == F32 ? 1 : 2;
-      for (int64_t j = 0; j < kp; j += pair)
-        for (int i = 0; i < PANEL; i++)
-          for (int h = 0; h < pair; h++) {
-            const float v = i < outputs && j + h < k ? value(weight[(panel * PANEL + i) * k + j + h]) : 0;
-            const int64_t to = (panel * kp + j) * PANEL + i * pair + h;
-            if (pair == 1) reinterpret_cast<float*>(m->data)[to] = v;
-            else reinterpret_cast<bf16*>(m->data)[to] = rounded(v);
-          }
-      return;
-    }
-    for (int i = 0; i < PANEL; i++) {
-      const Weight* w = weight + (panel * PANEL + i) * k;
-      for (int64_t group = 0; group < kp / GROUP; group++) {
-        const int64_t from = group * GROUP, count = i < outputs ? std::max<int64_t>(0, std::min<int64_t>(GROUP, k - from)) : 0;
-        const float size = most(w + from, count);
-        float low = 0, high = size;
-        if (m->type == INT4 && count && std::isfinite(size)) {
-          low = high = value(w[from]);
-          for (int64_t j = 1; j < count; j++) low = std::min(low, value(w[from + j])), high = std::max(high, value(w[from + j]));
-        }
-        const uint16_t shift = to_half(low), scale = to_half(m->type == INT4 ? (high - from_half(shift)) / 15 : size / 127);
-        const float base = from_half(shift), step = from_half(scale);
-        uint8_t number[GROUP];
-        for (int64_t j = 0; j < count; j++) {
-          const float v = step > 0 && std::isfinite(step) ? (value(w[from + j]) - (m->type == INT4 ? base : 0)) / step : 0;
-          number[j] = m->type == INT4 ? nearest(std::min(std::max(v, 0.f), 15.f)) : nearest(std::min(std::max(v, -127.f), 127.f));
-        }
-        put_group(*m, panel, group, i, number, count, scale, shift);
-      }
-    }
+  return filled(m, threads, [=](const Section& section, int64_t panel, int i, int64_t row) {
+    const Weight* w = weight + row * m->k;
+    if (!whole(section.type))
+      for (int64_t j = 0; j < m->k; j++) put_float(*m, section, panel, i, j, value(w[j]));
+    else
+      for (int64_t j = 0; j < m->k; j += GROUP)
+        put_block(*m, section, panel, i, j, rounded_group(section.type, w + j, std::min<int64_t>(GROUP, m->k - j)));
   });
 }
 
 Matrix* pack(Type type, int64_t n, int64_t k, const void* weight, bool half, const float* bias, int threads) {
-  Matrix* m = made(type, n, k, bias);
+  if (type < F32 || type > INT8) throw std::invalid_argument("weights cannot be rounded to this type");
+  Matrix* m = made(n, k, bias, {{type, (n + PANEL - 1) / PANEL}});
   return half ? packed(m, static_cast<const bf16*>(weight), threads) : packed(m, static_cast<const float*>(weight), threads);
 }
 
 Matrix* pack_grouped(Type type, int64_t n, int64_t k, const uint8_t* numbers, const uint16_t* scale, const uint16_t* shift,
                      const float* bias, int threads) {
   if (type != INT4 && (type != INT8 || shift)) throw std::invalid_argument("whole numbers have 4 bits, or 8 and no shifts");
-  Matrix* m = made(type, n, k, bias);
   const int64_t groups = (k + GROUP - 1) / GROUP;
-  return filled(m, threads, [=](int64_t panel, int64_t outputs) {
-    for (int i = 0; i < PANEL; i++)
-      for (int64_t group = 0; group < m->kp / GROUP; group++) {
-        const bool there = i < outputs && group < groups;
-        const int64_t at = (panel * PANEL + i) * groups + group;
-        put_group(*m, panel, group, i, numbers + (panel * PANEL + i) * k + group * GROUP,
-                  there ? std::min<int64_t>(GROUP, k - group * GROUP) : 0, there ? scale[at] : 0, there && shift ? shift[at] : 0);
-      }
+  Matrix* m = made(n, k, bias, {{type, (n + PANEL - 1) / PANEL}});
+  return filled(m, threads, [=](const Section& section, int64_t panel, int i, int64_t row) {
+    for (int64_t j = 0; j < k; j += GROUP) {
+      Block block{};
+      block.scale = scale[row * groups + j / GROUP], block.shift = shift ? shift[row * groups + j / GROUP] : 0;
+      for (int64_t t = 0; t < GROUP; t++) block.code[t] = (j + t < k ? numbers[row * k + j + t] : 0) ^ (type == INT8 ? 0x80 : 0);
+      put_block(*m, section, panel, i, j, block);
+    }
   });
+}
+
+Matrix* pack_stored(const Stored* part, int parts, int64_t k, const float* bias, int threads) {
+  std::vector<std::pair<Type, int64_t>> types;  // of each section; outputs, then panels
+  std::vector<int64_t> first(parts + 1);
+  for (int p = 0; p < parts; p++) {
+    const Format* f = format(part[p].format);
+    if (!f || k % f->inputs) throw std::invalid_argument("a weight is of a type that is not known, or not of whole blocks");
+    first[p + 1] = first[p] + part[p].rows;
+    if (types.empty() || types.back().first != f->type) {
+      if (first[p] % PANEL) throw std::invalid_argument("outputs of another type must begin at a multiple of 16");
+      types.push_back({f->type, 0});
+    }
+    types.back().second += part[p].rows;
+  }
+  for (auto& type : types) type.second = (type.second + PANEL - 1) / PANEL;
+  Matrix* m = made(first[parts], k, bias, types);
+  return filled(m, threads, [&](const Section& section, int64_t panel, int i, int64_t row) {
+    int p = 0;
+    while (row >= first[p + 1]) p++;
+    const Stored& from = part[p];
+    const Format& f = *format(from.format);
+    const int64_t own = row - first[p];
+    const uint8_t* at = from.data + (from.order ? from.order[own] : own) * from.stride;
+    if (f.read) {
+      Block block{};
+      for (int64_t j = 0; j < k; j += f.inputs, at += f.bytes) f.read(at, block), put_block(*m, section, panel, i, j, block);
+      return;
+    }
+    for (int64_t j = 0; j < k; j++, at += f.bytes) {
+      uint32_t bits = 0;
+      std::memcpy(&bits, at, f.bytes);
+      float v;
+      std::memcpy(&v, &bits, 4);
+      put_float(*m, section, panel, i, j, f.type == F32 ? v : f.type == F16 ? from_half(static_cast<uint16_t>(bits)) : widened(static_cast<bf16>(bits)));
+    }
+  });
+}
+
+static void unpack_floats(const Matrix& m, const Section& section, int64_t panel, int i, float* out) {
+  const uint8_t* at = section.data + panel * panel_bytes(section.type, m.kp);
+  for (int64_t k = 0; k < m.k; k++) {
+    if (section.type == F32) out[k] = reinterpret_cast<const float*>(at)[k * PANEL + i];
+    else if (section.type == F16) out[k] = from_half(reinterpret_cast<const uint16_t*>(at)[k * PANEL + i]);
+    else out[k] = widened(reinterpret_cast<const bf16*>(at)[(k / 2 * PANEL + i) * 2 + k % 2]);
+  }
+}
+
+void unpack(const Matrix& m, int64_t row, float* out) {
+  int s = 0;
+  while (row / PANEL >= m.section[s].panel + m.section[s].panels) s++;
+  const Section& section = m.section[s];
+  const int64_t panel = row / PANEL - section.panel;
+  const int i = row % PANEL;
+  if (!whole(section.type)) return unpack_floats(m, section, panel, i, out);
+  const Layout l = layout(section.type);
+  const int groups = l.inputs() / l.group;
+  for (int64_t k = 0; k < m.k; k += l.group) {
+    const uint8_t* at = place(m, section, panel, k / l.inputs() * l.inputs());
+    const uint16_t* halves = reinterpret_cast<const uint16_t*>(at);
+    const int group = k % l.inputs() / l.group;
+    float scale, shift = 0;
+    if (l.products()) {
+      const uint8_t small = at[64 + group * PANEL + i];
+      scale = from_half(halves[i]) * (l.negative ? static_cast<int8_t>(small) : small);
+      if (l.shifts) shift = -from_half(halves[PANEL + i]) * at[64 + (groups + group) * PANEL + i];
+    } else {
+      scale = l.scales == Layout::BFLOATS ? widened(halves[group * PANEL + i]) : from_half(halves[group * PANEL + i]);
+      if (l.shifts) shift = from_half(halves[(groups + group) * PANEL + i]);
+    }
+    const uint8_t* codes = at + l.head() + k % l.inputs() / GROUP * l.codes();
+    for (int64_t j = k; j < std::min(m.k, k + l.group); j++) {
+      const int code = code_at(l, codes, i, j % GROUP);
+      out[j] = (l.table ? l.table[code] : code - l.zero) * scale + shift;
+    }
+  }
 }
 
 void release(Matrix* m) {
   if (!m) return;
-  std::free(m->data);
+  for (const Section& section : m->section) std::free(section.data);
   std::free(m->bias);
   delete m;
 }

@@ -6,6 +6,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "matrix.h"
 #include "team.h"
 
 namespace dw {
@@ -184,14 +185,16 @@ struct Forward {
       std::memcpy(row, batch.hidden + i * s().width, 4 * s().width);
       return;
     }
-    auto at = [&](const void* table, int64_t place, int64_t d) {
-      return s().half_embeddings ? widened(static_cast<const bf16*>(table)[place * s().width + d])
-                                 : static_cast<const float*>(table)[place * s().width + d];
-    };
+    unpack(matrix(s().embeddings), batch.token[i], row);
     for (int64_t d = 0; d < s().width; d++) {
-      row[d] = at(s().embeddings, batch.token[i], d) * s().embedding_scale;
-      if (s().positions) row[d] += at(s().positions, batch.position[i] + s().position_offset, d);
+      row[d] *= s().embedding_scale;
+      if (s().positions) row[d] += position(i, d);
     }
+  }
+
+  float position(int64_t i, int64_t d) const {
+    const int64_t at = (batch.position[i] + s().position_offset) * s().width + d;
+    return s().half_positions ? widened(static_cast<const bf16*>(s().positions)[at]) : static_cast<const float*>(s().positions)[at];
   }
 
   // The slots that row i sees, in order of position.

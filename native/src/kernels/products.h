@@ -12,8 +12,8 @@ template <int MOST, class F> static inline void fixed(int64_t rows, F f) {
   else if constexpr (MOST > 1) fixed<MOST - 1>(rows, f);
 }
 
-// f(Fixed<R>, Fixed<P>, row, panel) for blocks of R rows and P panels that cover rows [0, rows), panels [from, to): at most
-// CHAINS vectors of sums; the fewer rows, the more panels at once.
+// f(Fixed<R>, Fixed<P>, row, panel) for blocks of R <= ROWS rows and P panels that cover rows [0, rows), panels [from, to): at
+// most CHAINS vectors of sums; the fewer rows, the more panels at once.
 template <int CHAINS, class F> static inline void blocks(int64_t rows, int64_t from, int64_t to, F f) {
   constexpr int ROWS = VECTORS > 1 ? CHAINS / VECTORS : CHAINS / 2 - 2;  // with one vector of outputs two panels, too
   const int64_t parts = (rows + ROWS - 1) / ROWS;
@@ -44,9 +44,9 @@ template <int CHAINS, class F> static inline void blocks(int64_t rows, int64_t f
 #endif
 
 template <class Kind, int R, int P, int h>
-static inline void step(typename Kind::Sum (&sum)[R][P * VECTORS], const typename Kind::X* x, int64_t ldx, const uint8_t* w, int p) {
+DW_INLINE void step(typename Kind::Sum (&sum)[R][P * VECTORS], const typename Kind::X* x, int64_t ldx, const uint8_t* w, int p) {
   typename Kind::Sum part[VECTORS];
-  DW_UNROLL for (int v = 0; v < VECTORS; v++) part[v] = Kind::template part<h>(w + v * 4 * WIDTH);
+  DW_UNROLL for (int v = 0; v < VECTORS; v++) part[v] = Kind::template part<h>(w, v);
   DW_UNROLL for (int r = 0; r < R; r++) {
     auto every = Kind::every(x[r * ldx + h]);
     DW_UNROLL for (int v = 0; v < VECTORS; v++) {
@@ -64,7 +64,7 @@ static inline void step(typename Kind::Sum (&sum)[R][P * VECTORS], const typenam
 // The chains of R rows and P panels, over `steps` steps of k; panels lie `panel` bytes apart and go on for `left` bytes, rows
 // of x lie `ldx` numbers apart. What is asked for behind a panel's end is where the next P panels begin.
 template <class Kind, int R, int P>
-static inline void chains(typename Kind::Sum (&sum)[R][P * VECTORS], const typename Kind::X* x, int64_t ldx, const uint8_t* w,
+DW_INLINE void chains(typename Kind::Sum (&sum)[R][P * VECTORS], const typename Kind::X* x, int64_t ldx, const uint8_t* w,
                           int64_t panel, int64_t steps, int64_t left) {
   for (int64_t j = 0; j < steps; j++) {
     const int64_t soon = AHEAD + (j * STEP + AHEAD < left ? 0 : (P - 1) * panel);
@@ -76,81 +76,161 @@ static inline void chains(typename Kind::Sum (&sum)[R][P * VECTORS], const typen
   }
 }
 
-template <class Kind> struct Task {
+// Products of rows with one section of a matrix.
+template <class X> struct Task {
   const Matrix& m;
-  const Operand<Kind> x;
+  const Section& section;
+  const X* x;    // of all rows, `ldx` apart
+  int64_t ldx;
+  const Given* given;  // of each group of a row of whole numbers
   float* out;
   int64_t ldo;
-  Floats bias(int64_t n) const { return m.bias ? load(m.bias + n) : Floats{}; }
+
+  template <int R, int P> void store(const Floats (&sum)[R][P * VECTORS], int64_t row, int64_t panel) const {
+    DW_UNROLL for (int r = 0; r < R; r++)
+      DW_UNROLL for (int v = 0; v < P * VECTORS; v++) {
+        const int64_t n = (section.panel + panel) * PANEL + v * WIDTH;
+        ::dw::DW_SET::store(out + (row + r) * ldo + n, sum[r][v] + (m.bias ? load(m.bias + n) : Floats{}));
+      }
+  }
 };
 
-template <class Kind, int R, int P> static __attribute__((noinline)) void block(const Task<Kind>& t, int64_t row, int64_t panel) {
+template <class Kind, int R, int P>
+static __attribute__((noinline)) void block(const Task<typename Kind::X>& t, int64_t row, int64_t panel) {
   const int64_t steps = t.m.kp / Kind::INPUTS, bytes = steps * STEP;
-  typename Kind::Sum sum[R][P * VECTORS] = {};
-  chains<Kind, R, P>(sum, t.x.at(row, 0), t.x.row, t.m.data + panel * bytes, bytes, steps, bytes);
-  DW_UNROLL for (int r = 0; r < R; r++)
-    DW_UNROLL for (int v = 0; v < P * VECTORS; v++) {
-      const int64_t n = panel * PANEL + v * WIDTH;
-      store(t.out + (row + r) * t.ldo + n, sum[r][v] + t.bias(n));
-    }
+  Floats sum[R][P * VECTORS] = {};
+  chains<Kind, R, P>(sum, t.x + row * t.ldx, t.ldx, t.section.data + panel * bytes, bytes, steps, bytes);
+  t.template store<R, P>(sum, row, panel);
 }
 
-// Whole numbers: exact sums of each group, scaled and added up in order. A pair of groups: scales [2][16], shifts [2][16] (INT4), weights.
-template <class Kind, int R, int P> static __attribute__((noinline)) void grouped(const Task<Kind>& t, int64_t row, int64_t panel) {
-  constexpr int64_t HEAD = Kind::SHIFTS ? 8 * PANEL : 4 * PANEL, STEPS = GROUP / Kind::INPUTS;
-  const int64_t size = pair_bytes(t.m.type), groups = t.m.kp / GROUP, bytes = groups / 2 * size;
-  Floats sum[R][P * VECTORS] = {};
-  for (int64_t group = 0; group < groups; group++) {
-    const int64_t at = group / 2 * size;
-    const uint8_t* pair = t.m.data + panel * bytes + at;
-    typename Kind::Sum whole[R][P * VECTORS] = {};
-    chains<Kind, R, P>(whole, t.x.at(row, group * STEPS), t.x.row, pair + HEAD + group % 2 * STEPS * STEP, bytes, STEPS, bytes - at);
-    const Given* given = t.x.given + row * t.x.groups + group;
-    DW_UNROLL for (int p = 0; p < P; p++) {
-      const uint16_t* scale = reinterpret_cast<const uint16_t*>(pair + p * bytes) + group % 2 * PANEL;
-      __builtin_prefetch(reinterpret_cast<const char*>(scale) + AHEAD);
+// Steps [S, END) of four inputs of a group: P panels lie `panel` bytes apart, rows of x `ldx` numbers.
+template <class Kind, int R, int P, int S, int END>
+DW_INLINE void steps(Ints (&total)[R][P * VECTORS], const int32_t* x, int64_t ldx, const uint8_t* codes, int64_t panel) {
+  DW_UNROLL for (int p = 0; p < P; p++) {
+    Ints code[VECTORS];
+    DW_UNROLL for (int v = 0; v < VECTORS; v++) code[v] = Kind::template code<S>(codes + p * panel, v);
+    DW_UNROLL for (int r = 0; r < R; r++) {
+      const Ints four = x[r * ldx + S] - Ints{};
       DW_UNROLL for (int v = 0; v < VECTORS; v++) {
-        Floats factor = halves(scale + v * WIDTH), shift{};
-        if constexpr (Kind::SHIFTS) shift = halves(scale + 2 * PANEL + v * WIDTH);
-        DW_UNROLL for (int r = 0; r < R; r++) {
-          const Given& its = given[r * t.x.groups];
-          Floats& s = sum[r][p * VECTORS + v];
-          s = fma(__builtin_convertvector(Kind::total(whole[r][p * VECTORS + v], its), Floats) * factor, all(its.factor), s);
-          if constexpr (Kind::SHIFTS) s = fma(shift, all(its.total), s);
-        }
+        Ints gained = Kind::gain(total[r][p * VECTORS + v], code[v], four);
+        DW_NOW(gained);
+        total[r][p * VECTORS + v] = gained;
       }
     }
   }
-  DW_UNROLL for (int r = 0; r < R; r++)
-    DW_UNROLL for (int v = 0; v < P * VECTORS; v++) {
-      const int64_t n = panel * PANEL + v * WIDTH;
-      store(t.out + (row + r) * t.ldo + n, sum[r][v] + t.bias(n));
+  asm volatile("" ::: "memory");  // not the codes of several steps at once: registers are short
+  if constexpr (S + 1 < END) steps<Kind, R, P, S + 1, END>(total, x, ldx, codes, panel);
+}
+
+// The sum of a row's numbers of part PART of a group.
+template <class Kind, int PART> static inline int32_t numbers_sum(const Given& given) {
+  return Kind::L.group < GROUP ? given.half[PART] : given.half[0] + given.half[1];
+}
+
+// Parts [PART, ..) of a group of 32 inputs, as many as have scales of their own: exact sums, scaled and added to `sum`.
+template <class Kind, int R, int P, int PART>
+DW_INLINE void parts(Floats (&sum)[R][P * VECTORS], const int32_t* x, int64_t ldx, const Given* given, int64_t groups,
+                         const uint8_t* block, const uint8_t* codes, int64_t panel, int group) {
+  constexpr int PARTS = GROUP / Kind::L.group, STEPS = Kind::L.group / 4;
+  Ints total[R][P * VECTORS];
+  DW_UNROLL for (int r = 0; r < R; r++) {
+    const Ints start = Kind::start(numbers_sum<Kind, PART>(given[r * groups]));
+    DW_UNROLL for (int v = 0; v < P * VECTORS; v++) total[r][v] = start;
+  }
+  steps<Kind, R, P, PART * STEPS, (PART + 1) * STEPS>(total, x, ldx, codes, panel);
+  DW_UNROLL for (int p = 0; p < P; p++)
+    DW_UNROLL for (int v = 0; v < VECTORS; v++) {
+      const Floats scale = Kind::scale(block + p * panel, group * PARTS + PART, v);
+      Floats shift{};
+      if constexpr (Kind::L.shifts) shift = Kind::shift(block + p * panel, group * PARTS + PART, v);
+      DW_UNROLL for (int r = 0; r < R; r++) {
+        const Given& its = given[r * groups];
+        const int32_t numbers = numbers_sum<Kind, PART>(its);
+        Floats& s = sum[r][p * VECTORS + v];
+        s = fma(__builtin_convertvector(Kind::finish(total[r][p * VECTORS + v], numbers), Floats) * scale, all(its.factor), s);
+        if constexpr (Kind::L.shifts) s = fma(shift, all(its.factor * numbers), s);
+      }
     }
+  if constexpr (PART + 1 < PARTS) parts<Kind, R, P, PART + 1>(sum, x, ldx, given, groups, block, codes, panel, group);
+}
+
+// Whole numbers: exact sums of each group, scaled and added up in order.
+template <class Kind, int R, int P>
+static __attribute__((noinline)) void grouped(const Task<int32_t>& t, int64_t row, int64_t panel) {
+  constexpr Layout L = Kind::L;
+  constexpr int CHUNKS = L.inputs() / GROUP, LINES = L.bytes() / 64;
+  const int64_t bytes = t.m.kp / L.inputs() * L.bytes(), groups = t.m.kp / GROUP, ldx = t.ldx;
+  const uint8_t* block = t.section.data + panel * bytes;
+  const Given* given = t.given + row * groups;
+  const int32_t* x = t.x + row * ldx;
+  Floats sum[R][P * VECTORS] = {};
+  for (int64_t left = bytes; left > 0; left -= L.bytes(), block += L.bytes())
+    for (int chunk = 0; chunk < CHUNKS; chunk++, x += GROUP / 4, given++) {
+      const uint8_t* soon = block + AHEAD + (left > AHEAD ? 0 : (P - 1) * bytes);
+      DW_UNROLL for (int p = 0; p < P; p++)
+        for (int i = chunk * LINES / CHUNKS; i < (chunk + 1) * LINES / CHUNKS; i++) __builtin_prefetch(soon + p * bytes + i * 64);
+      parts<Kind, R, P, 0>(sum, x, ldx, given, groups, block, block + L.head() + chunk * L.codes(), bytes, chunk);
+    }
+  t.template store<R, P>(sum, row, panel);
 }
 
 template <class Kind>
-static void products(const Matrix& m, int64_t rows, const void* operand, float* out, int64_t ldo, int64_t from, int64_t to) {
-  const Task<Kind> task{m, Operand<Kind>(m, operand, rows), out, ldo};
+static void floats(const Task<typename Kind::X>& task, int64_t rows, int64_t from, int64_t to) {
   for (int64_t top = 0; top < rows; top += TALL)
     blocks<Kind::CHAINS>(rows - top < TALL ? rows - top : TALL, from, to, [&](auto r, auto p, int64_t row, int64_t panel) {
-      constexpr int R = decltype(r)::value, P = decltype(p)::value;
-      if constexpr (Kind::WHOLE) grouped<Kind, R, P>(task, top + row, panel);
-      else block<Kind, R, P>(task, top + row, panel);
+      block<Kind, decltype(r)::value, decltype(p)::value>(task, top + row, panel);
     });
+}
+
+// Panels [from, to) for R rows from `row` on, P at once.
+template <class Kind, int R, int P> static void cover(const Task<int32_t>& task, int64_t row, int64_t from, int64_t to) {
+  for (; from + P <= to; from += P) grouped<Kind, R, P>(task, row, from);
+  if constexpr (P > 1) cover<Kind, R, 1>(task, row, from, to);
+}
+
+// The codes are made once for up to 8 rows (4 where vectors are short); few shapes of blocks, since there are many kinds.
+template <class Kind> static void numbers(const Task<int32_t>& task, int64_t rows, int64_t from, int64_t to) {
+  constexpr int64_t STRIP = 4;  // panels that all rows meet before the next, so that their codes are in the caches
+  for (int64_t top = 0; top < rows; top += TALL)
+    for (int64_t first = from; first < to; first += STRIP) {
+      const int64_t end = first + STRIP < to ? first + STRIP : to, last = top + TALL < rows ? top + TALL : rows;
+      int64_t row = top;
+      if constexpr (WIDTH == 16)
+        for (; row + 8 <= last; row += 8) cover<Kind, 8, 2>(task, row, first, end);
+      for (; row + 4 <= last; row += 4) cover<Kind, 4, WIDTH == 16 ? 2 : 1>(task, row, first, end);
+      if (last - row == 3) cover<Kind, 3, 1>(task, row, first, end);
+      if (last - row == 2) cover<Kind, 2, 2>(task, row, first, end);
+      if (last - row == 1) cover<Kind, 1, 4>(task, row, first, end);
+    }
+}
+
+// f(Numbers<type>) for a type of whole numbers
+template <class F, int T = F16 + 1> static inline void with_kind(Type type, F f) {
+  if (type == T) return f(Numbers<static_cast<Type>(T)>{});
+  if constexpr (T + 1 < TYPES) with_kind<F, T + 1>(type, f);
 }
 
 #ifdef DW_TILES
 #include "tiles.h"
 #endif
 
-static void multiply(const Matrix& m, int64_t rows, const void* operand, float* out, int64_t ldo, int64_t from, int64_t to) {
+static void multiply_section(const Matrix& m, const Section& section, int64_t rows, const Operand& x, float* out, int64_t ldo,
+                             int64_t from, int64_t to) {
+  if (section.type == F32) return floats<Float32>({m, section, x.floats, m.kp, nullptr, out, ldo}, rows, from, to);
+  if (section.type == F16) return floats<Float16>({m, section, x.floats, m.kp, nullptr, out, ldo}, rows, from, to);
 #ifdef DW_TILES  // for any number of rows: elsewhere bfloat16 is rounded otherwise
-  if (m.type == BF16) return tile_products(m, rows, operand, out, ldo, from, to);
+  if (section.type == BF16) return tile_products(m, section, rows, x.bfloats, out, ldo, from, to);
 #endif
-  switch (m.type) {
-    case F32: return products<Float32>(m, rows, operand, out, ldo, from, to);
-    case BF16: return products<Bfloat16>(m, rows, operand, out, ldo, from, to);
-    case INT4: return products<Int4>(m, rows, operand, out, ldo, from, to);
-    case INT8: return products<Int8>(m, rows, operand, out, ldo, from, to);
+  if (section.type == BF16) return floats<Bfloat16>({m, section, x.bfloats, x.pairs(), nullptr, out, ldo}, rows, from, to);
+  const Task<int32_t> task{m, section, reinterpret_cast<const int32_t*>(x.numbers), m.kp / 4, x.given, out, ldo};
+  with_kind(section.type, [&](auto kind) { numbers<decltype(kind)>(task, rows, from, to); });
+}
+
+static void multiply(const Matrix& m, int64_t rows, const void* operand, float* out, int64_t ldo, int64_t from, int64_t to) {
+  const Operand x(m, operand, rows);
+  for (int i = 0; i < m.sections; i++) {
+    const Section& section = m.section[i];
+    const int64_t first = from > section.panel ? from - section.panel : 0, end = to - section.panel < section.panels ? to - section.panel : section.panels;
+    if (first < end) multiply_section(m, section, rows, x, out, ldo, first, end);
   }
 }

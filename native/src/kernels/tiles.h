@@ -81,9 +81,10 @@ static void tile_block(const uint8_t* x, int64_t stride, const uint8_t* w, int64
   }
 }
 
-static void tile_products(const Matrix& m, int64_t rows, const void* operand, float* out, int64_t ldo, int64_t from, int64_t to) {
-  const Operand<Bfloat16> x(m, operand, rows);
-  const int64_t steps = m.kp / (16 * Bfloat16::INPUTS), stride = 4 * x.row;
+// Panels [from, to) of a section; x: [rows][kp / 2] pairs.
+static void tile_products(const Matrix& m, const Section& section, int64_t rows, const int32_t* x, float* out, int64_t ldo,
+                          int64_t from, int64_t to) {
+  const int64_t steps = m.kp / (16 * Bfloat16::INPUTS), pairs = m.kp / 2, stride = 4 * pairs;
   alignas(64) float sums[32][32];
   for (int64_t row = 0, before = 0; row < rows; row += 32) {
     const int64_t count = rows - row < 32 ? rows - row : 32;
@@ -94,14 +95,14 @@ static void tile_products(const Matrix& m, int64_t rows, const void* operand, fl
     }
     for (int64_t panel = from; panel < to; panel += 2) {
       const bool two = panel + 1 < to;
-      const uint8_t *at = reinterpret_cast<const uint8_t*>(x.at(row, 0)), *w = m.data + panel * steps * 1024;
+      const uint8_t *at = reinterpret_cast<const uint8_t*>(x + row * pairs), *w = section.data + panel * steps * 1024;
       if (count > 16 && two) tile_block<true, true>(at, stride, w, steps * 1024, steps, sums[0]);
       else if (count > 16) tile_block<true, false>(at, stride, w, 0, steps, sums[0]);
       else if (two) tile_block<false, true>(at, stride, w, steps * 1024, steps, sums[0]);
       else tile_block<false, false>(at, stride, w, 0, steps, sums[0]);
       for (int64_t i = 0; i < count; i++)
         for (int v = 0; v < (two ? 2 : 1); v++) {
-          const int64_t n = (panel + v) * PANEL;
+          const int64_t n = (section.panel + panel + v) * PANEL;
           const Floats found = load(sums[i] + v * 16);
           store(out + (row + i) * ldo + n, m.bias ? found + load(m.bias + n) : found);
         }

@@ -8,6 +8,8 @@
 #define DW_UNROLL _Pragma("GCC unroll 16")
 #endif
 
+#define DW_INLINE static inline __attribute__((always_inline))  // where sums passed by reference must stay in registers
+
 constexpr int WIDTH = DW_WIDTH;
 typedef float Floats __attribute__((vector_size(4 * DW_WIDTH), aligned(4), may_alias));
 typedef int32_t Ints __attribute__((vector_size(4 * DW_WIDTH), aligned(4), may_alias));
